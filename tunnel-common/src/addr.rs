@@ -1,0 +1,278 @@
+//! Addresses, ports and protocols as the maps hold them. The byte order is in the type.
+
+use core::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// An IPv4 or IPv6 address in 16 bytes, network byte order. An IPv4 address is held in its
+/// v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2), so a v4-mapped socket and an
+/// IPv4 socket find the same entry.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    FromBytes,
+    Hash,
+    Immutable,
+    IntoBytes,
+    KnownLayout,
+    Ord,
+    PartialEq,
+    PartialOrd,
+)]
+#[repr(transparent)]
+pub struct Address([u8; 16]);
+
+/// The third 32-bit word of a v4-mapped address, in network byte order.
+const MAPPED: u32 = 0xffff_u32.to_be();
+
+impl Address {
+    /// The unspecified address, `::`.
+    pub const UNSPECIFIED: Self = Self([0; 16]);
+
+    /// Takes an IPv4 address as one word in network byte order, as `bpf_sock_addr::user_ip4`
+    /// holds it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_v4_word(word: u32) -> Self {
+        Self::from_words([0, 0, MAPPED, word])
+    }
+
+    /// Takes four words in network byte order, as `bpf_sock_addr::user_ip6` holds them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_words(words: [u32; 4]) -> Self {
+        let [a, b, c, d] = words;
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a.to_ne_bytes(), b.to_ne_bytes());
+        let ([c0, c1, c2, c3], [d0, d1, d2, d3]) = (c.to_ne_bytes(), d.to_ne_bytes());
+        Self([a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3])
+    }
+
+    /// The four words in network byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn words(self) -> [u32; 4] {
+        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = self.0;
+        [
+            u32::from_ne_bytes([a0, a1, a2, a3]),
+            u32::from_ne_bytes([b0, b1, b2, b3]),
+            u32::from_ne_bytes([c0, c1, c2, c3]),
+            u32::from_ne_bytes([d0, d1, d2, d3]),
+        ]
+    }
+
+    /// The last word in network byte order: the whole address if it is IPv4.
+    #[inline(always)]
+    #[must_use]
+    pub const fn v4_word(self) -> u32 {
+        let [_, _, _, word] = self.words();
+        word
+    }
+
+    /// Whether this is an IPv4 address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_v4(self) -> bool {
+        let [a, b, c, _] = self.words();
+        (a | b) == 0 && c == MAPPED
+    }
+
+    /// Takes an address of either family; a v4-mapped IPv6 address counts as IPv4.
+    #[must_use]
+    pub const fn from_ip(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(v4) => Self(v4.to_ipv6_mapped().octets()),
+            IpAddr::V6(v6) => Self(v6.octets()),
+        }
+    }
+
+    /// The address as the standard library holds it; v4-mapped becomes IPv4.
+    #[must_use]
+    pub const fn to_ip(self) -> IpAddr {
+        let [.., a, b, c, d] = self.0;
+        if self.is_v4() {
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        } else {
+            IpAddr::V6(Ipv6Addr::from_octets(self.0))
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_ip().fmt(f)
+    }
+}
+
+/// A transport port in network byte order, as `bpf_sock_addr::user_port` holds it.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(transparent)]
+pub struct Port(u16);
+
+impl Port {
+    /// Takes a port number in host byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_host(port: u16) -> Self {
+        Self(port.to_be())
+    }
+
+    /// Takes a port as the network and the kernel hold it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_network(port: u16) -> Self {
+        Self(port)
+    }
+
+    /// The port number in host byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_host(self) -> u16 {
+        u16::from_be(self.0)
+    }
+
+    /// The port in network byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_network(self) -> u16 {
+        self.0
+    }
+}
+
+impl Ord for Port {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.to_host().cmp(&other.to_host())
+    }
+}
+
+impl PartialOrd for Port {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_host().fmt(f)
+    }
+}
+
+/// An IP protocol number (IANA "Assigned Internet Protocol Numbers").
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    FromBytes,
+    Hash,
+    Immutable,
+    IntoBytes,
+    KnownLayout,
+    Ord,
+    PartialEq,
+    PartialOrd,
+)]
+#[repr(transparent)]
+pub struct Protocol(u8);
+
+/// `IPPROTO_MPTCP`: what a multipath TCP socket reports instead of TCP.
+const MPTCP: u32 = 262;
+
+impl Protocol {
+    /// TCP, 6.
+    pub const TCP: Self = Self(6);
+    /// UDP, 17.
+    pub const UDP: Self = Self(17);
+    /// SCTP, 132: accepted in the model, not translated at sockets (it has no connect hook).
+    pub const SCTP: Self = Self(132);
+
+    /// The protocol of a socket that the socket hooks translate: TCP (multipath TCP counts as
+    /// TCP) or UDP. Anything else, ICMP sockets among it, is left alone.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_socket(number: u32) -> Option<Self> {
+        match number {
+            6 | MPTCP => Some(Self::TCP),
+            17 => Some(Self::UDP),
+            _ => None,
+        }
+    }
+
+    /// The protocol number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::TCP => f.write_str("TCP"),
+            Self::UDP => f.write_str("UDP"),
+            Self::SCTP => f.write_str("SCTP"),
+            Self(number) => write!(f, "protocol {number}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_ipv4_address_and_its_mapped_form_are_one_address() {
+        let v4: IpAddr = "10.96.0.10".parse().expect("an address");
+        let mapped: IpAddr = "::ffff:10.96.0.10".parse().expect("an address");
+
+        assert_eq!(Address::from_ip(v4), Address::from_ip(mapped));
+        assert!(Address::from_ip(v4).is_v4());
+        assert_eq!(Address::from_ip(mapped).to_ip(), v4);
+    }
+
+    #[test]
+    fn an_ipv4_compatible_address_is_not_ipv4() {
+        let compatible: IpAddr = "::10.96.0.10".parse().expect("an address");
+
+        assert!(!Address::from_ip(compatible).is_v4());
+    }
+
+    #[test]
+    fn a_port_is_held_in_network_byte_order() {
+        assert_eq!(Port::from_host(0x1f90).as_bytes(), [0x1f, 0x90]);
+        assert!(Port::from_host(255) < Port::from_host(256));
+    }
+
+    #[test]
+    fn multipath_tcp_counts_as_tcp_and_icmp_is_left_alone() {
+        assert_eq!(Protocol::of_socket(262), Some(Protocol::TCP));
+        assert_eq!(Protocol::of_socket(1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_ip_address_comes_back_as_it_went_in(bits: u128, v4: bool, word: u32) {
+            let ip = if v4 {
+                IpAddr::V4(Ipv4Addr::from_bits(word))
+            } else {
+                IpAddr::V6(Ipv6Addr::from_bits(bits)).to_canonical()
+            };
+            prop_assert_eq!(Address::from_ip(ip).to_ip(), ip);
+            prop_assert_eq!(Address::from_words(Address::from_ip(ip).words()), Address::from_ip(ip));
+        }
+
+        #[test]
+        fn the_word_of_the_kernel_is_the_address_in_network_order(octets: [u8; 4]) {
+            let word = u32::from_ne_bytes(octets);
+            let ip = IpAddr::V4(Ipv4Addr::from(octets));
+            prop_assert_eq!(Address::from_v4_word(word), Address::from_ip(ip));
+            prop_assert_eq!(Address::from_ip(ip).v4_word(), word);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The contract between Culvert's kernel programs and its daemon.
+//!
+//! - [`addr`]: addresses, ports and protocols, with the byte order in the type
+//! - [`service`]: keys and values of the service maps
+//! - [`origin`]: what a socket remembers of its translation
+//! - [`reason`]: why a connect, datagram or object ended as it did
+//! - [`select`]: pure decisions: which slot, whether a remembered choice still holds
+//! - [`names`]: names of maps and programs
+//!
+//! Nothing here needs a kernel, so the same functions run in the programs and under test.
+#![cfg_attr(not(test), no_std)]
+#![warn(missing_docs)]
+
+pub mod addr;
+pub mod names;
+pub mod origin;
+pub mod reason;
+pub mod select;
+pub mod service;
+
+/// The version of every map layout in this crate. It is part of the path under which maps are
+/// pinned, so programs and daemons of different layouts never share a map.
+pub const LAYOUT_VERSION: u32 = 1;

@@ -1,0 +1,46 @@
+//! Names of maps and programs: the names in the object, of the pins and in the documents.
+
+/// Hash: front key to the index of its record.
+pub const SVC: &str = "svc";
+/// Array: records of fronts.
+pub const FRONT: &str = "front";
+/// Array: places in sets.
+pub const SLOT: &str = "slot";
+/// Array: backends.
+pub const BE: &str = "be";
+/// Socket storage: what a socket remembers.
+pub const ORIGIN: &str = "origin";
+/// LRU hash: older translations of unconnected sockets.
+pub const OVERFLOW: &str = "overflow";
+/// Per-CPU array: counters by reason.
+pub const COUNT: &str = "count";
+/// Per-CPU array: round-robin counters by service.
+pub const TURN: &str = "turn";
+
+/// Every map of the object, in the order in which they are created.
+pub const MAPS: [&str; 8] = [SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN];
+
+/// Every program of the object, named as its hook, in the order in which they are attached:
+/// what brings a VIP back stands before what takes it away.
+pub const PROGRAMS: [&str; 9] = [
+    "sock_release",
+    "getpeername4",
+    "getpeername6",
+    "recvmsg4",
+    "recvmsg6",
+    "connect4",
+    "connect6",
+    "sendmsg4",
+    "sendmsg6",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_keeps_every_map_name_whole() {
+        // BPF_OBJ_NAME_LEN is 16, with the final zero.
+        assert!(MAPS.iter().all(|name| name.len() <= 15));
+    }
+}

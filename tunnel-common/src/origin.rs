@@ -1,0 +1,120 @@
+//! What a socket remembers of its translation: the value of the socket storage `origin`, and the
+//! entries of `overflow` for the older translations of an unconnected socket.
+
+use core::mem::{offset_of, size_of};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{
+    addr::{Address, Port, Protocol},
+    service::{FrontKey, State},
+};
+
+/// Version of [`Origin`]. Values hang on sockets and can't be converted, so a change only adds
+/// fields in the reserve and raises this.
+pub const ORIGIN_VERSION: u8 = 1;
+
+/// How long a UDP flow may be idle before its next datagram chooses anew, in nanoseconds: the
+/// stream timeout of conntrack (`net.netfilter.nf_conntrack_udp_timeout_stream`), which is what
+/// kube-proxy's flows live by.
+pub const UDP_IDLE_NS: u64 = 120_000_000_000;
+
+/// One translation of one socket: what it dialled and what it was given.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Origin {
+    /// When the flow last sent or received, in nanoseconds of the monotonic clock.
+    pub used: u64,
+    /// The address that was dialled.
+    pub vip: Address,
+    /// The address that it was given.
+    pub backend: Address,
+    /// Index of the backend in the array `be`.
+    pub index: u32,
+    /// The state of the backend when it was chosen.
+    pub state: State,
+    /// The service port that owned the front.
+    pub service: u32,
+    /// The port that was dialled.
+    pub vip_port: Port,
+    /// The port that it was given.
+    pub backend_port: Port,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// [`ORIGIN_VERSION`].
+    pub version: u8,
+    /// Bits of [`Origin::OVERFLOWED`].
+    pub flags: u16,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Origin {
+    /// Flag: older translations of this socket are in `overflow`.
+    pub const OVERFLOWED: u16 = 1;
+
+    /// Whether this is the translation of `key`.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_of(&self, key: &FrontKey) -> bool {
+        self.vip_port == key.port && self.protocol == key.protocol && self.vip == key.address
+    }
+
+    /// Whether datagrams of this translation go to, and come from, that address and port.
+    #[inline(always)]
+    #[must_use]
+    pub fn leads_to(&self, address: &Address, port: Port) -> bool {
+        self.backend_port == port && self.backend == *address
+    }
+}
+
+/// Key of the LRU hash `overflow`: a socket, and either a VIP it dialled or a backend it was given.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct OverflowKey {
+    /// The cookie of the socket.
+    pub cookie: u64,
+    /// The VIP, or the backend.
+    pub address: Address,
+    /// Its port.
+    pub port: Port,
+    /// Which of the two this is.
+    pub direction: Direction,
+    /// Zero.
+    pub reserved: [u8; 5],
+}
+
+/// Which way an entry of `overflow` leads.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(transparent)]
+pub struct Direction(u8);
+
+impl Direction {
+    /// From a VIP to its backend.
+    pub const FORWARD: Self = Self(0);
+    /// From a backend to its VIP.
+    pub const REVERSE: Self = Self(1);
+}
+
+/// Value of `overflow`: the translation, and the key it was written under. A hash element may be
+/// reused for another key while it is read, so a reader compares the key.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Overflow {
+    /// The key of this entry.
+    pub key: OverflowKey,
+    /// The translation.
+    pub origin: Origin,
+}
+
+const _: () = {
+    assert!(size_of::<Origin>() == 64);
+    assert!(offset_of!(Origin, vip) == 8);
+    assert!(offset_of!(Origin, backend) == 24);
+    assert!(offset_of!(Origin, index) == 40);
+    assert!(offset_of!(Origin, vip_port) == 52);
+    assert!(offset_of!(Origin, version) == 57);
+    assert!(size_of::<OverflowKey>() == 32);
+    assert!(offset_of!(OverflowKey, address) == 8);
+    assert!(size_of::<Overflow>() == 96);
+};

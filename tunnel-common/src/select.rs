@@ -1,0 +1,112 @@
+//! Pure decisions of the data path.
+
+use crate::{
+    origin::{Origin, UDP_IDLE_NS},
+    service::{Set, State},
+};
+
+/// The slot of a set that a number leads to; none if the set is empty.
+///
+/// With a uniform random number the choice is uniform to within `len / 2^32`; with a counter it
+/// goes round.
+#[inline(always)]
+#[must_use]
+pub const fn slot(set: Set, number: u32) -> Option<u32> {
+    match set.len {
+        0 => None,
+        len => Some(set.base.wrapping_add(number % len)),
+    }
+}
+
+/// Whether a remembered UDP choice still holds: the front belongs to the same service port, the
+/// backend is in the same use and serves, and the flow was not idle for too long. This is what
+/// conntrack and kube-proxy's clean-up of it come to (kube-proxy `conntrack/cleanup.go`).
+#[inline(always)]
+#[must_use]
+pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool {
+    origin.service == service
+        && origin.state == state
+        && state.is_serving()
+        && now.wrapping_sub(origin.used) < UDP_IDLE_NS
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        addr::{Address, Port, Protocol},
+        origin::ORIGIN_VERSION,
+    };
+
+    fn origin(service: u32, state: State, used: u64) -> Origin {
+        Origin {
+            used,
+            vip: Address::UNSPECIFIED,
+            backend: Address::UNSPECIFIED,
+            index: 7,
+            state,
+            service,
+            vip_port: Port::from_host(53),
+            backend_port: Port::from_host(5353),
+            protocol: Protocol::UDP,
+            version: ORIGIN_VERSION,
+            flags: 0,
+            reserved: 0,
+        }
+    }
+
+    #[test]
+    fn an_empty_set_has_no_slot() {
+        assert_eq!(slot(Set { base: 9, len: 0 }, 5), None);
+    }
+
+    #[test]
+    fn a_counter_goes_round_the_whole_set() {
+        let set = Set { base: 10, len: 3 };
+        let slots: Vec<_> = (0..6).filter_map(|number| slot(set, number)).collect();
+
+        assert_eq!(slots, [10, 11, 12, 10, 11, 12]);
+    }
+
+    #[test]
+    fn a_choice_sticks_until_the_backend_is_gone() {
+        let serving = State::default().next_use();
+        let choice = origin(3, serving, 0);
+
+        assert!(is_sticky(&choice, 3, serving, 1));
+        assert!(!is_sticky(&choice, 3, serving.gone(), 1));
+    }
+
+    #[test]
+    fn a_choice_does_not_stick_to_the_next_use_of_its_index() {
+        let serving = State::default().next_use();
+
+        assert!(!is_sticky(&origin(3, serving, 0), 3, serving.gone().next_use(), 1));
+    }
+
+    #[test]
+    fn a_choice_does_not_stick_when_the_address_went_to_another_service() {
+        let serving = State::default().next_use();
+
+        assert!(!is_sticky(&origin(3, serving, 0), 4, serving, 1));
+    }
+
+    #[test]
+    fn an_idle_flow_chooses_anew() {
+        let serving = State::default().next_use();
+        let choice = origin(3, serving, 5);
+
+        assert!(is_sticky(&choice, 3, serving, 4 + UDP_IDLE_NS));
+        assert!(!is_sticky(&choice, 3, serving, 5 + UDP_IDLE_NS));
+    }
+
+    proptest! {
+        #[test]
+        fn a_slot_is_always_within_its_set(base in 0..1_000_000_u32, len in 1..100_000_u32, number: u32) {
+            let chosen = slot(Set { base, len }, number).expect("the set is not empty");
+            prop_assert!((base..base + len).contains(&chosen));
+        }
+    }
+}

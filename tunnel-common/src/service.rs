@@ -1,0 +1,242 @@
+//! Keys and values of the service maps.
+//!
+//! `svc` is a hash from a [`FrontKey`] to the index of a [`Front`] in the array `front`. A front
+//! names two sets, ranges of the array `slot`; a [`Slot`] names a [`Backend`] in the array `be`.
+//! Records, slots and the address of a backend are written once and freed only after a grace
+//! period; the one word that changes in place is [`Backend::state`].
+
+use core::{
+    fmt,
+    mem::{offset_of, size_of},
+};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::addr::{Address, Port, Protocol};
+
+/// Key of the map `svc`: one address, port and protocol that is translated.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    FromBytes,
+    Hash,
+    Immutable,
+    IntoBytes,
+    KnownLayout,
+    Ord,
+    PartialEq,
+    PartialOrd,
+)]
+#[repr(C)]
+pub struct FrontKey {
+    /// The address that clients dial.
+    pub address: Address,
+    /// The port that clients dial.
+    pub port: Port,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Zero.
+    pub reserved: u8,
+}
+
+impl FrontKey {
+    /// The key of an address, port and protocol.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(address: Address, port: Port, protocol: Protocol) -> Self {
+        Self { address, port, protocol, reserved: 0 }
+    }
+}
+
+impl fmt::Display for FrontKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.address.is_v4() {
+            write!(f, "{}:{}/{}", self.address, self.port, self.protocol)
+        } else {
+            write!(f, "[{}]:{}/{}", self.address, self.port, self.protocol)
+        }
+    }
+}
+
+/// The backends that a front may use: `len` slots of the array `slot` from `base` on.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(C)]
+pub struct Set {
+    /// Index of the first slot.
+    pub base: u32,
+    /// How many slots; 0 for a front without backends, which refuses.
+    pub len: u32,
+}
+
+/// How a slot is chosen from a set.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(transparent)]
+pub struct Algorithm(u8);
+
+impl Algorithm {
+    /// A uniform random choice for each connection.
+    pub const RANDOM: Self = Self(0);
+    /// In turn, counted per CPU and service.
+    pub const ROUND_ROBIN: Self = Self(1);
+
+    /// The word used in annotations, tables and logs.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::RANDOM => "random",
+            Self::ROUND_ROBIN => "round-robin",
+            _ => "unknown",
+        }
+    }
+}
+
+/// Value of the array `front`: a write-once record of one front.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Front {
+    /// The key this record was written for. A reader that came here by another key was given a
+    /// stale index and looks up again.
+    pub key: FrontKey,
+    /// The service port that owns the front; the owner of its backends, and the index of its
+    /// round-robin counter.
+    pub service: u32,
+    /// The backends for `internalTrafficPolicy` and `externalTrafficPolicy` Cluster.
+    pub cluster: Set,
+    /// The backends on this node, for the policies Local.
+    pub local: Set,
+    /// Client-IP affinity in seconds; 0 for none.
+    pub affinity: u32,
+    /// How a slot is chosen.
+    pub algorithm: Algorithm,
+    /// Zero; flags of later layouts.
+    pub flags: u8,
+    /// Zero.
+    pub reserved: u16,
+}
+
+/// Value of the array `slot`: a write-once place in a set.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Slot {
+    /// Index into the array `be`.
+    pub backend: u32,
+}
+
+/// The one mutable word of a backend: whether it serves, and which use of its index this is. The
+/// word of one use never comes back, so an equal word means "the same backend, still serving".
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(transparent)]
+pub struct State(u32);
+
+impl State {
+    const SERVING: u32 = 1;
+
+    /// Whether the backend serves; otherwise it is gone, or the index was never used.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_serving(self) -> bool {
+        self.0 & Self::SERVING != 0
+    }
+
+    /// The state in which the next use of the index begins.
+    #[must_use]
+    pub const fn next_use(self) -> Self {
+        Self((self.0 | Self::SERVING).wrapping_add(2))
+    }
+
+    /// The same use, gone.
+    #[must_use]
+    pub const fn gone(self) -> Self {
+        Self(self.0 & !Self::SERVING)
+    }
+}
+
+/// Value of the array `be`: one target of one service port.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Backend {
+    /// Where connections go.
+    pub address: Address,
+    /// Where connections go.
+    pub port: Port,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Zero; flags of later layouts.
+    pub flags: u8,
+    /// The service port that this index belongs to.
+    pub service: u32,
+    /// The only word that changes while the index is in use.
+    pub state: State,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = {
+    assert!(size_of::<FrontKey>() == 20);
+    assert!(offset_of!(FrontKey, port) == 16);
+    assert!(offset_of!(FrontKey, protocol) == 18);
+    assert!(size_of::<Front>() == 48);
+    assert!(offset_of!(Front, service) == 20);
+    assert!(offset_of!(Front, cluster) == 24);
+    assert!(offset_of!(Front, affinity) == 40);
+    assert!(size_of::<Slot>() == 4);
+    assert!(size_of::<Backend>() == 32);
+    assert!(offset_of!(Backend, service) == 20);
+    assert!(offset_of!(Backend, state) == 24);
+};
+
+#[cfg(feature = "user")]
+mod pod {
+    #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
+
+    use super::{Backend, Front, FrontKey, Slot};
+
+    // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes`
+    // that every bit pattern is a value.
+    unsafe impl aya::Pod for FrontKey {}
+    // SAFETY: as for `FrontKey`.
+    unsafe impl aya::Pod for Front {}
+    // SAFETY: as for `FrontKey`.
+    unsafe impl aya::Pod for Slot {}
+    // SAFETY: as for `FrontKey`.
+    unsafe impl aya::Pod for Backend {}
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_state_is_never_seen_again_in_the_uses_that_follow(word: u32, uses in 1..64_usize) {
+            let first = State(word).next_use();
+            let mut state = first;
+            for _ in 0..uses {
+                prop_assert!(state.is_serving());
+                prop_assert!(!state.gone().is_serving());
+                prop_assert_ne!(state.gone(), first);
+                state = state.gone().next_use();
+                prop_assert_ne!(state, first);
+            }
+        }
+    }
+
+    #[test]
+    fn a_front_is_written_as_people_write_it() {
+        let key = |ip: &str, protocol| {
+            let address = Address::from_ip(ip.parse().expect("an address"));
+            FrontKey::new(address, Port::from_host(80), protocol).to_string()
+        };
+
+        assert_eq!(key("10.96.0.10", Protocol::TCP), "10.96.0.10:80/TCP");
+        assert_eq!(key("fd00::10", Protocol::UDP), "[fd00::10]:80/UDP");
+    }
+}

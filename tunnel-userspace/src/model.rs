@@ -1,0 +1,127 @@
+//! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
+
+mod endpoint;
+mod node;
+mod service;
+mod update;
+
+use std::{fmt, sync::Arc};
+
+pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
+pub use node::{ConfigMap, Node, ServiceCidr};
+pub use service::{Algorithm, Service, ServicePort};
+pub use update::{ServiceState, Update};
+
+/// Namespace and name of an object; the namespace of a cluster-wide object is empty.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ObjectName {
+    /// The namespace, or empty.
+    pub namespace: Arc<str>,
+    /// The name.
+    pub name: Arc<str>,
+}
+
+impl ObjectName {
+    /// The name of an object in a namespace.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            f.write_str(&self.name)
+        } else {
+            write!(f, "{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of an address; a v4-mapped IPv6 address counts as IPv4.
+    #[must_use]
+    pub const fn of(address: std::net::IpAddr) -> Self {
+        match address.to_canonical() {
+            std::net::IpAddr::V4(_) => Self::V4,
+            std::net::IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+/// An object of one of the kinds that Culvert reads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// A Service that is served: it has cluster IPs and no other proxy's name.
+    Service(Service),
+    /// An EndpointSlice of a Service, of an IP family.
+    EndpointSlice(EndpointSlice),
+    /// A Node.
+    Node(Node),
+    /// A ConfigMap.
+    ConfigMap(ConfigMap),
+    /// A ServiceCIDR.
+    ServiceCidr(ServiceCidr),
+}
+
+/// A kind that Culvert reads.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Kind {
+    /// `v1` Service.
+    Service,
+    /// `discovery.k8s.io/v1` EndpointSlice.
+    EndpointSlice,
+    /// `v1` Node.
+    Node,
+    /// `v1` ConfigMap.
+    ConfigMap,
+    /// `networking.k8s.io/v1` ServiceCIDR.
+    ServiceCidr,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+            Self::ConfigMap => "ConfigMap",
+            Self::ServiceCidr => "ServiceCIDR",
+        })
+    }
+}
+
+impl Object {
+    /// The kind of the object.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Service(_) => Kind::Service,
+            Self::EndpointSlice(_) => Kind::EndpointSlice,
+            Self::Node(_) => Kind::Node,
+            Self::ConfigMap(_) => Kind::ConfigMap,
+            Self::ServiceCidr(_) => Kind::ServiceCidr,
+        }
+    }
+
+    /// The name of the object.
+    #[must_use]
+    pub const fn name(&self) -> &ObjectName {
+        match self {
+            Self::Service(object) => &object.name,
+            Self::EndpointSlice(object) => &object.name,
+            Self::Node(object) => &object.name,
+            Self::ConfigMap(object) => &object.name,
+            Self::ServiceCidr(object) => &object.name,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+use std::{net::IpAddr, sync::Arc};
+
+use tunnel_common::addr::Protocol;
+
+use super::{Family, ObjectName};
+
+/// An EndpointSlice: some of the endpoints of one Service, of one IP family.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EndpointSlice {
+    /// Namespace and name of the slice.
+    pub name: ObjectName,
+    /// The Service it belongs to (label `kubernetes.io/service-name`), in the same namespace.
+    pub service: ObjectName,
+    /// The family of every address in it.
+    pub family: Family,
+    /// The ports that every endpoint in it serves.
+    pub ports: Vec<EndpointPort>,
+    /// The endpoints.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// A port of an EndpointSlice.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EndpointPort {
+    /// The name of the Service's port that it serves; empty for the unnamed one.
+    pub name: Arc<str>,
+    /// The port that the endpoints listen on, in host byte order, never 0.
+    pub port: u16,
+    /// The transport protocol.
+    pub protocol: Protocol,
+}
+
+/// One endpoint. Conditions that the object leaves out are filled in as Kubernetes means them
+/// (kube-proxy `pkg/proxy/endpointschangetracker.go`): ready and serving, not terminating.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Endpoint {
+    /// Its address: the first of the list.
+    pub address: IpAddr,
+    /// Takes new connections.
+    pub ready: bool,
+    /// Answers, ready or not.
+    pub serving: bool,
+    /// Is being stopped.
+    pub terminating: bool,
+    /// The node it runs on, where known.
+    pub node: Option<Arc<str>>,
+}

@@ -1,0 +1,35 @@
+use std::{collections::BTreeMap, net::IpAddr};
+
+use super::ObjectName;
+
+/// A Node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Node {
+    /// The name; no namespace.
+    pub name: ObjectName,
+    /// All labels.
+    pub labels: BTreeMap<String, String>,
+    /// Addresses of type InternalIP that are IP addresses, in the order of the object.
+    pub internal_ips: Vec<IpAddr>,
+    /// Whether load balancers may send traffic to it: it is not being deleted and has no taint
+    /// `ToBeDeletedByClusterAutoscaler` (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
+    pub eligible: bool,
+}
+
+/// A ConfigMap.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ConfigMap {
+    /// Namespace and name.
+    pub name: ObjectName,
+    /// The text entries.
+    pub data: BTreeMap<String, String>,
+}
+
+/// A ServiceCIDR: ranges that cluster IPs come from.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServiceCidr {
+    /// The name; no namespace.
+    pub name: ObjectName,
+    /// The ranges: address and prefix length.
+    pub cidrs: Vec<(IpAddr, u8)>,
+}

@@ -1,0 +1,42 @@
+use std::{net::IpAddr, sync::Arc};
+
+use tunnel_common::addr::Protocol;
+
+use super::ObjectName;
+
+/// A Service with cluster IPs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Service {
+    /// Namespace and name.
+    pub name: ObjectName,
+    /// When it was created, in seconds since the epoch; decides between two Services that claim
+    /// one address. A Service that doesn't say counts as the youngest.
+    pub created: Option<i64>,
+    /// Cluster IPs, at most one of each family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// The ports.
+    pub ports: Vec<ServicePort>,
+    /// How a backend is chosen (annotation `culvert.dev/algorithm`).
+    pub algorithm: Algorithm,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServicePort {
+    /// The name; empty for the only port of a Service.
+    pub name: Arc<str>,
+    /// The port that clients dial on a cluster IP, in host byte order, never 0.
+    pub port: u16,
+    /// The transport protocol.
+    pub protocol: Protocol,
+}
+
+/// How a backend is chosen.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum Algorithm {
+    /// A uniform random choice for each connection, as kube-proxy makes it.
+    #[default]
+    Random,
+    /// In turn, counted per CPU.
+    RoundRobin,
+}

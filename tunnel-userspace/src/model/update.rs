@@ -1,0 +1,25 @@
+use std::{sync::Arc, time::Duration};
+
+use super::{EndpointSlice, Node, ObjectName, Service};
+
+/// What a source tells the control loop: everything that planning needs of what changed.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// The Services that changed, or whose endpoints did, each once, as they stand now.
+    pub services: Vec<(ObjectName, Option<ServiceState>)>,
+    /// The Nodes that changed, as they stand now.
+    pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
+    /// Whether every source has told its first whole list. Nothing is programmed before.
+    pub synced: bool,
+    /// When the oldest change in here was noticed, on the monotonic clock.
+    pub since: Duration,
+}
+
+/// A Service and the EndpointSlices that belong to it.
+#[derive(Clone, Debug)]
+pub struct ServiceState {
+    /// The Service.
+    pub service: Arc<Service>,
+    /// Its slices, by name.
+    pub slices: Vec<Arc<EndpointSlice>>,
+}

@@ -9,6 +9,7 @@ pub mod admin;
 pub mod agent;
 pub mod cgroup;
 pub mod clock;
+pub mod demo;
 pub mod environment;
 pub mod instance;
 pub mod interrupt;

@@ -268,6 +268,15 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The time of day, by which reports of several processes are compared.
+pub(crate) fn since_epoch_ms() -> u64 {
+    milliseconds(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
+}
+
 /// Runs an open load: attempt number i starts i / rate seconds after the beginning, or as soon as
 /// a worker is free.
 pub(crate) fn run(
@@ -277,9 +286,7 @@ pub(crate) fn run(
     let total = plan.attempts();
     let next = AtomicU64::new(0);
     let tallies = Mutex::new(Tally::default());
-    let began = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let began_ms = since_epoch_ms();
     let start = Instant::now();
     let worker = || {
         let mut tally = Tally::default();
@@ -316,7 +323,7 @@ pub(crate) fn run(
         times,
     } = tallies.into_inner().unwrap_or_else(PoisonError::into_inner);
     Report {
-        began_ms: milliseconds(began),
+        began_ms,
         took_ms: milliseconds(start.elapsed()),
         attempts: total,
         answered: servers.values().map(|seen| seen.count).sum(),

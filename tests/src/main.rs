@@ -11,6 +11,8 @@ use tunnel_tests::{
         Ground, Network,
         run::{self, Exec},
     },
+    demo,
+    instance::Settings,
     interrupt,
     load::{self, Plan, race, udp::Mode},
     serve::{self, Listener},
@@ -45,6 +47,15 @@ enum Command {
         cpu: Option<usize>,
         #[arg(required = true, last = true)]
         argv: Vec<String>,
+    },
+    /// Show the product on a node of namespaces, with real traffic.
+    Demo {
+        /// The program to show; by default the one beside this program.
+        #[arg(long)]
+        culvert: Option<PathBuf>,
+        /// Leave the node up until Enter.
+        #[arg(long)]
+        keep: bool,
     },
     /// Make an empty node and hold it until Enter, an interrupt or the end of standard input.
     Up {
@@ -148,7 +159,7 @@ impl From<Paced> for Plan {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    if matches!(command, Command::Up { .. }) {
+    if matches!(command, Command::Demo { .. } | Command::Up { .. }) {
         interrupt::clean_up_first()?;
     }
     match command {
@@ -174,6 +185,7 @@ fn main() -> Result<()> {
                 arguments: argv.collect(),
             })
         }
+        Command::Demo { culvert, keep } => demo::run(settings(culvert)?, keep),
         Command::Up { pods } => up(pods),
         Command::Serve {
             name,
@@ -198,6 +210,12 @@ fn main() -> Result<()> {
             })?)
         }
     }
+}
+
+fn settings(culvert: Option<PathBuf>) -> Result<Settings> {
+    culvert.map_or_else(Settings::from_environment, |program| {
+        Ok(Settings::of(program.canonicalize()?))
+    })
 }
 
 fn up(pods: u8) -> Result<()> {

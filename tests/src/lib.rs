@@ -7,6 +7,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod bench;
 pub mod cgroup;
 pub mod clock;
 pub mod demo;

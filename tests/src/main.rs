@@ -11,7 +11,8 @@ use tunnel_tests::{
         Ground, Network,
         run::{self, Exec},
     },
-    demo,
+    bench::{self, connect, program::Options},
+    demo, environment,
     instance::Settings,
     interrupt,
     load::{self, Plan, race, udp::Mode},
@@ -56,6 +57,11 @@ enum Command {
         /// Leave the node up until Enter.
         #[arg(long)]
         keep: bool,
+    },
+    /// Measure the product against targets.
+    Bench {
+        #[command(subcommand)]
+        bench: Bench,
     },
     /// Make an empty node and hold it until Enter, an interrupt or the end of standard input.
     Up {
@@ -111,13 +117,61 @@ enum Load {
     },
     /// Connects one after another, as fast as can be.
     Connect {
+        /// The first address and the port.
         #[arg(long)]
         to: SocketAddr,
+        /// How many addresses, one after another, are taken in turn.
+        #[arg(long, default_value_t = 1)]
+        count: u32,
         #[arg(long, default_value_t = 50)]
         warm_up_millis: u64,
         #[arg(long)]
         millis: u64,
     },
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// What a connect costs, direct and with several numbers of Services.
+    Connect {
+        #[command(flatten)]
+        common: Common,
+        /// How often each variant is measured.
+        #[arg(long, default_value_t = 31)]
+        rounds: u32,
+        /// The numbers of Services; none measures direct connects alone.
+        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
+        services: Vec<u32>,
+        /// How long one measurement lasts.
+        #[arg(long, default_value_t = 150)]
+        slot_millis: u64,
+    },
+    /// How long it takes from a file to the kernel.
+    Program {
+        #[command(flatten)]
+        common: Common,
+        #[arg(long, default_value_t = 1000)]
+        services: u32,
+        /// How often the Services are programmed from nothing.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How often an endpoint changes.
+        #[arg(long, default_value_t = 50)]
+        changes: u32,
+    },
+}
+
+#[derive(Args)]
+struct Common {
+    /// The program to measure; by default the one beside this program.
+    #[arg(long)]
+    culvert: Option<PathBuf>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Fail when a target is missed.
+    #[arg(long)]
+    check: bool,
 }
 
 #[derive(Args)]
@@ -159,7 +213,10 @@ impl From<Paced> for Plan {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    if matches!(command, Command::Demo { .. } | Command::Up { .. }) {
+    if matches!(
+        command,
+        Command::Demo { .. } | Command::Bench { .. } | Command::Up { .. }
+    ) {
         interrupt::clean_up_first()?;
     }
     match command {
@@ -185,7 +242,8 @@ fn main() -> Result<()> {
                 arguments: argv.collect(),
             })
         }
-        Command::Demo { culvert, keep } => demo::run(settings(culvert)?, keep),
+        Command::Demo { culvert, keep } => demo::run(Settings::of(program(culvert)?), keep),
+        Command::Bench { bench } => run_bench(bench),
         Command::Up { pods } => up(pods),
         Command::Serve {
             name,
@@ -212,10 +270,56 @@ fn main() -> Result<()> {
     }
 }
 
-fn settings(culvert: Option<PathBuf>) -> Result<Settings> {
-    culvert.map_or_else(Settings::from_environment, |program| {
-        Ok(Settings::of(program.canonicalize()?))
-    })
+fn program(given: Option<PathBuf>) -> Result<PathBuf> {
+    given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))
+}
+
+fn run_bench(bench: Bench) -> Result<()> {
+    match bench {
+        Bench::Connect {
+            common,
+            rounds,
+            services,
+            slot_millis,
+        } => {
+            let Common {
+                culvert,
+                json,
+                check,
+            } = common;
+            let slot = Duration::from_millis(slot_millis);
+            let culvert = program(culvert)?;
+            connect::run(&connect::Options {
+                culvert,
+                rounds,
+                services,
+                slot,
+                json,
+                check,
+            })
+        }
+        Bench::Program {
+            common,
+            services,
+            rounds,
+            changes,
+        } => {
+            let Common {
+                culvert,
+                json,
+                check,
+            } = common;
+            let culvert = program(culvert)?;
+            bench::program::run(&Options {
+                culvert,
+                services,
+                rounds,
+                changes,
+                json,
+                check,
+            })
+        }
+    }
 }
 
 fn up(pods: u8) -> Result<()> {
@@ -240,12 +344,14 @@ fn run_load(load: Load) -> Result<()> {
         }
         Load::Connect {
             to,
+            count,
             warm_up_millis,
             millis,
         } => {
             let warm_up = Duration::from_millis(warm_up_millis);
+            let plan = load::connect::Plan { first: to, count };
             print(&load::connect::run(
-                to,
+                &plan,
                 warm_up,
                 Duration::from_millis(millis),
             ))

@@ -54,7 +54,7 @@ fn hold() -> Result<Held> {
 
 fn agents_are_gone(held: &Held) -> Result<()> {
     for pid in &held.agents {
-        wait::until(GONE, || kill(Pid::from_raw(*pid), None).is_err())?;
+        wait::until(GONE, || !lab::is_alive(Pid::from_raw(*pid)))?;
     }
     Ok(())
 }

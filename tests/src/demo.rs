@@ -203,7 +203,7 @@ impl Demo {
     fn kill_daemon(&mut self) -> Result<()> {
         heading("kill -9 of the daemon under the same load; it is started again 1 s later");
         let tally = Tally::begin(&self.stage.servers)?;
-        let lasting = BEAT * 5;
+        let lasting = BEAT * 7;
         let load = self.start_web_load(lasting)?;
         clock::pause(BEAT);
         self.stage.node.kill9()?;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
+use nix::unistd::Pid;
 
 use crate::cgroup;
 
@@ -70,7 +70,7 @@ impl Drop for Lab {
 ///
 /// When something of theirs can't be removed.
 pub fn sweep() -> Result<()> {
-    remove_those_of(|owner| matches!(kill(owner, None), Err(Errno::ESRCH)))
+    remove_those_of(|owner| !is_alive(owner))
 }
 
 /// Ends and removes all laboratories of this process: for the way out after a signal.
@@ -80,6 +80,17 @@ pub fn sweep() -> Result<()> {
 /// When something of theirs can't be removed.
 pub fn remove_own() -> Result<()> {
     remove_those_of(|owner| owner == Pid::this())
+}
+
+/// Whether a process is there and has not ended: nobody may have asked yet how it ended.
+#[must_use]
+pub fn is_alive(pid: Pid) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return false;
+    };
+    // The state stands behind the name, which may hold blanks and parentheses itself.
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
@@ -108,7 +119,22 @@ fn owner(name: &str) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::wait;
+
+    #[test]
+    fn an_ended_process_that_nobody_waited_for_is_not_alive() {
+        let mut process = process::Command::new("true").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
+
+        wait::until(Duration::from_secs(10), || !is_alive(pid)).unwrap();
+
+        assert!(Path::new(&format!("/proc/{pid}")).exists());
+        process.wait().unwrap();
+        assert!(is_alive(Pid::this()));
+    }
 
     #[test]
     fn only_names_that_hold_a_process_are_ours() {

@@ -1,7 +1,11 @@
 //! `culvert-lab`: holds places, and runs servers, loads, the demonstration and the benchmarks.
-#![expect(clippy::print_stdout, reason = "reports are what this program is for")]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "reports are what this program is for"
+)]
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
@@ -9,7 +13,7 @@ use serde::Serialize;
 use tunnel_tests::{
     agent::{
         Ground, Network,
-        run::{self, Exec},
+        run::{Exec, exec, serve as hold},
     },
     bench::{self, connect, program::Options},
     demo, environment,
@@ -211,8 +215,17 @@ impl From<Paced> for Plan {
     }
 }
 
-fn main() -> Result<()> {
-    let command = Cli::parse().command;
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("culvert-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
     if matches!(
         command,
         Command::Demo { .. } | Command::Bench { .. } | Command::Up { .. }
@@ -226,7 +239,7 @@ fn main() -> Result<()> {
             bpffs,
         } => {
             let network = network_of.map_or(Network::Own, Network::Of);
-            run::serve(&Ground {
+            hold(&Ground {
                 network,
                 cgroup,
                 bpffs,
@@ -235,7 +248,7 @@ fn main() -> Result<()> {
         Command::Exec { parent, cpu, argv } => {
             let mut argv = argv.into_iter();
             let program = argv.next().unwrap_or_default().into();
-            run::exec(&Exec {
+            exec(&Exec {
                 parent,
                 cpu,
                 program,

@@ -7,7 +7,8 @@
 //!                              2001:db8::1
 //! ```
 //!
-//! Service addresses lead nowhere: what isn't translated fails at once.
+//! Service addresses lead nowhere, in every place: a connect that isn't translated fails at once,
+//! without a packet.
 
 use std::{
     fs,
@@ -164,27 +165,25 @@ impl Topology {
             self.host.sysctl(name, value)?;
         }
         let outside = self.outside.pid();
-        let [services4, services6] = SERVICES;
+        let nowhere = nowhere();
         self.ip(
             &self.host,
             "uplink",
             &format!(
-                "link set lo up\n\
+                "{nowhere}\
                  link add uplink type veth peer name eth0 netns {outside}\n\
                  link set uplink up\n\
                  addr add {HOST_V4}/24 dev uplink\n\
                  addr add {HOST_V6}/64 dev uplink nodad\n\
                  route add default via {OUTSIDE_V4}\n\
-                 route add default via {OUTSIDE_V6}\n\
-                 route add unreachable {services4}\n\
-                 route add unreachable {services6}\n"
+                 route add default via {OUTSIDE_V6}\n"
             ),
         )?;
         self.ip(
             &self.outside,
             "outside",
             &format!(
-                "link set lo up\n\
+                "{nowhere}\
                  link set eth0 up\n\
                  addr add {OUTSIDE_V4}/24 dev eth0\n\
                  addr add {OUTSIDE_V6}/64 dev eth0 nodad\n\
@@ -203,6 +202,7 @@ impl Topology {
         let pod = Pod::new(name, place, number, self.lab.folder().to_owned());
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
         let [gateway4, gateway6] = GATEWAY;
+        let nowhere = nowhere();
         self.ip(
             &self.host,
             &format!("host-{name}"),
@@ -219,7 +219,7 @@ impl Topology {
             &pod,
             name,
             &format!(
-                "link set lo up\n\
+                "{nowhere}\
                  link set eth0 up\n\
                  addr add {v4}/32 dev eth0\n\
                  addr add {v6}/128 dev eth0 nodad\n\
@@ -282,6 +282,12 @@ fn place(ground: &Ground) -> Result<Place> {
         place.sysctl(name, value)?;
     }
     Ok(place)
+}
+
+/// The beginning of each place's network: loopback, and Services that lead nowhere.
+fn nowhere() -> String {
+    let [v4, v6] = SERVICES;
+    format!("link set lo up\nroute add unreachable {v4}\nroute add unreachable {v6}\n")
 }
 
 /// The addresses of the pod with this number.

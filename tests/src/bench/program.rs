@@ -22,7 +22,6 @@ use crate::{
     manifest::{Manifest, Protocol, Service},
     node::Node,
     place::Place,
-    topology::SERVICES,
     wait,
 };
 
@@ -176,9 +175,7 @@ fn prepare(options: &Options) -> Result<Node> {
     };
     let node = Node::with(settings)?;
     let client = node.pod("client")?;
-    // Where nothing is translated, a connect fails at once, without a packet.
-    let [services4, _] = SERVICES;
-    let mut batch = format!("route add unreachable {services4}\n");
+    let mut batch = String::new();
     // A socket's own address shows which endpoint the kernel chose for it.
     for (endpoint, source) in SIDES {
         batch.push_str(&format!(

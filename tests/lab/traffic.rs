@@ -1,0 +1,206 @@
+//! Traffic: what clients report is what servers recorded.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    load::{Plan, Report, race, tcp, udp, udp::Mode},
+    place::COMMAND,
+    pod::Pod,
+    serve::{Kind, Listener},
+    topology::Topology,
+};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_load_reports_what_the_server_recorded() -> Result<()> {
+    let topology = Topology::new()?;
+    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let serving = server.serve(&[Listener::new(Kind::Http, 80).of("web")])?;
+    let mut plan = Plan::new(server.at4(80), 500, SHORT).meant_for("web");
+    plan.to.push(server.at6(80));
+
+    let report = tcp::run(&plan, &|domain, kind| client.socket(domain, kind));
+
+    assert_eq!(
+        (report.attempts, report.failed(), report.other_peer),
+        (150, 0, 0),
+        "{report:?}"
+    );
+    let counts = serving.record()?.ports["http:80"];
+    assert_eq!(
+        (counts.accepted, counts.answered, counts.foreign),
+        (150, 150, 0)
+    );
+    assert_eq!(report.servers["server"].count, 150);
+    Ok(())
+}
+
+#[test]
+fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
+    let topology = Topology::new()?;
+    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let serving = server.serve_http(80)?;
+
+    let target = server.at6(80).to_string();
+    let arguments = [
+        "load", "tcp", "--to", &target, "--rate", "500", "--millis", "300",
+    ];
+    let output = client
+        .lab_command(&arguments)?
+        .cpu(0)
+        .start()?
+        .finish(COMMAND)?;
+    let report: Report =
+        serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+
+    assert_eq!((report.answered, report.failed()), (150, 0));
+    assert_eq!(serving.record()?.total().answered, 150);
+    Ok(())
+}
+
+#[test]
+fn failures_carry_the_kernels_word_and_the_step() -> Result<()> {
+    let topology = Topology::new()?;
+    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let plan = Plan::new(server.at4(81), 100, SHORT);
+    let sockets = |domain, kind| client.socket(domain, kind);
+
+    let tcp = tcp::run(&plan, &sockets);
+    let udp = udp::run(&plan, Mode::Connected, &sockets);
+
+    assert_eq!(
+        tcp.failures.keys().collect::<Vec<_>>(),
+        ["ECONNREFUSED at connect"]
+    );
+    assert_eq!(
+        udp.failures.keys().collect::<Vec<_>>(),
+        ["ECONNREFUSED at answer"]
+    );
+    assert_eq!((tcp.failed(), udp.failed()), (30, 30));
+    Ok(())
+}
+
+#[test]
+fn a_connect_that_nobody_answers_times_out() -> Result<()> {
+    let topology = Topology::new()?;
+    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    server.run(&["ip", "link", "set", "eth0", "down"])?;
+    let mut plan = Plan::new(server.at4(80), 1, Duration::from_secs(1));
+    plan.workers = 1;
+
+    let report = tcp::run(&plan, &|domain, kind| client.socket(domain, kind));
+
+    let failures: Vec<_> = report.failures.keys().map(String::as_str).collect();
+    assert!(
+        matches!(
+            failures[..],
+            ["TimedOut at connect" | "EHOSTUNREACH at connect"]
+        ),
+        "{failures:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
+    let topology = Topology::new()?;
+    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("dns")])?;
+    let sockets = |domain, kind| client.socket(domain, kind);
+
+    for (to, service) in [(server.at4(53), "dns"), (server.at6(53), "web")] {
+        for mode in [Mode::Connected, Mode::Unconnected] {
+            let plan = Plan::new(to, 100, SHORT).meant_for(service);
+            let report = udp::run(&plan, mode, &sockets);
+            assert_eq!((report.answered, report.other_peer), (30, 0), "{report:?}");
+        }
+    }
+
+    let counts = serving.record()?.total();
+    assert_eq!((counts.answered, counts.foreign), (120, 60));
+    Ok(())
+}
+
+#[test]
+fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
+    let topology = Topology::new()?;
+    let server = topology.pod("server")?;
+    let _serving = server.serve_echo(7)?;
+
+    let mut stream = topology.host().connect(server.at4(7))?;
+    stream.write_all(b"ping")?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer)?;
+
+    assert_eq!(&answer, b"ping");
+    Ok(())
+}
+
+/// Gives a pod the addresses that Services would have, and reads each of them many times.
+fn read_race(reconnect: bool, stem: &str) -> Result<(race::Report, u64, u64)> {
+    let topology = Topology::new()?;
+    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    own_addresses(&topology, &server)?;
+    let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("svc-0").of("svc-1")])?;
+    let first = SocketAddr::from(([10, 1, 0, 200], 53)).to_string();
+    let mut arguments = vec![
+        "race-read",
+        "--first",
+        &first,
+        "--count",
+        "2",
+        "--millis",
+        "200",
+    ];
+    arguments.extend(["--stem", stem]);
+    if reconnect {
+        arguments.push("--reconnect");
+    }
+    let output = client.lab_command(&arguments)?.start()?.finish(COMMAND)?;
+    let report = serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+    let counts = serving.record()?.total();
+    Ok((report, counts.answered, counts.foreign))
+}
+
+fn own_addresses(topology: &Topology, pod: &Pod) -> Result<()> {
+    for last in [200, 201] {
+        let host = format!(
+            "route add 10.1.0.{last}/32 via {} dev pod2 onlink\n",
+            pod.v4()
+        );
+        topology.ip(topology.host(), "vip-host", &host)?;
+        topology.ip(
+            pod,
+            "vip-pod",
+            &format!("addr add 10.1.0.{last}/32 dev eth0\n"),
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn race_readers_send_each_address_the_name_of_its_service() -> Result<()> {
+    for reconnect in [false, true] {
+        let (report, answered, foreign) = read_race(reconnect, "svc")?;
+
+        assert!(report.connects > 1000, "{report:?}");
+        assert!(answered > 0);
+        assert_eq!(foreign, 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn race_readers_that_are_led_astray_are_noticed() -> Result<()> {
+    let (report, answered, foreign) = read_race(false, "other")?;
+
+    assert!(report.sent > 0);
+    assert_eq!(foreign, answered);
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! The agent's own side: getting into the place, and serving it.
+
+use std::{
+    collections::BTreeMap,
+    env, fs, io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::{CommandExt as _, ExitStatusExt as _},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, CpuSet, sched_setaffinity, setns, unshare},
+    sys::{
+        prctl::set_pdeathsig,
+        signal::{Signal, kill},
+    },
+    unistd::{Pid, getppid},
+};
+use socket2::Socket;
+
+use super::{
+    Ground, Network,
+    wire::{self, Exit, Reply, Request},
+};
+use crate::cgroup;
+
+/// Holds a place and serves it on standard input, a socket, until the other side is gone.
+///
+/// # Errors
+///
+/// When the kernel refuses the place, or the channel breaks.
+pub fn serve(ground: &Ground) -> Result<()> {
+    let channel = io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .context("no channel")?;
+    match enter(ground) {
+        Ok(()) => {}
+        Err(error) => {
+            // The answer to the greeting that is on its way.
+            let reply = Reply::Failed {
+                errno: None,
+                message: format!("{error:#}"),
+            };
+            wire::send(channel.as_fd(), &reply, &[])?;
+            return Err(error);
+        }
+    }
+    let mut children = BTreeMap::new();
+    while let Some((request, files)) = wire::receive::<Request>(channel.as_fd())? {
+        let (reply, socket) = match answer(request, files, &mut children) {
+            Ok(answer) => answer,
+            Err(error) => (failure(&error), None),
+        };
+        let files = socket
+            .iter()
+            .map(|socket| socket.as_fd())
+            .collect::<Vec<_>>();
+        wire::send(channel.as_fd(), &reply, &files)?;
+    }
+    Ok(())
+}
+
+fn enter(ground: &Ground) -> Result<()> {
+    cgroup::enter(&ground.cgroup)?;
+    match ground.network {
+        Network::Own => {
+            unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+        }
+        Network::Of(pid) => {
+            let path = format!("/proc/{pid}/ns/net");
+            let namespace = fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
+            setns(namespace, CloneFlags::CLONE_NEWNET)
+                .context("cannot enter a network namespace")?;
+        }
+    }
+    ground.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
+}
+
+/// Mounts a BPF file system where only this place's processes see it, and no mount gets out.
+fn mount_bpffs(folder: &Path) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount::<str, str, str, str>(None, "/", None, private, None)
+        .context("cannot make mounts private")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    mount::<str, Path, str, str>(Some("bpf"), folder, Some("bpf"), MsFlags::empty(), None)
+        .with_context(|| format!("cannot mount a BPF file system on {}", folder.display()))
+}
+
+type Answer = (Reply, Option<OwnedFd>);
+
+fn answer(
+    request: Request,
+    files: Vec<OwnedFd>,
+    children: &mut BTreeMap<i32, Child>,
+) -> Result<Answer> {
+    let reply = match request {
+        Request::Greet => Reply::Done,
+        Request::Socket {
+            domain,
+            kind,
+            protocol,
+        } => {
+            let socket = Socket::new(domain.into(), kind.into(), protocol.map(Into::into))?;
+            return Ok((Reply::Done, Some(socket.into())));
+        }
+        Request::Spawn { argv, cpu } => {
+            let child = spawn(&argv, cpu, files)?;
+            let pid = i32::try_from(child.id())?;
+            children.insert(pid, child);
+            Reply::Pid(pid)
+        }
+        Request::Ended { pid } => {
+            let child = children
+                .get_mut(&pid)
+                .context("no such process in this place")?;
+            match child.try_wait()? {
+                Some(status) => Reply::Ended(Exit {
+                    code: status.code(),
+                    signal: status.signal(),
+                }),
+                None => Reply::Running,
+            }
+        }
+        Request::Signal { pid, signal } => {
+            let child = children
+                .get_mut(&pid)
+                .context("no such process in this place")?;
+            // A process that has ended keeps its number until it is asked for: no other is hit.
+            if child.try_wait()?.is_none() {
+                kill(Pid::from_raw(pid), Signal::try_from(signal)?)?;
+            }
+            Reply::Done
+        }
+        Request::Write { path, text } => {
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            Reply::Done
+        }
+    };
+    Ok((reply, None))
+}
+
+/// Starts a program by way of [`exec`], so that it ends with this process.
+fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child> {
+    let [output, errors] = <[OwnedFd; 2]>::try_from(files)
+        .ok()
+        .context("two files for what the process prints")?;
+    let program = argv.first().context("an empty command line")?;
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .arg("exec")
+        .arg("--parent")
+        .arg(std::process::id().to_string());
+    if let Some(cpu) = cpu {
+        command.arg("--cpu").arg(cpu.to_string());
+    }
+    command
+        .arg("--")
+        .args(argv)
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(output))
+        .stderr(Stdio::from(errors))
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))
+}
+
+/// How a program is started: it dies with its parent, and may be bound to one CPU.
+#[derive(Clone, Debug)]
+pub struct Exec {
+    /// The process it is to die with.
+    pub parent: i32,
+    /// The CPU it is bound to.
+    pub cpu: Option<usize>,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// Becomes the program.
+///
+/// # Errors
+///
+/// When it can't: there is no way back from success.
+pub fn exec(exec: &Exec) -> Result<()> {
+    set_pdeathsig(Signal::SIGKILL).context("cannot ask to die with the parent")?;
+    if getppid() != Pid::from_raw(exec.parent) {
+        bail!("the agent has gone");
+    }
+    if let Some(cpu) = exec.cpu {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu)?;
+        sched_setaffinity(Pid::from_raw(0), &cpus)
+            .with_context(|| format!("cannot keep to CPU {cpu}"))?;
+    }
+    let error = Command::new(&exec.program).args(&exec.arguments).exec();
+    Err(error).with_context(|| format!("cannot start {}", exec.program.display()))
+}
+
+fn failure(error: &anyhow::Error) -> Reply {
+    let errno = error
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::raw_os_error);
+    Reply::Failed {
+        errno,
+        message: format!("{error:#}"),
+    }
+}

@@ -1,0 +1,132 @@
+//! What travels between an agent and the process that started it: one JSON value a packet, with
+//! open files beside it.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+    path::PathBuf,
+};
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// Larger than any message: command lines are the longest.
+const LARGEST: usize = 128 * 1024;
+
+/// What an agent can be asked for.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Request {
+    /// Whether it stands in its place.
+    Greet,
+    /// A socket: answered with one open file.
+    Socket {
+        domain: i32,
+        kind: i32,
+        protocol: Option<i32>,
+    },
+    /// A process, with two open files for what it prints.
+    Spawn { argv: Vec<String>, cpu: Option<u32> },
+    /// Whether a process has ended.
+    Ended { pid: i32 },
+    /// A signal to a process.
+    Signal { pid: i32, signal: i32 },
+    /// A file to write.
+    Write { path: PathBuf, text: String },
+}
+
+/// What an agent answers.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Reply {
+    Done,
+    Pid(i32),
+    Running,
+    Ended(Exit),
+    Failed { errno: Option<i32>, message: String },
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Exit {
+    /// What it returned, unless a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+}
+
+impl Exit {
+    /// Whether it returned 0.
+    #[must_use]
+    pub const fn is_success(self) -> bool {
+        matches!(self.code, Some(0))
+    }
+}
+
+pub(crate) fn send(
+    channel: BorrowedFd<'_>,
+    message: &impl Serialize,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    if text.len() > LARGEST {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the message is too long",
+        ));
+    }
+    let files: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&files)];
+    let rights = if files.is_empty() {
+        &rights[..0]
+    } else {
+        &rights[..]
+    };
+    sendmsg::<()>(
+        channel.as_raw_fd(),
+        &[IoSlice::new(&text)],
+        rights,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    Ok(())
+}
+
+/// The next message and the files with it; nothing once the other side has gone.
+pub(crate) fn receive<T: DeserializeOwned>(
+    channel: BorrowedFd<'_>,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut text = vec![0; LARGEST];
+    let mut rights = nix::cmsg_space!([RawFd; 2]);
+    let (length, files) = {
+        let mut parts = [IoSliceMut::new(&mut text)];
+        let message = recvmsg::<()>(
+            channel.as_raw_fd(),
+            &mut parts,
+            Some(&mut rights),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        )?;
+        let files = message.cmsgs()?.flat_map(files_of).collect();
+        (message.bytes, files)
+    };
+    if length == 0 {
+        return Ok(None);
+    }
+    Ok(Some((serde_json::from_slice(&text[..length])?, files)))
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the only way to own a file that came over a socket"
+)]
+fn files_of(message: ControlMessageOwned) -> Vec<OwnedFd> {
+    let ControlMessageOwned::ScmRights(files) = message else {
+        return Vec::new();
+    };
+    files
+        .into_iter()
+        .map(|file| {
+            // SAFETY: the kernel has just opened this descriptor for the message, which is taken
+            // apart once, here: nothing else owns or knows it.
+            unsafe { OwnedFd::from_raw_fd(file) }
+        })
+        .collect()
+}

@@ -1,0 +1,405 @@
+//! What a connect costs through Culvert, at several numbers of Services, beside a direct one.
+//!
+//! All variants share one client and one backend, that is one path of packets: they differ only in
+//! the cgroup of the client, and so in the programs that its connects run through. In each round
+//! every variant is measured once, in a shuffled order, and compared with direct of that round.
+#![expect(clippy::print_stdout, reason = "a benchmark prints its table")]
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+
+use super::{FIRST, Verdict, judge, many, median};
+use crate::{
+    clock::Instant,
+    demo::table::{in_columns, microseconds},
+    environment,
+    instance::{Instance, Settings},
+    load::{connect::Report, since_epoch_ms},
+    manifest::Protocol,
+    place::{COMMAND, Place},
+    pod::Server,
+    serve::{Kind, Listener},
+    topology::Topology,
+};
+
+const PORT: u16 = 80;
+const TARGET: u16 = 9000;
+
+/// A pair of CPUs: the client's, and the server's.
+const CPUS: [u32; 2] = [0, 1];
+
+/// Direct connects once more: how much of a difference is chance.
+const CONTROL: &str = "direct-again";
+
+/// How many variants don't go through Culvert.
+const BESIDE: usize = 2;
+
+/// The first port for the instances' status; each takes two.
+const ADMIN: u16 = 10_300;
+
+/// How a measurement is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The program.
+    pub culvert: PathBuf,
+    /// How often each variant is measured.
+    pub rounds: u32,
+    /// The numbers of Services.
+    pub services: Vec<u32>,
+    /// How long one measurement lasts.
+    pub slot: Duration,
+    /// Whether to print JSON instead of a table.
+    pub json: bool,
+    /// Whether a target that is missed is an error.
+    pub check: bool,
+}
+
+/// One way of connecting.
+struct Variant {
+    name: String,
+    client: Place,
+    first: SocketAddr,
+    count: u32,
+    /// Kept alive while it is measured.
+    _instance: Option<Instance>,
+}
+
+/// The medians of a variant.
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    variant: String,
+    connects_per_second: u64,
+    /// In thousandths, the median of the rounds' ratios.
+    rate_to_direct: u64,
+    p50_ns: u64,
+    p99_ns: u64,
+    /// The median of the rounds' differences.
+    p50_over_direct_ns: i64,
+    failures: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    rounds: u32,
+    lines: Vec<Line>,
+    verdicts: Vec<Verdict>,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+///
+/// When something can't be set up or a connect failed; with `check`, when a target is missed.
+pub fn run(options: &Options) -> Result<()> {
+    let topology = Topology::new()?;
+    let say = |text: &str| {
+        if !options.json {
+            println!("{text}");
+        }
+    };
+    let prefix = real_time(topology.host());
+    let _server = start_server(&topology, &prefix)?;
+    let mut variants = vec![direct(&topology, "direct")?, direct(&topology, CONTROL)?];
+    for (place, count) in options.services.iter().enumerate() {
+        let start = Instant::now();
+        let variant = through(&topology, options, place, *count)
+            .with_context(|| format!("with {count} Services"))?;
+        say(&format!(
+            "{}: ready after {} ms",
+            variant.name,
+            start.elapsed().as_millis()
+        ));
+        variants.push(variant);
+    }
+
+    let mut rounds = Vec::new();
+    let mut chance = Chance(since_epoch_ms() | 1);
+    for _ in 0..options.rounds.max(1) {
+        rounds.push(round(&variants, options.slot, &prefix, &mut chance)?);
+    }
+    let lines: Vec<Line> = (0..variants.len())
+        .map(|at| line(&variants[at].name, at, &rounds))
+        .collect();
+    let outcome = Outcome {
+        rounds: options.rounds,
+        verdicts: verdicts(&lines),
+        lines,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&outcome)?);
+    } else {
+        print!("{}", table(&outcome));
+    }
+    let failures: u64 = outcome.lines.iter().map(|line| line.failures).sum();
+    if failures > 0 {
+        bail!("{failures} connects failed");
+    }
+    judge(&outcome.verdicts, options.check)
+}
+
+/// The words that give a process precedence over everything else on its CPU, if they work here.
+fn real_time(place: &Place) -> Vec<String> {
+    let words = ["chrt", "--fifo", "50"];
+    let works = place.run(&[&words[..], &["true"]].concat()).is_ok();
+    words
+        .iter()
+        .filter(|_| works)
+        .map(|word| (*word).to_owned())
+        .collect()
+}
+
+fn start_server(topology: &Topology, prefix: &[String]) -> Result<Server> {
+    let backend = topology.pod("backend")?;
+    let server = backend.serve_on(&[Listener::new(Kind::Sink, TARGET)], Some(CPUS[1]))?;
+    if !prefix.is_empty() {
+        let pid = server.process().pid().to_string();
+        backend.run(&["chrt", "--all-tasks", "--fifo", "--pid", "50", &pid])?;
+    }
+    Ok(server)
+}
+
+fn direct(topology: &Topology, name: &str) -> Result<Variant> {
+    let client = topology.pod("client")?;
+    let backend = topology.pod("backend")?;
+    let client = topology.beside(&client, &format!("outside/{name}"), None)?;
+    Ok(Variant {
+        name: name.to_owned(),
+        client,
+        first: backend.at4(TARGET),
+        count: 1,
+        _instance: None,
+    })
+}
+
+fn through(topology: &Topology, options: &Options, place: usize, count: u32) -> Result<Variant> {
+    let group = format!("services-{count}");
+    let folder = topology.lab().folder().join(&group);
+    let bpffs = Some(folder.join("bpffs"));
+    let host = topology.beside(topology.host(), &format!("{group}/host"), bpffs)?;
+    let client = topology.beside(&*topology.pod("client")?, &format!("{group}/client"), None)?;
+
+    let port = ADMIN + 2 * u16::try_from(place)?;
+    let room = count.saturating_add(count / 4).max(1024);
+    let settings = Settings {
+        fronts: room,
+        slots: room.saturating_mul(2),
+        backends: room,
+        admin: ([127, 0, 0, 1], port).into(),
+        healthz: ([127, 0, 0, 1], port + 1).into(),
+        ..Settings::of(options.culvert.clone())
+    };
+    let cgroup = topology.lab().cgroup().join(&group);
+    let instance = Instance::new(host, folder, &cgroup, settings)?;
+    let backend = topology.pod("backend")?;
+    for file in many(count, Protocol::Tcp, PORT, TARGET, &[backend.v4()]) {
+        instance.apply(file)?;
+    }
+    instance.start()?;
+    Ok(Variant {
+        name: format!("{count} services"),
+        client,
+        first: SocketAddr::new(FIRST, PORT),
+        count,
+        _instance: Some(instance),
+    })
+}
+
+/// Measures each variant once, in a shuffled order; the reports are in the variants' own order.
+fn round(
+    variants: &[Variant],
+    slot: Duration,
+    prefix: &[String],
+    chance: &mut Chance,
+) -> Result<Vec<Report>> {
+    let mut order: Vec<usize> = (0..variants.len()).collect();
+    for last in (1..order.len()).rev() {
+        order.swap(last, chance.below(last + 1));
+    }
+    let mut reports = vec![Report::default(); variants.len()];
+    for at in order {
+        let variant = &variants[at];
+        reports[at] = measure(variant, slot, prefix).with_context(|| variant.name.clone())?;
+    }
+    Ok(reports)
+}
+
+fn measure(variant: &Variant, slot: Duration, prefix: &[String]) -> Result<Report> {
+    let program = environment::culvert_lab()?;
+    let mut words = prefix.to_vec();
+    words.push(
+        program
+            .to_str()
+            .context("the laboratory's path is no UTF-8")?
+            .to_owned(),
+    );
+    words.extend(["load", "connect", "--to"].map(str::to_owned));
+    words.push(variant.first.to_string());
+    words.extend(["--count".to_owned(), variant.count.to_string()]);
+    words.extend(["--millis".to_owned(), slot.as_millis().to_string()]);
+    let output = variant
+        .client
+        .command(&words)
+        .cpu(CPUS[0])
+        .start()?
+        .finish(COMMAND)?;
+    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())
+}
+
+/// The medians of the variant at a place.
+fn line(name: &str, at: usize, rounds: &[Vec<Report>]) -> Line {
+    let own = || rounds.iter().map(|reports| &reports[at]);
+    let pairs = || rounds.iter().map(|reports| (&reports[0], &reports[at]));
+    let ratio = |(direct, own): (&Report, &Report)| own.rate * 1000 / direct.rate.max(1);
+    let over = |(direct, own): (&Report, &Report)| signed(own) - signed(direct);
+    Line {
+        variant: name.to_owned(),
+        connects_per_second: median(own().map(|report| report.rate)).unwrap_or(0),
+        rate_to_direct: median(pairs().map(ratio)).unwrap_or(0),
+        p50_ns: median(own().map(|report| report.connect.p50_ns)).unwrap_or(0),
+        p99_ns: median(own().map(|report| report.connect.p99_ns)).unwrap_or(0),
+        p50_over_direct_ns: median(pairs().map(over)).unwrap_or(0),
+        failures: own().flat_map(|report| report.failures.values()).sum(),
+    }
+}
+
+fn signed(report: &Report) -> i64 {
+    i64::try_from(report.connect.p50_ns).unwrap_or(i64::MAX)
+}
+
+fn verdicts(lines: &[Line]) -> Vec<Verdict> {
+    let through = lines.get(BESIDE..).unwrap_or_default();
+    let mut verdicts = Vec::new();
+    for line in through {
+        verdicts.push(Verdict {
+            target: format!("{}: rate at least 0.950 of direct", line.variant),
+            measured: thousandths(line.rate_to_direct),
+            met: line.rate_to_direct >= 950,
+        });
+        verdicts.push(Verdict {
+            target: format!("{}: p50 at most 3.0 µs above direct", line.variant),
+            measured: difference(line.p50_over_direct_ns),
+            met: line.p50_over_direct_ns <= 3000,
+        });
+    }
+    if let [few, .., most] = through {
+        let over = most.p50_over_direct_ns - few.p50_over_direct_ns;
+        verdicts.push(Verdict {
+            target: format!("{}: p50 at most 1.0 µs above {}", most.variant, few.variant),
+            measured: difference(over),
+            met: over <= 1000,
+        });
+    }
+    verdicts
+}
+
+fn table(outcome: &Outcome) -> String {
+    let head = [
+        "",
+        "connects/s",
+        "to direct",
+        "p50",
+        "over direct",
+        "p99",
+        "",
+    ]
+    .map(str::to_owned);
+    let lines = outcome.lines.iter().map(|line| {
+        [
+            line.variant.clone(),
+            line.connects_per_second.to_string(),
+            thousandths(line.rate_to_direct),
+            microseconds(line.p50_ns),
+            difference(line.p50_over_direct_ns),
+            microseconds(line.p99_ns),
+            String::new(),
+        ]
+    });
+    let lines: Vec<_> = std::iter::once(head).chain(lines).collect();
+    let verdicts = outcome
+        .verdicts
+        .iter()
+        .map(|verdict| format!("  {verdict}\n"));
+    format!(
+        "medians of {} rounds; a connect goes to each of the Services in turn\n{}{}",
+        outcome.rounds,
+        in_columns(&lines),
+        verdicts.collect::<String>()
+    )
+}
+
+fn thousandths(value: u64) -> String {
+    format!("{}.{:03}", value / 1000, value % 1000)
+}
+
+fn difference(nanoseconds: i64) -> String {
+    let sign = if nanoseconds < 0 { '-' } else { '+' };
+    format!("{sign}{}", microseconds(nanoseconds.unsigned_abs()))
+}
+
+/// A sequence without pattern (xorshift64), for the order of measurements.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let limit = u64::try_from(limit).unwrap_or(1).max(1);
+        usize::try_from(self.0 % limit).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Latency;
+
+    fn report(rate: u64, p50_ns: u64) -> Report {
+        let connect = Latency {
+            p50_ns,
+            ..Latency::default()
+        };
+        Report {
+            rate,
+            connect,
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn variants_are_compared_with_direct_of_their_own_round() {
+        // The second round was disturbed, for both alike.
+        let rounds = [
+            vec![report(10_000, 20_000), report(9_900, 21_000)],
+            vec![report(5_000, 40_000), report(4_900, 41_500)],
+            vec![report(10_000, 20_000), report(9_700, 21_200)],
+        ];
+
+        let line = line("100 services", 1, &rounds);
+
+        assert_eq!((line.rate_to_direct, line.p50_over_direct_ns), (980, 1_200));
+    }
+
+    #[test]
+    fn targets_that_are_missed_are_named() {
+        let rounds = [vec![
+            report(10_000, 20_000),
+            report(9_990, 20_000),
+            report(9_000, 22_000),
+            report(9_600, 23_500),
+        ]];
+        let lines: Vec<_> = ["direct", CONTROL, "100 services", "10000 services"]
+            .iter()
+            .enumerate()
+            .map(|(at, name)| line(name, at, &rounds))
+            .collect();
+
+        let met: Vec<_> = verdicts(&lines).iter().map(|verdict| verdict.met).collect();
+
+        assert_eq!(met, [false, true, true, false, false]);
+        judge(&verdicts(&lines), true).unwrap_err();
+        judge(&verdicts(&lines), false).unwrap();
+    }
+}

@@ -1,0 +1,146 @@
+//! Control groups (version 2) of the laboratory: sub-groups, never the root group itself.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    errno::Errno,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::wait;
+
+/// How long processes of a group may take to go once they were killed.
+const END: Duration = Duration::from_secs(5);
+
+/// Where the cgroup v2 hierarchy is mounted: alone, or beside version 1.
+///
+/// # Errors
+///
+/// When it is not mounted.
+pub fn mount_point() -> Result<PathBuf> {
+    let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
+    parse_mounts(&mounts).context("no cgroup2 hierarchy is mounted here")
+}
+
+fn parse_mounts(mounts: &[u8]) -> Option<PathBuf> {
+    mounts.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let target = fields.nth(1)?;
+        (fields.next()? == b"cgroup2").then(|| unescape(target))
+    })
+}
+
+/// The mount table writes blanks, tabs, newlines and backslashes as `\` and three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((byte, tail)) = rest.split_first() {
+        let digits = tail.get(..3).filter(|_| *byte == b'\\');
+        let escaped = digits
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        plain.push(escaped.unwrap_or(*byte));
+        rest = if escaped.is_some() { &tail[3..] } else { tail };
+    }
+    PathBuf::from(OsString::from_vec(plain))
+}
+
+/// Makes a group, and those above it that are missing.
+///
+/// # Errors
+///
+/// When the kernel refuses.
+pub fn create(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot make cgroup {}", path.display()))
+}
+
+/// Moves the calling process into a group.
+///
+/// # Errors
+///
+/// When the kernel refuses.
+pub fn enter(path: &Path) -> Result<()> {
+    fs::write(path.join("cgroup.procs"), "0")
+        .with_context(|| format!("cannot enter cgroup {}", path.display()))
+}
+
+/// Kills what runs in a group and below, and removes it, the deepest first.
+///
+/// # Errors
+///
+/// When a group is still there after a while.
+pub fn remove(path: &Path) -> Result<()> {
+    wait::until(END, || match remove_once(path) {
+        Ok(()) => true,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    })
+    .with_context(|| format!("cannot remove cgroup {}", path.display()))
+}
+
+fn remove_once(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_once(&entry.path())?;
+        }
+    }
+    for process in processes(path)? {
+        match kill(process, Signal::SIGKILL) {
+            // It may have gone between the two calls.
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    fs::remove_dir(path)
+}
+
+/// The processes in a group itself.
+fn processes(path: &Path) -> io::Result<Vec<Pid>> {
+    let text = fs::read_to_string(path.join("cgroup.procs"))?;
+    // 0 stands for a process of another pid namespace, which can't be named from here.
+    Ok(text
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .filter(|pid| *pid > 0)
+        .map(Pid::from_raw)
+        .collect())
+}
+
+/// The names of the groups directly under the root that `keep` accepts.
+pub(crate) fn named(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| std::str::from_utf8(entry.file_name().as_bytes()).is_ok_and(&keep))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_is_found_beside_version_1_and_with_blanks_in_its_path() {
+        let mounts = b"tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+            cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+            cgroup2 /mnt/control\\040groups cgroup2 rw,relatime 0 0\n";
+
+        assert_eq!(
+            parse_mounts(mounts).unwrap(),
+            Path::new("/mnt/control groups")
+        );
+    }
+
+    #[test]
+    fn a_machine_without_version_2_has_none() {
+        assert!(parse_mounts(b"cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n").is_none());
+    }
+}

@@ -1,0 +1,399 @@
+//! An instance of the product: `culvert node` with a cgroup, a BPF file system, a folder of
+//! manifests and a state folder of its own.
+
+use std::{
+    fs::{self, OpenOptions},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
+
+use crate::{
+    admin, environment,
+    manifest::Manifest,
+    place::{COMMAND, Output, Place, Process},
+    scale::Scale,
+    topology, wait,
+};
+
+/// How long the daemon may take to become ready, with as many Services as fit into memory.
+const READY: Duration = Duration::from_secs(60);
+
+/// How long the daemon may take to stop.
+const STOP: Duration = Duration::from_secs(10);
+
+/// The name of the node in its own config, and of its Node object.
+pub const NODE: &str = "node-a";
+
+/// What differs between instances.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The program.
+    pub culvert: PathBuf,
+    /// How many fronts fit into the maps.
+    pub fronts: u32,
+    /// How many slots fit into the maps.
+    pub slots: u32,
+    /// How many backends fit into the maps.
+    pub backends: u32,
+    /// Where metrics and status are served in the host's namespace.
+    pub admin: SocketAddr,
+    /// Where health is served in the host's namespace.
+    pub healthz: SocketAddr,
+}
+
+impl Settings {
+    /// The defaults of the product, for a program.
+    #[must_use]
+    pub fn of(culvert: PathBuf) -> Self {
+        Self {
+            culvert,
+            fronts: 32_768,
+            slots: 131_072,
+            backends: 65_536,
+            admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
+            healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
+        }
+    }
+
+    /// The defaults of the product, for the program that the environment names.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such program.
+    pub fn from_environment() -> Result<Self> {
+        environment::culvert().map(Self::of)
+    }
+}
+
+/// One instance. The daemon is killed when it is dropped.
+#[derive(Debug)]
+pub struct Instance {
+    daemon: Mutex<Option<Process>>,
+    host: Place,
+    folder: PathBuf,
+    settings: Settings,
+}
+
+impl Instance {
+    /// Prepares an instance: its folders, its config, and its own Node as a manifest.
+    ///
+    /// # Errors
+    ///
+    /// When the files can't be written.
+    pub fn new(host: Place, folder: PathBuf, cgroup: &Path, settings: Settings) -> Result<Self> {
+        let instance = Self {
+            daemon: Mutex::default(),
+            host,
+            folder,
+            settings,
+        };
+        fs::create_dir_all(instance.manifests())?;
+        fs::create_dir_all(instance.state())?;
+        fs::write(instance.config_path(), instance.config(cgroup))
+            .with_context(|| format!("cannot write {}", instance.config_path().display()))?;
+        instance.apply(Manifest::node(NODE))?;
+        Ok(instance)
+    }
+
+    /// Where the daemon runs.
+    #[must_use]
+    pub const fn host(&self) -> &Place {
+        &self.host
+    }
+
+    /// The folder of manifests that the daemon watches.
+    #[must_use]
+    pub fn manifests(&self) -> PathBuf {
+        self.folder.join("manifests")
+    }
+
+    /// The config file.
+    #[must_use]
+    pub fn config_path(&self) -> PathBuf {
+        self.folder.join("culvert.yaml")
+    }
+
+    /// The folder for the daemon's own state.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.folder.join("state")
+    }
+
+    /// The daemon's Unix socket.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.state().join("admin.sock")
+    }
+
+    /// The folder that the config calls `bpf.bpffs`, as the daemon sees it.
+    #[must_use]
+    pub fn bpffs_inside(&self) -> PathBuf {
+        self.folder.join("bpffs/culvert")
+    }
+
+    /// The same folder, reached from outside the host's mount namespace: for opening pins.
+    #[must_use]
+    pub fn bpffs(&self) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
+        root.join(
+            self.bpffs_inside()
+                .strip_prefix("/")
+                .unwrap_or(&self.folder),
+        )
+    }
+
+    fn config(&self, cgroup: &Path) -> String {
+        let Settings {
+            culvert: _,
+            fronts,
+            slots,
+            backends,
+            admin,
+            healthz,
+        } = &self.settings;
+        let [pods4, pods6] = topology::PODS;
+        format!(
+            "nodeName: {NODE}\n\
+             mode: ebpf\n\
+             source: {{ file: {{ path: {manifests} }} }}\n\
+             service:\n\
+             \x20 detectLocal: ClusterCIDR\n\
+             \x20 clusterCIDRs: [\"{pods4}\", \"{pods6}\"]\n\
+             bpf:\n\
+             \x20 cgroup: {cgroup}\n\
+             \x20 bpffs: {bpffs}\n\
+             \x20 maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends} }}\n\
+             stateDir: {state}\n\
+             admin: {{ address: \"{admin}\" }}\n\
+             healthz: {{ address: \"{healthz}\" }}\n",
+            manifests = self.manifests().display(),
+            cgroup = cgroup.display(),
+            bpffs = self.bpffs_inside().display(),
+            state = self.state().display(),
+        )
+    }
+
+    /// Puts a manifest into the folder, as editors do: written beside it, then renamed into it.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be written.
+    pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
+        let Manifest { file, text } = manifest.into();
+        let draft = self.folder.join(format!("{file}.draft"));
+        fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
+        fs::rename(&draft, self.manifests().join(&file))
+            .with_context(|| format!("cannot put {file} in place"))
+    }
+
+    /// Takes a manifest out of the folder.
+    ///
+    /// # Errors
+    ///
+    /// When there is none of this name.
+    pub fn withdraw(&self, file: &str) -> Result<()> {
+        fs::remove_file(self.manifests().join(file))
+            .with_context(|| format!("cannot take {file} away"))
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// When it ends instead, or isn't ready in time; with the end of its log.
+    pub fn start(&self) -> Result<()> {
+        self.launch()?;
+        self.wait_ready()
+    }
+
+    /// Starts the daemon without waiting.
+    ///
+    /// # Errors
+    ///
+    /// When it runs already, or can't be started.
+    pub fn launch(&self) -> Result<()> {
+        let mut daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
+        if daemon.is_some() {
+            bail!("the daemon runs already");
+        }
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log_path())?;
+        let process = self
+            .host
+            .command(&self.command_line(&["node"])?)
+            .log(log)
+            .start()?;
+        *daemon = Some(process);
+        Ok(())
+    }
+
+    /// Waits until the daemon that was launched is ready.
+    ///
+    /// # Errors
+    ///
+    /// When it ends instead, or isn't ready in time; with the end of its log.
+    pub fn wait_ready(&self) -> Result<()> {
+        let within = Scale::from_environment().patience(READY);
+        let ready = wait::some(within, || match self.ended() {
+            Ok(None) => self.is_ready().then_some(Ok(())),
+            Ok(Some(how)) => Some(Err(anyhow::anyhow!("the daemon has ended: {how}"))),
+            Err(error) => Some(Err(error)),
+        });
+        ready
+            .and_then(|ready| ready)
+            .with_context(|| format!("the daemon isn't ready; its log ends\n{}", self.log_end()))
+    }
+
+    fn ended(&self) -> Result<Option<String>> {
+        let daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
+        match daemon.as_ref() {
+            Some(daemon) => Ok(daemon.ended()?.map(|exit| format!("{exit:?}"))),
+            None => Ok(Some("it was not started".to_owned())),
+        }
+    }
+
+    /// Whether the daemon answers and says that it is ready.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.status().is_ok_and(|status| status["ready"] == true)
+    }
+
+    /// Kills the daemon with SIGKILL.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't run, or doesn't end.
+    pub fn kill9(&self) -> Result<()> {
+        self.end(Signal::SIGKILL)
+    }
+
+    /// Stops the daemon with SIGTERM; it must end as a success.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't run, doesn't end, or ends badly.
+    pub fn stop(&self) -> Result<()> {
+        self.end(Signal::SIGTERM)
+    }
+
+    /// Stops the daemon and starts it again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Instance::stop`] and [`Instance::start`].
+    pub fn restart(&self) -> Result<()> {
+        self.stop()?;
+        self.start()
+    }
+
+    fn end(&self, signal: Signal) -> Result<()> {
+        let daemon = self
+            .daemon
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let daemon = daemon.context("the daemon doesn't run")?;
+        daemon.signal(signal)?;
+        let exit = daemon.wait(Scale::from_environment().patience(STOP))?;
+        if signal != Signal::SIGKILL && !exit.is_success() {
+            bail!(
+                "the daemon ended with {exit:?}; its log ends\n{}",
+                self.log_end()
+            );
+        }
+        Ok(())
+    }
+
+    /// The number of the daemon's process, while it runs.
+    #[must_use]
+    pub fn daemon_pid(&self) -> Option<i32> {
+        self.daemon
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(Process::pid)
+    }
+
+    /// What all daemons of this instance logged.
+    #[must_use]
+    pub fn logs(&self) -> String {
+        let bytes = fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.join("culvert.log")
+    }
+
+    fn log_end(&self) -> String {
+        let logs = self.logs();
+        let mut lines: Vec<_> = logs.lines().rev().take(20).collect();
+        lines.reverse();
+        lines.iter().map(|line| format!("    {line}\n")).collect()
+    }
+
+    /// What the daemon says under `/status`.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't answer.
+    pub fn status(&self) -> Result<serde_json::Value> {
+        let answer = admin::get(&self.admin_socket(), "/status")?;
+        serde_json::from_str(&answer.body).context("/status is no JSON")
+    }
+
+    /// What the daemon says under `/metrics`.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't answer.
+    pub fn metrics(&self) -> Result<String> {
+        Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
+    }
+
+    /// How often a reason was counted, by its word; 0 if it isn't listed.
+    ///
+    /// # Errors
+    ///
+    /// When the daemon doesn't answer.
+    pub fn reason(&self, word: &str) -> Result<u64> {
+        let name = format!("culvert_reason_total{{reason=\"{word}\"}}");
+        Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
+    }
+
+    /// Runs another command of the product with this instance's config, to its end.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be started or doesn't end.
+    pub fn culvert(&self, arguments: &[&str]) -> Result<Output> {
+        self.host
+            .command(&self.command_line(arguments)?)
+            .start()?
+            .finish(COMMAND)
+    }
+
+    fn command_line(&self, arguments: &[&str]) -> Result<Vec<String>> {
+        let program = self
+            .settings
+            .culvert
+            .to_str()
+            .context("the program's path is no UTF-8")?;
+        let config = self.config_path();
+        let config = config
+            .to_str()
+            .context("the laboratory's folder is no UTF-8")?;
+        let words = std::iter::once(program).chain(arguments.iter().copied());
+        Ok(words
+            .chain(["--config", config])
+            .map(str::to_owned)
+            .collect())
+    }
+}

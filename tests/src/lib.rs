@@ -1,0 +1,26 @@
+//! The laboratory: nodes made of network namespaces and control groups, real sockets in them, and
+//! the records that servers and clients keep of what happened to each connection.
+//!
+//! A *place* (a node's host, a pod, a client outside) is a network namespace **and** a cgroup. An
+//! agent process holds it; everything in it ends with the agent, and the agent ends with the
+//! process that started it, however that one ends.
+
+pub mod admin;
+pub mod agent;
+pub mod bench;
+pub mod cgroup;
+pub mod clock;
+pub mod demo;
+pub mod environment;
+pub mod instance;
+pub mod interrupt;
+pub mod lab;
+pub mod load;
+pub mod manifest;
+pub mod node;
+pub mod place;
+pub mod pod;
+pub mod scale;
+pub mod serve;
+pub mod topology;
+pub mod wait;

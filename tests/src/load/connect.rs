@@ -1,0 +1,118 @@
+//! Connects one after another, as fast as can be: what `connect` costs.
+
+use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
+
+use super::{Latency, PATIENCE, errno, nanoseconds, race::offset};
+use crate::clock::Instant;
+
+/// What the connects came to.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Report {
+    /// How many there were a second, with making and closing the sockets.
+    pub rate: u64,
+    /// How long `connect` alone took.
+    pub connect: Latency,
+    /// The failures, by error.
+    pub failures: BTreeMap<String, u64>,
+}
+
+/// Where connects go: to `count` addresses from `first` on.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The first address and the port.
+    pub first: SocketAddr,
+    /// How many addresses.
+    pub count: u32,
+}
+
+impl Plan {
+    /// The addresses in an order in which neighbours are far apart, so that no cache holds what
+    /// comes next, for ever.
+    fn targets(&self) -> impl Iterator<Item = SocketAddr> {
+        let Self { first, count } = *self;
+        let count = count.max(1);
+        // A stride without a common factor: every address comes before one comes again.
+        let stride = (1..)
+            .map(|step| count / 2 + step)
+            .find(|it| gcd(*it, count) == 1)
+            .unwrap_or(1);
+        let next = move |number: &u32| Some((number + stride) % count);
+        std::iter::successors(Some(0), next)
+            .map(move |number| SocketAddr::new(offset(first.ip(), number), first.port()))
+    }
+}
+
+const fn gcd(one: u32, other: u32) -> u32 {
+    if other == 0 {
+        one
+    } else {
+        gcd(other, one % other)
+    }
+}
+
+/// Connects for some time, of which the first part isn't counted.
+#[must_use]
+pub fn run(plan: &Plan, warm_up: Duration, lasting: Duration) -> Report {
+    let mut failures = BTreeMap::new();
+    let mut note = |error: &io::Error| *failures.entry(errno(error)).or_default() += 1;
+
+    let mut targets = plan.targets();
+    let start = Instant::now();
+    while start.elapsed() < warm_up {
+        let Some(target) = targets.next() else { break };
+        if let Err(error) = once(target) {
+            note(&error);
+        }
+    }
+    let mut times = Vec::with_capacity(1 << 18);
+    let start = Instant::now();
+    while start.elapsed() < lasting {
+        let Some(target) = targets.next() else { break };
+        match once(target) {
+            Ok(time) => times.push(nanoseconds(time)),
+            Err(error) => note(&error),
+        }
+    }
+    let connect = Latency::of(times);
+    let rate = u128::from(connect.count) * 1_000_000_000 / start.elapsed().as_nanos().max(1);
+    Report {
+        rate: u64::try_from(rate).unwrap_or(u64::MAX),
+        connect,
+        failures,
+    }
+}
+
+fn once(to: SocketAddr) -> io::Result<Duration> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    // Closing resets the connection: its port is free again at once.
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    let to = to.into();
+    let start = Instant::now();
+    socket.connect(&to)?;
+    Ok(start.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_address_comes_before_one_comes_again() {
+        for count in [1, 2, 100, 997, 10_000] {
+            let plan = Plan {
+                first: "10.97.0.0:80".parse().unwrap(),
+                count,
+            };
+            let once: std::collections::BTreeSet<_> = plan
+                .targets()
+                .take(usize::try_from(count).unwrap())
+                .collect();
+
+            assert_eq!(once.len(), usize::try_from(count).unwrap());
+        }
+    }
+}

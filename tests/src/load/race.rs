@@ -1,0 +1,121 @@
+//! Readers of the service maps: UDP sockets that connect to many VIPs in turn, as fast as can be,
+//! and send each the name of the Service that they mean. The servers tell which were led astray.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
+
+use super::errno;
+use crate::clock::Instant;
+
+/// How many connects are made between two looks at the clock.
+const BURST: u32 = 256;
+
+/// Which VIPs are read: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The first VIP.
+    pub first: SocketAddr,
+    /// How many.
+    pub count: u32,
+    /// What the names of their Services begin with.
+    pub stem: String,
+    /// How long.
+    pub lasting: Duration,
+    /// Whether one socket connects again and again, instead of a new one each time.
+    pub reconnect: bool,
+}
+
+/// What a reader did.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Report {
+    /// How many connects succeeded.
+    pub connects: u64,
+    /// How many datagrams were sent.
+    pub sent: u64,
+    /// The failures, by error and step.
+    pub failures: BTreeMap<String, u64>,
+}
+
+impl Report {
+    fn note(&mut self, error: &io::Error, step: &str) {
+        *self
+            .failures
+            .entry(format!("{} at {step}", errno(error)))
+            .or_default() += 1;
+    }
+}
+
+/// Reads until the time is over.
+///
+/// # Errors
+///
+/// When no socket can be made.
+pub fn run(plan: &Plan) -> io::Result<Report> {
+    let targets: Vec<(SocketAddr, Vec<u8>)> = (0..plan.count)
+        .map(|number| {
+            let vip = SocketAddr::new(offset(plan.first.ip(), number), plan.first.port());
+            (vip, format!("{}-{number}", plan.stem).into_bytes())
+        })
+        .collect();
+    let domain = Domain::for_address(plan.first);
+    let open = || Socket::new(domain, Type::DGRAM, None).map(UdpSocket::from);
+
+    let mut report = Report::default();
+    let mut kept = open()?;
+    let mut targets = targets.iter().cycle();
+    let start = Instant::now();
+    while start.elapsed() < plan.lasting {
+        for (vip, name) in targets.by_ref().take(usize::try_from(BURST).unwrap_or(1)) {
+            if !plan.reconnect {
+                kept = open()?;
+            }
+            read(&kept, *vip, name, &mut report);
+        }
+    }
+    Ok(report)
+}
+
+fn read(socket: &UdpSocket, vip: SocketAddr, name: &[u8], report: &mut Report) {
+    if let Err(error) = socket.connect(vip) {
+        report.note(&error, "connect");
+        return;
+    }
+    report.connects += 1;
+    match socket.send(name) {
+        Ok(_) => report.sent += 1,
+        Err(error) => report.note(&error, "send"),
+    }
+}
+
+/// The address so many after another.
+#[must_use]
+pub fn offset(address: IpAddr, number: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => IpAddr::V4(address.to_bits().wrapping_add(number).into()),
+        IpAddr::V6(address) => IpAddr::V6(address.to_bits().wrapping_add(number.into()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_counted_across_bytes() {
+        assert_eq!(
+            offset("10.96.0.255".parse().unwrap(), 1).to_string(),
+            "10.96.1.0"
+        );
+        assert_eq!(
+            offset("fd00::ffff".parse().unwrap(), 1).to_string(),
+            "fd00::1:0"
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! HTTP requests, each over a connection of its own.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::SocketAddr,
+};
+
+use socket2::{Domain, Socket, Type};
+
+use super::{Answered, Failed, PATIENCE, Plan, Report, Sockets};
+use crate::{clock::Instant, place};
+
+/// Runs the load with sockets of the given kind.
+#[must_use]
+pub fn run(plan: &Plan, sockets: Sockets<'_>) -> Report {
+    let request = request(plan.service.as_deref());
+    super::run(plan, &|to| attempt(to, &request, sockets))
+}
+
+fn request(service: Option<&str>) -> String {
+    let service = service
+        .map(|name| format!("X-Service: {name}\r\n"))
+        .unwrap_or_default();
+    format!("GET / HTTP/1.1\r\nHost: lab\r\n{service}Connection: close\r\n\r\n")
+}
+
+fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Answered, Failed> {
+    let socket = sockets(Domain::for_address(to), Type::STREAM).map_err(Failed::at("socket"))?;
+    socket
+        .set_read_timeout(Some(PATIENCE))
+        .map_err(Failed::at("socket"))?;
+
+    let start = Instant::now();
+    place::connect_within(&socket, to, PATIENCE).map_err(Failed::at("connect"))?;
+    let connect = start.elapsed();
+
+    let peer = socket.peer_addr().map_err(Failed::at("getpeername"))?;
+    let server = ask(socket, request).map_err(Failed::at("answer"))?;
+    Ok(Answered {
+        server,
+        connect,
+        peer_as_dialled: peer.as_socket() == Some(to),
+    })
+}
+
+fn ask(mut socket: Socket, request: &str) -> io::Result<String> {
+    socket.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, name)) if head.starts_with("HTTP/1.1 200 ") && !name.is_empty() => {
+            Ok(name.to_owned())
+        }
+        Some(_) | None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

@@ -1,0 +1,80 @@
+//! Questions over UDP, each from a socket of its own.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+};
+
+use socket2::{Domain, Type};
+
+use super::{Answered, Failed, PATIENCE, Plan, Report, Sockets};
+use crate::clock::Instant;
+
+/// How a datagram gets its destination.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mode {
+    /// `connect`, then `send` and `recv`.
+    Connected,
+    /// `sendto` and `recvfrom`.
+    Unconnected,
+}
+
+/// Runs the load with sockets of the given kind.
+#[must_use]
+pub fn run(plan: &Plan, mode: Mode, sockets: Sockets<'_>) -> Report {
+    let question = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
+    super::run(plan, &|to| attempt(to, mode, question.as_bytes(), sockets))
+}
+
+fn attempt(
+    to: SocketAddr,
+    mode: Mode,
+    question: &[u8],
+    sockets: Sockets<'_>,
+) -> Result<Answered, Failed> {
+    let socket = sockets(Domain::for_address(to), Type::DGRAM).map_err(Failed::at("socket"))?;
+    socket
+        .set_read_timeout(Some(PATIENCE))
+        .map_err(Failed::at("socket"))?;
+    let socket = UdpSocket::from(socket);
+    let mut answer = [0; 2048];
+
+    let start = Instant::now();
+    match mode {
+        Mode::Connected => {
+            socket.connect(to).map_err(Failed::at("connect"))?;
+            let connect = start.elapsed();
+            socket.send(question).map_err(Failed::at("send"))?;
+            let length = socket.recv(&mut answer).map_err(Failed::at("answer"))?;
+            let peer = socket.peer_addr().map_err(Failed::at("getpeername"))?;
+            let server = server(&answer[..length], question).map_err(Failed::at("answer"))?;
+            Ok(Answered {
+                server,
+                connect,
+                peer_as_dialled: peer == to,
+            })
+        }
+        Mode::Unconnected => {
+            socket.send_to(question, to).map_err(Failed::at("sendto"))?;
+            let connect = start.elapsed();
+            let (length, from) = socket
+                .recv_from(&mut answer)
+                .map_err(Failed::at("answer"))?;
+            let server = server(&answer[..length], question).map_err(Failed::at("answer"))?;
+            Ok(Answered {
+                server,
+                connect,
+                peer_as_dialled: from == to,
+            })
+        }
+    }
+}
+
+/// The server's name, if the rest of the answer is the question.
+fn server(answer: &[u8], question: &[u8]) -> io::Result<String> {
+    let name = answer
+        .strip_suffix(question)
+        .and_then(|rest| rest.strip_suffix(b" "));
+    let name = name.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(String::from_utf8_lossy(name).into_owned())
+}

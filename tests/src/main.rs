@@ -1,0 +1,365 @@
+//! `culvert-lab`: holds places, and runs servers, loads, the demonstration and the benchmarks.
+#![expect(clippy::print_stdout, reason = "reports are what this program is for")]
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+use tunnel_tests::{
+    agent::{
+        Ground, Network,
+        run::{self, Exec},
+    },
+    bench::{self, connect, program::Options},
+    demo, environment,
+    instance::Settings,
+    interrupt,
+    load::{self, Plan, race, udp::Mode},
+    serve::{self, Listener},
+    topology::Topology,
+};
+
+#[derive(Parser)]
+#[command(about = "Culvert's laboratory", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Hold a place and serve it on standard input; started by the laboratory.
+    #[command(hide = true)]
+    Agent {
+        #[arg(long)]
+        cgroup: PathBuf,
+        #[arg(long)]
+        network_of: Option<u32>,
+        #[arg(long)]
+        bpffs: Option<PathBuf>,
+    },
+    /// Start a program that dies with its parent; started by an agent.
+    #[command(hide = true)]
+    Exec {
+        #[arg(long)]
+        parent: i32,
+        #[arg(long)]
+        cpu: Option<usize>,
+        #[arg(required = true, last = true)]
+        argv: Vec<String>,
+    },
+    /// Show the product on a node of namespaces, with real traffic.
+    Demo {
+        /// The program to show; by default the one beside this program.
+        #[arg(long)]
+        culvert: Option<PathBuf>,
+        /// Leave the node up until Enter.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Measure the product against targets.
+    Bench {
+        #[command(subcommand)]
+        bench: Bench,
+    },
+    /// Make an empty node and hold it until Enter, an interrupt or the end of standard input.
+    Up {
+        /// How many pods it has.
+        #[arg(long, default_value_t = 2)]
+        pods: u8,
+    },
+    /// Serve ports, and give a record of it to whoever connects to a Unix socket.
+    Serve {
+        #[arg(long)]
+        name: String,
+        #[arg(long)]
+        record: PathBuf,
+        /// KIND:PORT[-LAST][=SERVICE,…] with KIND http, echo, udp or sink.
+        #[arg(required = true)]
+        listeners: Vec<Listener>,
+    },
+    /// Make connections and print a report.
+    Load {
+        #[command(subcommand)]
+        load: Load,
+    },
+    /// Connect UDP sockets to many VIPs as fast as can be, telling each which Service is meant.
+    RaceRead {
+        /// The first VIP and its port.
+        #[arg(long)]
+        first: SocketAddr,
+        /// How many VIPs, one address after another.
+        #[arg(long)]
+        count: u32,
+        /// VIP number k belongs to the Service STEM-k.
+        #[arg(long)]
+        stem: String,
+        #[arg(long)]
+        millis: u64,
+        /// Connect one socket again and again, instead of a new one each time.
+        #[arg(long)]
+        reconnect: bool,
+    },
+}
+
+#[derive(Subcommand)]
+enum Load {
+    /// HTTP requests, each over a connection of its own.
+    Tcp(Paced),
+    /// Questions over UDP, each from a socket of its own.
+    Udp {
+        #[command(flatten)]
+        paced: Paced,
+        /// Send without connecting.
+        #[arg(long)]
+        unconnected: bool,
+    },
+    /// Connects one after another, as fast as can be.
+    Connect {
+        /// The first address and the port.
+        #[arg(long)]
+        to: SocketAddr,
+        /// How many addresses, one after another, are taken in turn.
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+        #[arg(long, default_value_t = 50)]
+        warm_up_millis: u64,
+        #[arg(long)]
+        millis: u64,
+    },
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// What a connect costs, direct and with several numbers of Services.
+    Connect {
+        #[command(flatten)]
+        common: Common,
+        /// How often each variant is measured.
+        #[arg(long, default_value_t = 31)]
+        rounds: u32,
+        /// The numbers of Services; none measures direct connects alone.
+        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
+        services: Vec<u32>,
+        /// How long one measurement lasts.
+        #[arg(long, default_value_t = 150)]
+        slot_millis: u64,
+    },
+    /// How long it takes from a file to the kernel.
+    Program {
+        #[command(flatten)]
+        common: Common,
+        #[arg(long, default_value_t = 1000)]
+        services: u32,
+        /// How often the Services are programmed from nothing.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How often an endpoint changes.
+        #[arg(long, default_value_t = 50)]
+        changes: u32,
+    },
+}
+
+#[derive(Args)]
+struct Common {
+    /// The program to measure; by default the one beside this program.
+    #[arg(long)]
+    culvert: Option<PathBuf>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Fail when a target is missed.
+    #[arg(long)]
+    check: bool,
+}
+
+#[derive(Args)]
+struct Paced {
+    /// Where to; several are taken in turn.
+    #[arg(long, required = true)]
+    to: Vec<SocketAddr>,
+    /// The Service that is meant, told to the servers.
+    #[arg(long)]
+    service: Option<String>,
+    /// Attempts a second.
+    #[arg(long)]
+    rate: u32,
+    #[arg(long)]
+    millis: u64,
+    /// How many attempts may be under way at once.
+    #[arg(long, default_value_t = 8)]
+    workers: u32,
+}
+
+impl From<Paced> for Plan {
+    fn from(paced: Paced) -> Self {
+        let Paced {
+            to,
+            service,
+            rate,
+            millis,
+            workers,
+        } = paced;
+        Self {
+            to,
+            service,
+            rate,
+            lasting: Duration::from_millis(millis),
+            workers,
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let command = Cli::parse().command;
+    if matches!(
+        command,
+        Command::Demo { .. } | Command::Bench { .. } | Command::Up { .. }
+    ) {
+        interrupt::clean_up_first()?;
+    }
+    match command {
+        Command::Agent {
+            cgroup,
+            network_of,
+            bpffs,
+        } => {
+            let network = network_of.map_or(Network::Own, Network::Of);
+            run::serve(&Ground {
+                network,
+                cgroup,
+                bpffs,
+            })
+        }
+        Command::Exec { parent, cpu, argv } => {
+            let mut argv = argv.into_iter();
+            let program = argv.next().unwrap_or_default().into();
+            run::exec(&Exec {
+                parent,
+                cpu,
+                program,
+                arguments: argv.collect(),
+            })
+        }
+        Command::Demo { culvert, keep } => demo::run(Settings::of(program(culvert)?), keep),
+        Command::Bench { bench } => run_bench(bench),
+        Command::Up { pods } => up(pods),
+        Command::Serve {
+            name,
+            record,
+            listeners,
+        } => serve::run::serve(&name, &listeners, &record),
+        Command::Load { load } => run_load(load),
+        Command::RaceRead {
+            first,
+            count,
+            stem,
+            millis,
+            reconnect,
+        } => {
+            let lasting = Duration::from_millis(millis);
+            print(&race::run(&race::Plan {
+                first,
+                count,
+                stem,
+                lasting,
+                reconnect,
+            })?)
+        }
+    }
+}
+
+fn program(given: Option<PathBuf>) -> Result<PathBuf> {
+    given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))
+}
+
+fn run_bench(bench: Bench) -> Result<()> {
+    match bench {
+        Bench::Connect {
+            common,
+            rounds,
+            services,
+            slot_millis,
+        } => {
+            let Common {
+                culvert,
+                json,
+                check,
+            } = common;
+            let slot = Duration::from_millis(slot_millis);
+            let culvert = program(culvert)?;
+            connect::run(&connect::Options {
+                culvert,
+                rounds,
+                services,
+                slot,
+                json,
+                check,
+            })
+        }
+        Bench::Program {
+            common,
+            services,
+            rounds,
+            changes,
+        } => {
+            let Common {
+                culvert,
+                json,
+                check,
+            } = common;
+            let culvert = program(culvert)?;
+            bench::program::run(&Options {
+                culvert,
+                services,
+                rounds,
+                changes,
+                json,
+                check,
+            })
+        }
+    }
+}
+
+fn up(pods: u8) -> Result<()> {
+    let topology = Topology::new()?;
+    for number in 1..=pods {
+        topology.pod(&format!("pod-{number}"))?;
+    }
+    println!("{}", topology.ways_in());
+    interrupt::wait_for_enter()
+}
+
+fn run_load(load: Load) -> Result<()> {
+    match load {
+        Load::Tcp(paced) => print(&load::tcp::run(&paced.into(), &load::own_sockets)),
+        Load::Udp { paced, unconnected } => {
+            let mode = if unconnected {
+                Mode::Unconnected
+            } else {
+                Mode::Connected
+            };
+            print(&load::udp::run(&paced.into(), mode, &load::own_sockets))
+        }
+        Load::Connect {
+            to,
+            count,
+            warm_up_millis,
+            millis,
+        } => {
+            let warm_up = Duration::from_millis(warm_up_millis);
+            let plan = load::connect::Plan { first: to, count };
+            print(&load::connect::run(
+                &plan,
+                warm_up,
+                Duration::from_millis(millis),
+            ))
+        }
+    }
+}
+
+fn print(report: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(report)?);
+    Ok(())
+}

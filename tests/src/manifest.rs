@@ -1,0 +1,352 @@
+//! Plain Kubernetes manifests: a Service with its EndpointSlices, as YAML.
+
+use std::{
+    fmt::{self, Display},
+    net::{IpAddr, SocketAddr},
+};
+
+use crate::topology::{HOST_V4, HOST_V6};
+
+/// A file for the folder of manifests.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    /// Its name.
+    pub file: String,
+    /// Its content.
+    pub text: String,
+}
+
+impl Manifest {
+    /// The Node object of the laboratory's node.
+    #[must_use]
+    pub fn node(name: &str) -> Self {
+        let text = format!(
+            "apiVersion: v1\n\
+             kind: Node\n\
+             metadata: {{ name: {name} }}\n\
+             status:\n\
+             \x20 addresses:\n\
+             \x20 - {{ type: InternalIP, address: \"{HOST_V4}\" }}\n\
+             \x20 - {{ type: InternalIP, address: \"{HOST_V6}\" }}\n"
+        );
+        Self {
+            file: "node.yaml".to_owned(),
+            text,
+        }
+    }
+
+    /// One file that holds many Services.
+    #[must_use]
+    pub fn of_services(file: &str, services: &[Service]) -> Self {
+        let mut text = String::new();
+        for service in services {
+            text.push_str(&service.to_string());
+        }
+        Self {
+            file: file.to_owned(),
+            text,
+        }
+    }
+}
+
+impl From<&Service> for Manifest {
+    fn from(service: &Service) -> Self {
+        Self {
+            file: service.file(),
+            text: service.to_string(),
+        }
+    }
+}
+
+impl From<Service> for Manifest {
+    fn from(service: Service) -> Self {
+        Self::from(&service)
+    }
+}
+
+impl From<(&str, &str)> for Manifest {
+    fn from((file, text): (&str, &str)) -> Self {
+        Self {
+            file: file.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+}
+
+/// A transport protocol of a port.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
+}
+
+/// A port of a Service, and the port of its endpoints that it leads to.
+#[derive(Clone, Debug)]
+struct ServicePort {
+    name: String,
+    protocol: Protocol,
+    port: u16,
+    target: u16,
+}
+
+/// An address that a Service leads to.
+#[derive(Clone, Copy, Debug)]
+struct Endpoint {
+    address: IpAddr,
+    ready: bool,
+}
+
+/// A Service with a ClusterIP per family and the EndpointSlices that belong to it.
+#[derive(Clone, Debug)]
+pub struct Service {
+    name: String,
+    cluster_ips: Vec<IpAddr>,
+    ports: Vec<ServicePort>,
+    endpoints: Vec<Endpoint>,
+}
+
+impl Service {
+    /// A Service with these ClusterIPs, without ports or endpoints yet.
+    #[must_use]
+    pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self {
+            name: name.to_owned(),
+            cluster_ips: cluster_ips.into_iter().collect(),
+            ports: Vec::new(),
+            endpoints: Vec::new(),
+        }
+    }
+
+    /// A Service with one front.
+    #[must_use]
+    pub fn cluster_ip(name: &str, front: SocketAddr, protocol: Protocol) -> Self {
+        Self::new(name, [front.ip()]).port(protocol, front.port(), front.port())
+    }
+
+    /// With a port that leads to `target` on its endpoints.
+    #[must_use]
+    pub fn port(mut self, protocol: Protocol, port: u16, target: u16) -> Self {
+        let name = format!("{}-{port}", protocol.to_string().to_lowercase());
+        self.ports.push(ServicePort {
+            name,
+            protocol,
+            port,
+            target,
+        });
+        self
+    }
+
+    /// With every port leading to `target` on its endpoints.
+    #[must_use]
+    pub fn target(mut self, target: u16) -> Self {
+        for port in &mut self.ports {
+            port.target = target;
+        }
+        self
+    }
+
+    /// With a ready endpoint.
+    #[must_use]
+    pub fn backend(self, address: IpAddr) -> Self {
+        self.endpoint(address, true)
+    }
+
+    /// With ready endpoints.
+    #[must_use]
+    pub fn backends(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        addresses.into_iter().fold(self, Self::backend)
+    }
+
+    /// With an endpoint that isn't ready.
+    #[must_use]
+    pub fn unready(self, address: IpAddr) -> Self {
+        self.endpoint(address, false)
+    }
+
+    fn endpoint(mut self, address: IpAddr, ready: bool) -> Self {
+        self.endpoints.push(Endpoint { address, ready });
+        self
+    }
+
+    /// The same Service without any endpoint.
+    #[must_use]
+    pub fn without_backends(mut self) -> Self {
+        self.endpoints.clear();
+        self
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name of the file that holds it and its EndpointSlices.
+    #[must_use]
+    pub fn file(&self) -> String {
+        format!("{}.yaml", self.name)
+    }
+
+    /// The Service object alone.
+    #[must_use]
+    pub fn service_yaml(&self) -> String {
+        let Self {
+            name,
+            cluster_ips,
+            ports,
+            endpoints: _,
+        } = self;
+        let first = cluster_ips
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let policy = if cluster_ips.len() > 1 {
+            "RequireDualStack"
+        } else {
+            "SingleStack"
+        };
+        let mut text = format!(
+            "---\n\
+             apiVersion: v1\n\
+             kind: Service\n\
+             metadata: {{ name: {name}, namespace: default }}\n\
+             spec:\n\
+             \x20 type: ClusterIP\n\
+             \x20 clusterIP: \"{first}\"\n\
+             \x20 clusterIPs: [{all}]\n\
+             \x20 ipFamilies: [{families}]\n\
+             \x20 ipFamilyPolicy: {policy}\n\
+             \x20 ports:\n",
+            all = quoted(cluster_ips),
+            families = listed(cluster_ips.iter().map(|address| family(*address))),
+        );
+        for ServicePort {
+            name,
+            protocol,
+            port,
+            target,
+        } in ports
+        {
+            text.push_str(&format!(
+                "  - {{ name: {name}, protocol: {protocol}, port: {port}, targetPort: {target} }}\n"
+            ));
+        }
+        text
+    }
+
+    /// The EndpointSlice object of one family: `ipv4` or `ipv6` as the ClusterIPs are.
+    #[must_use]
+    pub fn slice_yaml(&self, like: IpAddr) -> String {
+        let family = family(like);
+        let suffix = family.to_lowercase();
+        let mut text = format!(
+            "---\n\
+             apiVersion: discovery.k8s.io/v1\n\
+             kind: EndpointSlice\n\
+             metadata:\n\
+             \x20 name: {name}-{suffix}\n\
+             \x20 namespace: default\n\
+             \x20 labels: {{ kubernetes.io/service-name: {name} }}\n\
+             addressType: {family}\n\
+             ports:\n",
+            name = self.name,
+        );
+        for ServicePort {
+            name,
+            protocol,
+            port: _,
+            target,
+        } in &self.ports
+        {
+            text.push_str(&format!(
+                "- {{ name: {name}, protocol: {protocol}, port: {target} }}\n"
+            ));
+        }
+        let mine = self
+            .endpoints
+            .iter()
+            .filter(|it| it.address.is_ipv4() == like.is_ipv4());
+        let lines = mine.map(|Endpoint { address, ready }| {
+            format!(
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {ready}, terminating: false }} }}\n"
+            )
+        });
+        let endpoints: String = lines.collect();
+        text.push_str(if endpoints.is_empty() {
+            "endpoints: []\n"
+        } else {
+            "endpoints:\n"
+        });
+        text.push_str(&endpoints);
+        text
+    }
+}
+
+impl Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.service_yaml())?;
+        self.cluster_ips
+            .iter()
+            .try_for_each(|address| f.write_str(&self.slice_yaml(*address)))
+    }
+}
+
+const fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn quoted(items: &[IpAddr]) -> String {
+    listed(items.iter().map(|item| format!("\"{item}\"")))
+}
+
+fn listed(items: impl Iterator<Item = impl Display>) -> String {
+    items
+        .map(|item| item.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dual_stack_service_has_one_slice_per_family() {
+        let addresses: [IpAddr; 2] = [
+            "10.96.0.10".parse().unwrap(),
+            "fd00:10:96::a".parse().unwrap(),
+        ];
+        let service = Service::new("web", addresses)
+            .port(Protocol::Tcp, 80, 8080)
+            .backends(["10.1.0.1".parse().unwrap(), "fd00:10:1::1".parse().unwrap()])
+            .unready("10.1.0.2".parse().unwrap());
+
+        let text = service.to_string();
+
+        assert_eq!(text.matches("kind: EndpointSlice").count(), 2);
+        assert!(text.contains("clusterIPs: [\"10.96.0.10\", \"fd00:10:96::a\"]"));
+        assert!(text.contains("- { name: tcp-80, protocol: TCP, port: 80, targetPort: 8080 }"));
+        assert_eq!(text.matches("ready: true").count(), 2);
+        assert_eq!(text.matches("ready: false").count(), 1);
+    }
+
+    #[test]
+    fn a_service_without_endpoints_has_an_empty_slice() {
+        let front = "10.96.0.10:80".parse().unwrap();
+
+        let text = Service::cluster_ip("none", front, Protocol::Tcp).to_string();
+
+        assert!(text.contains("endpoints: []"));
+    }
+}

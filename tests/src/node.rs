@@ -1,0 +1,85 @@
+//! A node: its network and one instance of the product.
+
+use std::{ops::Deref, path::PathBuf, sync::Arc};
+
+use anyhow::Result;
+
+use crate::{
+    instance::{Instance, Settings},
+    place::Place,
+    pod::Pod,
+    topology::Topology,
+};
+
+/// A node with a host, pods and a client outside, on which `culvert node` can be started.
+/// Everything of it ends when it is dropped.
+#[derive(Debug)]
+pub struct Node {
+    instance: Instance,
+    topology: Topology,
+}
+
+impl Node {
+    /// A node with the product's own map sizes; the daemon isn't started yet.
+    ///
+    /// # Errors
+    ///
+    /// Without the rights of root, without the program, or when the kernel refuses something.
+    pub fn new() -> Result<Self> {
+        Self::with(Settings::from_environment()?)
+    }
+
+    /// A node with settings of its own; the daemon isn't started yet.
+    ///
+    /// # Errors
+    ///
+    /// Without the rights of root, or when the kernel refuses something.
+    pub fn with(settings: Settings) -> Result<Self> {
+        let topology = Topology::new()?;
+        let folder = topology.lab().folder().to_owned();
+        let cgroup = topology.instance_cgroup();
+        let instance = Instance::new(topology.host().clone(), folder, &cgroup, settings)?;
+        Ok(Self { instance, topology })
+    }
+
+    /// The pod of this name, made when it is asked for first.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses something.
+    pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
+        self.topology.pod(name)
+    }
+
+    /// The host's namespace.
+    #[must_use]
+    pub const fn host(&self) -> &Place {
+        self.topology.host()
+    }
+
+    /// A client elsewhere in the network, outside the instance's cgroup.
+    #[must_use]
+    pub const fn outside(&self) -> &Place {
+        self.topology.outside()
+    }
+
+    /// The cgroup that the instance's programs are attached to.
+    #[must_use]
+    pub fn instance_cgroup(&self) -> PathBuf {
+        self.topology.instance_cgroup()
+    }
+
+    /// The namespaces.
+    #[must_use]
+    pub const fn topology(&self) -> &Topology {
+        &self.topology
+    }
+}
+
+impl Deref for Node {
+    type Target = Instance;
+
+    fn deref(&self) -> &Instance {
+        &self.instance
+    }
+}

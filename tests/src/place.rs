@@ -1,0 +1,329 @@
+//! A place: a network namespace and a cgroup, and what can be done in it.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
+    os::fd::AsFd as _,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::{
+    agent::{Agent, Ground, wire::Exit},
+    environment, wait,
+};
+
+/// How long a connect or an answer may take before it counts as lost.
+pub const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a short command may take.
+pub const COMMAND: Duration = Duration::from_secs(30);
+
+/// How many connections wait for a listener of a test.
+const BACKLOG: i32 = 1024;
+
+/// A network namespace and a cgroup, held by an agent.
+#[derive(Clone, Debug)]
+pub struct Place {
+    agent: Arc<Agent>,
+}
+
+impl Place {
+    /// Makes a place.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses it.
+    pub fn new(ground: &Ground) -> Result<Self> {
+        Ok(Self {
+            agent: Arc::new(Agent::start(ground)?),
+        })
+    }
+
+    /// The process that holds the place, for `nsenter -t` and `/proc/<pid>/root`.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.agent.pid()
+    }
+
+    /// A socket made in the place.
+    ///
+    /// # Errors
+    ///
+    /// With the kernel's error.
+    pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
+        self.agent.socket(domain, kind, None)
+    }
+
+    /// A socket of a given protocol made in the place.
+    ///
+    /// # Errors
+    ///
+    /// With the kernel's error.
+    pub fn socket_of(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+        self.agent.socket(domain, kind, Some(protocol))
+    }
+
+    /// A TCP connection from the place, whose reads and writes end after [`ANSWER`].
+    ///
+    /// # Errors
+    ///
+    /// With the kernel's error of `connect`, or `TimedOut`.
+    pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
+        let to = single(to)?;
+        let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
+        connect_within(&socket, to, ANSWER)?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        Ok(socket.into())
+    }
+
+    /// A TCP listener in the place.
+    ///
+    /// # Errors
+    ///
+    /// With the kernel's error.
+    pub fn listen(&self, at: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        let at = single(at)?;
+        let socket = self.socket(Domain::for_address(at), Type::STREAM)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&at.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
+    }
+
+    /// A UDP socket in the place, bound to an address, whose reads end after [`ANSWER`].
+    ///
+    /// # Errors
+    ///
+    /// With the kernel's error.
+    pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        let at = single(at)?;
+        let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
+        socket.bind(&at.into())?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        Ok(socket.into())
+    }
+
+    /// Runs a command to its end, which must be a success.
+    ///
+    /// # Errors
+    ///
+    /// When it fails (with what it printed) or takes longer than [`COMMAND`].
+    pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
+        let output = self.command(argv).start()?.finish(COMMAND)?;
+        if !output.exit.is_success() {
+            bail!(
+                "`{}` failed: {:?}\n{}{}",
+                joined(argv),
+                output.exit,
+                output.stdout,
+                output.stderr
+            );
+        }
+        Ok(output.stdout)
+    }
+
+    /// A command to start in the place.
+    pub fn command<A: AsRef<str>>(&self, argv: &[A]) -> Command<'_> {
+        let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
+        Command {
+            place: self,
+            argv,
+            cpu: None,
+            log: None,
+        }
+    }
+
+    /// A command of the laboratory's own program to start in the place.
+    ///
+    /// # Errors
+    ///
+    /// When that program can't be found.
+    pub fn lab_command<A: AsRef<str>>(&self, arguments: &[A]) -> Result<Command<'_>> {
+        let program = environment::culvert_lab()?;
+        let program = program
+            .to_str()
+            .context("the laboratory's path is no UTF-8")?
+            .to_owned();
+        let mut command = self.command(arguments);
+        command.argv.insert(0, program);
+        Ok(command)
+    }
+
+    /// Sets a parameter of the network namespace, such as `net.ipv4.ip_forward`.
+    ///
+    /// # Errors
+    ///
+    /// With the kernel's error.
+    pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let path = Path::new("/proc/sys").join(name.replace('.', "/"));
+        self.agent.write(&path, value)
+    }
+}
+
+/// Connects a socket, waiting at most `within`; the socket blocks afterwards.
+///
+/// # Errors
+///
+/// With the kernel's error, or `TimedOut`.
+pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::Result<()> {
+    // The kernel's own limit on a blocking connect: the same call as without a limit.
+    socket.set_write_timeout(Some(within))?;
+    socket.connect(&to.into()).map_err(|error| {
+        let late = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
+        if late {
+            io::ErrorKind::TimedOut.into()
+        } else {
+            error
+        }
+    })
+}
+
+fn single(address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+    let mut addresses = address.to_socket_addrs()?;
+    addresses
+        .next()
+        .ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))
+}
+
+fn joined<A: AsRef<str>>(argv: &[A]) -> String {
+    argv.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ")
+}
+
+/// A command, not yet started.
+#[derive(Debug)]
+#[must_use]
+pub struct Command<'a> {
+    place: &'a Place,
+    argv: Vec<String>,
+    cpu: Option<u32>,
+    log: Option<File>,
+}
+
+impl Command<'_> {
+    /// Keeps it to one CPU.
+    pub const fn cpu(mut self, cpu: u32) -> Self {
+        self.cpu = Some(cpu);
+        self
+    }
+
+    /// Writes what it prints to a file, instead of keeping it for [`Process::finish`].
+    pub fn log(mut self, file: File) -> Self {
+        self.log = Some(file);
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be started.
+    pub fn start(self) -> Result<Process> {
+        let (stdout, stderr) = match self.log {
+            Some(log) => (log.try_clone()?, log),
+            None => (tempfile::tempfile()?, tempfile::tempfile()?),
+        };
+        let agent = Arc::clone(&self.place.agent);
+        let pid = agent.spawn(&self.argv, self.cpu, [stdout.as_fd(), stderr.as_fd()])?;
+        Ok(Process {
+            agent,
+            pid,
+            argv: self.argv,
+            stdout,
+            stderr,
+        })
+    }
+}
+
+/// A process in a place; killed when it is dropped.
+#[derive(Debug)]
+pub struct Process {
+    agent: Arc<Agent>,
+    pid: i32,
+    argv: Vec<String>,
+    stdout: File,
+    stderr: File,
+}
+
+/// What a process left.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// How it ended.
+    pub exit: Exit,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+impl Process {
+    /// Its number.
+    #[must_use]
+    pub const fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Sends it a signal; none is sent to one that has ended.
+    ///
+    /// # Errors
+    ///
+    /// When the place is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.agent.signal(self.pid, signal)
+    }
+
+    /// How it ended, if it did.
+    ///
+    /// # Errors
+    ///
+    /// When the place is gone.
+    pub fn ended(&self) -> Result<Option<Exit>> {
+        self.agent.ended(self.pid)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't end in time.
+    pub fn wait(&self, within: Duration) -> Result<Exit> {
+        wait::some(within, || self.ended().transpose())
+            .with_context(|| format!("`{}` doesn't end", joined(&self.argv)))?
+    }
+
+    /// Waits for its end, and returns what it printed.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't end in time.
+    pub fn finish(mut self, within: Duration) -> Result<Output> {
+        let exit = self.wait(within)?;
+        Ok(Output {
+            exit,
+            stdout: whole(&mut self.stdout)?,
+            stderr: whole(&mut self.stderr)?,
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A place that is gone has taken the process along.
+        if self.signal(Signal::SIGKILL).is_ok() {
+            drop(self.wait(ANSWER));
+        }
+    }
+}
+
+fn whole(file: &mut File) -> Result<String> {
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

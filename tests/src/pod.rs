@@ -1,0 +1,183 @@
+//! Pods: places with addresses, and the servers that run in them.
+
+use std::{
+    fs::OpenOptions,
+    net::{IpAddr, SocketAddr},
+    ops::Deref,
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    place::{Place, Process},
+    serve::{self, Kind, Listener, Record},
+    topology, wait,
+};
+
+/// How long a server may take to listen.
+const LISTENING: Duration = Duration::from_secs(10);
+
+/// A pod: a network namespace and a cgroup below the instance's, with one address per family.
+#[derive(Debug)]
+pub struct Pod {
+    name: String,
+    place: Place,
+    v4: IpAddr,
+    v6: IpAddr,
+    folder: PathBuf,
+    servers: AtomicU32,
+}
+
+impl Pod {
+    pub(crate) fn new(name: &str, place: Place, number: u8, folder: PathBuf) -> Self {
+        let [v4, v6] = topology::addresses(number);
+        Self {
+            name: name.to_owned(),
+            place,
+            v4,
+            v6,
+            folder,
+            servers: AtomicU32::new(0),
+        }
+    }
+
+    /// Its name, which its servers answer with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its IPv4 address.
+    #[must_use]
+    pub const fn v4(&self) -> IpAddr {
+        self.v4
+    }
+
+    /// Its IPv6 address.
+    #[must_use]
+    pub const fn v6(&self) -> IpAddr {
+        self.v6
+    }
+
+    /// A port of its IPv4 address.
+    #[must_use]
+    pub const fn at4(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.v4, port)
+    }
+
+    /// A port of its IPv6 address.
+    #[must_use]
+    pub const fn at6(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.v6, port)
+    }
+
+    /// Starts a server that answers HTTP requests on `port` with the pod's name.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't listen in time.
+    pub fn serve_http(&self, port: u16) -> Result<Server> {
+        self.serve(&[Listener::new(Kind::Http, port)])
+    }
+
+    /// Starts a server that sends back what it receives over TCP on `port`.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't listen in time.
+    pub fn serve_echo(&self, port: u16) -> Result<Server> {
+        self.serve(&[Listener::new(Kind::Echo, port)])
+    }
+
+    /// Starts a server that answers datagrams on `port` with the pod's name and the payload.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't listen in time.
+    pub fn serve_udp(&self, port: u16) -> Result<Server> {
+        self.serve(&[Listener::new(Kind::Udp, port)])
+    }
+
+    /// Starts a server process with several listeners.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't listen in time.
+    pub fn serve(&self, listeners: &[Listener]) -> Result<Server> {
+        self.serve_on(listeners, None)
+    }
+
+    /// Starts a server process with several listeners, kept to one CPU.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't listen in time.
+    pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
+        let number = self.servers.fetch_add(1, Ordering::Relaxed);
+        let stem = self.folder.join(format!("{}-{number}", self.name));
+        let record = stem.with_extension("record");
+        let mut arguments = vec!["serve".to_owned(), "--name".to_owned(), self.name.clone()];
+        arguments.push("--record".to_owned());
+        arguments.push(
+            record
+                .to_str()
+                .context("the laboratory's folder is no UTF-8")?
+                .to_owned(),
+        );
+        arguments.extend(listeners.iter().map(ToString::to_string));
+
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(stem.with_extension("log"))?;
+        let mut command = self.lab_command(&arguments)?.log(log);
+        if let Some(cpu) = cpu {
+            command = command.cpu(cpu);
+        }
+        let process = command.start()?;
+        let server = Server { process, record };
+        let listening = wait::some(LISTENING, || {
+            let ended = server.process.ended().transpose();
+            ended.map(Err).or_else(|| server.record().ok().map(Ok))
+        });
+        match listening.with_context(|| format!("a server in pod {}", self.name))? {
+            Ok(_) => Ok(server),
+            Err(ended) => bail!("a server in pod {} ended: {:?}", self.name, ended?),
+        }
+    }
+}
+
+impl Deref for Pod {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+/// A server process; killed when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    process: Process,
+    record: PathBuf,
+}
+
+impl Server {
+    /// What it has served so far, by its own record.
+    ///
+    /// # Errors
+    ///
+    /// When the server is gone.
+    pub fn record(&self) -> Result<Record> {
+        serve::read_record(&self.record)
+    }
+
+    /// The process, to be signalled.
+    #[must_use]
+    pub const fn process(&self) -> &Process {
+        &self.process
+    }
+}

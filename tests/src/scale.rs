@@ -1,0 +1,80 @@
+//! The one place that all load figures come from.
+
+use std::time::Duration;
+
+use crate::environment;
+
+/// How large loads are, against the figures written in the tests: 1 natively, less in slow
+/// virtual machines (`CULVERT_SCALE=0.05`).
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// In thousandths, so that counts are computed without rounding through floating point.
+    thousandths: u32,
+}
+
+impl Scale {
+    /// The figures as they are written.
+    pub const FULL: Self = Self { thousandths: 1000 };
+
+    /// From `CULVERT_SCALE`; full where it is absent or no number.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        environment::scale()
+            .and_then(|text| Self::parse(&text))
+            .unwrap_or(Self::FULL)
+    }
+
+    /// From a decimal factor above 0.
+    fn parse(text: &str) -> Option<Self> {
+        let factor = Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
+        let thousandths = u32::try_from(factor.as_millis()).ok()?;
+        (thousandths > 0).then_some(Self { thousandths })
+    }
+
+    /// A number of things, or a rate; at least 1.
+    #[must_use]
+    pub fn count(self, full: u32) -> u32 {
+        let scaled = u64::from(full) * u64::from(self.thousandths) / 1000;
+        u32::try_from(scaled).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// How long a load lasts.
+    #[must_use]
+    pub fn lasting(self, full: Duration) -> Duration {
+        full * self.thousandths / 1000
+    }
+
+    /// How long to wait for something: never less than written, and longer where machines are slow.
+    #[must_use]
+    pub fn patience(self, full: Duration) -> Duration {
+        full * 1000.max(1_000_000 / self.thousandths).min(20_000) / 1000
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_twentieth_shortens_loads_and_lengthens_patience() {
+        let scale = Scale::parse("0.05").unwrap();
+
+        assert_eq!(scale.count(500), 25);
+        assert_eq!(scale.count(3), 1);
+        assert_eq!(
+            scale.lasting(Duration::from_secs(10)),
+            Duration::from_millis(500)
+        );
+        assert_eq!(
+            scale.patience(Duration::from_secs(1)),
+            Duration::from_secs(20)
+        );
+    }
+
+    #[test]
+    fn what_is_no_factor_is_refused() {
+        assert!(Scale::parse("0").is_none());
+        assert!(Scale::parse("-1").is_none());
+        assert!(Scale::parse("fast").is_none());
+    }
+}

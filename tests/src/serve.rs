@@ -1,0 +1,277 @@
+//! Servers that run in pods, and the records that they keep.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    io::Read as _,
+    net::Ipv6Addr,
+    os::unix::net::UnixStream,
+    path::Path,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+
+pub mod run;
+
+/// How long a server may take to give its record.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// What a port is served with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// HTTP/1.1: each request is answered with the server's name.
+    Http,
+    /// TCP: what comes is sent back.
+    Echo,
+    /// UDP: each datagram is answered with the server's name, a blank and the payload.
+    Udp,
+    /// TCP: accepted and closed, as fast as can be.
+    Sink,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Http, Self::Echo, Self::Udp, Self::Sink];
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Echo => "echo",
+            Self::Udp => "udp",
+            Self::Sink => "sink",
+        }
+    }
+}
+
+/// One port, or a range of them, of a server.
+///
+/// Written `udp:53=dns,dns6` for a port that belongs to some Services, and `udp:2000-2099=svc` for
+/// ports of which each belongs to one: 2000 to `svc-0`, 2001 to `svc-1`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Listener {
+    kind: Kind,
+    first: u16,
+    last: u16,
+    services: Vec<String>,
+}
+
+impl Listener {
+    /// A port that belongs to no Service in particular: whatever comes is right.
+    #[must_use]
+    pub const fn new(kind: Kind, port: u16) -> Self {
+        Self {
+            kind,
+            first: port,
+            last: port,
+            services: Vec::new(),
+        }
+    }
+
+    /// The same port of one Service: requests that were meant for another are foreign.
+    #[must_use]
+    pub fn of(mut self, service: &str) -> Self {
+        self.services.push(service.to_owned());
+        self
+    }
+
+    /// `count` ports, of which each belongs to a Service of its own: `<stem>-0` and so on.
+    #[must_use]
+    pub fn range(kind: Kind, first: u16, count: u16, stem: &str) -> Self {
+        let last = first.saturating_add(count.saturating_sub(1));
+        Self {
+            kind,
+            first,
+            last,
+            services: vec![stem.to_owned()],
+        }
+    }
+
+    fn ports(&self) -> Vec<(u16, Vec<String>)> {
+        if self.first == self.last {
+            return vec![(self.first, self.services.clone())];
+        }
+        let numbered = |number: u16| {
+            self.services
+                .iter()
+                .map(|stem| format!("{stem}-{number}"))
+                .collect()
+        };
+        (self.first..=self.last)
+            .map(|port| (port, numbered(port - self.first)))
+            .collect()
+    }
+}
+
+impl Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind.word(), self.first)?;
+        if self.last != self.first {
+            write!(f, "-{}", self.last)?;
+        }
+        if !self.services.is_empty() {
+            write!(f, "={}", self.services.join(","))?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Listener {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (kind, rest) = text
+            .split_once(':')
+            .context("expected KIND:PORT[=SERVICE,…]")?;
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|it| it.word() == kind)
+            .with_context(|| format!("{kind} is no kind of server"))?;
+        let (ports, services) = rest.split_once('=').unwrap_or((rest, ""));
+        let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+        let (first, last) = (first.parse()?, last.parse()?);
+        if last < first {
+            bail!("{ports} is no range of ports");
+        }
+        let services = services
+            .split(',')
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned);
+        Ok(Self {
+            kind,
+            first,
+            last,
+            services: services.collect(),
+        })
+    }
+}
+
+/// What one port of a server has seen.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Counts {
+    /// TCP connections.
+    pub accepted: u64,
+    /// Requests or datagrams that were answered.
+    pub answered: u64,
+    /// Requests or datagrams that were meant for a Service which this port doesn't belong to.
+    pub foreign: u64,
+}
+
+/// What a server has seen, port by port (`http:8080`).
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Record {
+    /// The server's name.
+    pub name: String,
+    /// What each port has seen.
+    pub ports: BTreeMap<String, Counts>,
+}
+
+impl Record {
+    /// Over all ports.
+    #[must_use]
+    pub fn total(&self) -> Counts {
+        self.ports
+            .values()
+            .fold(Counts::default(), |sum, it| Counts {
+                accepted: sum.accepted + it.accepted,
+                answered: sum.answered + it.answered,
+                foreign: sum.foreign + it.foreign,
+            })
+    }
+}
+
+/// Asks a server for its record.
+pub(crate) fn read_record(socket: &Path) -> Result<Record> {
+    let mut stream = UnixStream::connect(socket).context("a server has gone")?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    serde_json::from_str(&text).context("a server's record is cut off")
+}
+
+/// The counters of one port while it is served.
+#[derive(Debug, Default)]
+struct Port {
+    accepted: AtomicU64,
+    answered: AtomicU64,
+    foreign: AtomicU64,
+    services: Vec<String>,
+}
+
+impl Port {
+    fn of(services: Vec<String>) -> Arc<Self> {
+        Arc::new(Self {
+            services,
+            ..Self::default()
+        })
+    }
+
+    fn count_accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request, and compares the Service that it was meant for.
+    fn count_request(&self, meant_for: Option<&[u8]>) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let foreign = meant_for.is_some_and(|name| {
+            !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
+        });
+        if foreign {
+            self.foreign.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        Counts {
+            accepted: self.accepted.load(Ordering::Relaxed),
+            answered: self.answered.load(Ordering::Relaxed),
+            foreign: self.foreign.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Both families on one socket.
+const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_read_as_it_is_written() {
+        for text in ["http:8080", "udp:53=dns,dns6", "udp:2000-2099=svc"] {
+            assert_eq!(text.parse::<Listener>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn ports_of_a_range_belong_to_one_service_each() {
+        let ports = Listener::range(Kind::Udp, 2000, 3, "svc").ports();
+
+        assert_eq!(ports[2], (2002, vec!["svc-2".to_owned()]));
+        assert_eq!(ports.len(), 3);
+    }
+
+    #[test]
+    fn a_request_for_another_service_is_foreign() {
+        let port = Port::of(vec!["web".to_owned()]);
+
+        port.count_request(Some(b"web"));
+        port.count_request(Some(b"dns"));
+        port.count_request(None);
+
+        assert_eq!(
+            port.counts(),
+            Counts {
+                accepted: 0,
+                answered: 3,
+                foreign: 1
+            }
+        );
+    }
+}

@@ -1,0 +1,292 @@
+//! A node's network: its host, its pods and a client outside, joined by veth pairs and routes.
+//!
+//! ```text
+//! pod 10.1.0.N ──eth0──podN─┐
+//!     fd00:10:1::N          ├─ host ─uplink──eth0─ outside 192.0.2.2
+//! pod …        ──eth0──podM─┘  192.0.2.1              2001:db8::2
+//!                              2001:db8::1
+//! ```
+//!
+//! Service addresses lead nowhere: what isn't translated fails at once.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    agent::{Ground, Network},
+    cgroup,
+    lab::Lab,
+    place::Place,
+    pod::Pod,
+};
+
+/// The host's address on its uplink.
+pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// The host's address on its uplink.
+pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+/// The address of the client outside.
+pub const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// The address of the client outside.
+pub const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
+/// The addresses that Services have.
+pub const SERVICES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
+/// The addresses that pods have.
+pub const PODS: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
+
+/// Set in every namespace: no duplicate address detection, so that addresses work at once, and
+/// timestamps without an offset per pair of addresses, since the same ports meet again by way of
+/// other addresses (a timestamp that goes backwards makes the kernel drop a SYN in `TIME_WAIT`).
+/// ICMP errors without a limit: each attempt that goes astray is to fail at once.
+const EVERYWHERE: [(&str, &str); 7] = [
+    ("net.ipv6.conf.all.disable_ipv6", "0"),
+    ("net.ipv6.conf.default.accept_dad", "0"),
+    ("net.ipv6.conf.default.accept_ra", "0"),
+    ("net.ipv4.tcp_timestamps", "2"),
+    ("net.ipv4.ip_local_port_range", "10240 65000"),
+    ("net.ipv4.icmp_ratelimit", "0"),
+    ("net.ipv6.icmp.ratelimit", "0"),
+];
+
+/// Set on the host.
+const FORWARDING: [(&str, &str); 3] = [
+    ("net.ipv4.ip_forward", "1"),
+    ("net.ipv6.conf.all.forwarding", "1"),
+    ("net.ipv4.conf.all.send_redirects", "0"),
+];
+
+/// The address by which pods reach the host; the same on each of the host's pod interfaces.
+const GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
+
+/// The namespaces of one node. They end when it is dropped.
+#[derive(Debug)]
+pub struct Topology {
+    pods: Mutex<Vec<Arc<Pod>>>,
+    outside: Place,
+    host: Place,
+    lab: Lab,
+}
+
+impl Topology {
+    /// A host and a client outside.
+    ///
+    /// # Errors
+    ///
+    /// Without the rights of root, or when the kernel refuses something.
+    pub fn new() -> Result<Self> {
+        let lab = Lab::new()?;
+        let host = Ground {
+            network: Network::Own,
+            cgroup: lab.cgroup().join("instance/host"),
+            bpffs: Some(lab.folder().join("bpffs")),
+        };
+        let outside = Ground {
+            network: Network::Own,
+            cgroup: lab.cgroup().join("outside"),
+            bpffs: None,
+        };
+        let topology = Self {
+            pods: Mutex::default(),
+            outside: place(&outside).context("the place outside")?,
+            host: place(&host).context("the host's place")?,
+            lab,
+        };
+        topology.join_outside()?;
+        Ok(topology)
+    }
+
+    /// The host's namespace, in the cgroup of the instance.
+    #[must_use]
+    pub const fn host(&self) -> &Place {
+        &self.host
+    }
+
+    /// A client elsewhere in the network, whose cgroup is not the instance's.
+    #[must_use]
+    pub const fn outside(&self) -> &Place {
+        &self.outside
+    }
+
+    /// The folder and cgroup that everything of this node is in.
+    #[must_use]
+    pub const fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// The cgroup that the host and the pods are in, and the client outside isn't.
+    #[must_use]
+    pub fn instance_cgroup(&self) -> PathBuf {
+        self.lab.cgroup().join("instance")
+    }
+
+    /// The pod of this name, made when it is asked for first.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses something.
+    pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
+        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pod) = pods.iter().find(|pod| pod.name() == name) {
+            return Ok(Arc::clone(pod));
+        }
+        let number = u8::try_from(pods.len() + 1).context("too many pods")?;
+        let pod = self
+            .make_pod(name, number)
+            .with_context(|| format!("pod {name}"))?;
+        let pod = Arc::new(pod);
+        pods.push(Arc::clone(&pod));
+        Ok(pod)
+    }
+
+    /// A further place in the network namespace of another, in a cgroup of its own.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses something.
+    pub fn beside(&self, other: &Place, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Place> {
+        let network = Network::Of(other.pid());
+        let cgroup = self.lab.cgroup().join(cgroup);
+        cgroup::create(&cgroup)?;
+        Place::new(&Ground {
+            network,
+            cgroup,
+            bpffs,
+        })
+    }
+
+    fn join_outside(&self) -> Result<()> {
+        for (name, value) in FORWARDING {
+            self.host.sysctl(name, value)?;
+        }
+        let outside = self.outside.pid();
+        let [services4, services6] = SERVICES;
+        self.ip(
+            &self.host,
+            "uplink",
+            &format!(
+                "link set lo up\n\
+                 link add uplink type veth peer name eth0 netns {outside}\n\
+                 link set uplink up\n\
+                 addr add {HOST_V4}/24 dev uplink\n\
+                 addr add {HOST_V6}/64 dev uplink nodad\n\
+                 route add default via {OUTSIDE_V4}\n\
+                 route add default via {OUTSIDE_V6}\n\
+                 route add unreachable {services4}\n\
+                 route add unreachable {services6}\n"
+            ),
+        )?;
+        self.ip(
+            &self.outside,
+            "outside",
+            &format!(
+                "link set lo up\n\
+                 link set eth0 up\n\
+                 addr add {OUTSIDE_V4}/24 dev eth0\n\
+                 addr add {OUTSIDE_V6}/64 dev eth0 nodad\n\
+                 route add default via {HOST_V4}\n\
+                 route add default via {HOST_V6}\n"
+            ),
+        )
+    }
+
+    fn make_pod(&self, name: &str, number: u8) -> Result<Pod> {
+        let place = place(&Ground {
+            network: Network::Own,
+            cgroup: self.instance_cgroup().join("pods").join(name),
+            bpffs: None,
+        })?;
+        let pod = Pod::new(name, place, number, self.lab.folder().to_owned());
+        let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
+        let [gateway4, gateway6] = GATEWAY;
+        self.ip(
+            &self.host,
+            &format!("host-{name}"),
+            &format!(
+                "link add pod{number} type veth peer name eth0 netns {pid}\n\
+                 link set pod{number} up\n\
+                 addr add {gateway4}/32 dev pod{number} scope link\n\
+                 addr add {gateway6}/64 dev pod{number} nodad\n\
+                 route add {v4}/32 dev pod{number} src {HOST_V4}\n\
+                 route add {v6}/128 dev pod{number} src {HOST_V6}\n"
+            ),
+        )?;
+        self.ip(
+            &pod,
+            name,
+            &format!(
+                "link set lo up\n\
+                 link set eth0 up\n\
+                 addr add {v4}/32 dev eth0\n\
+                 addr add {v6}/128 dev eth0 nodad\n\
+                 route add {gateway4}/32 dev eth0\n\
+                 route add default via {gateway4} dev eth0\n\
+                 route add default via {gateway6} dev eth0\n"
+            ),
+        )?;
+        Ok(pod)
+    }
+
+    /// Runs a batch of `ip` commands in a place.
+    ///
+    /// # Errors
+    ///
+    /// When one of them fails.
+    pub fn ip(&self, place: &Place, name: &str, batch: &str) -> Result<()> {
+        let file = self.lab.folder().join(format!("{name}.ip"));
+        fs::write(&file, batch).with_context(|| format!("cannot write {}", file.display()))?;
+        let file = file
+            .to_str()
+            .context("the laboratory's folder is no UTF-8")?;
+        place.run(&["ip", "-batch", file]).map(drop)
+    }
+
+    /// How to get into the places from a shell.
+    #[must_use]
+    pub fn ways_in(&self) -> String {
+        let mut text = String::new();
+        let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let instance = self.instance_cgroup();
+        let mut way = |name: &str, pid: u32, cgroup: PathBuf| {
+            text.push_str(&format!(
+                "  {name:<12} sh -c 'echo $$ > {}/cgroup.procs; exec nsenter -t {pid} -n -m sh'\n",
+                cgroup.display()
+            ));
+        };
+        way("host", self.host.pid(), instance.join("host"));
+        for pod in pods.iter() {
+            way(
+                pod.name(),
+                pod.pid(),
+                instance.join("pods").join(pod.name()),
+            );
+        }
+        way(
+            "outside",
+            self.outside.pid(),
+            self.lab.cgroup().join("outside"),
+        );
+        drop(pods);
+        text
+    }
+}
+
+fn place(ground: &Ground) -> Result<Place> {
+    cgroup::create(&ground.cgroup)?;
+    let place = Place::new(ground)?;
+    for (name, value) in EVERYWHERE {
+        place.sysctl(name, value)?;
+    }
+    Ok(place)
+}
+
+/// The addresses of the pod with this number.
+pub(crate) fn addresses(number: u8) -> [IpAddr; 2] {
+    let v4 = Ipv4Addr::new(10, 1, 0, number);
+    let v6 = Ipv6Addr::new(0xfd00, 0x10, 1, 0, 0, 0, 0, u16::from(number));
+    [v4.into(), v6.into()]
+}

@@ -192,7 +192,7 @@ proptest! {
         for (name, created) in order {
             claim(&mut claims, name, created, &["10.96.0.1"]);
         }
-        prop_assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("b"));
+        prop_assert_eq!(owner(&claims, "10.96.0.1"), Some("b".to_owned()));
     }
 
     #[test]

@@ -7,69 +7,60 @@ use core::{
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// An IPv4 or IPv6 address in 16 bytes, network byte order. An IPv4 address is held in its
-/// v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2), so a v4-mapped socket and an
-/// IPv4 socket find the same entry.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Eq,
-    FromBytes,
-    Hash,
-    Immutable,
-    IntoBytes,
-    KnownLayout,
-    Ord,
-    PartialEq,
-    PartialOrd,
-)]
+/// An IPv4 or IPv6 address: four words in network byte order, as `bpf_sock_addr::user_ip6` holds
+/// them. An IPv4 address is held in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section
+/// 2.5.5.2), so a v4-mapped socket and an IPv4 socket find the same entry.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(transparent)]
-pub struct Address([u8; 16]);
+pub struct Address([u32; 4]);
 
-/// The third 32-bit word of a v4-mapped address, in network byte order.
+/// The third word of a v4-mapped address.
 const MAPPED: u32 = 0xffff_u32.to_be();
 
 impl Address {
     /// The unspecified address, `::`.
-    pub const UNSPECIFIED: Self = Self([0; 16]);
+    pub const UNSPECIFIED: Self = Self([0; 4]);
+
+    /// `127.0.0.1`.
+    pub const LOOPBACK_V4: Self = Self::from_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
+
+    /// `::1`.
+    pub const LOOPBACK_V6: Self = Self::from_ip(IpAddr::V6(Ipv6Addr::LOCALHOST));
+
+    /// `255.255.255.255`: a TCP connect to it fails at once, for sockets bound to a device too.
+    pub const BROADCAST_V4: Self = Self::from_ip(IpAddr::V4(Ipv4Addr::BROADCAST));
+
+    /// `ff02::1`: a TCP connect to it fails at once, for sockets bound to a device too.
+    pub const MULTICAST_V6: Self =
+        Self::from_ip(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)));
 
     /// Takes an IPv4 address as one word in network byte order, as `bpf_sock_addr::user_ip4`
     /// holds it.
     #[inline(always)]
     #[must_use]
     pub const fn from_v4_word(word: u32) -> Self {
-        Self::from_words([0, 0, MAPPED, word])
+        Self([0, 0, MAPPED, word])
     }
 
     /// Takes four words in network byte order, as `bpf_sock_addr::user_ip6` holds them.
     #[inline(always)]
     #[must_use]
     pub const fn from_words(words: [u32; 4]) -> Self {
-        let [a, b, c, d] = words;
-        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a.to_ne_bytes(), b.to_ne_bytes());
-        let ([c0, c1, c2, c3], [d0, d1, d2, d3]) = (c.to_ne_bytes(), d.to_ne_bytes());
-        Self([a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3])
+        Self(words)
     }
 
     /// The four words in network byte order.
     #[inline(always)]
     #[must_use]
     pub const fn words(self) -> [u32; 4] {
-        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = self.0;
-        [
-            u32::from_ne_bytes([a0, a1, a2, a3]),
-            u32::from_ne_bytes([b0, b1, b2, b3]),
-            u32::from_ne_bytes([c0, c1, c2, c3]),
-            u32::from_ne_bytes([d0, d1, d2, d3]),
-        ]
+        self.0
     }
 
     /// The last word in network byte order: the whole address if it is IPv4.
     #[inline(always)]
     #[must_use]
     pub const fn v4_word(self) -> u32 {
-        let [_, _, _, word] = self.words();
+        let [_, _, _, word] = self.0;
         word
     }
 
@@ -77,28 +68,64 @@ impl Address {
     #[inline(always)]
     #[must_use]
     pub const fn is_v4(self) -> bool {
-        let [a, b, c, _] = self.words();
+        let [a, b, c, _] = self.0;
         (a | b) == 0 && c == MAPPED
     }
 
     /// Takes an address of either family; a v4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub const fn from_ip(ip: IpAddr) -> Self {
-        match ip {
-            IpAddr::V4(v4) => Self(v4.to_ipv6_mapped().octets()),
-            IpAddr::V6(v6) => Self(v6.octets()),
-        }
+        let bits = match ip {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(v6) => v6.to_bits(),
+        };
+        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = bits.to_be_bytes();
+        Self([
+            u32::from_ne_bytes([a0, a1, a2, a3]),
+            u32::from_ne_bytes([b0, b1, b2, b3]),
+            u32::from_ne_bytes([c0, c1, c2, c3]),
+            u32::from_ne_bytes([d0, d1, d2, d3]),
+        ])
     }
 
     /// The address as the standard library holds it; v4-mapped becomes IPv4.
     #[must_use]
     pub const fn to_ip(self) -> IpAddr {
-        let [.., a, b, c, d] = self.0;
+        let [a, b, c, d] = self.0;
         if self.is_v4() {
-            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-        } else {
-            IpAddr::V6(Ipv6Addr::from_octets(self.0))
+            return IpAddr::V4(Ipv4Addr::from_bits(u32::from_be(d)));
         }
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a.to_ne_bytes(), b.to_ne_bytes());
+        let ([c0, c1, c2, c3], [d0, d1, d2, d3]) = (c.to_ne_bytes(), d.to_ne_bytes());
+        IpAddr::V6(Ipv6Addr::from_octets([
+            a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3,
+        ]))
+    }
+}
+
+impl PartialEq for Address {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
+        ((a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)) == 0
+    }
+}
+
+impl core::hash::Hash for Address {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Ord for Address {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.0.map(u32::from_be).cmp(&other.0.map(u32::from_be))
+    }
+}
+
+impl PartialOrd for Address {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -1,4 +1,26 @@
 //! Culvert's daemon and command line.
 //!
+//! - [`app`]: one file a role, each wires its parts in order
+//! - [`cli`]: the command line
+//! - [`config`]: the configuration
+//! - [`source`]: where objects come from
+//! - [`k8s`]: Kubernetes objects to domain types, with the field in each error
 //! - [`model`]: plain domain types
+//! - [`plan`]: what the maps should hold (pure)
+//! - [`reconcile`]: the owner of the maps: what is, what should be, and the writes between
+//! - [`bpf`]: all that touches aya or the kernel's BPF
+//! - [`admin`]: status, metrics, health
+//! - [`tasks`], [`drain`], [`telemetry`]: tasks with an owner; the wish to stop; logs
+pub mod admin;
+pub mod app;
+pub mod bpf;
+pub mod cli;
+pub mod config;
+pub mod drain;
+pub mod k8s;
 pub mod model;
+pub mod plan;
+pub mod reconcile;
+pub mod source;
+pub mod tasks;
+pub mod telemetry;

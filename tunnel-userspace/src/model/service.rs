@@ -16,8 +16,8 @@ pub struct Service {
     pub cluster_ips: Vec<IpAddr>,
     /// The ports.
     pub ports: Vec<ServicePort>,
-    /// How a backend is chosen (annotation `culvert.dev/algorithm`).
-    pub algorithm: Algorithm,
+    /// How a backend is chosen (annotation `culvert.dev/algorithm`), where the Service says.
+    pub algorithm: Option<Algorithm>,
 }
 
 /// One port of a Service.

@@ -1,0 +1,166 @@
+//! Every map of the data plane, once. No other module names a map.
+#![expect(unsafe_code, reason = "BPF map access")]
+
+use core::{arch::asm, ptr};
+
+use aya_ebpf::{
+    bindings::bpf_sock,
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, SkStorage},
+    helpers::generated::bpf_sk_storage_get,
+    macros::btf_map,
+    programs::{SockAddrContext, SockContext},
+};
+use tunnel_common::{
+    origin::{Origin, Overflow, OverflowKey},
+    reason::Reason,
+    service::{Backend, Front, FrontKey, Slot, State},
+};
+
+use crate::context;
+
+// The sizes of `svc`, `front`, `slot`, `be` and `turn` are set by the loader from its config.
+#[btf_map(name = "svc")]
+static SVC: HashMap<FrontKey, u32, 1> = HashMap::new();
+#[btf_map(name = "front")]
+static FRONT: Array<Front, 1> = Array::new();
+#[btf_map(name = "slot")]
+static SLOT: Array<Slot, 1> = Array::new();
+#[btf_map(name = "be")]
+static BE: Array<Backend, 1> = Array::new();
+#[btf_map(name = "turn")]
+static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
+#[btf_map(name = "origin")]
+static ORIGIN: SkStorage<Origin> = SkStorage::new();
+#[btf_map(name = "overflow")]
+static OVERFLOW: LruHashMap<OverflowKey, Overflow, OVERFLOW_ENTRIES, NO_COMMON_LRU> =
+    LruHashMap::new();
+#[btf_map(name = "count")]
+static COUNT: PerCpuArray<u64, REASONS> = PerCpuArray::new();
+
+const OVERFLOW_ENTRIES: usize = 4096;
+const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
+const REASONS: usize = Reason::CAPACITY as usize;
+
+/// The index of the record of a front.
+#[inline(always)]
+pub(crate) fn front_index(key: &FrontKey) -> Option<u32> {
+    // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
+    // reused for another key meanwhile, so this may be another front's index: `lookup::front`
+    // compares the key that the record echoes.
+    unsafe { SVC.get(key) }.copied()
+}
+
+/// A record of a front; it is never changed while a program can reach it.
+#[inline(always)]
+pub(crate) fn front(index: u32) -> Option<&'static Front> {
+    FRONT.get(index)
+}
+
+/// A place in a set; it is never changed while a program can reach it.
+#[inline(always)]
+pub(crate) fn slot(index: u32) -> Option<Slot> {
+    SLOT.get(index).copied()
+}
+
+/// A backend; only its state changes while a program can reach it.
+#[inline(always)]
+pub(crate) fn backend(index: u32) -> Option<&'static Backend> {
+    BE.get(index)
+}
+
+/// The state of a backend as it is now.
+#[inline(always)]
+pub(crate) fn state(backend: &Backend) -> State {
+    // SAFETY: the reference is valid; the word changes under it, hence one volatile read.
+    unsafe { (&raw const backend.state).read_volatile() }
+}
+
+/// The next number in turn for a service, on this CPU.
+#[inline(always)]
+pub(crate) fn turn(service: u32) -> Option<u32> {
+    let counter = TURN.get_ptr_mut(service)?;
+    // SAFETY: the counter belongs to this CPU. A program that preempts this one may count the
+    // same number again, which costs one turn and nothing else.
+    let number = unsafe { counter.read() };
+    // SAFETY: as above.
+    unsafe { counter.write(number.wrapping_add(1)) };
+    Some(number)
+}
+
+/// What the socket remembers.
+#[inline(always)]
+pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
+    // SAFETY: the helper takes the socket of the context, and gives null or a value that stays
+    // mapped until the program ends. Only the word `used` changes, through `touch`.
+    unsafe { ORIGIN.get_ptr_mut(ctx).cast_const().as_ref() }
+}
+
+/// Notes that the flow of a socket was used.
+#[inline(always)]
+pub(crate) fn touch(origin: &'static Origin, now: u64) {
+    let used = (&raw const origin.used).cast_mut();
+    // SAFETY: the value is in socket storage, where programs may write; one word of 64 bits.
+    unsafe { used.write_volatile(now) };
+}
+
+/// Makes the socket remember a translation if it remembers none. Gives what it remembers now,
+/// which is another's if a thread was quicker, or nothing if there is no memory for it.
+#[inline(always)]
+pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
+    // SAFETY: as for `origin`; the initial value is whole before the socket can show it.
+    unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)).cast_const().as_ref() }
+}
+
+/// Makes the socket forget. Readers that hold the value keep it as it was.
+#[inline(always)]
+pub(crate) fn remove_origin(ctx: &SockAddrContext) {
+    // SAFETY: the helper takes the socket of the context. It fails only if there is no value.
+    let _absent: Result<(), i32> = unsafe { ORIGIN.delete(context::socket(ctx)) };
+}
+
+/// Whether a socket that is being closed remembers a translation.
+#[inline(always)]
+pub(crate) fn has_origin(ctx: &SockContext) -> bool {
+    let sock: *mut bpf_sock = ctx.sock;
+    // SAFETY: the helper takes the socket that the hook runs for.
+    let value = unsafe {
+        bpf_sk_storage_get((&raw const ORIGIN).cast_mut().cast(), sock.cast(), ptr::null_mut(), 0)
+    };
+    !value.is_null()
+}
+
+/// An older translation of a socket, if the entry is that of the key.
+#[inline(always)]
+pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
+    // SAFETY: the element stays mapped for the run of the program, but may be reused for another
+    // key: it is copied, and the copy's key compared.
+    let entry = unsafe { OVERFLOW.get(key) }.copied()?;
+    if entry.key == *key { Some(entry.origin) } else { None }
+}
+
+/// Keeps an older translation of a socket. The map evicts what was not used for longest.
+#[inline(always)]
+pub(crate) fn insert_overflow(entry: &Overflow) {
+    // The map is an LRU: the insert fails only when every entry is being changed at this moment,
+    // and then the flow chooses anew.
+    let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
+}
+
+/// Drops an older translation of a socket.
+#[inline(always)]
+pub(crate) fn remove_overflow(key: &OverflowKey) {
+    let _absent: Result<(), i32> = OVERFLOW.remove(key);
+}
+
+/// Counts a reason, on this CPU.
+#[inline(always)]
+pub(crate) fn count(reason: Reason) {
+    if let Some(counter) = COUNT.get_ptr_mut(reason.index()) {
+        // SAFETY: the counter is an aligned word of 64 bits in the map. The addition is atomic
+        // because another program may preempt this one. It is written out because `core` has no
+        // atomic addition for this target, and because Linux 5.10 has none that gives a result.
+        unsafe {
+            asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What the socket hooks do: translate, remember, refuse, and put the VIP back.
+
+use aya_ebpf::programs::SockContext;
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    origin::{Direction, ORIGIN_VERSION, Origin, Overflow, OverflowKey},
+    reason::Reason,
+    select,
+    service::{Front, FrontKey, State},
+};
+
+use crate::{
+    context::{self, ALLOW, DENY, Sock},
+    lookup::{self, Choice, Lookup, NoChoice},
+    maps,
+};
+
+const ECONNREFUSED: i32 = 111;
+const ENOMEM: i32 = 12;
+
+/// Whether a hook runs once for a connection or for each datagram.
+#[derive(Clone, Copy, PartialEq)]
+enum Call {
+    Connect,
+    Send,
+}
+
+/// Why a connect or datagram is refused, and the error that the caller sees.
+struct Refusal {
+    reason: Reason,
+    error: i32,
+}
+
+/// `connect(2)` of TCP and UDP sockets.
+#[inline(always)]
+pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
+    let Some(key) = sock.key() else { return ALLOW };
+    let refusal = match lookup::front(&key) {
+        Lookup::Found(front) => match translate(sock, &key, front) {
+            Ok(()) => return ALLOW,
+            Err(refusal) => refusal,
+        },
+        Lookup::Unstable => UNSTABLE,
+        Lookup::None => {
+            forget(sock, &key);
+            return ALLOW;
+        }
+    };
+    refuse(sock, &key, Call::Connect, &refusal)
+}
+
+/// `sendto(2)` and `sendmsg(2)` of UDP sockets with an address, and every `send(2)` of a connected
+/// v4-mapped one.
+#[inline(always)]
+pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
+    let Some(key) = sock.key() else { return ALLOW };
+    // A connected v4-mapped socket comes here with the backend's address on each send. If that
+    // were looked up, a backend that is itself a front would be translated twice.
+    if let Some(origin) = maps::origin(sock.context())
+        && origin.leads_to(&key.address, key.port)
+    {
+        return ALLOW;
+    }
+    let refusal = match lookup::front(&key) {
+        Lookup::Found(front) => match translate(sock, &key, front) {
+            Ok(()) => return ALLOW,
+            Err(refusal) => refusal,
+        },
+        Lookup::Unstable => UNSTABLE,
+        Lookup::None => return ALLOW,
+    };
+    refuse(sock, &key, Call::Send, &refusal)
+}
+
+const UNSTABLE: Refusal = Refusal { reason: Reason::RecordUnstable, error: ECONNREFUSED };
+
+/// `recvfrom(2)` and `recvmsg(2)` of UDP sockets: the sender's address becomes the VIP again.
+#[inline(always)]
+pub(crate) fn receive<S: Sock>(sock: &S) {
+    if let Some(origin) = restore(sock) {
+        maps::touch(origin, context::now());
+    }
+}
+
+/// `getpeername(2)`: the peer's address becomes the VIP again.
+#[inline(always)]
+pub(crate) fn peername<S: Sock>(sock: &S) {
+    restore(sock);
+}
+
+/// The close of a socket.
+#[inline(always)]
+pub(crate) fn release(ctx: &SockContext) {
+    if maps::has_origin(ctx) {
+        maps::count(Reason::SocketReleased);
+    }
+}
+
+/// Puts the VIP in the place of the backend; gives what the socket remembers if that is where the
+/// VIP was found.
+#[inline(always)]
+fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
+    let origin = maps::origin(sock.context())?;
+    let (address, port) = (sock.address(), sock.port());
+    if origin.leads_to(&address, port) {
+        sock.set(&origin.vip, origin.vip_port);
+        return Some(origin);
+    }
+    if origin.flags & Origin::OVERFLOWED != 0 {
+        let key = overflow_key(sock.cookie(), address, port, Direction::REVERSE);
+        if let Some(older) = maps::overflow(&key) {
+            sock.set(&older.vip, older.vip_port);
+        }
+    }
+    None
+}
+
+/// Sends a connect or datagram on to a backend.
+#[inline(always)]
+fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Refusal> {
+    let now = context::now();
+    let current = maps::origin(sock.context());
+    let kept = match current {
+        Some(current) if key.protocol == Protocol::UDP => sticky(sock, current, key, front, now),
+        _ => None,
+    };
+    let (mut origin, mut reason) = if let Some(kept) = kept {
+        (kept, Reason::TranslatedSticky)
+    } else {
+        (chosen(key, front)?, Reason::Translated)
+    };
+    origin.used = now;
+    if !remember(sock, current, &mut origin) {
+        if key.protocol == Protocol::UDP {
+            return Err(Refusal { reason: Reason::StorageFull, error: ENOMEM });
+        }
+        reason = Reason::TranslatedUntracked;
+    }
+    maps::count(reason);
+    sock.set(&origin.backend, origin.backend_port);
+    Ok(())
+}
+
+/// A new choice for a front.
+#[inline(always)]
+fn chosen(key: &FrontKey, front: &Front) -> Result<Origin, Refusal> {
+    match lookup::choose(front) {
+        Ok(choice) => Ok(origin_of(key, front.service, &choice)),
+        Err(NoChoice::Empty) => Err(Refusal { reason: Reason::NoBackend, error: ECONNREFUSED }),
+        Err(NoChoice::Broken) => Err(Refusal { reason: Reason::RecordBroken, error: ECONNREFUSED }),
+    }
+}
+
+/// The choice that a UDP flow already has, if it still holds.
+#[inline(always)]
+fn sticky<S: Sock>(
+    sock: &S,
+    current: &Origin,
+    key: &FrontKey,
+    front: &Front,
+    now: u64,
+) -> Option<Origin> {
+    let kept = if current.is_of(key) {
+        *current
+    } else if current.flags & Origin::OVERFLOWED != 0 {
+        let forward = overflow_key(sock.cookie(), key.address, key.port, Direction::FORWARD);
+        maps::overflow(&forward)?
+    } else {
+        return None;
+    };
+    let state = maps::state(maps::backend(kept.index)?);
+    if select::is_sticky(&kept, front.service, state, now) { Some(kept) } else { None }
+}
+
+/// Makes the socket remember a translation; what it remembered moves to `overflow` if it is a UDP
+/// socket. Says whether it could.
+///
+/// The value is replaced, not changed: another thread that sends on the same socket sees the old
+/// translation or the new one, never a mixture of two.
+#[inline(always)]
+fn remember<S: Sock>(sock: &S, current: Option<&'static Origin>, origin: &mut Origin) -> bool {
+    let ctx = sock.context();
+    if let Some(old) = current {
+        if is_same(old, origin) {
+            maps::touch(old, origin.used);
+            return true;
+        }
+        if origin.protocol == Protocol::UDP {
+            overflow(sock.cookie(), old);
+            origin.flags |= Origin::OVERFLOWED;
+        }
+        maps::remove_origin(ctx);
+    }
+    let Some(stored) = maps::insert_origin(ctx, origin) else {
+        if current.is_some() {
+            maps::count(Reason::SocketReleased);
+        }
+        return false;
+    };
+    if current.is_none() {
+        maps::count(Reason::SocketTracked);
+    }
+    if !is_same(stored, origin) {
+        // Another thread was quicker: its translation stays, and this one is kept beside it.
+        overflow(sock.cookie(), origin);
+    }
+    true
+}
+
+/// Whether two translations lead from the same VIP to the same backend.
+#[inline(always)]
+fn is_same(one: &Origin, other: &Origin) -> bool {
+    one.index == other.index
+        && one.state == other.state
+        && one.vip_port == other.vip_port
+        && one.vip == other.vip
+}
+
+/// Keeps a translation beside the socket, under its VIP and under its backend.
+#[inline(always)]
+fn overflow(cookie: u64, origin: &Origin) {
+    let forward = overflow_key(cookie, origin.vip, origin.vip_port, Direction::FORWARD);
+    maps::insert_overflow(&Overflow { key: forward, origin: *origin });
+    let reverse = overflow_key(cookie, origin.backend, origin.backend_port, Direction::REVERSE);
+    maps::insert_overflow(&Overflow { key: reverse, origin: *origin });
+    maps::count(Reason::Overflowed);
+}
+
+/// A socket that now dials the backend itself must show the backend.
+#[inline(always)]
+fn forget<S: Sock>(sock: &S, key: &FrontKey) {
+    let Some(origin) = maps::origin(sock.context()) else { return };
+    if origin.flags & Origin::OVERFLOWED != 0 {
+        let key = overflow_key(sock.cookie(), key.address, key.port, Direction::REVERSE);
+        maps::remove_overflow(&key);
+    }
+    if origin.leads_to(&key.address, key.port) {
+        maps::remove_origin(sock.context());
+        maps::count(Reason::SocketReleased);
+    }
+}
+
+/// Makes the system call fail.
+///
+/// Where the error can't be set (before Linux 6.1), a connect is sent to a place that refuses at
+/// once: TCP to port 0 of loopback, UDP to port 1 of it, TCP of a socket bound to a device (which
+/// can't reach loopback) to an address that has no route. The rest gets EPERM.
+#[inline(always)]
+fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
+    maps::count(refusal.reason);
+    if context::set_error(refusal.error) || call == Call::Send {
+        return DENY;
+    }
+    let v4 = key.address.is_v4();
+    let loopback = if v4 { Address::LOOPBACK_V4 } else { Address::LOOPBACK_V6 };
+    if key.protocol == Protocol::TCP {
+        if sock.is_bound_to_device() {
+            let nowhere = if v4 { Address::BROADCAST_V4 } else { Address::MULTICAST_V6 };
+            sock.set(&nowhere, key.port);
+        } else {
+            sock.set(&loopback, Port::from_host(0));
+        }
+        return ALLOW;
+    }
+    if sock.is_bound_to_device() {
+        return DENY;
+    }
+    // Port 1, unlike port 0, is refused for v4-mapped sockets too, and keeps the peer's name.
+    let refusing = Port::from_host(1);
+    let mut origin = Origin {
+        used: context::now(),
+        vip: key.address,
+        backend: loopback,
+        index: 0,
+        state: State::default(),
+        service: 0,
+        vip_port: key.port,
+        backend_port: refusing,
+        protocol: key.protocol,
+        version: ORIGIN_VERSION,
+        flags: 0,
+        reserved: 0,
+    };
+    if !remember(sock, maps::origin(sock.context()), &mut origin) {
+        return DENY;
+    }
+    sock.set(&loopback, refusing);
+    ALLOW
+}
+
+#[inline(always)]
+fn origin_of(key: &FrontKey, service: u32, choice: &Choice) -> Origin {
+    Origin {
+        used: 0,
+        vip: key.address,
+        backend: choice.backend.address,
+        index: choice.index,
+        state: choice.state,
+        service,
+        vip_port: key.port,
+        backend_port: choice.backend.port,
+        protocol: key.protocol,
+        version: ORIGIN_VERSION,
+        flags: 0,
+        reserved: 0,
+    }
+}
+
+#[inline(always)]
+const fn overflow_key(
+    cookie: u64,
+    address: Address,
+    port: Port,
+    direction: Direction,
+) -> OverflowKey {
+    OverflowKey { cookie, address, port, direction, reserved: [0; 5] }
+}

@@ -1,0 +1,60 @@
+//! Compiles the kernel programs, so that the daemon carries them inside.
+
+#[path = "build/compile.rs"]
+mod compile;
+#[path = "build/toolchain.rs"]
+mod toolchain;
+
+use std::{env, fs, io, path::PathBuf, process::ExitCode};
+
+/// What of the workspace the object is made from.
+const SOURCES: [&str; 5] = [
+    "tunnel-ebpf/src",
+    "tunnel-ebpf/Cargo.toml",
+    "tunnel-ebpf/Cargo.lock",
+    "tunnel-common/src",
+    "tunnel-common/Cargo.toml",
+];
+
+fn main() -> io::Result<ExitCode> {
+    let workspace = folder("CARGO_MANIFEST_DIR")?.join("..").canonicalize()?;
+    for source in SOURCES {
+        println!(
+            "cargo::rerun-if-changed={}",
+            workspace.join(source).display()
+        );
+    }
+    for name in [toolchain::RUSTC_VARIABLE, toolchain::LINKER_VARIABLE] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let pair = match toolchain::find(&workspace.join("target/tools")) {
+        Ok(pair) => pair,
+        Err(missing) => {
+            println!("cargo::error={missing}");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    for program in [&pair.compiler.rustc, &pair.linker.path] {
+        println!("cargo::rerun-if-changed={}", program.display());
+    }
+    let arch = env::var_os("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+    match compile::compile(&pair, &workspace, &arch.to_string_lossy()) {
+        Ok(object) => {
+            fs::copy(object, folder("OUT_DIR")?.join("culvert.bpf.o"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            println!(
+                "cargo::error={error}; compiler: {}; linker: {}",
+                pair.compiler, pair.linker
+            );
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn folder(variable: &str) -> io::Result<PathBuf> {
+    env::var_os(variable)
+        .map(PathBuf::from)
+        .ok_or_else(|| io::Error::other(format!("Cargo did not set {variable}")))
+}

@@ -1,0 +1,200 @@
+//! Compiles the kernel programs with a pair of [`crate::toolchain`]. One file for `build.rs` and
+//! `xtask`.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::toolchain::{Core, Pair, TARGET};
+
+const BINARY: &str = "culvert-ebpf";
+/// Variables of Cargo that a user sets; all others of that name are one build's own.
+const KEPT: [&str; 9] = [
+    "CARGO_HOME",
+    "CARGO_HTTP_",
+    "CARGO_MAKEFLAGS",
+    "CARGO_NET_",
+    "CARGO_REGISTRIES_",
+    "CARGO_REGISTRY_",
+    "CARGO_SOURCE_",
+    "CARGO_TERM_",
+    "CARGO_BUILD_JOBS",
+];
+/// What else one build hands down and another must not inherit.
+const DROPPED: [&str; 5] = [
+    "CLIPPY_",
+    "RUSTC",
+    "RUSTDOC",
+    "RUSTFLAGS",
+    "RUSTUP_TOOLCHAIN",
+];
+
+/// What Cargo tells a build script. Crates of the kernel programs look at `HOST`: with it in one
+/// caller and not in the other, each would compile anew what the other has compiled.
+const OF_BUILD_SCRIPT: [&str; 7] = [
+    "DEBUG",
+    "HOST",
+    "NUM_JOBS",
+    "OPT_LEVEL",
+    "OUT_DIR",
+    "PROFILE",
+    "TARGET",
+];
+
+/// Compiles the object for machines of `arch` and says where it lies. `workspace` is the real path of
+/// its folder: it is cut from the paths in the object.
+pub(crate) fn compile(pair: &Pair, workspace: &Path, arch: &str) -> io::Result<PathBuf> {
+    let target = target_folder()?;
+    let status = cargo(pair, workspace, &target, arch, "build").status()?;
+    if !status.success() {
+        return Err(io::Error::other("the kernel programs don't compile"));
+    }
+    Ok(target.join(TARGET).join("release").join(BINARY))
+}
+
+/// A `cargo` of its own for the kernel programs: its compiler, its flags, its target folder, and
+/// nothing inherited from the build that calls it.
+pub(crate) fn cargo(
+    pair: &Pair,
+    workspace: &Path,
+    target: &Path,
+    arch: &str,
+    subcommand: &str,
+) -> Command {
+    let own = pair.compiler.sysroot.join("bin/cargo");
+    let program = match pair.compiler.core {
+        // Sources of the standard library want the Cargo that came with them.
+        Core::Source if own.is_file() => own.into_os_string(),
+        Core::Source | Core::Compiled => env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
+    };
+    let mut command = Command::new(program);
+    for (name, _) in env::vars_os() {
+        if is_dropped(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
+    command
+        .current_dir(workspace.join("tunnel-ebpf"))
+        .arg(subcommand)
+        .args(["--release", "--target", TARGET, "--target-dir"])
+        .arg(target)
+        .env("RUSTC", &pair.compiler.rustc)
+        .env("RUSTC_BOOTSTRAP", "1")
+        // Empty, not absent: a wrapper may also stand in the user's configuration.
+        .env("RUSTC_WRAPPER", "")
+        .env("RUSTC_WORKSPACE_WRAPPER", "")
+        .env(
+            "CARGO_ENCODED_RUSTFLAGS",
+            flags(pair, workspace, target, arch),
+        );
+    if pair.compiler.core == Core::Source {
+        command.args(["-Z", "build-std=core"]);
+    }
+    command
+}
+
+/// Beside the outer build's own folders, so that all its profiles share one object.
+pub(crate) fn target_folder() -> io::Result<PathBuf> {
+    let inside = match env::var_os("OUT_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => env::current_exe()?,
+    }
+    .canonicalize()?;
+    // Cargo marks the top: with the tag when it made the folder, and with its notes on rustc.
+    let is_top = |folder: &&Path| {
+        ["CACHEDIR.TAG", ".rustc_info.json"]
+            .iter()
+            .any(|mark| folder.join(mark).is_file())
+    };
+    let top = inside.ancestors().skip(1).find(is_top);
+    Ok(top
+        .or_else(|| inside.parent())
+        .unwrap_or(&inside)
+        .join("bpf"))
+}
+
+fn is_dropped(name: &str) -> bool {
+    if name.starts_with("CARGO") {
+        return !KEPT.iter().any(|kept| name.starts_with(kept));
+    }
+    OF_BUILD_SCRIPT.contains(&name) || DROPPED.iter().any(|dropped| name.starts_with(dropped))
+}
+
+fn flags(pair: &Pair, workspace: &Path, target: &Path, arch: &str) -> OsString {
+    let mut flags = vec![
+        OsString::from(format!("--cfg=bpf_target_arch=\"{arch}\"")),
+        "-Cdebuginfo=2".into(),
+        "-Clink-arg=--btf".into(),
+        joined("-Clinker=", &pair.linker.path, ""),
+    ];
+    // The last prefix that fits wins: the target folder often lies in the workspace.
+    let mut prefixes = vec![
+        (workspace.to_owned(), "culvert"),
+        (target.to_owned(), "target"),
+    ];
+    prefixes.extend(registries().into_iter().map(|folder| (folder, "crates")));
+    prefixes.push((pair.compiler.sysroot.join("lib/rustlib/src/rust"), "rust"));
+    for (folder, name) in prefixes {
+        flags.push(joined("--remap-path-prefix=", &folder, &format!("={name}")));
+    }
+    flags.join(&OsString::from("\x1f"))
+}
+
+/// The folders where Cargo unpacks crates, one per registry.
+fn registries() -> Vec<PathBuf> {
+    let home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".cargo")));
+    let Some(folders) = home.and_then(|home| fs::read_dir(home.join("registry/src")).ok()) else {
+        return Vec::new();
+    };
+    let mut found: Vec<_> = folders
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found
+}
+
+fn joined(before: &str, path: &Path, after: &str) -> OsString {
+    let mut text = OsString::from(before);
+    text.push(path);
+    text.push(after);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_build_hands_down_is_dropped_and_what_a_user_sets_is_kept() {
+        for name in [
+            "CARGO_MANIFEST_DIR",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_TARGET_DIR",
+            "CARGO_PROFILE_RELEASE_LTO",
+            "CLIPPY_ARGS",
+            "HOST",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTFLAGS",
+            "RUSTUP_TOOLCHAIN",
+        ] {
+            assert!(is_dropped(name), "{name}");
+        }
+        for name in [
+            "CARGO_HOME",
+            "CARGO_HTTP_PROXY",
+            "CARGO_MAKEFLAGS",
+            "HOSTNAME",
+            "PATH",
+            "RUSTUP_HOME",
+        ] {
+            assert!(!is_dropped(name), "{name}");
+        }
+    }
+}

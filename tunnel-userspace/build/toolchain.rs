@@ -1,0 +1,395 @@
+//! Finds the pair that compiles the kernel programs: a Rust compiler that has (or can build) `core`
+//! for BPF, and a `bpf-linker` of the same LLVM.
+//!
+//! One file for `build.rs` and `xtask`, so both always choose the same; the standard library only.
+
+use std::{
+    env,
+    ffi::OsString,
+    fmt,
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The target of the kernel programs.
+pub(crate) const TARGET: &str = "bpfel-unknown-none";
+/// Names a compiler to use instead of searching for one.
+pub(crate) const RUSTC_VARIABLE: &str = "CULVERT_BPF_RUSTC";
+/// Names a `bpf-linker` to use instead of searching for one.
+pub(crate) const LINKER_VARIABLE: &str = "CULVERT_BPF_LINKER";
+
+/// How a compiler comes by `core` for BPF.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Core {
+    /// Already compiled, beside the compiler.
+    Compiled,
+    /// Its own sources, compiled with `-Z build-std`.
+    Source,
+}
+
+/// A compiler with `core` for BPF.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Compiler {
+    pub(crate) rustc: PathBuf,
+    pub(crate) sysroot: PathBuf,
+    pub(crate) release: String,
+    pub(crate) llvm: u32,
+    pub(crate) core: Core,
+}
+
+/// A `bpf-linker` that runs.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Linker {
+    pub(crate) path: PathBuf,
+    pub(crate) release: String,
+    /// `None` when it carries its LLVM inside and doesn't say which.
+    pub(crate) llvm: Option<u32>,
+}
+
+/// What compiles the kernel programs.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Pair {
+    pub(crate) compiler: Compiler,
+    pub(crate) linker: Linker,
+}
+
+/// No pair: what was found of each half.
+#[derive(Debug)]
+pub(crate) struct Missing {
+    pub(crate) compilers: Vec<Compiler>,
+    pub(crate) linkers: Vec<Linker>,
+}
+
+/// Finds the pair on this machine; `tools` is the folder where `cargo xtask setup` keeps its own.
+pub(crate) fn find(tools: &Path) -> Result<Pair, Missing> {
+    let compilers = compilers();
+    let linkers = linkers(tools);
+    choose(&compilers, &linkers).ok_or(Missing { compilers, linkers })
+}
+
+/// The first compiler that has a linker of its LLVM. A linker that doesn't tell its LLVM is taken
+/// when none that tells fits.
+fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Option<Pair> {
+    let with = |is_fit: fn(&Compiler, &Linker) -> bool| {
+        compilers.iter().find_map(|compiler| {
+            let linker = linkers.iter().find(|linker| is_fit(compiler, linker))?;
+            Some(Pair {
+                compiler: compiler.clone(),
+                linker: linker.clone(),
+            })
+        })
+    };
+    with(|compiler, linker| linker.llvm == Some(compiler.llvm))
+        .or_else(|| with(|_, linker| linker.llvm.is_none()))
+}
+
+fn compilers() -> Vec<Compiler> {
+    if let Some(rustc) = env::var_os(RUSTC_VARIABLE) {
+        return ask_compiler(Path::new(&rustc)).into_iter().collect();
+    }
+    let mut found: Vec<_> = toolchains()
+        .iter()
+        .filter_map(|sysroot| compiler_in(sysroot))
+        .collect();
+    found.extend(compiler_in(Path::new("/usr")));
+    found
+}
+
+/// The toolchains of rustup: stable first, nightlies last, newer before older.
+fn toolchains() -> Vec<PathBuf> {
+    let home = env::var_os("RUSTUP_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(home()?.join(".rustup")));
+    let Some(folder) = home.and_then(|home| fs::read_dir(home.join("toolchains")).ok()) else {
+        return Vec::new();
+    };
+    let mut names: Vec<OsString> = folder
+        .filter_map(Result::ok)
+        .map(|entry| entry.path().into_os_string())
+        .collect();
+    names.sort_by_key(|name| {
+        let last = Path::new(name)
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        let last = last.unwrap_or_default();
+        let rank = if last.starts_with("stable") {
+            0
+        } else if last.starts_with("nightly") {
+            2
+        } else {
+            1
+        };
+        (rank, std::cmp::Reverse(last))
+    });
+    names.into_iter().map(PathBuf::from).collect()
+}
+
+fn compiler_in(sysroot: &Path) -> Option<Compiler> {
+    let core = core_of(sysroot)?;
+    describe_compiler(&sysroot.join("bin/rustc"), sysroot, core)
+}
+
+fn ask_compiler(rustc: &Path) -> Option<Compiler> {
+    let sysroot = PathBuf::from(output_of(rustc, &["--print", "sysroot"])?.trim());
+    describe_compiler(rustc, &sysroot, core_of(&sysroot)?)
+}
+
+fn describe_compiler(rustc: &Path, sysroot: &Path, core: Core) -> Option<Compiler> {
+    let version = output_of(rustc, &["-vV"])?;
+    let field = |name: &str| version.lines().find_map(|line| line.strip_prefix(name));
+    Some(Compiler {
+        rustc: rustc.to_owned(),
+        sysroot: sysroot.to_owned(),
+        release: field("release: ")?.to_owned(),
+        llvm: major(field("LLVM version: ")?)?,
+        core,
+    })
+}
+
+fn core_of(sysroot: &Path) -> Option<Core> {
+    let rustlib = sysroot.join("lib/rustlib");
+    let is_compiled = fs::read_dir(rustlib.join(TARGET).join("lib")).is_ok_and(|folder| {
+        folder
+            .filter_map(Result::ok)
+            .any(|entry| entry.file_name().to_string_lossy().starts_with("libcore-"))
+    });
+    if is_compiled {
+        return Some(Core::Compiled);
+    }
+    rustlib
+        .join("src/rust/library/core/Cargo.toml")
+        .exists()
+        .then_some(Core::Source)
+}
+
+fn linkers(tools: &Path) -> Vec<Linker> {
+    const NAME: &str = "bpf-linker";
+    let candidates: Vec<PathBuf> = match env::var_os(LINKER_VARIABLE) {
+        Some(path) => vec![path.into()],
+        None => {
+            let path = env::var_os("PATH").unwrap_or_default();
+            let cargo_home = env::var_os("CARGO_HOME")
+                .map(PathBuf::from)
+                .or_else(|| Some(home()?.join(".cargo")));
+            let folders = [
+                Some(tools.join("bin")),
+                cargo_home.map(|home| home.join("bin")),
+            ];
+            let folders = folders.into_iter().flatten().chain(env::split_paths(&path));
+            folders
+                .map(|folder| folder.join(NAME))
+                .filter(|path| path.is_file())
+                .collect()
+        }
+    };
+    let mut found: Vec<Linker> = Vec::new();
+    for path in candidates {
+        if found.iter().all(|linker| linker.path != path) {
+            found.extend(describe_linker(&path));
+        }
+    }
+    found
+}
+
+fn describe_linker(path: &Path) -> Option<Linker> {
+    let version = output_of(path, &["--version"])?;
+    let release = version
+        .trim()
+        .strip_prefix("bpf-linker ")
+        .unwrap_or("unknown")
+        .to_owned();
+    Some(Linker {
+        path: path.to_owned(),
+        release,
+        llvm: linked_llvm(path).ok().flatten(),
+    })
+}
+
+/// Which LLVM a linker was built against: `bpf-linker` has no option that tells, but the name of the
+/// library it loads (`libLLVM.so.22.1`, `libLLVM-19.so.1`) stands near the start of the file.
+fn linked_llvm(path: &Path) -> io::Result<Option<u32>> {
+    const NAMES_END: u64 = 1 << 20;
+    const LIBRARY: &[u8] = b"libLLVM";
+    let mut head = Vec::new();
+    File::open(path)?.take(NAMES_END).read_to_end(&mut head)?;
+    let Some(start) = head
+        .windows(LIBRARY.len())
+        .position(|window| window == LIBRARY)
+    else {
+        return Ok(None);
+    };
+    let name = head[start..]
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
+    Ok(major(&String::from_utf8_lossy(name)))
+}
+
+/// The first number in a text.
+fn major(text: &str) -> Option<u32> {
+    text.split(|character: char| !character.is_ascii_digit())
+        .find(|digits| !digits.is_empty())?
+        .parse()
+        .ok()
+}
+
+fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn home() -> Option<PathBuf> {
+    env::home_dir()
+}
+
+impl fmt::Display for Compiler {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let core = match self.core {
+            Core::Compiled => "its own compiled core",
+            Core::Source => "its own rust-src",
+        };
+        write!(
+            out,
+            "{} {} (LLVM {}, {core})",
+            self.rustc.display(),
+            self.release,
+            self.llvm
+        )
+    }
+}
+
+impl fmt::Display for Linker {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {}", self.path.display(), self.release)?;
+        match self.llvm {
+            Some(llvm) => write!(out, " (LLVM {llvm})"),
+            None => write!(out, " (LLVM not known)"),
+        }
+    }
+}
+
+impl Missing {
+    /// What is missing, in some words.
+    pub(crate) fn summary(&self) -> String {
+        let mut text = match (self.compilers.as_slice(), self.linkers.as_slice()) {
+            ([], []) => format!("a Rust compiler with `core` for {TARGET}, and bpf-linker"),
+            ([], _) => format!("a Rust compiler with `core` for {TARGET}"),
+            ([compiler, ..], []) => format!("a bpf-linker that runs, for {compiler}"),
+            ([compiler, ..], [linker, ..]) => {
+                format!("a bpf-linker of the LLVM of {compiler}; there is {linker}")
+            }
+        };
+        // Then nothing else was looked at.
+        for name in [RUSTC_VARIABLE, LINKER_VARIABLE] {
+            if let Some(value) = env::var_os(name) {
+                text.push_str(&format!(" ({name} is {})", Path::new(&value).display()));
+            }
+        }
+        text
+    }
+}
+
+/// One line, because Cargo shows one line per error of a build script.
+impl fmt::Display for Missing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = self.summary();
+        write!(
+            out,
+            "the kernel programs cannot be compiled: missing {what}. Type: cargo xtask setup"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compiler(release: &str, llvm: u32) -> Compiler {
+        Compiler {
+            rustc: PathBuf::from(format!("/{release}/bin/rustc")),
+            sysroot: PathBuf::from(format!("/{release}")),
+            release: release.to_owned(),
+            llvm,
+            core: Core::Source,
+        }
+    }
+
+    fn linker(path: &str, llvm: Option<u32>) -> Linker {
+        Linker {
+            path: PathBuf::from(path),
+            release: "0.13.0".to_owned(),
+            llvm,
+        }
+    }
+
+    #[test]
+    fn the_first_compiler_with_a_linker_of_its_llvm_is_chosen() {
+        let compilers = [
+            compiler("1.97", 23),
+            compiler("1.96", 22),
+            compiler("1.95", 22),
+        ];
+        let linkers = [linker("/a", Some(21)), linker("/b", Some(22))];
+
+        let pair = choose(&compilers, &linkers).expect("one fits");
+
+        assert_eq!(
+            (pair.compiler.release.as_str(), pair.linker),
+            ("1.96", linkers[1].clone())
+        );
+    }
+
+    #[test]
+    fn different_llvms_make_no_pair() {
+        assert_eq!(
+            choose(&[compiler("1.97", 23)], &[linker("/a", Some(22))]),
+            None
+        );
+    }
+
+    #[test]
+    fn a_linker_of_unknown_llvm_is_the_last_choice() {
+        let compilers = [compiler("1.97", 23), compiler("1.96", 22)];
+        let unknown = linker("/unknown", None);
+        let known = linker("/known", Some(22));
+
+        let both = choose(&compilers, &[unknown.clone(), known.clone()]).expect("one fits");
+        let only = choose(&compilers, std::slice::from_ref(&unknown)).expect("it may fit");
+
+        assert_eq!(both.linker, known);
+        assert_eq!(
+            (only.linker, only.compiler.release.as_str()),
+            (unknown, "1.97")
+        );
+    }
+
+    #[test]
+    fn the_llvm_of_a_library_name_is_its_first_number() {
+        assert_eq!(major("libLLVM.so.22.1"), Some(22));
+        assert_eq!(major("libLLVM-19.so.1"), Some(19));
+        assert_eq!(major("22.1.8"), Some(22));
+        assert_eq!(major("libLLVM.so"), None);
+    }
+
+    #[test]
+    fn the_message_names_the_missing_half_and_the_command() {
+        let no_linker = Missing {
+            compilers: vec![compiler("1.96", 22)],
+            linkers: Vec::new(),
+        };
+        let no_compiler = Missing {
+            compilers: Vec::new(),
+            linkers: vec![linker("/a", Some(22))],
+        };
+
+        assert!(no_linker.to_string().contains("missing a bpf-linker"));
+        assert!(no_compiler.to_string().contains("missing a Rust compiler"));
+        assert!(no_linker.to_string().ends_with("cargo xtask setup"));
+        assert!(!no_linker.to_string().contains('\n'));
+    }
+}

@@ -1,0 +1,81 @@
+//! What load balancers and probes ask, as kube-proxy answers it
+//! (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use super::Views;
+use crate::reconcile::Stats;
+
+/// How long writes may fail before the node is not healthy, in seconds: twice kube-proxy's sync
+/// period.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+
+/// An answer: `nodeEligible` is there for `/healthz` only.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Health {
+    last_updated: String,
+    current_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    pub(super) healthy: bool,
+}
+
+/// The answer to `/healthz` (whether load balancers may send traffic here) or `/livez` (whether
+/// the daemon does its work).
+pub(super) fn of(views: &Views, asks_eligible: bool) -> Health {
+    let is_ready = views.ready.borrow().is_none();
+    judge(&views.stats.borrow(), is_ready, asks_eligible, Timestamp::now())
+}
+
+fn judge(stats: &Stats, is_ready: bool, asks_eligible: bool, now: Timestamp) -> Health {
+    let is_stuck = stats.failing_since.is_some_and(|since| now.duration_since(since) > PATIENCE);
+    let is_working = is_ready && stats.synced && !is_stuck;
+    let last = if is_working { Some(now) } else { stats.last_pass_at };
+    Health {
+        last_updated: last.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
+        current_time: now.to_string(),
+        node_eligible: asks_eligible.then_some(stats.node_eligible),
+        healthy: is_working && (!asks_eligible || stats.node_eligible),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Stats {
+        Stats { synced: true, node_eligible: true, ..Stats::default() }
+    }
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).expect("a time")
+    }
+
+    #[test]
+    fn a_daemon_that_waits_for_its_sources_is_not_healthy() {
+        let stats = Stats { synced: false, ..good() };
+
+        assert!(!judge(&stats, true, true, now()).healthy);
+        assert!(!judge(&good(), false, true, now()).healthy);
+    }
+
+    #[test]
+    fn writes_that_fail_for_a_moment_are_not_held_against_it() {
+        let since = |seconds| Some(now().saturating_sub(SignedDuration::from_secs(seconds)).expect("a time"));
+        let for_a_moment = Stats { failing_since: since(10), ..good() };
+        let for_long = Stats { failing_since: since(61), ..good() };
+
+        assert!(judge(&for_a_moment, true, false, now()).healthy);
+        assert!(!judge(&for_long, true, false, now()).healthy);
+    }
+
+    #[test]
+    fn a_node_that_is_going_away_lives_but_takes_no_traffic() {
+        let stats = Stats { node_eligible: false, ..good() };
+
+        assert!(!judge(&stats, true, true, now()).healthy);
+        assert!(judge(&stats, true, false, now()).healthy);
+    }
+}

@@ -1,0 +1,88 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Views;
+use crate::reconcile::Stats;
+
+/// What does not change while the daemon runs.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Setup {
+    /// The version of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// The node it serves.
+    pub node: String,
+    /// When it started, RFC 3339.
+    pub started: String,
+    /// The cgroup whose sockets are translated.
+    pub cgroup: String,
+    /// The folder of pins.
+    pub pins: String,
+    /// The layout of the maps.
+    pub layout: u32,
+    /// How a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
+    pub refusing: String,
+    /// The sizes of the maps.
+    pub maps: Maps,
+}
+
+/// The sizes of the maps.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Maps {
+    /// Fronts.
+    pub fronts: u32,
+    /// Slots.
+    pub slots: u32,
+    /// Backends.
+    pub backends: u32,
+}
+
+/// The status as a whole.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Whether Services are translated as they should be.
+    pub ready: bool,
+    /// Why not.
+    pub not_ready: Option<String>,
+    /// What does not change while the daemon runs.
+    #[serde(flatten)]
+    pub setup: Setup,
+    /// What the owner of the maps did.
+    pub programmed: Stats,
+    /// What the source read, and what it refused.
+    pub source: serde_json::Value,
+    /// How often the kernel met each reason since the maps were made.
+    pub reasons: BTreeMap<String, u64>,
+    /// Ports that are not ours yet, and why.
+    pub not_listening: BTreeMap<String, String>,
+}
+
+impl Status {
+    /// The status now.
+    pub(super) fn of(views: &Views) -> Self {
+        let not_ready = views.ready.borrow().clone();
+        let reasons = match (views.counters)() {
+            Ok(counts) => {
+                counts.into_iter().map(|(reason, n)| (reason.label().to_owned(), n)).collect()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the kernel's counters");
+                BTreeMap::new()
+            }
+        };
+        let source = serde_json::to_value(&**views.source.borrow());
+        Self {
+            ready: not_ready.is_none(),
+            not_ready,
+            setup: views.setup.clone(),
+            programmed: views.stats.borrow().clone(),
+            source: source.unwrap_or_default(),
+            reasons,
+            not_listening: views.listening.borrow().clone(),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Each file wires one role, in order, and nothing else.
+
+mod canary;
+mod cleanup;
+mod node;
+
+pub use self::{
+    cleanup::{CleanupError, cleanup},
+    node::{NodeError, node},
+};

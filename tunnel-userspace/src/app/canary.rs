@@ -1,0 +1,100 @@
+//! A connect of our own through a front of our own: it shows that the whole way works, from the
+//! cgroup to the maps and back.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use tunnel_common::addr::Protocol;
+
+use crate::model::{
+    Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, Service, ServicePort, ServiceState,
+};
+
+/// The IPv4 dummy address (RFC 7600 section 4.8): no host has it, no packet is sent to it.
+const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+/// The discard port; a UDP connect sends nothing.
+const PORT: u16 = 9;
+
+/// The canary did not arrive.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CanaryError {
+    /// The connect failed.
+    #[error("cannot connect a socket of this process to a front of its own")]
+    Connect(#[source] io::Error),
+    /// The programs did not see the connect.
+    #[error(
+        "the programs on cgroup {cgroup} did not see a connect of this process: \
+         it must run inside that cgroup, and it runs in {own}"
+    )]
+    Outside {
+        /// The cgroup of the programs.
+        cgroup: PathBuf,
+        /// The cgroups of this process, as the kernel names them.
+        own: String,
+    },
+    /// The connect was translated, but the way back was not.
+    #[error("a socket that is connected through a front shows its backend {shown} as peer")]
+    NotRestored {
+        /// The peer that was shown.
+        shown: SocketAddr,
+    },
+}
+
+/// The name of the canary's Service. No object can have it, since a namespace is never empty.
+pub(super) fn name() -> ObjectName {
+    ObjectName::new("", "canary")
+}
+
+/// The canary's Service: from the dummy address to loopback.
+pub(super) fn service() -> ServiceState {
+    let port: Arc<str> = "".into();
+    let service = Service {
+        name: name(),
+        created: Some(0),
+        cluster_ips: vec![IpAddr::V4(VIP)],
+        ports: vec![ServicePort { name: Arc::clone(&port), port: PORT, protocol: Protocol::UDP }],
+        algorithm: None,
+    };
+    let slice = EndpointSlice {
+        name: name(),
+        service: name(),
+        family: Family::V4,
+        ports: vec![EndpointPort { name: port, port: PORT, protocol: Protocol::UDP }],
+        endpoints: vec![Endpoint {
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+        }],
+    };
+    ServiceState { service: Arc::new(service), slices: vec![Arc::new(slice)] }
+}
+
+/// Connects through the canary's front.
+pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(CanaryError::Connect)?;
+    let dialled = SocketAddr::from((VIP, PORT));
+    let connected = socket.connect(dialled);
+    let own = socket.local_addr().map_err(CanaryError::Connect)?;
+    // Only loopback gives a loopback source. Untranslated, the connect finds another source, or
+    // no route.
+    if !own.ip().is_loopback() {
+        connected.or_else(no_route).map_err(CanaryError::Connect)?;
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        return Err(CanaryError::Outside { cgroup, own: own.trim().replace('\n', ", ") });
+    }
+    let shown = socket.peer_addr().map_err(CanaryError::Connect)?;
+    if shown == dialled { Ok(()) } else { Err(CanaryError::NotRestored { shown }) }
+}
+
+fn no_route(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => Ok(()),
+        _ => Err(error),
+    }
+}

@@ -1,0 +1,67 @@
+//! `culvert cleanup`: removes everything that a node ever made, and nothing else.
+
+use std::{fs, io, path::PathBuf};
+
+use crate::{
+    app::node::state_marker,
+    bpf::{PinError, Pins},
+    config::Config,
+};
+
+/// Something could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum CleanupError {
+    /// The pins are held, or can't be removed.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// A file can't be removed.
+    #[error("cannot remove {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Removes programs, maps and files of a node with that config. Gives a line for each thing done
+/// or left.
+///
+/// # Errors
+///
+/// A daemon still runs with the config, or something can't be removed.
+pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
+    let mut lines = Vec::new();
+    let pins = &config.bpf.bpffs;
+    if pins.exists() {
+        let foreign = Pins::hold(pins)?.remove()?;
+        lines.push(format!("removed the programs and maps of {}", pins.display()));
+        let left = |path: PathBuf| format!("left alone, not Culvert's: {}", path.display());
+        lines.extend(foreign.into_iter().map(left));
+    }
+    let marker = state_marker(&config.state_dir);
+    let is_ours = marker.exists();
+    for path in [config.admin_socket(), marker] {
+        match fs::remove_file(&path) {
+            Ok(()) => lines.push(format!("removed {}", path.display())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CleanupError::File { path, source }),
+        }
+    }
+    if is_ours {
+        match fs::remove_dir(&config.state_dir) {
+            Ok(()) => lines.push(format!("removed {}", config.state_dir.display())),
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                lines.push(format!("left alone, not empty: {}", config.state_dir.display()));
+            }
+            Err(source) => {
+                return Err(CleanupError::File { path: config.state_dir.clone(), source });
+            }
+        }
+    }
+    if lines.is_empty() {
+        lines.push("there was nothing to remove".to_owned());
+    }
+    Ok(lines)
+}

@@ -1,0 +1,49 @@
+use std::{fs, io, path::PathBuf};
+
+/// The cgroup can't be found.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The table of mounts can't be read.
+    #[error("cannot read /proc/self/mounts")]
+    Mounts(#[source] io::Error),
+    /// No cgroup v2 hierarchy is mounted.
+    #[error(
+        "no cgroup v2 hierarchy is mounted; mount one first: \
+         mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
+    )]
+    None,
+}
+
+/// Where the cgroup v2 hierarchy is mounted, alone or beside v1.
+///
+/// # Errors
+///
+/// There is none.
+pub fn find_root() -> Result<PathBuf, CgroupError> {
+    let mounts = fs::read_to_string("/proc/self/mounts").map_err(CgroupError::Mounts)?;
+    root_in(&mounts).ok_or(CgroupError::None)
+}
+
+/// The mount point of the first cgroup2 mount in the table. Blanks in it are written in octal.
+fn root_in(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (point, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| point.replace("\\040", " ").into())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_v2_hierarchy_is_found_beside_v1() {
+        let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                      cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                      cgroup2 /sys/fs/cgroup/my\\040unified cgroup2 rw 0 0\n";
+
+        assert_eq!(root_in(mounts), Some("/sys/fs/cgroup/my unified".into()));
+        assert_eq!(root_in("cgroup /sys/fs/cgroup cgroup rw,cpu 0 0\n"), None);
+    }
+}

@@ -1,0 +1,135 @@
+//! The object of kernel programs, loaded on the pinned maps.
+
+use std::path::{Path, PathBuf};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Map, MapData, MapError, PerCpuArray},
+    programs::{Program, ProgramError},
+};
+use tunnel_common::names;
+
+use super::{
+    attach::{self, AttachError, Attached},
+    maps::{Counters, KernelMaps},
+    pins::{PinError, Pins},
+    probe::Features,
+    shapes,
+};
+use crate::reconcile::Sizes;
+
+/// The object, as the build script compiled it.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
+
+/// The data path could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The folder of pins can't be used.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// The object can't be loaded.
+    #[error("cannot load the kernel programs' maps")]
+    Object(#[source] EbpfError),
+    /// A map is not in the object, or not of its kind.
+    #[error("map {map} of the object can't be used")]
+    Map {
+        /// The name of the map.
+        map: &'static str,
+        /// What aya said.
+        #[source]
+        source: Option<MapError>,
+    },
+    /// A program is not in the object, or not of its kind.
+    #[error("the object has no program {program} for its hook")]
+    NoProgram {
+        /// The name of the program.
+        program: &'static str,
+    },
+    /// The verifier refused a program.
+    #[error("the kernel refuses program {program}")]
+    Program {
+        /// The name of the program.
+        program: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: ProgramError,
+    },
+}
+
+/// Programs that are loaded on the pinned maps, and not yet attached.
+pub struct DataPath {
+    ebpf: Ebpf,
+    links: PathBuf,
+    sizes: Sizes,
+}
+
+impl DataPath {
+    /// Checks the pins, opens or makes the maps, and loads the programs. Nothing is attached.
+    ///
+    /// # Errors
+    ///
+    /// What is pinned is not ours, or the kernel refuses.
+    pub fn load(pins: &Pins, wanted: Sizes, features: Features) -> Result<Self, LoadError> {
+        let sizes = pins.check()?.unwrap_or(wanted);
+        pins.make_folders()?;
+        let folder = pins.maps();
+        let retval_settable = u8::from(features.set_retval);
+        let mut loader = EbpfLoader::new();
+        loader.override_global("RETVAL_SETTABLE", &retval_settable, true);
+        for (map, entries) in shapes::entries(sizes) {
+            loader.map_max_entries(map, entries);
+        }
+        for map in names::MAPS {
+            loader.map_pin_path(map, folder.join(map));
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
+        for name in names::PROGRAMS {
+            let failed = |source| LoadError::Program { program: name, source };
+            match ebpf.program_mut(name) {
+                Some(Program::CgroupSockAddr(program)) => program.load().map_err(failed)?,
+                Some(Program::CgroupSock(program)) => program.load().map_err(failed)?,
+                _ => return Err(LoadError::NoProgram { program: name }),
+            }
+        }
+        Ok(Self { ebpf, links: pins.links(), sizes })
+    }
+
+    /// The sizes that the maps have: those of the maps that were there, else those wanted.
+    #[must_use]
+    pub const fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// Takes the maps out.
+    ///
+    /// # Errors
+    ///
+    /// They were taken out before.
+    pub fn take_maps(&mut self) -> Result<(KernelMaps, Counters), LoadError> {
+        let maps = KernelMaps {
+            svc: self.take(names::SVC)?,
+            front: self.take(names::FRONT)?,
+            slot: self.take(names::SLOT)?,
+            be: self.take(names::BE)?,
+        };
+        let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
+        Ok((maps, Counters { count: count.into() }))
+    }
+
+    /// Attaches the programs to a cgroup, or puts them in the place of those that are there.
+    ///
+    /// # Errors
+    ///
+    /// The cgroup is not there, or the kernel refuses.
+    pub fn attach(&self, cgroup: &Path) -> Result<Attached, AttachError> {
+        attach::attach(&self.ebpf, &self.links, cgroup)
+    }
+
+    fn take<M: TryFrom<Map, Error = MapError>>(
+        &mut self,
+        map: &'static str,
+    ) -> Result<M, LoadError> {
+        let taken = self.ebpf.take_map(map).ok_or(LoadError::Map { map, source: None })?;
+        taken.try_into().map_err(|source| LoadError::Map { map, source: Some(source) })
+    }
+}

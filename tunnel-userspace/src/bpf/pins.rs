@@ -1,0 +1,294 @@
+//! The folder of pins: `v<layout>/<map>` and `links/<program>`. What is in it is checked before
+//! anything is touched.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+use tunnel_common::{LAYOUT_VERSION, names};
+
+use super::{attach::Hook, shapes, sys};
+use crate::reconcile::Sizes;
+
+/// The folder can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    /// The folder is not on a BPF file system.
+    #[error(
+        "{path} is not on a BPF file system; mount one there first: mount -t bpf bpf {mount}"
+    )]
+    NotBpf {
+        /// The folder.
+        path: PathBuf,
+        /// Where to mount.
+        mount: PathBuf,
+    },
+    /// Another process holds the folder.
+    #[error("another culvert{} holds {path}; stop it first, or give this one a bpf.bpffs of its own", holder(.pid.as_ref()))]
+    Held {
+        /// The folder.
+        path: PathBuf,
+        /// Who holds it, where known.
+        pid: Option<u32>,
+    },
+    /// Maps of another layout.
+    #[error(
+        "{path} holds maps of layout {found}, this culvert has layout {LAYOUT_VERSION}; \
+         run the culvert that made them, or `culvert cleanup` of it, first"
+    )]
+    Layout {
+        /// The folder of the maps.
+        path: PathBuf,
+        /// Its layout.
+        found: String,
+    },
+    /// Something that is not ours.
+    #[error("{path} is not Culvert's: {what}; nothing was touched")]
+    Foreign {
+        /// The pin or folder.
+        path: PathBuf,
+        /// What it is.
+        what: String,
+    },
+    /// Programs run on maps that are not pinned any more.
+    #[error(
+        "map {path} is missing while programs are attached: they use a map that can't be reached; \
+         `culvert cleanup` removes the rest"
+    )]
+    Missing {
+        /// The pin that is missing.
+        path: PathBuf,
+    },
+    /// The file system refused.
+    #[error("cannot {step} {path}")]
+    Io {
+        /// What was tried.
+        step: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn holder(pid: Option<&u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+}
+
+/// The folder of pins, held against other processes for as long as this lives.
+#[derive(Debug)]
+pub struct Pins {
+    root: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Pins {
+    /// Makes the folder if it is not there, and holds it.
+    ///
+    /// # Errors
+    ///
+    /// The folder is not on a BPF file system, can't be made, or another process holds it.
+    pub fn hold(root: &Path) -> Result<Self, PinError> {
+        let parent = root.ancestors().find(|path| path.exists()).unwrap_or(root);
+        let kind = statfs(parent).map_err(io::Error::from).map_err(failed("look at", parent))?;
+        if kind.filesystem_type() != BPF_FS_MAGIC {
+            let mount = if root.starts_with("/sys/fs/bpf") { Path::new("/sys/fs/bpf") } else { parent };
+            return Err(PinError::NotBpf { path: root.to_owned(), mount: mount.to_owned() });
+        }
+        fs::create_dir_all(root).map_err(failed("make", root))?;
+        let folder = File::open(root).map_err(failed("open", root))?;
+        match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self { root: root.to_owned(), _lock: lock }),
+            Err((folder, nix::errno::Errno::EWOULDBLOCK)) => {
+                Err(PinError::Held { path: root.to_owned(), pid: find_holder(&folder) })
+            }
+            Err((_, error)) => Err(failed("lock", root)(error.into())),
+        }
+    }
+
+    /// The folder itself.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder of maps of this layout.
+    #[must_use]
+    pub fn maps(&self) -> PathBuf {
+        self.root.join(format!("v{LAYOUT_VERSION}"))
+    }
+
+    /// The folder of links.
+    #[must_use]
+    pub fn links(&self) -> PathBuf {
+        self.root.join("links")
+    }
+
+    /// Checks that everything in the folder is ours and of this layout. Gives the sizes of the
+    /// maps that are pinned, if they are.
+    ///
+    /// # Errors
+    ///
+    /// Something is not ours, of another layout, or missing. Nothing was touched.
+    pub fn check(&self) -> Result<Option<Sizes>, PinError> {
+        for (name, path) in entries(&self.root)? {
+            if path == self.maps() || path == self.links() {
+                continue;
+            }
+            return Err(match name.strip_prefix('v').filter(|layout| layout.parse::<u32>().is_ok()) {
+                Some(found) => PinError::Layout { path, found: found.to_owned() },
+                None => PinError::Foreign { path, what: "no folder of that name".to_owned() },
+            });
+        }
+        let links = self.check_links()?;
+        let mut shapes = Vec::new();
+        for (name, path) in entries(&self.maps())? {
+            let shape = check_map(&name, &path)?;
+            shapes.push((name, shape.entries));
+        }
+        let missing = names::MAPS.iter().find(|map| !shapes.iter().any(|(name, _)| name == **map));
+        if let Some(map) = missing
+            && links > 0
+        {
+            return Err(PinError::Missing { path: self.maps().join(map) });
+        }
+        if missing.is_some() {
+            // The start that made them was cut off before a program used them.
+            for (name, _) in shapes {
+                let path = self.maps().join(name);
+                fs::remove_file(&path).map_err(failed("remove", &path))?;
+            }
+            return Ok(None);
+        }
+        let entries = |map: &str| {
+            shapes.iter().find(|(name, _)| name == map).map(|(_, entries)| *entries)
+        };
+        Ok(shapes::sizes_of(entries))
+    }
+
+    fn check_links(&self) -> Result<usize, PinError> {
+        let links = entries(&self.links())?;
+        for (name, path) in &links {
+            let Some(hook) = Hook::of_program(name) else {
+                let what = "no program of that name".to_owned();
+                return Err(PinError::Foreign { path: path.clone(), what });
+            };
+            let link = sys::open_pin(path).map_err(failed("open", path))?;
+            let found = sys::cgroup_link(link.as_fd()).map_err(failed("look at", path))?;
+            if found.is_none_or(|link| link.attach_type != hook.attach_type()) {
+                let what = format!("it is no link of a cgroup's {name} hook");
+                return Err(PinError::Foreign { path: path.clone(), what });
+            }
+        }
+        Ok(links.len())
+    }
+
+    /// Makes the folders for maps and links.
+    pub(super) fn make_folders(&self) -> Result<(), PinError> {
+        for folder in [self.maps(), self.links()] {
+            fs::create_dir_all(&folder).map_err(failed("make", &folder))?;
+        }
+        Ok(())
+    }
+
+    /// Removes links, maps and folders that are ours. What is not ours stays and is named.
+    ///
+    /// # Errors
+    ///
+    /// The file system refused.
+    pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
+        let mut foreign = Vec::new();
+        let is_link = |name: &str| names::PROGRAMS.contains(&name);
+        let is_map = |name: &str| names::MAPS.contains(&name);
+        // Programs go first: without them nobody reads the maps.
+        remove_known(&self.links(), is_link, &mut foreign)?;
+        remove_known(&self.maps(), is_map, &mut foreign)?;
+        for (_, path) in entries(&self.root)? {
+            if path != self.links() && path != self.maps() {
+                foreign.push(path);
+            }
+        }
+        if foreign.is_empty() {
+            fs::remove_dir(&self.root).map_err(failed("remove", &self.root))?;
+        }
+        Ok(foreign)
+    }
+}
+
+fn remove_known(
+    folder: &Path,
+    is_known: impl Fn(&str) -> bool,
+    foreign: &mut Vec<PathBuf>,
+) -> Result<(), PinError> {
+    let before = foreign.len();
+    for (name, path) in entries(folder)? {
+        if is_known(&name) {
+            fs::remove_file(&path).map_err(failed("remove", &path))?;
+        } else {
+            foreign.push(path);
+        }
+    }
+    if foreign.len() == before && folder.exists() {
+        fs::remove_dir(folder).map_err(failed("remove", folder))?;
+    }
+    Ok(())
+}
+
+/// Checks that a pinned map has the shape that its name promises; the number of entries is free.
+fn check_map(name: &str, path: &Path) -> Result<sys::Shape, PinError> {
+    let foreign = |what: String| PinError::Foreign { path: path.to_owned(), what };
+    let Some(wanted) = shapes::of_map(name) else {
+        return Err(foreign("no map of that name".to_owned()));
+    };
+    let map = sys::open_pin(path).map_err(failed("open", path))?;
+    let found = sys::shape(map.as_fd()).map_err(|_not_a_map| foreign("it is no map".to_owned()))?;
+    if (found.kind, found.key, found.value, found.flags)
+        != (wanted.kind, wanted.key, wanted.value, wanted.flags)
+    {
+        return Err(foreign(format!("its shape is {found:?}, not {wanted:?}")));
+    }
+    Ok(found)
+}
+
+/// The entries of a folder, sorted; none if the folder is not there.
+fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, PinError> {
+    let read = match fs::read_dir(folder) {
+        Ok(read) => read,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed("read", folder)(error)),
+    };
+    let mut found = Vec::new();
+    for entry in read {
+        let entry = entry.map_err(failed("read", folder))?;
+        found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> PinError {
+    let path = path.to_owned();
+    move |source| PinError::Io { step, path: path.clone(), source }
+}
+
+/// The process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>
+/// <major>:<minor>:<inode> 0 EOF`.
+fn find_holder(folder: &File) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let inode = format!(":{}", folder.metadata().ok()?.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(4);
+        let pid = words.next()?;
+        words.next()?.ends_with(&inode).then(|| pid.parse().ok())?
+    })
+}

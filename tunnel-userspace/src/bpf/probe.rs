@@ -1,0 +1,50 @@
+//! What this kernel can do, asked once. Unknown is never taken for no.
+
+use std::io;
+
+use super::{attach::Hook, sys};
+
+/// What this kernel can do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Features {
+    /// `bpf_set_retval` may be called from socket hooks (Linux 6.1): a refused connect gets its
+    /// own error. Otherwise it is sent to a place that refuses.
+    pub set_retval: bool,
+}
+
+/// A feature could not be asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot find out whether this kernel has {feature}")]
+pub struct ProbeError {
+    feature: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// Asks the kernel.
+///
+/// # Errors
+///
+/// The kernel refused the question itself, for want of a privilege or of memory.
+pub fn probe() -> Result<Features, ProbeError> {
+    Ok(Features { set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)? })
+}
+
+/// `r1 = -111; call bpf_set_retval; r0 = 0; exit`.
+const CALL_SET_RETVAL: [u64; 4] =
+    [0xffff_ff91_0000_01b7, 0x0000_00bb_0000_0085, 0x0000_0000_0000_00b7, 0x95];
+
+/// `r0 = 1; exit`: what every kernel with these hooks loads.
+const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
+
+fn answer(feature: &'static str, instructions: &[u64]) -> Result<bool, ProbeError> {
+    let load = |program: &[u64]| {
+        sys::loads(program, Hook::Connect4.attach_type())
+            .map_err(|source| ProbeError { feature, source })
+    };
+    if !load(&ALLOW)? {
+        let source = io::Error::other("not even an empty program loads");
+        return Err(ProbeError { feature, source });
+    }
+    load(instructions)
+}

@@ -1,0 +1,229 @@
+//! Calls of bpf(2) that aya 0.14 lacks: links of cgroups that are pinned, opened and replaced
+//! (aya 0.16 has them), information on what a pin is, map-in-map without a program.
+#![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use aya::programs::ProgramFd;
+
+const BPF_MAP_CREATE: i64 = 0;
+const BPF_MAP_UPDATE_ELEM: i64 = 2;
+const BPF_PROG_LOAD: i64 = 5;
+const BPF_OBJ_PIN: i64 = 6;
+const BPF_OBJ_GET: i64 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
+const BPF_LINK_CREATE: i64 = 28;
+const BPF_LINK_UPDATE: i64 = 29;
+
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+const BPF_LINK_TYPE_CGROUP: u32 = 3;
+
+/// Room for the largest attribute that is used here; what is not written is zero.
+#[repr(C, align(8))]
+struct Attr([u8; 128]);
+
+impl Attr {
+    const fn new() -> Self {
+        Self([0; 128])
+    }
+
+    fn put<const N: usize>(mut self, offset: usize, bytes: [u8; N]) -> Self {
+        if let Some(place) = self.0.get_mut(offset..offset.saturating_add(N)) {
+            place.copy_from_slice(&bytes);
+        }
+        self
+    }
+
+    fn u32(self, offset: usize, value: u32) -> Self {
+        self.put(offset, value.to_ne_bytes())
+    }
+
+    fn fd(self, offset: usize, fd: BorrowedFd<'_>) -> Self {
+        self.put(offset, fd.as_raw_fd().to_ne_bytes())
+    }
+
+    fn pointer<T: ?Sized>(self, offset: usize, target: *const T) -> Self {
+        self.put(offset, target.cast::<u8>().expose_provenance().to_ne_bytes())
+    }
+
+    /// # Safety
+    ///
+    /// Every pointer put in must be valid for what the command does with it.
+    unsafe fn call(&self, command: i64) -> io::Result<i64> {
+        // SAFETY: the attribute outlives the call and is at least as large as the command reads;
+        // the caller vouches for the pointers in it.
+        let result = unsafe {
+            libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(self), size_of::<Self>())
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    }
+
+    /// # Safety
+    ///
+    /// As for `call`, and the command must be one that gives a new file descriptor.
+    unsafe fn call_for_fd(&self, command: i64) -> io::Result<OwnedFd> {
+        // SAFETY: the caller vouches.
+        let fd = unsafe { self.call(command)? };
+        let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+        // SAFETY: the kernel has just given us this descriptor.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+/// Opens what is pinned at a path.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let attr = Attr::new().pointer(0, path.as_ptr());
+    // SAFETY: the path is a C string that outlives the call; the command gives a descriptor.
+    unsafe { attr.call_for_fd(BPF_OBJ_GET) }
+}
+
+/// Pins a map, program or link at a path.
+pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let attr = Attr::new().pointer(0, path.as_ptr()).fd(8, fd);
+    // SAFETY: the path is a C string that outlives the call.
+    unsafe { attr.call(BPF_OBJ_PIN) }.map(drop)
+}
+
+/// Attaches a program to a cgroup by a link.
+pub(super) fn create_link(
+    program: &ProgramFd,
+    cgroup: BorrowedFd<'_>,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let attr = Attr::new().fd(0, program.as_fd()).fd(4, cgroup).u32(8, attach_type);
+    // SAFETY: no pointers; the command gives a descriptor.
+    unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
+}
+
+/// Puts another program in the place of a link's, with no moment without one.
+pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
+    let attr = Attr::new().fd(0, link).fd(4, program.as_fd());
+    // SAFETY: no pointers.
+    unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
+}
+
+/// What a link to a cgroup is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct CgroupLink {
+    /// Number of the cgroup, as its inode; 0 if it was removed.
+    pub(super) cgroup: u64,
+    /// The hook.
+    pub(super) attach_type: u32,
+}
+
+/// Reads what a link is; nothing if it is no link to a cgroup.
+///
+/// `struct bpf_link_info`: type, id, program id, then for a cgroup its number and the hook.
+pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<Option<CgroupLink>> {
+    let info = object_info(link)?;
+    let [kind, _, _, _] = words(&info, 0);
+    let [low, high, attach_type, _] = words(&info, 16);
+    let cgroup = u64::from(high) << 32 | u64::from(low);
+    Ok((kind == BPF_LINK_TYPE_CGROUP).then_some(CgroupLink { cgroup, attach_type }))
+}
+
+/// What a map is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Shape {
+    /// `BPF_MAP_TYPE_…`.
+    pub(super) kind: u32,
+    /// Bytes of a key.
+    pub(super) key: u32,
+    /// Bytes of a value.
+    pub(super) value: u32,
+    /// Entries.
+    pub(super) entries: u32,
+    /// `BPF_F_…`.
+    pub(super) flags: u32,
+}
+
+/// Reads what a map is.
+///
+/// `struct bpf_map_info`: type, id, key size, value size, entries, flags.
+pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
+    let info = object_info(map)?;
+    let [kind, _, key, value] = words(&info, 0);
+    let [entries, flags, _, _] = words(&info, 16);
+    Ok(Shape { kind, key, value, entries, flags })
+}
+
+/// The first bytes of what the kernel tells of a map, program or link.
+fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; 64]> {
+    let mut info = [0_u8; 64];
+    let attr = Attr::new().fd(0, object).u32(4, 64).pointer(8, info.as_mut_ptr());
+    // SAFETY: the buffer is as long as the attribute says, and outlives the call.
+    unsafe { attr.call(BPF_OBJ_GET_INFO_BY_FD)? };
+    Ok(info)
+}
+
+fn words(info: &[u8; 64], offset: usize) -> [u32; 4] {
+    let word = |number: usize| {
+        let start = offset.saturating_add(number.saturating_mul(4));
+        let bytes = info.get(start..).and_then(|rest| rest.first_chunk());
+        bytes.copied().map_or(0, u32::from_ne_bytes)
+    };
+    [word(0), word(1), word(2), word(3)]
+}
+
+/// A map with one place for another map, for waiting on RCU.
+pub(super) fn create_map_in_map() -> io::Result<(OwnedFd, OwnedFd)> {
+    let inner = Attr::new().u32(0, BPF_MAP_TYPE_ARRAY).u32(4, 4).u32(8, 4).u32(12, 1);
+    // SAFETY: no pointers; the command gives a descriptor.
+    let inner = unsafe { inner.call_for_fd(BPF_MAP_CREATE)? };
+    let outer = Attr::new()
+        .u32(0, BPF_MAP_TYPE_ARRAY_OF_MAPS)
+        .u32(4, 4)
+        .u32(8, 4)
+        .u32(12, 1)
+        .fd(20, inner.as_fd());
+    // SAFETY: as above.
+    let outer = unsafe { outer.call_for_fd(BPF_MAP_CREATE)? };
+    Ok((outer, inner))
+}
+
+/// Puts the inner map in the place of the outer map. The kernel returns after a grace period:
+/// `maybe_wait_bpf_programs` in kernel/bpf/syscall.c.
+pub(super) fn update_map_in_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
+    let key = 0_u32;
+    let value = inner.as_raw_fd();
+    let attr =
+        Attr::new().fd(0, outer).pointer(8, &raw const key).pointer(16, &raw const value);
+    // SAFETY: key and value are four bytes, as the map has them, and outlive the call.
+    unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
+}
+
+/// Whether a program of these instructions loads for a socket-address hook of that attach type.
+/// The verifier's refusal is EINVAL (an unknown helper) or EACCES (a wrong use of one).
+pub(super) fn loads(instructions: &[u64], attach_type: u32) -> io::Result<bool> {
+    let count = u32::try_from(instructions.len()).map_err(io::Error::other)?;
+    let license = c"GPL";
+    let attr = Attr::new()
+        .u32(0, BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
+        .u32(4, count)
+        .pointer(8, instructions.as_ptr())
+        .pointer(16, license.as_ptr())
+        .u32(68, attach_type);
+    // SAFETY: the instructions are as many as the attribute says, the licence is a C string, both
+    // outlive the call; the command gives a descriptor.
+    match unsafe { attr.call_for_fd(BPF_PROG_LOAD) } {
+        Ok(_program) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

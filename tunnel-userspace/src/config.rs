@@ -1,0 +1,166 @@
+//! The configuration: one YAML file for every role. Only this module reads it, and the
+//! environment.
+
+mod duration;
+mod section;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+pub use section::{
+    Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service, Source, SourceFile,
+};
+use serde::{Deserialize, Serialize};
+
+/// Everything that can be configured.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Config {
+    /// The name of the Node object of this node; empty for the name of the host.
+    #[serde(default)]
+    pub node_name: String,
+    /// How Services are translated.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Where objects come from.
+    #[serde(default)]
+    pub source: Source,
+    /// Which traffic is translated, and how.
+    #[serde(default)]
+    pub service: Service,
+    /// The kernel programs and their maps.
+    #[serde(default)]
+    pub bpf: Bpf,
+    /// Where the daemon keeps its socket and state. Relative to the file.
+    #[serde(default = "section::state_dir")]
+    pub state_dir: PathBuf,
+    /// Metrics and status.
+    #[serde(default)]
+    pub admin: Admin,
+    /// Health for load balancers and probes.
+    #[serde(default)]
+    pub healthz: Healthz,
+}
+
+/// A configuration that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file can't be read.
+    #[error("cannot read config {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is not what a config looks like.
+    #[error("config {path}: {field}: {reason}")]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Config {
+    /// Reads a file. Paths in it that are relative are relative to the file.
+    ///
+    /// # Errors
+    ///
+    /// The file can't be read, has a field that there isn't, or a value that can't be.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let text = fs::read_to_string(path).map_err(failed)?;
+        let mut config = Self::parse(&text).map_err(|(field, reason)| ConfigError::Field {
+            path: path.to_owned(),
+            field,
+            reason,
+        })?;
+        let absolute = std::path::absolute(path).map_err(failed)?;
+        config.resolve(absolute.parent().unwrap_or_else(|| Path::new("/")));
+        Ok(config)
+    }
+
+    /// Reads the text of a file; on failure the field and the reason.
+    ///
+    /// # Errors
+    ///
+    /// The text has a field that there isn't, or a value that can't be.
+    pub fn parse(text: &str) -> Result<Self, (String, String)> {
+        let whole = || "the file".to_owned();
+        let value: serde_json::Value = if text.trim().is_empty() {
+            serde_json::Value::Object(serde_json::Map::default())
+        } else {
+            serde_saphyr::from_str(text).map_err(|error| (whole(), error.to_string()))?
+        };
+        let value = if value.is_null() { serde_json::json!({}) } else { value };
+        let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
+            let field = error.path().to_string();
+            let field = if field == "." { whole() } else { field };
+            (field, error.into_inner().to_string())
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The defaults, as a file with the meaning of each field.
+    #[must_use]
+    pub const fn default_file() -> &'static str {
+        include_str!("config/default.yaml")
+    }
+
+    /// The socket that the daemon answers its command line on.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.state_dir.join("admin.sock")
+    }
+
+    fn check(&self) -> Result<(), (String, String)> {
+        let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
+        match self.mode {
+            Mode::Userspace => return refuse("mode", "userspace is not built yet, use ebpf"),
+            Mode::Auto | Mode::Ebpf => {}
+        }
+        for (field, entries) in [
+            ("bpf.maps.fronts", self.bpf.maps.fronts),
+            ("bpf.maps.slots", self.bpf.maps.slots),
+            ("bpf.maps.backends", self.bpf.maps.backends),
+        ] {
+            if !(1..=section::MOST_ENTRIES).contains(&entries) {
+                let most = section::MOST_ENTRIES;
+                return Err((field.to_owned(), format!("must be from 1 to {most}, is {entries}")));
+            }
+        }
+        if self.service.full_sync.as_secs() == 0 {
+            return refuse("service.fullSync", "must be at least 1s");
+        }
+        if self.source.file.path.as_os_str().is_empty() {
+            return refuse("source.file.path", "must name a folder or file of manifests");
+        }
+        self.service.check()
+    }
+
+    fn resolve(&mut self, folder: &Path) {
+        for path in
+            [&mut self.source.file.path, &mut self.bpf.bpffs, &mut self.state_dir]
+        {
+            *path = folder.join(&path);
+        }
+        if let Some(cgroup) = &mut self.bpf.cgroup.0 {
+            *cgroup = folder.join(&cgroup);
+        }
+        if self.node_name.is_empty() {
+            let host = nix::unistd::gethostname().unwrap_or_default();
+            self.node_name = host.to_string_lossy().to_lowercase();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Durations as people write them: `90s`, `10m`, `1h`.
+
+use std::time::Duration;
+
+use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(source)?;
+    parse(&text).ok_or_else(|| {
+        D::Error::custom(format!("`{text}` is no duration; write a number and ms, s, m or h"))
+    })
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
+pub(super) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
+    target.serialize_str(&format!("{}s", value.as_secs()))
+}
+
+fn parse(text: &str) -> Option<Duration> {
+    let unit = text.find(|letter: char| !letter.is_ascii_digit())?;
+    let (number, unit) = text.split_at(unit);
+    let number: u64 = number.parse().ok()?;
+    let seconds = match unit {
+        "ms" => return Some(Duration::from_millis(number)),
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return None,
+    };
+    number.checked_mul(seconds).map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_a_number_and_a_unit() {
+        assert_eq!(parse("1h"), Some(Duration::from_secs(3600)));
+        assert_eq!(parse("250ms"), Some(Duration::from_millis(250)));
+        assert_eq!(parse("10"), None);
+        assert_eq!(parse("s"), None);
+        assert_eq!(parse("99999999999999999999h"), None);
+    }
+}

@@ -1,0 +1,228 @@
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::duration;
+
+/// The most entries that a map may have.
+pub(super) const MOST_ENTRIES: u32 = 1 << 24;
+
+/// How Services are translated.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// As the kernel allows: today the same as `ebpf`.
+    Auto,
+    /// By kernel programs.
+    #[default]
+    Ebpf,
+    /// By a listener for each Service. Not built yet.
+    Userspace,
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Source {
+    /// A folder or file of manifests.
+    pub file: SourceFile,
+}
+
+/// A folder or file of manifests.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SourceFile {
+    /// The folder or file. Relative to the config file.
+    pub path: PathBuf,
+}
+
+impl Default for SourceFile {
+    fn default() -> Self {
+        Self { path: "/etc/culvert/manifests".into() }
+    }
+}
+
+/// Which traffic is translated, and how.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Service {
+    /// How traffic of this node's pods is told from traffic from outside.
+    pub detect_local: DetectLocal,
+    /// The ranges of pod addresses, for `detectLocal: ClusterCIDR`.
+    #[serde(rename = "clusterCIDRs")]
+    pub cluster_cidrs: Vec<String>,
+    /// Whether all traffic through a Service is masqueraded.
+    pub masquerade_all: bool,
+    /// The addresses that serve NodePorts: absent for `primary` and loopback, empty for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_port_addresses: Option<Vec<String>>,
+    /// The links to the world; empty to find them from the routes.
+    pub uplinks: Vec<String>,
+    /// How a backend is chosen where a Service doesn't say.
+    pub algorithm: Algorithm,
+    /// How often the maps are read and compared with what they should hold.
+    #[serde(with = "duration")]
+    pub full_sync: Duration,
+}
+
+impl Default for Service {
+    fn default() -> Self {
+        Self {
+            detect_local: DetectLocal::default(),
+            cluster_cidrs: Vec::new(),
+            masquerade_all: false,
+            node_port_addresses: None,
+            uplinks: Vec::new(),
+            algorithm: Algorithm::default(),
+            full_sync: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl Service {
+    pub(super) fn check(&self) -> Result<(), (String, String)> {
+        for (index, cidr) in self.cluster_cidrs.iter().enumerate() {
+            if !is_cidr(cidr) {
+                let field = format!("service.clusterCIDRs[{index}]");
+                return Err((field, format!("`{cidr}` is no range such as 10.0.0.0/8")));
+            }
+        }
+        let addresses = self.node_port_addresses.iter().flatten();
+        for (index, address) in addresses.enumerate() {
+            let is_word = matches!(address.as_str(), "primary" | "localhost" | "all");
+            if !is_word && !is_cidr(address) {
+                let field = format!("service.nodePortAddresses[{index}]");
+                let reason = "is no range, and not primary, localhost or all";
+                return Err((field, format!("`{address}` {reason}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else { return false };
+    let (Ok(address), Ok(length)) = (address.parse::<std::net::IpAddr>(), length.parse::<u8>())
+    else {
+        return false;
+    };
+    length <= if address.is_ipv4() { 32 } else { 128 }
+}
+
+/// How traffic of this node's pods is told from traffic from outside.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub enum DetectLocal {
+    /// By the ranges of `clusterCIDRs`.
+    #[default]
+    #[serde(rename = "ClusterCIDR")]
+    ClusterCidr,
+    /// By the Node's pod ranges.
+    #[serde(rename = "NodeCIDR")]
+    NodeCidr,
+    /// By the bridge that pods are on.
+    BridgeInterface,
+    /// By the prefix of the names of pods' links.
+    InterfaceNamePrefix,
+    /// Not at all.
+    None,
+}
+
+/// How a backend is chosen.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Algorithm {
+    /// A uniform random choice for each connection.
+    #[default]
+    Random,
+    /// In turn, counted per CPU.
+    RoundRobin,
+}
+
+/// The kernel programs and their maps.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bpf {
+    /// The cgroup whose sockets are translated; the daemon must be in it.
+    pub cgroup: Cgroup,
+    /// The folder of pins, on a BPF file system.
+    pub bpffs: PathBuf,
+    /// The sizes of the maps.
+    pub maps: Maps,
+}
+
+impl Default for Bpf {
+    fn default() -> Self {
+        Self {
+            cgroup: Cgroup(None),
+            bpffs: "/sys/fs/bpf/culvert".into(),
+            maps: Maps::default(),
+        }
+    }
+}
+
+/// A cgroup by its folder, or `auto` for the root of the v2 hierarchy.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(from = "String", into = "String")]
+pub struct Cgroup(pub Option<PathBuf>);
+
+impl From<String> for Cgroup {
+    fn from(text: String) -> Self {
+        Self((text != "auto").then(|| text.into()))
+    }
+}
+
+impl From<Cgroup> for String {
+    fn from(cgroup: Cgroup) -> Self {
+        cgroup.0.map_or_else(|| "auto".to_owned(), |path| path.display().to_string())
+    }
+}
+
+/// How many entries the maps give room for.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Maps {
+    /// Addresses with port and protocol that are translated.
+    pub fronts: u32,
+    /// Places in sets: each endpoint of each Service port counts once.
+    pub slots: u32,
+    /// Backends: each endpoint of each Service port counts once.
+    pub backends: u32,
+}
+
+impl Default for Maps {
+    fn default() -> Self {
+        Self { fronts: 32_768, slots: 131_072, backends: 65_536 }
+    }
+}
+
+/// Metrics and status.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// The address of `/metrics` and `/status`.
+    pub address: SocketAddr,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { address: SocketAddr::from(([127, 0, 0, 1], 10_249)) }
+    }
+}
+
+/// Health for load balancers and probes.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Healthz {
+    /// The address of `/healthz` and `/livez`.
+    pub address: SocketAddr,
+}
+
+impl Default for Healthz {
+    fn default() -> Self {
+        Self { address: SocketAddr::from(([0, 0, 0, 0], 10_256)) }
+    }
+}
+
+pub(super) fn state_dir() -> PathBuf {
+    "/var/lib/culvert".into()
+}

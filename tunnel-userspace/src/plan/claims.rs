@@ -1,0 +1,82 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use tunnel_common::service::FrontKey;
+
+use super::PortName;
+use crate::model::ObjectName;
+
+/// What decides between two Services that claim one front: the kind of address, then the older
+/// Service, then namespace and name. The smaller rank wins.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Rank {
+    kind: u8,
+    created: i64,
+}
+
+impl Rank {
+    /// The rank of a cluster IP. A Service that doesn't say when it was created is the youngest.
+    #[must_use]
+    pub fn cluster_ip(created: Option<i64>) -> Self {
+        Self { kind: 0, created: created.unwrap_or(i64::MAX) }
+    }
+}
+
+/// Who claims which front.
+#[derive(Debug, Default)]
+pub struct Claims {
+    fronts: HashMap<FrontKey, BTreeSet<(Rank, PortName)>>,
+    services: BTreeMap<ObjectName, BTreeSet<(FrontKey, Rank, PortName)>>,
+}
+
+impl Claims {
+    /// Takes the whole of a Service's claims in place of those it had. Gives the other Services
+    /// that won or lost a front by it.
+    pub fn replace(
+        &mut self,
+        service: &ObjectName,
+        claims: impl Iterator<Item = (FrontKey, Rank, PortName)>,
+    ) -> BTreeSet<ObjectName> {
+        let new: BTreeSet<_> = claims.collect();
+        let old = self.services.remove(service).unwrap_or_default();
+        let mut moved = BTreeSet::new();
+        for (key, rank, name) in old.difference(&new) {
+            let before = self.owner(key).cloned();
+            if let Some(claims) = self.fronts.get_mut(key) {
+                claims.remove(&(*rank, name.clone()));
+                if claims.is_empty() {
+                    self.fronts.remove(key);
+                }
+            }
+            self.note_move(key, before, &mut moved);
+        }
+        for (key, rank, name) in new.difference(&old) {
+            let before = self.owner(key).cloned();
+            self.fronts.entry(*key).or_default().insert((*rank, name.clone()));
+            self.note_move(key, before, &mut moved);
+        }
+        if !new.is_empty() {
+            self.services.insert(service.clone(), new);
+        }
+        moved.remove(service);
+        moved
+    }
+
+    /// The service port that owns a front.
+    #[must_use]
+    pub fn owner(&self, key: &FrontKey) -> Option<&PortName> {
+        self.fronts.get(key)?.first().map(|(_, name)| name)
+    }
+
+    fn note_move(
+        &self,
+        key: &FrontKey,
+        before: Option<PortName>,
+        moved: &mut BTreeSet<ObjectName>,
+    ) {
+        let after = self.owner(key);
+        if before.as_ref() != after {
+            moved.extend(before.map(|name| name.service));
+            moved.extend(after.map(|name| name.service.clone()));
+        }
+    }
+}

@@ -1,0 +1,213 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{Endpoint, EndpointPort, EndpointSlice, Service};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn target(text: &str, port: u16) -> Target {
+    Target { address: Address::from_ip(ip(text)), port: Port::from_host(port) }
+}
+
+fn front(text: &str, port: u16) -> FrontKey {
+    FrontKey::new(Address::from_ip(ip(text)), Port::from_host(port), Protocol::TCP)
+}
+
+fn service_named(name: &str, ips: &[&str]) -> Service {
+    Service {
+        name: ObjectName::new("default", name),
+        created: None,
+        cluster_ips: ips.iter().copied().map(ip).collect(),
+        ports: vec![ServicePort { name: "http".into(), port: 80, protocol: Protocol::TCP }],
+        algorithm: None,
+    }
+}
+
+fn endpoint(address: &str) -> Endpoint {
+    Endpoint { address: ip(address), ready: true, serving: true, terminating: false, node: None }
+}
+
+fn slice(name: &str, family: Family, port: (&str, u16), endpoints: Vec<Endpoint>) -> EndpointSlice {
+    EndpointSlice {
+        name: ObjectName::new("default", name),
+        service: ObjectName::new("default", "web"),
+        family,
+        ports: vec![EndpointPort { name: port.0.into(), port: port.1, protocol: Protocol::TCP }],
+        endpoints,
+    }
+}
+
+fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
+    ServiceState {
+        service: Arc::new(service),
+        slices: slices.into_iter().map(Arc::new).collect(),
+    }
+}
+
+fn only_plan(state: &ServiceState) -> PortPlan {
+    let mut plans: Vec<_> = service(state, model::Algorithm::Random).into_values().collect();
+    assert_eq!(plans.len(), 1);
+    plans.remove(0)
+}
+
+#[test]
+fn a_front_leads_to_the_ready_endpoints_of_its_family() {
+    let web = state(
+        service_named("web", &["10.96.0.10", "fd00::10"]),
+        vec![
+            slice("a", Family::V4, ("http", 8080), vec![endpoint("10.1.0.1")]),
+            slice("b", Family::V6, ("http", 8080), vec![endpoint("fd00:1::1")]),
+        ],
+    );
+
+    let plans: Vec<_> = service(&web, model::Algorithm::Random).into_values().collect();
+
+    assert_eq!(plans[0].fronts, BTreeSet::from([front("10.96.0.10", 80)]));
+    assert_eq!(plans[0].cluster, [target("10.1.0.1", 8080)]);
+    assert_eq!(plans[1].fronts, BTreeSet::from([front("fd00::10", 80)]));
+    assert_eq!(plans[1].cluster, [target("fd00:1::1", 8080)]);
+}
+
+#[test]
+fn an_endpoint_that_only_finishes_what_it_has_serves_but_takes_nothing_new() {
+    let mut leaving = endpoint("10.1.0.2");
+    leaving.ready = false;
+    leaving.terminating = true;
+    let mut dead = endpoint("10.1.0.3");
+    dead.ready = false;
+    dead.serving = false;
+    let web = state(
+        service_named("web", &["10.96.0.10"]),
+        vec![slice("a", Family::V4, ("http", 80), vec![endpoint("10.1.0.1"), leaving, dead])],
+    );
+
+    let plan = only_plan(&web);
+
+    assert_eq!(plan.cluster, [target("10.1.0.1", 80)]);
+    assert_eq!(plan.serving, BTreeSet::from([target("10.1.0.1", 80), target("10.1.0.2", 80)]));
+}
+
+#[test]
+fn slices_may_serve_a_named_port_under_different_numbers() {
+    let web = state(
+        service_named("web", &["10.96.0.10"]),
+        vec![
+            slice("a", Family::V4, ("http", 8080), vec![endpoint("10.1.0.1")]),
+            slice("b", Family::V4, ("http", 9090), vec![endpoint("10.1.0.2")]),
+            slice("c", Family::V4, ("metrics", 9100), vec![endpoint("10.1.0.3")]),
+        ],
+    );
+
+    assert_eq!(only_plan(&web).cluster, [target("10.1.0.1", 8080), target("10.1.0.2", 9090)]);
+}
+
+#[test]
+fn of_two_slices_the_one_that_is_not_terminating_holds() {
+    let mut leaving = endpoint("10.1.0.1");
+    leaving.terminating = true;
+    leaving.ready = false;
+    let web = state(
+        service_named("web", &["10.96.0.10"]),
+        vec![
+            slice("a", Family::V4, ("http", 80), vec![endpoint("10.1.0.1")]),
+            slice("b", Family::V4, ("http", 80), vec![leaving]),
+        ],
+    );
+
+    assert_eq!(only_plan(&web).cluster, [target("10.1.0.1", 80)]);
+}
+
+#[test]
+fn the_algorithm_of_the_node_is_for_services_that_name_none() {
+    let algorithm = |own| {
+        let web = Service { algorithm: own, ..service_named("web", &["10.96.0.10"]) };
+        let plans = service(&state(web, Vec::new()), model::Algorithm::RoundRobin);
+        plans.into_values().map(|plan| plan.algorithm).collect::<Vec<_>>()
+    };
+
+    assert_eq!(algorithm(None), [Algorithm::ROUND_ROBIN]);
+    assert_eq!(algorithm(Some(model::Algorithm::Random)), [Algorithm::RANDOM]);
+}
+
+#[test]
+fn sctp_is_in_the_model_but_not_planned_for_sockets() {
+    let mut web = service_named("web", &["10.96.0.10"]);
+    web.ports[0].protocol = Protocol::SCTP;
+
+    assert_eq!(service(&state(web, Vec::new()), model::Algorithm::Random), ServicePlan::new());
+}
+
+#[test]
+fn a_service_without_endpoints_has_a_front_with_an_empty_set() {
+    let plan = only_plan(&state(service_named("web", &["10.96.0.10"]), Vec::new()));
+
+    assert_eq!(plan.fronts.len(), 1);
+    assert!(plan.cluster.is_empty());
+}
+
+fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ips: &[&str]) -> Vec<String> {
+    let mut service = service_named(name, ips);
+    service.created = created;
+    let state = state(service, Vec::new());
+    let plan = super::service(&state, model::Algorithm::Random);
+    let moved = claims.replace(&state.service.name, super::claims(&state, &plan));
+    moved.into_iter().map(|name| name.to_string()).collect()
+}
+
+fn owner(claims: &Claims, ip: &str) -> Option<String> {
+    claims.owner(&front(ip, 80)).map(|name| name.service.name.to_string())
+}
+
+#[test]
+fn the_older_service_owns_an_address_that_two_claim() {
+    let mut claims = Claims::default();
+    claim(&mut claims, "young", Some(20), &["10.96.0.1"]);
+
+    assert_eq!(claim(&mut claims, "old", Some(10), &["10.96.0.1"]), ["default/young"]);
+    assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("old"));
+    assert!(claim(&mut claims, "undated", None, &["10.96.0.1"]).is_empty());
+}
+
+#[test]
+fn the_loser_is_planned_when_the_winner_leaves() {
+    let mut claims = Claims::default();
+    claim(&mut claims, "a", None, &["10.96.0.1"]);
+    claim(&mut claims, "b", None, &["10.96.0.1"]);
+    assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("a"));
+
+    assert_eq!(claim(&mut claims, "a", None, &["10.96.0.2"]), ["default/b"]);
+    assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("b"));
+}
+
+proptest! {
+    #[test]
+    fn whoever_comes_in_whatever_order_the_owner_is_the_same(
+        order in Just(vec![("a", None), ("b", Some(5)), ("c", Some(9)), ("d", Some(5))]).prop_shuffle(),
+    ) {
+        let mut claims = Claims::default();
+        for (name, created) in order {
+            claim(&mut claims, name, created, &["10.96.0.1"]);
+        }
+        prop_assert_eq!(owner(&claims, "10.96.0.1"), Some("b".to_owned()));
+    }
+
+    #[test]
+    fn a_restricted_plan_never_grows(known in proptest::collection::btree_set(0..8_u16, 0..8)) {
+        let targets: Vec<_> = (0..8).map(|port| target("10.1.0.1", port)).collect();
+        let plan = PortPlan {
+            fronts: BTreeSet::new(),
+            cluster: targets.clone(),
+            local: Vec::new(),
+            serving: targets.into_iter().collect(),
+            algorithm: Algorithm::RANDOM,
+            affinity: 0,
+        };
+        let restricted = plan.restricted_to(|target| known.contains(&target.port.to_host()));
+        prop_assert_eq!(restricted.cluster.len(), known.len());
+        prop_assert_eq!(restricted.serving.len(), known.len());
+    }
+}

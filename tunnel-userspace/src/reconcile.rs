@@ -1,0 +1,546 @@
+//! The owner of the maps: brings what they hold to what the plans say.
+//!
+//! - [`actual`]: what the maps hold, read once and then kept
+//! - [`alloc`]: which indices are free
+//! - [`diff`]: what must change (pure)
+//! - [`order`]: the writes, in an order that is safe at every step
+//! - [`grace`]: what was taken out of reach, until it can be freed
+//! - [`run`]: the loop
+//! - [`view`]: what is shown of it
+
+mod actual;
+mod alloc;
+mod diff;
+mod grace;
+mod order;
+mod run;
+mod view;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+};
+
+use tunnel_common::{
+    reason::Reason,
+    service::{Backend, Front, FrontKey, Slot},
+};
+
+pub use self::{
+    grace::{Grace, Retired},
+    run::{Loop, Query, Stats, start},
+    view::{PortView, ServiceView},
+};
+use self::{
+    actual::{Actual, Stray},
+    diff::Diff,
+    order::{Order, Refused},
+};
+use crate::{
+    model::{Algorithm, ObjectName, Update},
+    plan::{self, Claims, PortName, PortPlan, ServicePlan},
+};
+
+/// How many entries the maps give room for, as the config says. The arrays are an eighth larger,
+/// for the time in which the old and the new are both there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Sizes {
+    /// Fronts.
+    pub fronts: u32,
+    /// Slots.
+    pub slots: u32,
+    /// Backends.
+    pub backends: u32,
+}
+
+impl Sizes {
+    /// Entries of the array `front`.
+    #[must_use]
+    pub const fn front_entries(self) -> u32 {
+        with_spare(self.fronts)
+    }
+
+    /// Entries of the array `slot`.
+    #[must_use]
+    pub const fn slot_entries(self) -> u32 {
+        with_spare(self.slots)
+    }
+
+    /// Entries of the array `be`.
+    #[must_use]
+    pub const fn backend_entries(self) -> u32 {
+        with_spare(self.backends)
+    }
+}
+
+const fn with_spare(entries: u32) -> u32 {
+    entries.saturating_add(entries / 8).saturating_add(64)
+}
+
+/// What a size was before [`with_spare`].
+#[must_use]
+pub const fn without_spare(entries: u32) -> u32 {
+    let room = entries.saturating_sub(64);
+    // n + n / 8 = room: n is eight ninths of it, rounded up.
+    room.saturating_sub(room / 9)
+}
+
+/// A map could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write map {map}")]
+pub struct WriteError {
+    /// The name of the map.
+    pub map: &'static str,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A map could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read map {map}")]
+pub struct ReadError {
+    /// The name of the map.
+    pub map: &'static str,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Writes single entries of the service maps.
+pub trait MapWriter: Send {
+    /// Points a front key at a record.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the write; the entry is as it was. So for the others.
+    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError>;
+    /// Removes a front key; that it is absent is no error.
+    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
+    /// Writes a record that nothing leads to.
+    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
+    /// Writes a slot that nothing leads to.
+    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
+    /// Writes a backend that nothing leads to.
+    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
+    /// Marks a backend as gone.
+    fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
+}
+
+/// Reads the service maps.
+pub trait MapReader {
+    /// Every front key and the index of its record.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the read. So for the others.
+    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError>;
+    /// A record.
+    fn front(&self, index: u32) -> Result<Front, ReadError>;
+    /// A slot.
+    fn slot(&self, index: u32) -> Result<Slot, ReadError>;
+    /// A backend.
+    fn backend(&self, index: u32) -> Result<Backend, ReadError>;
+}
+
+/// Why a service port is not programmed, or not as it should be.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Problem {
+    /// The reason, as it is counted.
+    pub reason: Reason,
+    /// What happened, for people.
+    pub text: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// The owner of the maps.
+pub struct Reconciler<M> {
+    maps: M,
+    actual: Actual,
+    plans: BTreeMap<ObjectName, ServicePlan>,
+    claims: Claims,
+    dirty: BTreeSet<ObjectName>,
+    problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
+    /// Reasons counted here, since the start.
+    counts: BTreeMap<Reason, u64>,
+    retired: Retired,
+    /// Whether entries are out of reach that are not freed yet, so that what found no room now
+    /// may find it soon.
+    waiting: bool,
+    /// Services that wait for that.
+    starved: BTreeSet<ObjectName>,
+    /// Whether something was retired since the Services that found no room were last tried.
+    has_shrunk: bool,
+    node_name: String,
+    node_eligible: bool,
+    default_algorithm: Algorithm,
+    synced: bool,
+    seeded: bool,
+    drift: u64,
+}
+
+/// What planning needs to know of this node.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of its Node object.
+    pub node_name: String,
+    /// How a backend is chosen where a Service doesn't say.
+    pub algorithm: Algorithm,
+}
+
+impl<M: MapReader + MapWriter> Reconciler<M> {
+    /// Takes over what the maps hold.
+    ///
+    /// # Errors
+    ///
+    /// The maps can't be read, or what makes no sense in them can't be removed.
+    pub fn adopt(
+        mut maps: M,
+        sizes: Sizes,
+        grace: &mut impl Grace,
+        settings: Settings,
+    ) -> Result<Self, AdoptError> {
+        let (actual, stray) = Actual::read(&maps, sizes)?;
+        remove_stray(&mut maps, &stray)?;
+        // What this process takes for free may still be read by a program that began before the
+        // last process died, or before the keys above were removed.
+        grace.wait().map_err(AdoptError::Grace)?;
+        let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
+        Ok(Self {
+            maps,
+            actual,
+            plans: BTreeMap::new(),
+            claims: Claims::default(),
+            dirty: BTreeSet::new(),
+            problems: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            retired: Retired::default(),
+            waiting: false,
+            starved: BTreeSet::new(),
+            has_shrunk: false,
+            node_name: settings.node_name,
+            node_eligible: true,
+            default_algorithm: settings.algorithm,
+            synced: false,
+            seeded: false,
+            drift,
+        })
+    }
+
+    /// Plans what changed. Nothing is written.
+    pub fn update(&mut self, update: Update) {
+        self.synced |= update.synced;
+        for (name, node) in update.nodes {
+            if *name.name == *self.node_name {
+                self.node_eligible = node.is_none_or(|node| node.eligible);
+            }
+        }
+        for (name, state) in update.services {
+            let moved = if let Some(state) = state {
+                let plan = plan::service(&state, self.default_algorithm);
+                let moved = self.claims.replace(&name, plan::claims(&state, &plan));
+                self.plans.insert(name.clone(), plan);
+                moved
+            } else {
+                self.plans.remove(&name);
+                self.claims.replace(&name, std::iter::empty())
+            };
+            self.dirty.extend(moved);
+            self.dirty.insert(name);
+        }
+    }
+
+    /// Whether something is waiting to be written.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.synced && !self.dirty.is_empty()
+    }
+
+    /// Writes what changed. What can't be written stays dirty. Gives what was taken out of reach,
+    /// to be given back to [`Self::free`] after a grace period.
+    pub fn pass(&mut self) -> Retired {
+        if !self.synced {
+            return Retired::default();
+        }
+        if !self.seeded {
+            self.seed();
+        }
+        let before = self.actual.usage();
+        let dirty = std::mem::take(&mut self.dirty);
+        let mut leftovers = Vec::new();
+        for service in &dirty {
+            let mut changes = Changes::default();
+            let wanted = self.wanted(service, &mut changes);
+            let known = self.actual.ids.get(service).into_iter().flat_map(BTreeMap::keys);
+            let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
+            for name in names {
+                self.upsert(&name, wanted.get(&name), &mut changes);
+            }
+            leftovers.append(&mut changes.leftovers);
+            self.note(service, changes.problems);
+        }
+        // Deletions come last, so that an address that moves from one Service to another is never
+        // without an owner.
+        for (name, diff) in leftovers {
+            self.finish(&name, &diff);
+        }
+        self.has_shrunk |= before.exceeds(&self.actual.usage());
+        let retired = std::mem::take(&mut self.retired);
+        self.waiting |= !retired.is_empty();
+        retired
+    }
+
+    /// Gives back what no program can reach any more. `more` says whether more is on its way.
+    pub fn free(&mut self, retired: &Retired, more: bool) {
+        self.actual.free(retired);
+        self.waiting = more;
+        self.dirty.append(&mut self.starved);
+        if std::mem::take(&mut self.has_shrunk) {
+            let is_full = |problem: &Problem| {
+                matches!(
+                    problem.reason,
+                    Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull
+                )
+            };
+            let refused = self.problems.iter().filter(|(_, ports)| ports.values().any(is_full));
+            self.dirty.extend(refused.map(|(service, _)| service.clone()));
+        }
+    }
+
+    /// Reads the maps again and compares them with what is known of them. Where they differ, they
+    /// are taken over anew and everything is planned again. Gives the number of differences.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::adopt`]; what was known stays.
+    pub fn audit(&mut self, grace: &mut impl Grace) -> Result<u64, AdoptError> {
+        if self.waiting || !self.seeded {
+            return Ok(0);
+        }
+        let (mut fresh, stray) = Actual::read(&self.maps, self.actual.sizes)?;
+        let differences = fresh.differences(&self.actual)
+            .saturating_add(stray.fronts.len())
+            .saturating_add(stray.backends.len());
+        if differences == 0 {
+            return Ok(0);
+        }
+        remove_stray(&mut self.maps, &stray)?;
+        grace.wait().map_err(AdoptError::Grace)?;
+        fresh.take_names(&mut self.actual);
+        self.actual = fresh;
+        self.dirty.extend(self.plans.keys().cloned());
+        self.dirty.extend(self.actual.ids.keys().cloned());
+        let differences = u64::try_from(differences).unwrap_or(u64::MAX);
+        self.drift = self.drift.saturating_add(differences);
+        Ok(differences)
+    }
+
+    /// The plan of a Service without the fronts that others own.
+    fn wanted(&self, service: &ObjectName, changes: &mut Changes) -> ServicePlan {
+        let Some(plans) = self.plans.get(service) else { return ServicePlan::new() };
+        let mut wanted = ServicePlan::new();
+        for (name, plan) in plans {
+            let is_own = |key: &&FrontKey| self.claims.owner(key) == Some(name);
+            let (own, lost): (BTreeSet<_>, BTreeSet<_>) = plan.fronts.iter().partition(is_own);
+            for key in lost {
+                let winner = self.claims.owner(key).map(ToString::to_string).unwrap_or_default();
+                let text = format!("{key} belongs to {winner}");
+                changes.problem(name, Reason::FrontClaimed, text);
+            }
+            if !own.is_empty() {
+                let fronts = own.into_iter().copied().collect();
+                wanted.insert(name.clone(), PortPlan { fronts, ..plan.clone() });
+            }
+        }
+        wanted
+    }
+
+    fn upsert(&mut self, name: &PortName, plan: Option<&PortPlan>, changes: &mut Changes) {
+        let Some(id) = self.id(name, plan.is_some()) else {
+            changes.refusal(name, Reason::FrontsFull, 0);
+            return;
+        };
+        let nothing = PortPlan::nothing();
+        let plan = plan.unwrap_or(&nothing);
+        let mut diff = Diff::between(&self.actual, id, plan);
+        let mut result = self.order().upsert(name, plan, &diff);
+        if let Err(Refused::Full(reason)) = result {
+            if self.waiting || !self.retired.is_empty() {
+                self.starved.insert(name.service.clone());
+                return;
+            }
+            changes.refusal(name, reason, plan.cluster.len());
+            let known = self.actual.ports.get(&id).map(|port| port.backends.clone());
+            let known = known.unwrap_or_default();
+            if known.is_empty() {
+                self.forget_unused(name, id);
+                return;
+            }
+            let reduced = plan.restricted_to(|target| known.contains_key(target));
+            diff = Diff::between(&self.actual, id, &reduced);
+            result = self.order().upsert(name, &reduced, &diff);
+        }
+        match result {
+            Ok(()) => changes.leftovers.push((name.clone(), diff)),
+            Err(refused) => {
+                self.dirty.insert(name.service.clone());
+                changes.problem(name, refused.reason(), describe(&refused));
+            }
+        }
+    }
+
+    fn finish(&mut self, name: &PortName, diff: &Diff) {
+        if let Err(refused) = self.order().finish(diff) {
+            self.dirty.insert(name.service.clone());
+            let problem = Problem { reason: refused.reason(), text: describe(&refused) };
+            self.note(&name.service, BTreeMap::from([(name.clone(), problem)]));
+        }
+        self.forget_unused(name, diff.id);
+    }
+
+    /// Keeps what is wrong with a Service, and tells what was not known before.
+    fn note(&mut self, service: &ObjectName, problems: BTreeMap<PortName, Problem>) {
+        let known = self.problems.remove(service).unwrap_or_default();
+        for (name, problem) in &problems {
+            let count = self.counts.entry(problem.reason).or_default();
+            *count = count.saturating_add(1);
+            if known.get(name) != Some(problem) {
+                let reason = problem.reason.label();
+                tracing::warn!(port = %name, reason, text = %problem.text, "not programmed as planned");
+            }
+        }
+        for name in known.keys().filter(|name| !problems.contains_key(*name)) {
+            tracing::info!(port = %name, "programmed as planned again");
+        }
+        if !problems.is_empty() {
+            self.problems.insert(service.clone(), problems);
+        }
+    }
+
+    /// Retires the id of a port of which nothing is programmed.
+    fn forget_unused(&mut self, name: &PortName, id: u32) {
+        let is_unused = self
+            .actual
+            .ports
+            .get(&id)
+            .is_none_or(|port| port.fronts.is_empty() && port.backends.is_empty());
+        if !is_unused {
+            return;
+        }
+        self.actual.ports.remove(&id);
+        if let Some(ids) = self.actual.ids.get_mut(&name.service) {
+            ids.remove(name);
+            if ids.is_empty() {
+                self.actual.ids.remove(&name.service);
+            }
+        }
+        self.retired.ids.push(id);
+    }
+
+    /// The id of a port, given out now if it has none.
+    fn id(&mut self, name: &PortName, is_wanted: bool) -> Option<u32> {
+        let known = self.actual.ids.get(&name.service).and_then(|ids| ids.get(name));
+        if let Some(id) = known {
+            return Some(*id);
+        }
+        let id = if is_wanted { self.actual.free_ids.take()? } else { return None };
+        self.actual.ids.entry(name.service.clone()).or_default().insert(name.clone(), id);
+        Some(id)
+    }
+
+    /// Finds the names of the ids that the maps hold: an id belongs to the port that now owns one
+    /// of its fronts. An id whose fronts nobody owns is removed as a port without a plan.
+    fn seed(&mut self) {
+        self.seeded = true;
+        let mut taken: BTreeSet<u32> = BTreeSet::new();
+        for (service, plans) in &self.plans {
+            for (name, plan) in plans {
+                let held = |key: &FrontKey| {
+                    self.actual.fronts.get(key).map(|front| front.record.service)
+                };
+                let id = plan.fronts.iter().filter_map(held).find(|id| !taken.contains(id));
+                if let Some(id) = id
+                    && plan.fronts.iter().any(|key| self.claims.owner(key) == Some(name))
+                {
+                    taken.insert(id);
+                    let ids = self.actual.ids.entry(service.clone()).or_default();
+                    ids.insert(name.clone(), id);
+                }
+            }
+        }
+        let orphans: Vec<u32> =
+            self.actual.ports.keys().copied().filter(|id| !taken.contains(id)).collect();
+        for id in orphans {
+            // A name that no object can have, since a namespace is never empty.
+            let service = ObjectName::new("", format!("orphan-{id}"));
+            let name = PortName {
+                service: service.clone(),
+                port: "".into(),
+                protocol: tunnel_common::addr::Protocol::TCP,
+                family: crate::model::Family::V4,
+            };
+            self.actual.ids.entry(service.clone()).or_default().insert(name, id);
+            self.dirty.insert(service);
+        }
+        self.dirty.extend(self.plans.keys().cloned());
+    }
+
+    fn order(&mut self) -> Order<'_, M> {
+        Order { actual: &mut self.actual, writer: &mut self.maps, retired: &mut self.retired }
+    }
+}
+
+/// What came of one Service in a pass.
+#[derive(Default)]
+struct Changes {
+    /// What is to be taken away once every Service has what it wants.
+    leftovers: Vec<(PortName, Diff)>,
+    problems: BTreeMap<PortName, Problem>,
+}
+
+impl Changes {
+    fn problem(&mut self, name: &PortName, reason: Reason, text: String) {
+        self.problems.insert(name.clone(), Problem { reason, text });
+    }
+
+    fn refusal(&mut self, name: &PortName, reason: Reason, backends: usize) {
+        self.problem(name, reason, format!("{} ({backends} backends wanted)", reason.meaning()));
+    }
+}
+
+fn describe(refused: &Refused) -> String {
+    match refused {
+        Refused::Full(_) => refused.to_string(),
+        Refused::Write(error) => format!("{refused}: {error}: {}", error.source),
+    }
+}
+
+fn remove_stray(maps: &mut impl MapWriter, stray: &Stray) -> Result<(), WriteError> {
+    for key in &stray.fronts {
+        tracing::warn!(front = %key, "removing a front whose record makes no sense");
+        maps.delete_svc(key)?;
+    }
+    stray.backends.iter().try_for_each(|index| maps.retire_backend(*index))
+}
+
+/// What the maps hold could not be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// A map can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A map can't be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The kernel gives no grace period.
+    #[error("cannot wait for the kernel's grace period")]
+    Grace(#[source] io::Error),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! What the maps hold, as this process knows it: read once, then kept.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use tunnel_common::service::{Backend, Front, FrontKey, Set, State};
+
+use super::{
+    MapReader, ReadError, Sizes,
+    alloc::{Indices, Ranges},
+    grace::Retired,
+};
+use crate::{
+    model::ObjectName,
+    plan::{PortName, Target},
+};
+
+/// A front that is programmed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Programmed {
+    /// The index of its record.
+    pub(crate) index: u32,
+    /// Its record.
+    pub(crate) record: Front,
+}
+
+/// A range of slots that records use.
+#[derive(Debug)]
+pub(crate) struct SetUse {
+    /// How many records use it.
+    pub(crate) records: u32,
+    /// The backends of its slots.
+    pub(crate) backends: Vec<u32>,
+}
+
+/// What is programmed for one service id.
+#[derive(Debug, Default)]
+pub(crate) struct PortUse {
+    /// The fronts whose records carry the id.
+    pub(crate) fronts: BTreeSet<FrontKey>,
+    /// The backends that serve.
+    pub(crate) backends: BTreeMap<Target, u32>,
+}
+
+/// What the maps hold that makes no sense: what a crash or a foreign hand left behind.
+#[derive(Debug, Default)]
+pub(crate) struct Stray {
+    /// Keys whose index leads to no sound record of theirs. They go before anything is written,
+    /// since what they lead to counts as free.
+    pub(crate) fronts: Vec<FrontKey>,
+    /// Backends that serve, but no front.
+    pub(crate) backends: Vec<u32>,
+}
+
+/// What the maps hold.
+#[derive(Debug)]
+pub(crate) struct Actual {
+    pub(crate) sizes: Sizes,
+    pub(crate) fronts: HashMap<FrontKey, Programmed>,
+    pub(crate) sets: HashMap<u32, SetUse>,
+    pub(crate) ports: HashMap<u32, PortUse>,
+    /// The ids of the ports of each Service.
+    pub(crate) ids: BTreeMap<ObjectName, BTreeMap<PortName, u32>>,
+    /// The last state of each backend index that was ever used.
+    pub(crate) states: HashMap<u32, State>,
+    pub(crate) used_slots: u32,
+    pub(crate) used_backends: u32,
+    pub(crate) free_fronts: Indices,
+    pub(crate) free_slots: Ranges,
+    pub(crate) free_backends: Indices,
+    pub(crate) free_ids: Indices,
+}
+
+impl Actual {
+    /// Reads the maps. What they hold that makes no sense is left out of the result and named in
+    /// its second part.
+    pub(crate) fn read(
+        reader: &impl MapReader,
+        sizes: Sizes,
+    ) -> Result<(Self, Stray), ReadError> {
+        let backends = Self::read_backends(reader, sizes)?;
+        let mut actual = Self {
+            sizes,
+            fronts: HashMap::new(),
+            sets: HashMap::new(),
+            ports: HashMap::new(),
+            ids: BTreeMap::new(),
+            states: backends.iter().map(|(index, backend)| (*index, backend.state)).collect(),
+            used_slots: 0,
+            used_backends: 0,
+            free_fronts: Indices::new(0, &BTreeSet::new()),
+            free_slots: Ranges::new(sizes.slot_entries()),
+            free_backends: Indices::new(0, &BTreeSet::new()),
+            free_ids: Indices::new(0, &BTreeSet::new()),
+        };
+        let mut stray = Stray::default();
+        for (key, index) in reader.fronts()? {
+            if !actual.adopt(reader, &backends, key, index)? {
+                stray.fronts.push(key);
+            }
+        }
+        stray.backends = actual.adopt_backends(&backends);
+        let used_fronts = actual.fronts.values().map(|front| front.index).collect();
+        let used_backends: BTreeSet<u32> =
+            actual.ports.values().flat_map(|port| port.backends.values().copied()).collect();
+        let used_ids = actual.ports.keys().copied().collect();
+        actual.used_backends = u32::try_from(used_backends.len()).unwrap_or(u32::MAX);
+        actual.free_fronts = Indices::new(sizes.front_entries(), &used_fronts);
+        actual.free_backends = Indices::new(sizes.backend_entries(), &used_backends);
+        actual.free_ids = Indices::new(sizes.front_entries(), &used_ids);
+        Ok((actual, stray))
+    }
+
+    fn read_backends(
+        reader: &impl MapReader,
+        sizes: Sizes,
+    ) -> Result<BTreeMap<u32, Backend>, ReadError> {
+        let mut backends = BTreeMap::new();
+        for index in 0..sizes.backend_entries() {
+            let backend = reader.backend(index)?;
+            if backend.state != State::default() {
+                backends.insert(index, backend);
+            }
+        }
+        Ok(backends)
+    }
+
+    /// Takes over a front; says whether its record, sets and backends make sense.
+    fn adopt(
+        &mut self,
+        reader: &impl MapReader,
+        backends: &BTreeMap<u32, Backend>,
+        key: FrontKey,
+        index: u32,
+    ) -> Result<bool, ReadError> {
+        if index >= self.sizes.front_entries() {
+            return Ok(false);
+        }
+        let record = reader.front(index)?;
+        let is_sound = record.key == key
+            && record.service < self.sizes.front_entries()
+            && self.adopt_set(reader, backends, &record, record.cluster)?
+            && self.adopt_set(reader, backends, &record, record.local)?;
+        if is_sound {
+            self.hold(record.cluster);
+            self.hold(record.local);
+            self.fronts.insert(key, Programmed { index, record });
+            self.ports.entry(record.service).or_default().fronts.insert(key);
+        }
+        Ok(is_sound)
+    }
+
+    fn adopt_set(
+        &mut self,
+        reader: &impl MapReader,
+        backends: &BTreeMap<u32, Backend>,
+        record: &Front,
+        set: Set,
+    ) -> Result<bool, ReadError> {
+        if set.len == 0 {
+            return Ok(true);
+        }
+        if let Some(known) = self.sets.get(&set.base) {
+            return Ok(u32::try_from(known.backends.len()) == Ok(set.len));
+        }
+        let end = set.base.checked_add(set.len);
+        if end.is_none_or(|end| end > self.sizes.slot_entries()) {
+            return Ok(false);
+        }
+        let mut indices = Vec::new();
+        for place in set.base..set.base.saturating_add(set.len) {
+            let index = reader.slot(place)?.backend;
+            let is_own = |backend: &Backend| {
+                backend.service == record.service && backend.state.is_serving()
+            };
+            if !backends.get(&index).is_some_and(is_own) {
+                return Ok(false);
+            }
+            indices.push(index);
+        }
+        if !self.free_slots.take_at(set.base, set.len) {
+            return Ok(false);
+        }
+        self.used_slots = self.used_slots.saturating_add(set.len);
+        self.sets.insert(set.base, SetUse { records: 0, backends: indices });
+        Ok(true)
+    }
+
+    fn adopt_backends(&mut self, backends: &BTreeMap<u32, Backend>) -> Vec<u32> {
+        let placed: BTreeSet<u32> =
+            self.sets.values().flat_map(|set| set.backends.iter().copied()).collect();
+        let mut stray = Vec::new();
+        let serving = |(_, backend): &(&u32, &Backend)| backend.state.is_serving();
+        // A backend that is in a set goes before one that only finishes what it has.
+        let (first, second): (Vec<_>, Vec<_>) =
+            backends.iter().filter(serving).partition(|(index, _)| placed.contains(index));
+        for (index, backend) in first.into_iter().chain(second) {
+            let target = Target { address: backend.address, port: backend.port };
+            match self.ports.get_mut(&backend.service) {
+                Some(port) if !port.backends.contains_key(&target) => {
+                    port.backends.insert(target, *index);
+                }
+                Some(_) | None => {
+                    stray.push(*index);
+                    self.states.insert(*index, backend.state.gone());
+                }
+            }
+        }
+        stray
+    }
+
+    /// The index of a backend of a service that serves there.
+    pub(crate) fn backend(&self, id: u32, target: &Target) -> Option<u32> {
+        self.ports.get(&id)?.backends.get(target).copied()
+    }
+
+    /// Counts one more record that uses a set.
+    pub(crate) fn hold(&mut self, set: Set) {
+        if let Some(known) = self.sets.get_mut(&set.base)
+            && set.len > 0
+        {
+            known.records = known.records.saturating_add(1);
+        }
+    }
+
+    /// Counts one record less that uses a set, and retires the set with the last.
+    pub(crate) fn release(&mut self, set: Set, retired: &mut Retired) {
+        let Some(known) = self.sets.get_mut(&set.base) else { return };
+        if set.len == 0 {
+            return;
+        }
+        known.records = known.records.saturating_sub(1);
+        if known.records == 0 {
+            self.sets.remove(&set.base);
+            self.used_slots = self.used_slots.saturating_sub(set.len);
+            retired.slots.push(set);
+        }
+    }
+
+    /// Gives back what no program can reach any more.
+    pub(crate) fn free(&mut self, retired: &Retired) {
+        for index in &retired.fronts {
+            self.free_fronts.give(*index);
+        }
+        for set in &retired.slots {
+            self.free_slots.give(set.base, set.len);
+        }
+        for index in &retired.backends {
+            self.free_backends.give(*index);
+        }
+        for id in &retired.ids {
+            self.free_ids.give(*id);
+        }
+    }
+
+    /// How much is in use.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            fronts: self.fronts.len(),
+            slots: self.used_slots,
+            backends: self.used_backends,
+        }
+    }
+
+    /// How many fronts and service ids differ between two readings.
+    pub(crate) fn differences(&self, other: &Self) -> usize {
+        let fronts = self.fronts.iter().filter(|(key, front)| {
+            let same = |known: &&Programmed| {
+                known == front && self.backends_of(front) == other.backends_of(front)
+            };
+            other.fronts.get(key).filter(same).is_none()
+        });
+        let missing = other.fronts.keys().filter(|key| !self.fronts.contains_key(key));
+        let ports = other.ports.iter().filter(|(id, port)| {
+            let known = self.ports.get(id).map(|port| &port.backends);
+            known.is_none_or(|backends| *backends != port.backends)
+        });
+        fronts.count().saturating_add(missing.count()).saturating_add(ports.count())
+    }
+
+    fn backends_of(&self, front: &Programmed) -> Option<&Vec<u32>> {
+        self.sets.get(&front.record.cluster.base).map(|set| &set.backends)
+    }
+
+    /// Takes the names of the ids that are programmed from an earlier reading.
+    pub(crate) fn take_names(&mut self, earlier: &mut Self) {
+        for (service, mut ids) in std::mem::take(&mut earlier.ids) {
+            ids.retain(|_, id| self.ports.contains_key(id));
+            if !ids.is_empty() {
+                self.ids.insert(service, ids);
+            }
+        }
+    }
+}
+
+/// How much of the maps is in use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    pub(crate) fronts: usize,
+    pub(crate) slots: u32,
+    pub(crate) backends: u32,
+}
+
+impl Usage {
+    /// Whether this is more than another, in any respect.
+    pub(crate) const fn exceeds(&self, other: &Self) -> bool {
+        self.fronts > other.fronts || self.slots > other.slots || self.backends > other.backends
+    }
+}

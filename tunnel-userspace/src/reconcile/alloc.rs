@@ -1,0 +1,196 @@
+//! Which indices of an array are free.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Single indices below a limit.
+#[derive(Debug)]
+pub(crate) struct Indices {
+    returned: Vec<u32>,
+    unused: u32,
+    limit: u32,
+}
+
+impl Indices {
+    /// All indices below the limit but those in use.
+    pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
+        // Indices above the highest one in use were never given out; the gaps below it are free.
+        let unused = used.last().map_or(0, |last| last.saturating_add(1)).min(limit);
+        let returned = (0..unused).rev().filter(|index| !used.contains(index)).collect();
+        Self { returned, unused, limit }
+    }
+
+    /// Takes a free index.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        self.returned.pop().or_else(|| {
+            let index = self.unused;
+            (index < self.limit).then(|| {
+                self.unused = index.saturating_add(1);
+                index
+            })
+        })
+    }
+
+    /// Gives an index back.
+    pub(crate) fn give(&mut self, index: u32) {
+        debug_assert!(index < self.unused);
+        self.returned.push(index);
+    }
+
+    /// How many are free.
+    pub(crate) fn free(&self) -> usize {
+        self.returned.len().saturating_add(count(self.limit.saturating_sub(self.unused)))
+    }
+}
+
+/// Contiguous ranges below a limit: the smallest free range that fits is used, and neighbours that
+/// are given back grow together.
+#[derive(Debug)]
+pub(crate) struct Ranges {
+    by_base: BTreeMap<u32, u32>,
+    by_length: BTreeSet<(u32, u32)>,
+}
+
+impl Ranges {
+    /// One free range from 0 to the limit.
+    pub(crate) fn new(limit: u32) -> Self {
+        let mut ranges = Self { by_base: BTreeMap::new(), by_length: BTreeSet::new() };
+        ranges.insert(0, limit);
+        ranges
+    }
+
+    /// Takes a free range of that length; its base. An empty range has base 0.
+    pub(crate) fn take(&mut self, length: u32) -> Option<u32> {
+        if length == 0 {
+            return Some(0);
+        }
+        let (found, base) = self.by_length.range((length, 0)..).next().copied()?;
+        self.remove(base, found);
+        self.insert(base.checked_add(length)?, found.checked_sub(length)?);
+        Some(base)
+    }
+
+    /// Takes that very range, if all of it is free.
+    pub(crate) fn take_at(&mut self, base: u32, length: u32) -> bool {
+        if length == 0 {
+            return true;
+        }
+        let Some(end) = base.checked_add(length) else { return false };
+        let Some((&start, &found)) = self.by_base.range(..=base).next_back() else { return false };
+        let stop = start.saturating_add(found);
+        if stop < end {
+            return false;
+        }
+        self.remove(start, found);
+        self.insert(start, base.saturating_sub(start));
+        self.insert(end, stop.saturating_sub(end));
+        true
+    }
+
+    /// Gives a range back.
+    pub(crate) fn give(&mut self, base: u32, length: u32) {
+        if length == 0 {
+            return;
+        }
+        let (mut base, mut length) = (base, length);
+        if let Some((&start, &before)) = self.by_base.range(..base).next_back()
+            && start.saturating_add(before) == base
+        {
+            self.remove(start, before);
+            (base, length) = (start, length.saturating_add(before));
+        }
+        let end = base.saturating_add(length);
+        if let Some(&after) = self.by_base.get(&end) {
+            self.remove(end, after);
+            length = length.saturating_add(after);
+        }
+        self.insert(base, length);
+    }
+
+    fn insert(&mut self, base: u32, length: u32) {
+        if length > 0 {
+            self.by_base.insert(base, length);
+            self.by_length.insert((length, base));
+        }
+    }
+
+    fn remove(&mut self, base: u32, length: u32) {
+        self.by_base.remove(&base);
+        self.by_length.remove(&(length, base));
+    }
+}
+
+/// A count of map entries as the standard library counts.
+pub(crate) const fn count(entries: u32) -> usize {
+    #[expect(clippy::as_conversions, reason = "usize has at least 32 bits on every target")]
+    {
+        entries as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_index_is_given_out_once_until_it_is_given_back() {
+        let mut indices = Indices::new(3, &BTreeSet::from([1]));
+
+        let mut taken = [indices.take(), indices.take()];
+        taken.sort_unstable();
+
+        assert_eq!(taken, [Some(0), Some(2)]);
+        assert_eq!(indices.take(), None);
+        indices.give(0);
+        assert_eq!(indices.take(), Some(0));
+    }
+
+    #[test]
+    fn neighbours_that_are_given_back_grow_together() {
+        let mut ranges = Ranges::new(8);
+        let bases: Vec<_> = (0..4).filter_map(|_| ranges.take(2)).collect();
+        for base in [2, 6, 0, 4] {
+            ranges.give(base, 2);
+        }
+
+        assert_eq!(bases, [0, 2, 4, 6]);
+        assert_eq!(ranges.take(8), Some(0));
+    }
+
+    #[test]
+    fn a_range_in_use_is_not_taken_at_its_place() {
+        let mut ranges = Ranges::new(8);
+
+        assert!(ranges.take_at(2, 3));
+        assert!(!ranges.take_at(4, 2));
+        assert!(!ranges.take_at(6, 3));
+        assert!(ranges.take_at(5, 3));
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_in_use_never_overlap_and_nothing_is_lost(
+            steps in proptest::collection::vec((any::<bool>(), 1..20_u32, any::<prop::sample::Index>()), 1..200),
+        ) {
+            const LIMIT: u32 = 100;
+            let mut ranges = Ranges::new(LIMIT);
+            let mut used: Vec<(u32, u32)> = Vec::new();
+            for (take, length, which) in steps {
+                if take {
+                    let Some(base) = ranges.take(length) else { continue };
+                    prop_assert!(base + length <= LIMIT);
+                    prop_assert!(used.iter().all(|(b, l)| base + length <= *b || b + l <= base));
+                    used.push((base, length));
+                } else if !used.is_empty() {
+                    let (base, length) = used.swap_remove(which.index(used.len()));
+                    ranges.give(base, length);
+                }
+            }
+            for (base, length) in used {
+                ranges.give(base, length);
+            }
+            prop_assert_eq!(ranges.take(LIMIT), Some(0));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What must change so that the maps hold what a plan says. Pure.
+
+use std::collections::BTreeSet;
+
+use tunnel_common::{
+    reason::Reason,
+    service::{Front, FrontKey, Set},
+};
+
+use super::{actual::Actual, alloc::count};
+use crate::plan::{PortPlan, Target};
+
+/// A set as it is to be.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum SetChange {
+    /// The set that is there is right.
+    Keep(Set),
+    /// New slots are needed, with these backends.
+    Write(Vec<Target>),
+}
+
+/// The difference for one service id.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct Diff {
+    pub(crate) id: u32,
+    pub(crate) new_backends: Vec<Target>,
+    pub(crate) cluster: SetChange,
+    pub(crate) local: SetChange,
+    pub(crate) upserts: Vec<FrontKey>,
+    pub(crate) deletes: Vec<FrontKey>,
+    pub(crate) gone: Vec<(Target, u32)>,
+}
+
+impl Diff {
+    /// The difference between what is programmed for an id and its plan.
+    pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
+        let cluster = set_change(actual, id, &plan.cluster, |front| front.cluster);
+        let local = set_change(actual, id, &plan.local, |front| front.local);
+        let is_right = |key: &&FrontKey| match (&cluster, &local) {
+            (SetChange::Keep(cluster), SetChange::Keep(local)) => {
+                let wanted = record(**key, id, plan, *cluster, *local);
+                actual.fronts.get(key).is_some_and(|front| front.record == wanted)
+            }
+            (SetChange::Write(_), _) | (_, SetChange::Write(_)) => false,
+        };
+        let upserts = plan.fronts.iter().filter(|key| !is_right(key)).copied().collect();
+        let wanted: BTreeSet<&Target> =
+            plan.serving.iter().chain(&plan.cluster).chain(&plan.local).collect();
+        let is_new = |target: &&&Target| actual.backend(id, target).is_none();
+        let new_backends = wanted.iter().filter(is_new).map(|target| **target).collect();
+        let port = actual.ports.get(&id);
+        let deletes = port
+            .into_iter()
+            .flat_map(|port| port.fronts.difference(&plan.fronts))
+            .copied()
+            .collect();
+        let gone = port
+            .into_iter()
+            .flat_map(|port| &port.backends)
+            .filter(|(target, _)| !wanted.contains(target))
+            .map(|(target, index)| (*target, *index))
+            .collect();
+        Self { id, new_backends, cluster, local, upserts, deletes, gone }
+    }
+
+    /// Whether there is room for it, counted against the sizes that the config gives. Room beyond
+    /// them is only for the time in which the old and the new are both there.
+    pub(crate) fn room(&self, actual: &Actual) -> Result<(), Reason> {
+        let new_keys = self.upserts.iter().filter(|key| !actual.fronts.contains_key(key)).count();
+        if actual.fronts.len().saturating_add(new_keys) > count(actual.sizes.fronts)
+            && new_keys > 0
+            || self.upserts.len() > actual.free_fronts.free()
+        {
+            return Err(Reason::FrontsFull);
+        }
+        let backends = count(actual.used_backends)
+            .saturating_add(self.new_backends.len())
+            .saturating_sub(self.gone.len());
+        if !self.new_backends.is_empty()
+            && (backends > count(actual.sizes.backends)
+                || self.new_backends.len() > actual.free_backends.free())
+        {
+            return Err(Reason::BackendsFull);
+        }
+        let slots = count(actual.used_slots)
+            .saturating_add(self.cluster.new_len())
+            .saturating_add(self.local.new_len())
+            .saturating_sub(self.old_slots(actual));
+        if self.cluster.new_len().saturating_add(self.local.new_len()) > 0
+            && slots > count(actual.sizes.slots)
+        {
+            return Err(Reason::SlotsFull);
+        }
+        Ok(())
+    }
+
+    /// How many slots the change leaves behind.
+    fn old_slots(&self, actual: &Actual) -> usize {
+        let Some(port) = actual.ports.get(&self.id) else { return 0 };
+        let mut left = BTreeSet::new();
+        for key in &port.fronts {
+            let Some(front) = actual.fronts.get(key) else { continue };
+            if matches!(self.cluster, SetChange::Write(_)) {
+                left.insert((front.record.cluster.base, front.record.cluster.len));
+            }
+            if matches!(self.local, SetChange::Write(_)) {
+                left.insert((front.record.local.base, front.record.local.len));
+            }
+        }
+        left.into_iter().map(|(_, len)| count(len)).sum()
+    }
+}
+
+impl SetChange {
+    fn new_len(&self) -> usize {
+        match self {
+            Self::Keep(_) => 0,
+            Self::Write(targets) => targets.len(),
+        }
+    }
+}
+
+/// The record of a front.
+pub(crate) const fn record(
+    key: FrontKey,
+    id: u32,
+    plan: &PortPlan,
+    cluster: Set,
+    local: Set,
+) -> Front {
+    Front {
+        key,
+        service: id,
+        cluster,
+        local,
+        affinity: plan.affinity,
+        algorithm: plan.algorithm,
+        flags: 0,
+        reserved: 0,
+    }
+}
+
+fn set_change(
+    actual: &Actual,
+    id: u32,
+    targets: &[Target],
+    of: impl Fn(&Front) -> Set,
+) -> SetChange {
+    if targets.is_empty() {
+        return SetChange::Keep(Set::default());
+    }
+    let Some(indices) =
+        targets.iter().map(|target| actual.backend(id, target)).collect::<Option<Vec<_>>>()
+    else {
+        return SetChange::Write(targets.to_vec());
+    };
+    let fronts = actual.ports.get(&id).into_iter().flat_map(|port| &port.fronts);
+    let known = fronts
+        .filter_map(|key| actual.fronts.get(key))
+        .map(|front| of(&front.record))
+        .find(|set| actual.sets.get(&set.base).is_some_and(|known| known.backends == indices));
+    known.map_or_else(|| SetChange::Write(targets.to_vec()), SetChange::Keep)
+}

@@ -1,0 +1,247 @@
+//! The loop around the owner of the maps.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::mpsc::TrySendError,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+};
+use tracing::{error, info, warn};
+use tunnel_common::reason::Reason;
+
+use super::{
+    Grace, MapReader, MapWriter, Reconciler, Retired,
+    grace::Waiter,
+    view::ServiceView,
+};
+use crate::{drain, model::Update};
+
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// A question to the owner of the maps.
+pub enum Query {
+    /// Every Service and what is programmed of it.
+    Services(oneshot::Sender<Vec<ServiceView>>),
+}
+
+/// What the loop did, for metrics and status. Published after each pass.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stats {
+    /// Whether a first whole pass was made.
+    pub synced: bool,
+    /// Services that were read.
+    pub services: usize,
+    /// Fronts that are programmed.
+    pub fronts: usize,
+    /// Slots in use.
+    pub slots: u32,
+    /// Backends in use.
+    pub backends: u32,
+    /// Service ports that are not programmed as planned, by reason.
+    pub problems: BTreeMap<String, usize>,
+    /// How often each reason was met by this process.
+    pub counts: BTreeMap<String, u64>,
+    /// Passes made.
+    pub passes: u64,
+    /// How long the last pass took, in seconds.
+    pub last_pass_seconds: f64,
+    /// How long all passes took, in seconds.
+    pub all_passes_seconds: f64,
+    /// From the notice of a change to its last write, in seconds, of the last pass.
+    pub last_delay_seconds: f64,
+    /// When the last pass ended.
+    pub last_pass_at: Option<Timestamp>,
+    /// Since when writes fail; nothing if they don't.
+    pub failing_since: Option<Timestamp>,
+    /// Whether load balancers may send traffic to this node, as its Node object says. A node
+    /// without one may.
+    pub node_eligible: bool,
+    /// Differences found between the maps and what was known of them.
+    pub drift: u64,
+}
+
+/// The loop, and its ends for others.
+pub struct Loop<M, G> {
+    reconciler: Reconciler<M>,
+    waiter: Waiter,
+    audit_grace: G,
+    audit_every: Duration,
+    held: Retired,
+    is_waiting: bool,
+    retry: Duration,
+    stats: watch::Sender<Stats>,
+}
+
+/// Makes the loop of a reconciler; the second value follows what it does. The first grace belongs
+/// to the thread that frees, the second to the audit.
+///
+/// # Errors
+///
+/// The thread that waits for grace periods can't be started.
+pub fn start<M: MapReader + MapWriter, G: Grace + 'static>(
+    reconciler: Reconciler<M>,
+    grace: (G, G),
+    audit_every: Duration,
+) -> io::Result<(Loop<M, G>, watch::Receiver<Stats>)> {
+    let (stats, follower) = watch::channel(Stats::default());
+    let (free_grace, audit_grace) = grace;
+    let looped = Loop {
+        reconciler,
+        waiter: Waiter::start(free_grace)?,
+        audit_grace,
+        audit_every,
+        held: Retired::default(),
+        is_waiting: false,
+        retry: FIRST_RETRY,
+        stats,
+    };
+    Ok((looped, follower))
+}
+
+impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
+    /// Takes one update and writes it.
+    pub fn apply(&mut self, update: Update) {
+        let since = update.since;
+        self.reconciler.update(update);
+        self.pass(Some(since));
+    }
+
+    /// Runs until the drain begins or every source is gone. What is programmed stays.
+    pub async fn run(
+        mut self,
+        mut updates: mpsc::Receiver<Update>,
+        mut queries: mpsc::Receiver<Query>,
+        mut draining: watch::Receiver<bool>,
+    ) {
+        let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
+        audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let retry_at = Instant::now() + self.retry;
+            let is_retrying = self.reconciler.is_dirty();
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => break,
+                update = updates.recv() => {
+                    let Some(update) = update else { break };
+                    let since = update.since;
+                    self.reconciler.update(update);
+                    // What came during the last write goes into this one.
+                    while let Ok(update) = updates.try_recv() {
+                        self.reconciler.update(update);
+                    }
+                    self.pass(Some(since));
+                }
+                Some(freed) = self.waiter.freed.recv() => {
+                    self.is_waiting = false;
+                    self.reconciler.free(&freed, !self.held.is_empty());
+                    if self.reconciler.is_dirty() {
+                        self.pass(None);
+                    } else {
+                        self.hand_over(Retired::default());
+                    }
+                }
+                Some(query) = queries.recv() => self.answer(query),
+                () = sleep_until(retry_at), if is_retrying => {
+                    self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
+                    self.pass(None);
+                }
+                _ = audits.tick() => self.audit(),
+            }
+        }
+        info!("the owner of the maps stops; what is programmed stays");
+    }
+
+    fn answer(&self, query: Query) {
+        match query {
+            Query::Services(reply) => {
+                if reply.send(self.reconciler.services()).is_err() {
+                    tracing::debug!("nobody waits for the answer any more");
+                }
+            }
+        }
+    }
+
+    fn audit(&mut self) {
+        match self.reconciler.audit(&mut self.audit_grace) {
+            Ok(0) => {}
+            Ok(differences) => {
+                warn!(differences, "the maps were not as they were left, writing them anew");
+                self.pass(None);
+            }
+            Err(error) => error!(error = &error as &dyn std::error::Error, "cannot check the maps"),
+        }
+    }
+
+    fn pass(&mut self, since: Option<Duration>) {
+        let start = monotonic();
+        let retired = self.reconciler.pass();
+        self.hand_over(retired);
+        if !self.reconciler.is_dirty() {
+            self.retry = FIRST_RETRY;
+        }
+        let end = monotonic();
+        self.stats.send_modify(|stats| {
+            self.reconciler.describe(stats);
+            stats.passes = stats.passes.saturating_add(1);
+            stats.last_pass_seconds = end.saturating_sub(start).as_secs_f64();
+            stats.all_passes_seconds += stats.last_pass_seconds;
+            if let Some(since) = since {
+                stats.last_delay_seconds = end.saturating_sub(since).as_secs_f64();
+            }
+            let now = Timestamp::now();
+            stats.last_pass_at = Some(now);
+            let failing = self.reconciler.is_dirty().then_some(now);
+            stats.failing_since = failing.and(stats.failing_since.or(failing));
+        });
+    }
+
+    /// Hands what was retired to the thread that waits. While it waits for an earlier batch, the
+    /// rest is held, and goes as one batch.
+    fn hand_over(&mut self, retired: Retired) {
+        self.held.merge(retired);
+        if self.is_waiting || self.held.is_empty() {
+            return;
+        }
+        match self.waiter.send.try_send(std::mem::take(&mut self.held)) {
+            Ok(()) => self.is_waiting = true,
+            Err(TrySendError::Full(batch) | TrySendError::Disconnected(batch)) => {
+                self.held.merge(batch);
+            }
+        }
+    }
+}
+
+impl<M> Reconciler<M> {
+    fn describe(&self, stats: &mut Stats) {
+        let usage = self.actual.usage();
+        stats.synced = self.synced;
+        stats.services = self.plans.len();
+        stats.fronts = usage.fronts;
+        stats.slots = usage.slots;
+        stats.backends = usage.backends;
+        stats.drift = self.drift;
+        stats.node_eligible = self.node_eligible;
+        stats.problems = BTreeMap::new();
+        for problem in self.problems.values().flat_map(BTreeMap::values) {
+            let count = stats.problems.entry(problem.reason.label().to_owned()).or_default();
+            *count = count.saturating_add(1);
+        }
+        let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
+        stats.counts = self.counts.iter().map(counted).collect();
+    }
+}
+
+/// The time on the monotonic clock.
+pub(crate) fn monotonic() -> Duration {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(Duration::ZERO, Duration::from)
+}

@@ -1,0 +1,162 @@
+//! The service maps in memory, as strict as the kernel and stricter: a write to anything that a
+//! program could be reading is an error.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use tunnel_common::service::{Backend, Front, FrontKey, Set, Slot, State};
+
+use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
+
+/// The maps, and what programs could be reading since the last grace period.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) sizes: Sizes,
+    pub(crate) svc: BTreeMap<FrontKey, u32>,
+    pub(crate) front: BTreeMap<u32, Front>,
+    pub(crate) slot: BTreeMap<u32, Slot>,
+    pub(crate) be: BTreeMap<u32, Backend>,
+    pub(crate) writes: usize,
+    /// How many writes succeed before all fail, as if the process were killed there.
+    pub(crate) limit: usize,
+    seen: Seen,
+}
+
+/// Entries that a program may have come by.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    fronts: BTreeSet<u32>,
+    slots: BTreeSet<u32>,
+    backends: BTreeSet<u32>,
+}
+
+impl Memory {
+    pub(crate) fn new(sizes: Sizes) -> Self {
+        Self {
+            sizes,
+            svc: BTreeMap::new(),
+            front: BTreeMap::new(),
+            slot: BTreeMap::new(),
+            be: BTreeMap::new(),
+            writes: 0,
+            limit: usize::MAX,
+            seen: Seen::default(),
+        }
+    }
+
+    /// A grace period: what nothing leads to now, no program reads any more.
+    pub(crate) fn grace(&mut self) {
+        self.seen = Seen::default();
+        self.look();
+    }
+
+    /// What a program finds for a key: the backends of its set.
+    pub(crate) fn read(&self, key: &FrontKey) -> Option<Vec<Backend>> {
+        let front = self.front.get(self.svc.get(key)?)?;
+        assert_eq!(front.key, *key, "a record of another front");
+        let places = front.cluster.base..front.cluster.base + front.cluster.len;
+        let backends = places.map(|place| self.be[&self.slot[&place].backend]).collect::<Vec<_>>();
+        for backend in &backends {
+            assert_eq!(backend.service, front.service, "a backend of another service port");
+            assert!(backend.state.is_serving(), "a backend that is gone");
+        }
+        Some(backends)
+    }
+
+    /// Looks at everything as programs do, and notes what they came by.
+    fn look(&mut self) {
+        for (key, index) in &self.svc {
+            assert!(self.read(key).is_some(), "{key} leads nowhere");
+            self.seen.fronts.insert(*index);
+            for Set { base, len } in [self.front[index].cluster, self.front[index].local] {
+                for place in base..base + len {
+                    self.seen.slots.insert(place);
+                    self.seen.backends.insert(self.slot[&place].backend);
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, map: &'static str, is_free: bool) -> Result<(), WriteError> {
+        assert!(is_free, "a write to an entry of {map} that a program could be reading");
+        if self.writes >= self.limit {
+            return Err(WriteError { map, source: io::Error::other("killed") });
+        }
+        self.writes += 1;
+        Ok(())
+    }
+}
+
+impl MapWriter for Memory {
+    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+        self.write("svc", true)?;
+        if !self.svc.contains_key(key) && self.svc.len() >= self.sizes.fronts as usize {
+            return Err(WriteError { map: "svc", source: io::Error::other("full") });
+        }
+        self.svc.insert(*key, index);
+        self.look();
+        Ok(())
+    }
+
+    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
+        self.write("svc", true)?;
+        self.svc.remove(key);
+        Ok(())
+    }
+
+    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
+        assert!(index < self.sizes.front_entries());
+        self.write("front", !self.seen.fronts.contains(&index))?;
+        self.front.insert(index, *front);
+        Ok(())
+    }
+
+    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError> {
+        assert!(index < self.sizes.slot_entries());
+        self.write("slot", !self.seen.slots.contains(&index))?;
+        self.slot.insert(index, Slot { backend });
+        Ok(())
+    }
+
+    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
+        assert!(index < self.sizes.backend_entries());
+        let old = self.be.get(&index).map_or(State::default(), |old| old.state);
+        assert!(!old.is_serving(), "a backend that serves is written over");
+        assert_ne!(old, backend.state);
+        self.write("be", !self.seen.backends.contains(&index))?;
+        self.be.insert(index, *backend);
+        Ok(())
+    }
+
+    fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
+        self.write("be", true)?;
+        let backend = self.be.get_mut(&index).expect("a backend");
+        backend.state = backend.state.gone();
+        self.look();
+        Ok(())
+    }
+}
+
+impl MapReader for Memory {
+    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
+        Ok(self.svc.iter().map(|(key, index)| (*key, *index)).collect())
+    }
+
+    fn front(&self, index: u32) -> Result<Front, ReadError> {
+        use zerocopy::FromZeros as _;
+
+        Ok(self.front.get(&index).copied().unwrap_or_else(Front::new_zeroed))
+    }
+
+    fn slot(&self, index: u32) -> Result<Slot, ReadError> {
+        Ok(self.slot.get(&index).copied().unwrap_or(Slot { backend: 0 }))
+    }
+
+    fn backend(&self, index: u32) -> Result<Backend, ReadError> {
+        use zerocopy::FromZeros as _;
+
+        Ok(self.be.get(&index).copied().unwrap_or_else(Backend::new_zeroed))
+    }
+}

@@ -1,0 +1,69 @@
+//! Tasks with an owner: each has a name, none ends unnoticed.
+
+use std::{future::Future, time::Duration};
+
+use tokio::{task::JoinSet, time::timeout};
+use tracing::{Instrument as _, error, info_span, warn};
+
+/// The tasks of a role.
+#[derive(Default)]
+pub struct Tasks {
+    set: JoinSet<&'static str>,
+}
+
+impl Tasks {
+    /// Starts a task under a span of its name.
+    pub fn start(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let named = async move {
+            task.await;
+            name
+        };
+        self.set.spawn(named.instrument(info_span!("task", name)));
+    }
+
+    /// Waits until a task ends, and gives its name; before the drain none should.
+    pub async fn ended(&mut self) -> String {
+        match self.set.join_next().await {
+            Some(Ok(name)) => name.to_owned(),
+            Some(Err(panic)) => panic.to_string(),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for every task, but no longer than that; what still runs then is ended.
+    pub async fn finish(mut self, limit: Duration) {
+        let all = async {
+            while let Some(ended) = self.set.join_next().await {
+                if let Err(panic) = ended {
+                    error!(%panic, "a task failed");
+                }
+            }
+        };
+        if timeout(limit, all).await.is_err() {
+            warn!(seconds = limit.as_secs(), "tasks were ended that did not stop in time");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_does_not_stop_is_ended_at_the_limit() {
+        let mut tasks = Tasks::default();
+        tasks.start("stuck", std::future::pending());
+
+        timeout(Duration::from_secs(6), tasks.finish(Duration::from_secs(5)))
+            .await
+            .expect("the limit holds");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_task_is_noticed_by_its_name() {
+        let mut tasks = Tasks::default();
+        tasks.start("short", std::future::ready(()));
+
+        assert_eq!(tasks.ended().await, "short");
+    }
+}

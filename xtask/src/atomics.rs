@@ -1,0 +1,172 @@
+//! Finds atomic instructions that Linux 5.10 refuses: its verifier knows none but plain add, and
+//! looks at dead code too.
+
+use crate::elf::Code;
+
+/// Bytes of an instruction; a 64-bit constant takes two.
+const INSTRUCTION: usize = 8;
+const CLASS: u8 = 0x07;
+const STORE: u8 = 0x03;
+const MODE: u8 = 0xe0;
+const ATOMIC: u8 = 0xc0;
+const LOAD_CONSTANT: u8 = 0x18;
+const ADD: i32 = 0x00;
+/// `BPF_STX | BPF_ATOMIC` of words and double words, the sizes that have a plain add.
+const SIZED: [u8; 2] = [0xc3, 0xdb];
+
+/// An atomic instruction other than plain add.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct Refused {
+    pub(crate) section: String,
+    pub(crate) function: String,
+    /// The number of the instruction in its section, as `llvm-objdump` shows it.
+    pub(crate) instruction: usize,
+    pub(crate) operation: &'static str,
+}
+
+/// All of them in a section.
+pub(crate) fn refused(code: &Code) -> Vec<Refused> {
+    let mut found = Vec::new();
+    let (instructions, _) = code.bytes.as_chunks::<INSTRUCTION>();
+    let mut instructions = instructions.iter().enumerate();
+    while let Some((index, &[opcode, _, _, _, immediate @ ..])) = instructions.next() {
+        if opcode == LOAD_CONSTANT {
+            // The second half is data.
+            instructions.next();
+            continue;
+        }
+        let immediate = i32::from_le_bytes(immediate);
+        if opcode & CLASS == STORE
+            && opcode & MODE == ATOMIC
+            && !(SIZED.contains(&opcode) && immediate == ADD)
+        {
+            let offset = u64::try_from(index * INSTRUCTION).unwrap_or(u64::MAX);
+            found.push(Refused {
+                section: code.section.clone(),
+                function: code.function_at(offset).to_owned(),
+                instruction: index,
+                operation: operation(immediate),
+            });
+        }
+    }
+    found
+}
+
+const fn operation(immediate: i32) -> &'static str {
+    match immediate {
+        0x00 => "add of a size that has none",
+        0x01 => "add with fetch",
+        0x40 => "or",
+        0x41 => "or with fetch",
+        0x50 => "and",
+        0x51 => "and with fetch",
+        0xa0 => "xor",
+        0xa1 => "xor with fetch",
+        0xe1 => "exchange",
+        0xf1 => "compare and exchange",
+        0x100 => "load with acquire",
+        0x110 => "store with release",
+        _ => "atomic of unknown kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elf::Function;
+
+    const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
+
+    fn code(instructions: &[[u8; 8]]) -> Code {
+        Code {
+            section: "cgroup/connect4".to_owned(),
+            bytes: instructions.concat(),
+            functions: vec![
+                Function {
+                    name: "first".to_owned(),
+                    offset: 0,
+                    size: 8,
+                },
+                Function {
+                    name: "second".to_owned(),
+                    offset: 8,
+                    size: 8,
+                },
+            ],
+        }
+    }
+
+    fn operations(instructions: &[[u8; 8]]) -> Vec<&'static str> {
+        refused(&code(instructions))
+            .into_iter()
+            .map(|refused| refused.operation)
+            .collect()
+    }
+
+    #[test]
+    fn plain_add_of_both_sizes_is_allowed() {
+        let add = [0xdb, 0x21, 0, 0, 0, 0, 0, 0];
+        let add_word = [0xc3, 0x21, 0, 0, 0, 0, 0, 0];
+
+        assert_eq!(operations(&[add, add_word, EXIT]), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn every_other_atomic_is_named() {
+        let atomic = |opcode, immediate: i32| {
+            let [a, b, c, d] = immediate.to_le_bytes();
+            [opcode, 0x21, 0, 0, a, b, c, d]
+        };
+
+        let found = operations(&[
+            atomic(0xdb, 0x01),
+            atomic(0xc3, 0xe1),
+            atomic(0xdb, 0xf1),
+            atomic(0xdb, 0x40),
+            atomic(0xc3, 0x50),
+            atomic(0xdb, 0xa0),
+            atomic(0xd3, 0x100),
+        ]);
+
+        assert_eq!(
+            found,
+            [
+                "add with fetch",
+                "exchange",
+                "compare and exchange",
+                "or",
+                "and",
+                "xor",
+                "load with acquire"
+            ]
+        );
+    }
+
+    #[test]
+    fn dead_code_counts_and_is_named_by_function_and_instruction() {
+        let exchange = [0xdb, 0x21, 0, 0, 0xe1, 0, 0, 0];
+
+        let found = refused(&code(&[EXIT, exchange]));
+
+        assert_eq!(
+            found,
+            [Refused {
+                section: "cgroup/connect4".to_owned(),
+                function: "second".to_owned(),
+                instruction: 1,
+                operation: "exchange",
+            }]
+        );
+    }
+
+    #[test]
+    fn the_second_half_of_a_constant_is_no_instruction() {
+        let constant = [0x18, 0x01, 0, 0, 0, 0, 0, 0];
+        let looks_like_exchange = [0xdb, 0x21, 0, 0, 0xe1, 0, 0, 0];
+
+        assert_eq!(
+            operations(&[constant, looks_like_exchange, EXIT]),
+            Vec::<&str>::new()
+        );
+    }
+}

@@ -1,0 +1,41 @@
+//! The demo and the benches: built here, run by the lab.
+
+use std::{os::unix::process::CommandExt as _, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{setup, workspace};
+
+/// Shows Culvert at work, with programs of the dev profile.
+pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
+    let keep: &[&str] = if keep { &["--keep"] } else { &[] };
+    run(&["demo"], keep, args, false)
+}
+
+/// Measures, with programs of the release profile.
+pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
+    run(&["bench", which], &[], args, true)
+}
+
+/// Becomes the lab, so that signals reach it and its exit code is ours.
+fn run(what: &[&str], options: &[&str], args: &[String], is_release: bool) -> Result<()> {
+    let words = what.join(" ");
+    ensure!(
+        workspace::is_root(),
+        "{words} makes network namespaces and loads kernel programs, so it needs root. Type: \
+         sudo --preserve-env=PATH cargo xtask {words}"
+    );
+    setup::ensure(setup::Scope {
+        network: true,
+        ..setup::Scope::default()
+    })?;
+    let programs = workspace::build_programs(is_release)?;
+    let error = Command::new(&programs.lab)
+        .args(what)
+        .arg("--culvert")
+        .arg(&programs.culvert)
+        .args(options)
+        .args(args)
+        .exec();
+    Err(error).with_context(|| format!("cannot start {}", programs.lab.display()))
+}

@@ -1,0 +1,62 @@
+//! The kernel programs: compile them, show them, check them.
+
+use std::{env, fs, path::PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{atomics, compile, elf, elf::Code, setup, toolchain::Pair, workspace};
+
+/// Compiles the object and shows its path, size and programs.
+pub(crate) fn show() -> Result<()> {
+    setup::ensure(setup::Scope::default())?;
+    let object = compile_object(&setup::pair()?)?;
+    let size = fs::metadata(&object)?.len();
+    println!("object: {} ({size} bytes)", object.display());
+    println!("{:<24} {:<24} {:>12}", "section", "program", "instructions");
+    for code in elf::read(&object)? {
+        let is_program = code.section != Code::SUBPROGRAMS;
+        for function in code.functions.iter().filter(|_| is_program) {
+            println!(
+                "{:<24} {:<24} {:>12}",
+                code.section,
+                function.name,
+                function.size / 8
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Fails when the object holds an atomic instruction that the oldest supported kernel refuses.
+pub(crate) fn check_atomics() -> Result<bool> {
+    let object = compile_object(&setup::pair()?)?;
+    let sections = elf::read(&object)?;
+    ensure!(!sections.is_empty(), "{} holds no code", object.display());
+    let refused: Vec<_> = sections.iter().flat_map(atomics::refused).collect();
+    for refused in &refused {
+        println!(
+            "{} in {}: instruction {} is an atomic that Linux 5.10 refuses: {}",
+            refused.function, refused.section, refused.instruction, refused.operation
+        );
+    }
+    Ok(refused.is_empty())
+}
+
+/// Runs clippy of the programs' own compiler on them.
+pub(crate) fn clippy(pair: &Pair) -> Result<bool> {
+    let target = compile::target_folder()?;
+    let mut command = compile::cargo(pair, workspace::root(), &target, env::consts::ARCH, "check");
+    command
+        .env("RUSTC_WORKSPACE_WRAPPER", setup::clippy_driver(pair))
+        // How `cargo clippy` hands `-D warnings` to its driver.
+        .env(
+            "CLIPPY_ARGS",
+            "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__",
+        );
+    crate::progress::visible(&mut command)
+}
+
+fn compile_object(pair: &Pair) -> Result<PathBuf> {
+    compile::compile(pair, workspace::root(), env::consts::ARCH)
+        .context("cannot compile the kernel programs")
+}

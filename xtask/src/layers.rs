@@ -1,0 +1,265 @@
+//! Who may know whom. Rust checks no dependency inside a crate, so this reads the paths that each
+//! file names and compares them with [`table`].
+
+mod paths;
+mod table;
+mod tokens;
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+
+use self::{
+    paths::{Named, named},
+    table::{CLOSED, Closed, Rule, USERSPACE},
+};
+use crate::length;
+
+/// Names each path that the table refuses.
+pub(crate) fn check(root: &Path) -> Result<bool> {
+    let mut complaints = Vec::new();
+    let userspace = root.join("tunnel-userspace/src");
+    for (file, source) in files(&userspace)? {
+        let module = module_of(&file);
+        for complaint in judge(&module, &source) {
+            complaints.push(format!(
+                "tunnel-userspace/src/{}:{complaint}",
+                file.display()
+            ));
+        }
+    }
+    for closed in CLOSED {
+        let folder = Path::new(closed.folder).join("src");
+        for (file, source) in files(&root.join(&folder))? {
+            for complaint in judge_closed(closed, &source) {
+                complaints.push(format!("{}:{complaint}", folder.join(&file).display()));
+            }
+        }
+    }
+    for complaint in &complaints {
+        println!("{complaint}");
+    }
+    Ok(complaints.is_empty())
+}
+
+/// The source files of a crate with their text; files that only tests see are left out.
+fn files(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
+    let mut found = Vec::new();
+    for path in length::sources(folder)? {
+        let file = path.strip_prefix(folder)?.to_owned();
+        if file.components().any(|part| part.as_os_str() == "tests")
+            || file.file_stem().is_some_and(|stem| stem == "tests")
+        {
+            continue;
+        }
+        let source =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        found.push((file, source));
+    }
+    Ok(found)
+}
+
+/// `reconcile/diff.rs` is the module `reconcile::diff`; `lib.rs` is the root.
+fn module_of(file: &Path) -> Vec<String> {
+    let without_extension = file.with_extension("");
+    let parts = without_extension
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned());
+    parts.filter(|part| part != "lib").collect()
+}
+
+/// Complaints about a file of `tunnel-userspace`, each beginning with its line.
+fn judge(module: &[String], source: &str) -> Vec<String> {
+    let Some(top) = module.first() else {
+        // The list of modules.
+        return Vec::new();
+    };
+    let name = module.join("::");
+    let Some(rule) = rule_of(&name) else {
+        return vec![format!(
+            "1: module `{top}` has no row in the table of xtask/src/layers/table.rs"
+        )];
+    };
+    let own = format!("crate::{top}");
+    named(source, module)
+        .into_iter()
+        .filter(|named| !covers(&own, &named.path) && !is_allowed(rule, &named.path))
+        .map(|Named { path, line, .. }| format!("{line}: `{}` may not use `{path}`", rule.module))
+        .collect()
+}
+
+/// Complaints about a file of a crate that may use little.
+fn judge_closed(closed: &Closed, source: &str) -> Vec<String> {
+    let is_allowed =
+        |path: &str| covers("crate", path) || closed.may.iter().any(|prefix| covers(prefix, path));
+    named(source, &[])
+        .into_iter()
+        .filter(|named| named.is_use && !is_allowed(&named.path))
+        .map(|Named { path, line, .. }| format!("{line}: `{}` may not use `{path}`", closed.folder))
+        .collect()
+}
+
+/// The row of the innermost module that has one.
+fn rule_of(module: &str) -> Option<&'static Rule> {
+    USERSPACE
+        .iter()
+        .filter(|rule| covers(rule.module, module))
+        .max_by_key(|rule| rule.module.len())
+}
+
+/// The longest entry that fits decides; without one, other crates are allowed and our own modules
+/// are not.
+fn is_allowed(rule: &Rule, path: &str) -> bool {
+    let longest = |prefixes: &[&str]| {
+        prefixes
+            .iter()
+            .filter(|prefix| covers(prefix, path))
+            .map(|prefix| prefix.len())
+            .max()
+    };
+    match (longest(rule.may), longest(rule.never)) {
+        (Some(may), Some(never)) => may > never,
+        (may, None) => may.is_some() || !covers("crate", path),
+        (None, Some(_)) => false,
+    }
+}
+
+/// Whether a path is the one of the prefix, or lies below it.
+fn covers(prefix: &str, path: &str) -> bool {
+    path.strip_prefix(prefix)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaints(file: &str, source: &str) -> Vec<String> {
+        judge(&module_of(Path::new(file)), source)
+    }
+
+    #[test]
+    fn what_the_table_allows_passes() {
+        for (file, source) in [
+            (
+                "app/node.rs",
+                "use crate::{bpf, plan, source}; use aya::Ebpf; use kube::Client;",
+            ),
+            (
+                "bpf/maps.rs",
+                "use aya::maps::HashMap; use crate::reconcile::MapWriter;",
+            ),
+            (
+                "k8s/service.rs",
+                "use k8s_openapi::api; use crate::model::Service;",
+            ),
+            ("lib.rs", "pub mod plan; pub use crate::plan::Desired;"),
+            (
+                "model/node.rs",
+                "use tunnel_common::addr::Protocol; use super::ObjectName;",
+            ),
+            (
+                "plan/front.rs",
+                "use std::{net::IpAddr, time::Duration}; use super::id::Ids;",
+            ),
+            (
+                "reconcile.rs",
+                "use crate::plan::Desired; use tokio::sync::watch;",
+            ),
+            (
+                "source/kube.rs",
+                "use kube::Client; use super::store::Store;",
+            ),
+        ] {
+            assert_eq!(complaints(file, source), Vec::<String>::new(), "{file}");
+        }
+    }
+
+    #[test]
+    fn what_the_table_refuses_is_named_with_its_line() {
+        for (file, source, complaint) in [
+            (
+                "admin.rs",
+                "use crate::bpf::Maps;",
+                "1: `admin` may not use `crate::bpf::Maps`",
+            ),
+            (
+                "admin.rs",
+                "use crate::reconcile::{MapWriter, Stats};",
+                "1: `admin` may not use `crate::reconcile::MapWriter`",
+            ),
+            (
+                "admin.rs",
+                "\nuse aya::Ebpf;",
+                "2: `admin` may not use `aya::Ebpf`",
+            ),
+            (
+                "bpf.rs",
+                "use crate::plan::Desired;",
+                "1: `bpf` may not use `crate::plan::Desired`",
+            ),
+            (
+                "cli.rs",
+                "fn f() { crate::app::run() }",
+                "1: `cli` may not use `crate::app::run`",
+            ),
+            (
+                "k8s/node.rs",
+                "use kube::Api;",
+                "1: `k8s` may not use `kube::Api`",
+            ),
+            (
+                "model/service.rs",
+                "use tunnel_common::service::Front;",
+                "1: `model` may not use `tunnel_common::service::Front`",
+            ),
+            (
+                "plan.rs",
+                "fn f() { std::time::SystemTime::now(); }",
+                "1: `plan` may not use `std::time::SystemTime::now`",
+            ),
+            (
+                "plan/front.rs",
+                "use super::super::reconcile::Actual;",
+                "1: `plan` may not use `crate::reconcile::Actual`",
+            ),
+            (
+                "source/file.rs",
+                "use kube::Client;",
+                "1: `source` may not use `kube::Client`",
+            ),
+        ] {
+            assert_eq!(complaints(file, source), [complaint], "{file}");
+        }
+    }
+
+    #[test]
+    fn a_module_without_a_row_is_named() {
+        let found = complaints("helper.rs", "use std::fmt;");
+
+        assert_eq!(
+            found,
+            ["1: module `helper` has no row in the table of xtask/src/layers/table.rs"]
+        );
+    }
+
+    #[test]
+    fn the_kernel_side_uses_nothing_of_user_space() {
+        let common = CLOSED.first().expect("tunnel-common comes first");
+
+        assert_eq!(
+            judge_closed(common, "use core::mem; use crate::addr::Port;"),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            judge_closed(common, "use tunnel_userspace_like::X;"),
+            ["1: `tunnel-common` may not use `tunnel_userspace_like::X`"]
+        );
+    }
+
+    #[test]
+    fn a_name_that_only_begins_alike_is_another() {
+        assert!(covers("aya", "aya::maps"));
+        assert!(!covers("aya", "aya_obj::maps"));
+    }
+}

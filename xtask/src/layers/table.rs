@@ -1,0 +1,179 @@
+//! Who may know whom: the dependency table as data.
+
+/// What one module may and must not name. Paths are written as `use` lines write them; the longest
+/// entry that fits a path decides. Another module of the same crate is refused unless it stands in
+/// `may`; an external crate is allowed unless it stands in `never`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rule {
+    /// A module of `tunnel-userspace`; `a::b` overrides `a` for its part.
+    pub(super) module: &'static str,
+    pub(super) may: &'static [&'static str],
+    pub(super) never: &'static [&'static str],
+}
+
+/// What only some modules may name.
+const KERNEL: &str = "aya";
+const OBJECTS: &str = "k8s_openapi";
+const CLIENT: &str = "kube";
+const RUNTIME: &str = "tokio";
+
+/// The modules of `tunnel-userspace`.
+pub(super) const USERSPACE: &[Rule] = &[
+    Rule {
+        module: "main",
+        may: &[
+            "crate::app",
+            "crate::cli",
+            "crate::config",
+            "crate::telemetry",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "cli",
+        // The views are what the client of `admin` returns.
+        may: &[
+            "crate::admin",
+            "crate::bpf",
+            "crate::config",
+            "crate::net",
+            "crate::reconcile::PortView",
+            "crate::reconcile::ServiceView",
+            "crate::source::Report",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "app",
+        may: &["crate"],
+        never: &[],
+    },
+    Rule {
+        module: "config",
+        // The parts' own settings types.
+        may: &[
+            "crate::admin",
+            "crate::bpf",
+            "crate::net",
+            "crate::plan",
+            "crate::source",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
+    },
+    Rule {
+        module: "telemetry",
+        may: &["crate::config"],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "drain",
+        may: &[],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "tasks",
+        may: &["crate::drain"],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "source",
+        may: &["crate::k8s", "crate::model", "crate::drain", "crate::tasks"],
+        never: &[KERNEL, CLIENT, "tunnel_common::service"],
+    },
+    Rule {
+        module: "source::kube",
+        may: &[
+            "crate::k8s",
+            "crate::model",
+            "crate::source",
+            "crate::drain",
+            "crate::tasks",
+        ],
+        never: &[KERNEL, "tunnel_common::service"],
+    },
+    Rule {
+        module: "k8s",
+        may: &["crate::model"],
+        never: &[KERNEL, CLIENT, RUNTIME],
+    },
+    Rule {
+        module: "model",
+        may: &["tunnel_common::addr"],
+        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME, "tunnel_common"],
+    },
+    Rule {
+        module: "plan",
+        may: &["crate::model"],
+        never: &[
+            KERNEL,
+            OBJECTS,
+            CLIENT,
+            RUNTIME,
+            // No I/O, no clock, no chance.
+            "rand",
+            "std::env",
+            "std::fs",
+            "std::io",
+            "std::net::TcpListener",
+            "std::net::TcpStream",
+            "std::net::UdpSocket",
+            "std::process",
+            "std::thread",
+            "std::time::Instant",
+            "std::time::SystemTime",
+        ],
+    },
+    Rule {
+        module: "reconcile",
+        may: &[
+            "crate::model",
+            "crate::plan",
+            "crate::drain",
+            "crate::tasks",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    // `reconcile` for the trait `MapWriter`, which is implemented here.
+    Rule {
+        module: "bpf",
+        may: &["crate::net", "crate::reconcile"],
+        never: &[OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "net",
+        may: &["crate::model", "crate::drain", "crate::tasks"],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "admin",
+        // What the parts publish of themselves; `app` hands in the receiving ends.
+        may: &[
+            "crate::reconcile::Query",
+            "crate::reconcile::ServiceView",
+            "crate::reconcile::Stats",
+            "crate::source::Report",
+            "crate::drain",
+            "crate::tasks",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+];
+
+/// A crate whose `use` lines may begin with nothing but these names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closed {
+    pub(super) folder: &'static str,
+    pub(super) may: &'static [&'static str],
+}
+
+/// The crates that the kernel programs are made from.
+pub(super) const CLOSED: &[Closed] = &[
+    Closed {
+        folder: "tunnel-common",
+        may: &["core", "zerocopy", "aya"],
+    },
+    Closed {
+        folder: "tunnel-ebpf",
+        may: &["core", "tunnel_common", "aya_ebpf", "aya_log_ebpf"],
+    },
+];

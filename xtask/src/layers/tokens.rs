@@ -1,0 +1,176 @@
+//! Cuts Rust source into words, so that comments and texts are not taken for code.
+
+/// A word or a sign, and the line it stands in.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Token<'a> {
+    pub(super) text: &'a str,
+    pub(super) line: usize,
+}
+
+impl Token<'_> {
+    /// Whether this is a name (or a keyword), not a sign.
+    pub(super) fn is_name(&self) -> bool {
+        self.text.starts_with(is_name_start)
+    }
+}
+
+/// All tokens of a file. Texts, characters, numbers, lifetimes and comments are left out.
+pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
+    let mut found = Vec::new();
+    let mut rest = source;
+    let mut line = 1;
+    while !rest.is_empty() {
+        let (length, is_token) = measure(rest);
+        let (text, after) = rest.split_at(length);
+        if is_token {
+            found.push(Token { text, line });
+        }
+        line += text.matches('\n').count();
+        rest = after;
+    }
+    found
+}
+
+/// The bytes of the next piece, and whether it is a token.
+fn measure(rest: &str) -> (usize, bool) {
+    if rest.starts_with("//") {
+        return (rest.find('\n').unwrap_or(rest.len()), false);
+    }
+    if rest.starts_with("/*") {
+        return (block_comment(rest), false);
+    }
+    if let Some(length) = text(rest) {
+        return (length, false);
+    }
+    if let Some(after) = rest.strip_prefix('\'') {
+        return (1 + quoted(after), false);
+    }
+    if rest.starts_with("::") {
+        return (2, true);
+    }
+    let name = run(rest, is_name_part);
+    match rest.chars().next() {
+        Some(first) if is_name_start(first) => (name, true),
+        Some(first) if first.is_ascii_digit() => (name, false),
+        Some(first) => (first.len_utf8(), !first.is_whitespace()),
+        None => (rest.len(), false),
+    }
+}
+
+fn block_comment(rest: &str) -> usize {
+    let mut depth = 0_usize;
+    let mut at = 0;
+    while at < rest.len() {
+        let tail = rest.as_bytes().get(at..).unwrap_or_default();
+        if tail.starts_with(b"/*") {
+            depth += 1;
+            at += 2;
+        } else if tail.starts_with(b"*/") {
+            depth -= 1;
+            at += 2;
+            if depth == 0 {
+                return at;
+            }
+        } else {
+            at += 1;
+        }
+    }
+    rest.len()
+}
+
+/// The length of a text that starts here: plain, raw, of bytes or of C.
+fn text(rest: &str) -> Option<usize> {
+    let prefix = ["br", "cr", "b", "c", "r", ""].into_iter().find(|prefix| {
+        rest.strip_prefix(prefix)
+            .is_some_and(|after| after.starts_with(['"', '#']))
+    })?;
+    let after = rest.get(prefix.len()..)?;
+    let hashes = run(after, |character| character == '#');
+    let body = after.get(hashes..)?.strip_prefix('"')?;
+    let start = prefix.len() + hashes + 1;
+    if prefix.ends_with('r') {
+        let end = format!("\"{}", "#".repeat(hashes));
+        return Some(
+            body.find(&end)
+                .map_or(rest.len(), |at| start + at + end.len()),
+        );
+    }
+    if hashes > 0 {
+        return None;
+    }
+    let mut is_escaped = false;
+    for (at, byte) in body.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            b'"' => return Some(start + at + 1),
+            _ => {}
+        }
+    }
+    Some(rest.len())
+}
+
+/// What follows a single quote: the rest of a character, or a lifetime.
+fn quoted(after: &str) -> usize {
+    let mut characters = after.chars();
+    match (characters.next(), characters.next()) {
+        // `'\''` ends at the quote after the escaped character.
+        (Some('\\'), Some(escaped)) => {
+            let start = 1 + escaped.len_utf8();
+            let tail = after.get(start..).unwrap_or_default();
+            tail.find('\'').map_or(after.len(), |at| start + at + 1)
+        }
+        (Some(character), Some('\'')) => character.len_utf8() + 1,
+        (_, _) => run(after, is_name_part),
+    }
+}
+
+fn run(text: &str, is_part: impl Fn(char) -> bool) -> usize {
+    text.find(|character| !is_part(character))
+        .unwrap_or(text.len())
+}
+
+fn is_name_start(character: char) -> bool {
+    character == '_' || character.is_alphabetic()
+}
+
+fn is_name_part(character: char) -> bool {
+    character == '_' || character.is_alphanumeric()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(source: &str) -> Vec<&str> {
+        tokens(source).into_iter().map(|token| token.text).collect()
+    }
+
+    #[test]
+    fn comments_texts_characters_and_lifetimes_are_no_tokens() {
+        let source = r##"a // kube::x
+            /* aya /* nested */ still */ b "kube::\"y" r#"aya"::"# b'\'' '"' 'l c 1_u8 d"##;
+
+        assert_eq!(words(source), ["a", "b", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn names_and_signs_are_tokens() {
+        assert_eq!(
+            words("use a::{b as c};#[d]"),
+            [
+                "use", "a", "::", "{", "b", "as", "c", "}", ";", "#", "[", "d", "]"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_token_knows_its_line() {
+        let lines: Vec<usize> = tokens("a\n/*\n*/ b \"\n\" c")
+            .into_iter()
+            .map(|token| token.line)
+            .collect();
+
+        assert_eq!(lines, [1, 3, 4]);
+    }
+}

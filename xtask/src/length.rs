@@ -1,0 +1,74 @@
+//! A file that nobody can read in one go is split before it is merged.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+/// Lines of a file, its `mod tests` included.
+const LIMIT: usize = 500;
+
+/// Names each source file of the workspace that is too long.
+pub(crate) fn check(root: &Path) -> Result<bool> {
+    let mut is_good = true;
+    for path in sources(root)? {
+        let lines = fs::read_to_string(&path)?.lines().count();
+        if let Some(complaint) = complaint(lines) {
+            println!(
+                "{}: {complaint}",
+                path.strip_prefix(root).unwrap_or(&path).display()
+            );
+            is_good = false;
+        }
+    }
+    Ok(is_good)
+}
+
+fn complaint(lines: usize) -> Option<String> {
+    (lines > LIMIT).then(|| format!("{lines} lines, {LIMIT} at most: split it"))
+}
+
+/// All Rust files below a folder, in order; what Cargo and git made is not ours.
+pub(crate) fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.path();
+        let name = entry.file_name();
+        if path.is_dir() {
+            if name != "target" && !name.as_encoded_bytes().starts_with(b".") {
+                found.extend(sources(&path)?);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_over_the_limit_is_refused() {
+        assert_eq!(complaint(500), None);
+        assert_eq!(
+            complaint(501).as_deref(),
+            Some("501 lines, 500 at most: split it")
+        );
+    }
+
+    #[test]
+    fn the_sources_of_this_crate_are_found() {
+        let found = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("readable");
+
+        assert!(found.iter().any(|path| path.ends_with("src/length.rs")));
+        assert!(found.iter().any(|path| path.ends_with("src/setup/apt.rs")));
+    }
+}

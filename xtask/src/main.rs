@@ -1,0 +1,125 @@
+//! `cargo xtask`: sets up, builds, tests and checks Culvert.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "printing what it does is the job of this program"
+)]
+
+mod atomics;
+#[path = "../../tunnel-userspace/build/compile.rs"]
+mod compile;
+mod demo;
+mod ebpf;
+mod elf;
+mod layers;
+mod length;
+mod lint;
+mod progress;
+mod setup;
+mod test;
+#[path = "../../tunnel-userspace/build/toolchain.rs"]
+mod toolchain;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Sets up, builds, tests and checks Culvert.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Find or install what building and testing needs; run by root it installs Debian packages.
+    Setup {
+        /// Only report; fails when something is missing.
+        #[arg(long)]
+        check: bool,
+        /// Also what `cargo xtask lint` needs.
+        #[arg(long)]
+        lint: bool,
+    },
+    /// Compile the kernel programs and show what the object holds.
+    Ebpf,
+    /// Run the test tiers: all, or the one named.
+    Test {
+        tier: Option<test::Tier>,
+        /// For the test programs: a filter, `--nocapture`, ...
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// Show Culvert at work in network namespaces of this machine (root).
+    Demo {
+        /// Leave the namespaces for looking around.
+        #[arg(long)]
+        keep: bool,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Measure (root).
+    Bench {
+        which: Bench,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Check format, lints, documents, licences, spelling, layers and the object.
+    Lint {
+        /// Only these checks.
+        checks: Vec<lint::Check>,
+        /// Repair what a tool can repair by itself first.
+        #[arg(long)]
+        fix: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Bench {
+    /// What a connect through a VIP costs.
+    Connect,
+    /// How fast a change is in the kernel.
+    Program,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not as a result of `main`: RUST_BACKTRACE would bury the message.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Setup { check, lint } => {
+            let scope = setup::Scope {
+                lint,
+                network: true,
+            };
+            if check {
+                setup::check(scope)
+            } else {
+                setup::ensure(scope)
+            }
+        }
+        Command::Ebpf => ebpf::show(),
+        Command::Test { tier, args } => test::run(tier, &args),
+        Command::Demo { keep, args } => demo::demo(keep, &args),
+        Command::Bench { which, args } => {
+            let which = match which {
+                Bench::Connect => "connect",
+                Bench::Program => "program",
+            };
+            demo::bench(which, &args)
+        }
+        Command::Lint { checks, fix } => lint::run(&checks, fix),
+    }
+}

@@ -1,0 +1,185 @@
+//! Debian packages.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{progress, workspace};
+
+/// Debian's Rust compiler, newer than the release, and `core` for BPF.
+pub(super) const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
+
+/// Installs those of the packages that are missing; no call of apt when none is.
+pub(super) fn install(packages: &[&str]) -> Result<()> {
+    let missing = missing(packages)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !unknown(&missing)?.is_empty() {
+        update()?;
+        let unknown = unknown(&missing)?;
+        if !unknown.is_empty() {
+            bail!("{}", unknown_message(&unknown));
+        }
+    }
+    let label = format!("apt-get install {}", missing.join(" "));
+    if let Err(stale) = progress::step(&label, &mut install_command(&missing)) {
+        // Lists older than the archive name files that are gone.
+        println!("{label} failed; once more with fresh lists");
+        update()?;
+        progress::step(&label, &mut install_command(&missing))
+            .with_context(|| format!("the first try failed with: {stale}"))?;
+    }
+    Ok(())
+}
+
+/// For anybody but root: an error that names the commands, when a package is missing.
+pub(super) fn refuse_without_root(packages: &[&str]) -> Result<()> {
+    let missing = missing(packages)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "this needs Debian packages. Type as root:\n  apt-get update\n  apt-get install \
+         --no-install-recommends {}\nthen, as yourself: cargo xtask setup",
+        missing.join(" ")
+    )
+}
+
+/// Whether apt could install a package.
+pub(super) fn has_candidate(package: &str) -> bool {
+    unknown(&[package]).is_ok_and(|unknown| unknown.is_empty())
+}
+
+fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
+    if packages.is_empty() {
+        return Ok(Vec::new());
+    }
+    if workspace::program("dpkg-query").is_none() {
+        bail!(
+            "this machine has no dpkg: setup installs on Debian only. Elsewhere, install a Rust \
+             toolchain with rust-src and a bpf-linker of its LLVM, and name them with {} and {}",
+            crate::toolchain::RUSTC_VARIABLE,
+            crate::toolchain::LINKER_VARIABLE,
+        );
+    }
+    let output = Command::new("dpkg-query")
+        .args([
+            "--show",
+            "--showformat",
+            "${Package} ${db:Status-Status}\\n",
+        ])
+        .args(packages)
+        .output()
+        .context("cannot start dpkg-query")?;
+    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(without_installed(packages, &listing))
+}
+
+fn without_installed<'a>(packages: &[&'a str], listing: &str) -> Vec<&'a str> {
+    let is_installed = |package: &str| {
+        listing
+            .lines()
+            .any(|line| line.strip_suffix(" installed") == Some(package))
+    };
+    packages
+        .iter()
+        .copied()
+        .filter(|package| !is_installed(package))
+        .collect()
+}
+
+/// Those of the packages that no source of apt offers.
+fn unknown<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
+    let output = Command::new("apt-cache")
+        .env("LC_ALL", "C")
+        .arg("policy")
+        .args(packages)
+        .output()
+        .context("cannot start apt-cache")?;
+    Ok(without_candidate(
+        packages,
+        &String::from_utf8_lossy(&output.stdout),
+    ))
+}
+
+fn without_candidate<'a>(packages: &[&'a str], policy: &str) -> Vec<&'a str> {
+    let mut known = Vec::new();
+    let mut package = "";
+    for line in policy.lines() {
+        if let Some(name) = line.strip_suffix(':').filter(|name| !name.starts_with(' ')) {
+            package = name;
+        } else if let Some(version) = line.trim().strip_prefix("Candidate: ")
+            && version != "(none)"
+        {
+            known.push(package);
+        }
+    }
+    packages
+        .iter()
+        .copied()
+        .filter(|package| !known.contains(package))
+        .collect()
+}
+
+fn unknown_message(packages: &[&str]) -> String {
+    format!(
+        "apt knows no package {}. On Debian 12 they come from the suites bookworm and \
+         bookworm-security (component main): enable both in /etc/apt/sources.list or \
+         /etc/apt/sources.list.d, then type: apt-get update && cargo xtask setup",
+        packages.join(", ")
+    )
+}
+
+fn update() -> Result<()> {
+    progress::step("apt-get update", apt_get().arg("update"))
+        .context("are the sources of apt reachable?")
+}
+
+fn install_command(packages: &[&str]) -> Command {
+    let mut command = apt_get();
+    command
+        .args(["install", "--yes", "--no-install-recommends"])
+        .args(packages);
+    command
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["-o", "DPkg::Lock::Timeout=120"]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_packages_in_state_installed_count_as_installed() {
+        let listing = "gcc installed\nllvm-22-dev config-files\nllvm-22 installed\n";
+
+        let missing = without_installed(&["gcc", "llvm-22-dev", "llvm-22", "zlib1g-dev"], listing);
+
+        assert_eq!(missing, ["llvm-22-dev", "zlib1g-dev"]);
+    }
+
+    #[test]
+    fn a_package_without_candidate_is_unknown() {
+        let policy = "rustc-web:\n  Installed: (none)\n  Candidate: 1.96.0\n  Version table:\n     \
+                      1.96.0 500\nrust-web-clippy:\n  Installed: 1.85.0\n  Candidate: (none)\n";
+
+        let unknown = without_candidate(&["rustc-web", "rust-web-clippy", "no-such"], policy);
+
+        assert_eq!(unknown, ["rust-web-clippy", "no-such"]);
+    }
+
+    #[test]
+    fn an_unknown_package_is_named_with_the_suite_that_has_it() {
+        let message = unknown_message(&["libstd-rust-web-dev-bpf"]);
+
+        assert!(message.contains("libstd-rust-web-dev-bpf"));
+        assert!(message.contains("bookworm-security"));
+    }
+}

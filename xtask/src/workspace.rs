@@ -1,0 +1,92 @@
+//! Where things are, who runs us, and the `cargo` that builds the workspace.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    io::BufRead as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::LazyLock,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// The folder of the workspace, by its real path.
+pub(crate) fn root() -> &'static Path {
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        root.canonicalize().unwrap_or(root)
+    });
+    &ROOT
+}
+
+/// Where `setup` keeps tools of its own.
+pub(crate) fn tools() -> PathBuf {
+    root().join("target/tools")
+}
+
+pub(crate) fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Whether a machine looks at the result, not a person.
+pub(crate) fn is_ci() -> bool {
+    env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
+}
+
+/// The `cargo` that started us, in the root of the workspace.
+pub(crate) fn cargo(subcommand: &str) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).arg(subcommand);
+    command
+}
+
+/// Where a program is found in PATH.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    // The folders of system programs, which the PATH of other users lacks.
+    let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}
+
+/// The two programs that the netns tests, the demo and the benches start.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(crate) culvert: PathBuf,
+    pub(crate) lab: PathBuf,
+}
+
+/// Builds both and says where Cargo put them.
+pub(crate) fn build_programs(is_release: bool) -> Result<Programs> {
+    let mut command = cargo("build");
+    command
+        .args(["--package", "tunnel-userspace", "--bin", "culvert"])
+        .args(["--package", "tunnel-tests", "--bin", "culvert-lab"])
+        .arg("--message-format=json-render-diagnostics")
+        .stdout(Stdio::piped());
+    if is_release {
+        command.arg("--release");
+    }
+    let mut child = command.spawn().context("cannot start cargo build")?;
+    let mut built = BTreeMap::new();
+    for line in child
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|out| std::io::BufReader::new(out).lines())
+    {
+        let message: serde_json::Value = serde_json::from_str(&line?)?;
+        let name = message["target"]["name"].as_str();
+        if let (Some(name), Some(path)) = (name, message["executable"].as_str()) {
+            built.insert(name.to_owned(), PathBuf::from(path));
+        }
+    }
+    ensure!(child.wait()?.success(), "cargo build failed");
+    match (built.remove("culvert"), built.remove("culvert-lab")) {
+        (Some(culvert), Some(lab)) => Ok(Programs { culvert, lab }),
+        (_, _) => bail!("cargo build did not name the programs culvert and culvert-lab"),
+    }
+}

@@ -79,7 +79,24 @@ impl Address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
             IpAddr::V6(v6) => v6.to_bits(),
         };
-        let [a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3] = bits.to_be_bytes();
+        let [
+            a0,
+            a1,
+            a2,
+            a3,
+            b0,
+            b1,
+            b2,
+            b3,
+            c0,
+            c1,
+            c2,
+            c3,
+            d0,
+            d1,
+            d2,
+            d3,
+        ] = bits.to_be_bytes();
         Self([
             u32::from_ne_bytes([a0, a1, a2, a3]),
             u32::from_ne_bytes([b0, b1, b2, b3]),

@@ -101,18 +101,26 @@ impl Reason {
             Self::Translated => "sent to a backend that was chosen for it",
             Self::TranslatedSticky => "sent to the backend that its UDP flow already had",
             Self::NoBackend => "refused: the Service has no usable backend",
-            Self::RecordUnstable => "refused: the record of the front kept changing while it was read",
+            Self::RecordUnstable => {
+                "refused: the record of the front kept changing while it was read"
+            }
             Self::RecordBroken => "refused: a record led to nowhere",
             Self::StorageFull => "UDP refused: no socket storage (net.core.optmem_max)",
-            Self::TranslatedUntracked => "TCP translated without socket storage; peer names show the backend",
+            Self::TranslatedUntracked => {
+                "TCP translated without socket storage; peer names show the backend"
+            }
             Self::SocketTracked => "a socket began to remember a translation",
             Self::SocketReleased => "a socket that remembered a translation was closed",
             Self::Overflowed => "an older translation of a socket moved to the overflow map",
             Self::FrontsFull => "not programmed: bpf.maps.fronts is used up",
             Self::SlotsFull => "not programmed: bpf.maps.slots is used up",
             Self::BackendsFull => "not programmed: bpf.maps.backends is used up",
-            Self::FrontClaimed => "not programmed: another Service has this address, port and protocol",
-            Self::WriteFailed => "not programmed: the kernel refused a map write; it is tried again",
+            Self::FrontClaimed => {
+                "not programmed: another Service has this address, port and protocol"
+            }
+            Self::WriteFailed => {
+                "not programmed: the kernel refused a map write; it is tried again"
+            }
             Self::ObjectRefused => "not read: a manifest, or an object in it, is bad",
         }
     }

@@ -83,7 +83,12 @@ mod tests {
     fn a_choice_does_not_stick_to_the_next_use_of_its_index() {
         let serving = State::default().next_use();
 
-        assert!(!is_sticky(&origin(3, serving, 0), 3, serving.gone().next_use(), 1));
+        assert!(!is_sticky(
+            &origin(3, serving, 0),
+            3,
+            serving.gone().next_use(),
+            1
+        ));
     }
 
     #[test]

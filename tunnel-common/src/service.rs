@@ -46,7 +46,12 @@ impl FrontKey {
     #[inline(always)]
     #[must_use]
     pub const fn new(address: Address, port: Port, protocol: Protocol) -> Self {
-        Self { address, port, protocol, reserved: 0 }
+        Self {
+            address,
+            port,
+            protocol,
+            reserved: 0,
+        }
     }
 }
 

@@ -50,7 +50,10 @@ pub(crate) trait Sock {
         let ctx = self.context().sock_addr;
         // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
         let word = unsafe { (&raw const (*ctx).user_port).read_volatile() };
-        #[expect(clippy::cast_possible_truncation, reason = "the port is in the first two bytes")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the port is in the first two bytes"
+        )]
         Port::from_network(word as u16)
     }
 

@@ -66,5 +66,9 @@ pub(crate) fn choose(front: &Front) -> Result<Choice, NoChoice> {
     let place = select::slot(front.cluster, number).ok_or(NoChoice::Empty)?;
     let index = maps::slot(place).ok_or(NoChoice::Broken)?.backend;
     let backend = maps::backend(index).ok_or(NoChoice::Broken)?;
-    Ok(Choice { index, backend, state: maps::state(backend) })
+    Ok(Choice {
+        index,
+        backend,
+        state: maps::state(backend),
+    })
 }

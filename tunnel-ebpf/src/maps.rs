@@ -108,7 +108,12 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
     // SAFETY: as for `origin`; the initial value is whole before the socket can show it.
-    unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)).cast_const().as_ref() }
+    unsafe {
+        ORIGIN
+            .get_or_insert_ptr_mut(ctx, Some(origin))
+            .cast_const()
+            .as_ref()
+    }
 }
 
 /// Makes the socket forget. Readers that hold the value keep it as it was.
@@ -124,7 +129,12 @@ pub(crate) fn has_origin(ctx: &SockContext) -> bool {
     let sock: *mut bpf_sock = ctx.sock;
     // SAFETY: the helper takes the socket that the hook runs for.
     let value = unsafe {
-        bpf_sk_storage_get((&raw const ORIGIN).cast_mut().cast(), sock.cast(), ptr::null_mut(), 0)
+        bpf_sk_storage_get(
+            (&raw const ORIGIN).cast_mut().cast(),
+            sock.cast(),
+            ptr::null_mut(),
+            0,
+        )
     };
     !value.is_null()
 }
@@ -135,7 +145,11 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
     // SAFETY: the element stays mapped for the run of the program, but may be reused for another
     // key: it is copied, and the copy's key compared.
     let entry = unsafe { OVERFLOW.get(key) }.copied()?;
-    if entry.key == *key { Some(entry.origin) } else { None }
+    if entry.key == *key {
+        Some(entry.origin)
+    } else {
+        None
+    }
 }
 
 /// Keeps an older translation of a socket. The map evicts what was not used for longest.

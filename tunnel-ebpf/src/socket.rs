@@ -72,7 +72,10 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Send, &refusal)
 }
 
-const UNSTABLE: Refusal = Refusal { reason: Reason::RecordUnstable, error: ECONNREFUSED };
+const UNSTABLE: Refusal = Refusal {
+    reason: Reason::RecordUnstable,
+    error: ECONNREFUSED,
+};
 
 /// `recvfrom(2)` and `recvmsg(2)` of UDP sockets: the sender's address becomes the VIP again.
 #[inline(always)]
@@ -132,7 +135,10 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     origin.used = now;
     if !remember(sock, current, &mut origin) {
         if key.protocol == Protocol::UDP {
-            return Err(Refusal { reason: Reason::StorageFull, error: ENOMEM });
+            return Err(Refusal {
+                reason: Reason::StorageFull,
+                error: ENOMEM,
+            });
         }
         reason = Reason::TranslatedUntracked;
     }
@@ -146,8 +152,14 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
 fn chosen(key: &FrontKey, front: &Front) -> Result<Origin, Refusal> {
     match lookup::choose(front) {
         Ok(choice) => Ok(origin_of(key, front.service, &choice)),
-        Err(NoChoice::Empty) => Err(Refusal { reason: Reason::NoBackend, error: ECONNREFUSED }),
-        Err(NoChoice::Broken) => Err(Refusal { reason: Reason::RecordBroken, error: ECONNREFUSED }),
+        Err(NoChoice::Empty) => Err(Refusal {
+            reason: Reason::NoBackend,
+            error: ECONNREFUSED,
+        }),
+        Err(NoChoice::Broken) => Err(Refusal {
+            reason: Reason::RecordBroken,
+            error: ECONNREFUSED,
+        }),
     }
 }
 
@@ -169,7 +181,11 @@ fn sticky<S: Sock>(
         return None;
     };
     let state = maps::state(maps::backend(kept.index)?);
-    if select::is_sticky(&kept, front.service, state, now) { Some(kept) } else { None }
+    if select::is_sticky(&kept, front.service, state, now) {
+        Some(kept)
+    } else {
+        None
+    }
 }
 
 /// Makes the socket remember a translation; what it remembered moves to `overflow` if it is a UDP
@@ -220,16 +236,29 @@ fn is_same(one: &Origin, other: &Origin) -> bool {
 #[inline(always)]
 fn overflow(cookie: u64, origin: &Origin) {
     let forward = overflow_key(cookie, origin.vip, origin.vip_port, Direction::FORWARD);
-    maps::insert_overflow(&Overflow { key: forward, origin: *origin });
-    let reverse = overflow_key(cookie, origin.backend, origin.backend_port, Direction::REVERSE);
-    maps::insert_overflow(&Overflow { key: reverse, origin: *origin });
+    maps::insert_overflow(&Overflow {
+        key: forward,
+        origin: *origin,
+    });
+    let reverse = overflow_key(
+        cookie,
+        origin.backend,
+        origin.backend_port,
+        Direction::REVERSE,
+    );
+    maps::insert_overflow(&Overflow {
+        key: reverse,
+        origin: *origin,
+    });
     maps::count(Reason::Overflowed);
 }
 
 /// A socket that now dials the backend itself must show the backend.
 #[inline(always)]
 fn forget<S: Sock>(sock: &S, key: &FrontKey) {
-    let Some(origin) = maps::origin(sock.context()) else { return };
+    let Some(origin) = maps::origin(sock.context()) else {
+        return;
+    };
     if origin.flags & Origin::OVERFLOWED != 0 {
         let key = overflow_key(sock.cookie(), key.address, key.port, Direction::REVERSE);
         maps::remove_overflow(&key);
@@ -252,10 +281,18 @@ fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i
         return DENY;
     }
     let v4 = key.address.is_v4();
-    let loopback = if v4 { Address::LOOPBACK_V4 } else { Address::LOOPBACK_V6 };
+    let loopback = if v4 {
+        Address::LOOPBACK_V4
+    } else {
+        Address::LOOPBACK_V6
+    };
     if key.protocol == Protocol::TCP {
         if sock.is_bound_to_device() {
-            let nowhere = if v4 { Address::BROADCAST_V4 } else { Address::MULTICAST_V6 };
+            let nowhere = if v4 {
+                Address::BROADCAST_V4
+            } else {
+                Address::MULTICAST_V6
+            };
             sock.set(&nowhere, key.port);
         } else {
             sock.set(&loopback, Port::from_host(0));
@@ -313,5 +350,11 @@ const fn overflow_key(
     port: Port,
     direction: Direction,
 ) -> OverflowKey {
-    OverflowKey { cookie, address, port, direction, reserved: [0; 5] }
+    OverflowKey {
+        cookie,
+        address,
+        port,
+        direction,
+        reserved: [0; 5],
+    }
 }

@@ -1,4 +1,5 @@
-//! The command line: a role, or a look at one that runs.
+//! The command line: what is asked for, and the looks at a daemon that runs. The roles themselves
+//! are `app`'s.
 
 mod services;
 mod status;
@@ -6,16 +7,15 @@ mod table;
 
 use std::{
     io::{self, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::de::DeserializeOwned;
 
 use crate::{
     admin::{self, AskError},
-    app::{self, CleanupError, NodeError},
     config::{Config, ConfigError},
-    telemetry::{self, FilterError},
 };
 
 /// Where the config is looked for.
@@ -25,30 +25,42 @@ const DEFAULT_CONFIG: &str = "/etc/culvert/culvert.yaml";
 #[derive(Debug, Parser)]
 #[command(name = "culvert", version, arg_required_else_help = true)]
 pub struct Cli {
+    /// What is asked for.
     #[command(subcommand)]
-    command: Command,
+    pub command: Command,
 }
 
+/// What is asked for.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub enum Command {
     /// Run the service proxy of this node, in the foreground. SIGTERM ends it; the data path
     /// stays.
     Node(NodeArgs),
+    /// Remove every program, map and file that a node with this config made.
+    Cleanup(ConfigArgs),
+    /// A look.
+    #[command(flatten)]
+    Look(Look),
+}
+
+/// A look at a daemon or a config; changes nothing.
+#[derive(Debug, Subcommand)]
+pub enum Look {
     /// Show how the running daemon is.
     Status(LookArgs),
     /// Show every Service and what is programmed of it.
     Services(LookArgs),
-    /// Remove every program, map and file that a node with this config made.
-    Cleanup(ConfigArgs),
     /// Check a config, or print the defaults.
     Config {
+        /// What to do.
         #[command(subcommand)]
         command: ConfigCommand,
     },
 }
 
+/// What to do with a config.
 #[derive(Debug, Subcommand)]
-enum ConfigCommand {
+pub enum ConfigCommand {
     /// Check a config file and say what is wrong with it.
     Check {
         /// The file.
@@ -58,27 +70,40 @@ enum ConfigCommand {
     Default,
 }
 
+/// The config file.
 #[derive(Debug, Args)]
-struct ConfigArgs {
+pub struct ConfigArgs {
     /// The config file.
     #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
-    config: PathBuf,
+    pub config: PathBuf,
 }
 
+/// How a node runs.
 #[derive(Debug, Args)]
-struct NodeArgs {
+pub struct NodeArgs {
+    /// The config file.
     #[command(flatten)]
-    config: ConfigArgs,
+    pub config: ConfigArgs,
     /// What is logged: a level, or levels by module.
     #[arg(long, value_name = "FILTER", default_value = "info")]
-    log: String,
+    pub log: String,
     /// How a log line looks.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
-    log_format: telemetry::Format,
+    pub log_format: LogFormat,
 }
 
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How a look is shown.
 #[derive(Debug, Args)]
-struct LookArgs {
+pub struct LookArgs {
     #[command(flatten)]
     config: ConfigArgs,
     /// How the answer looks.
@@ -94,100 +119,75 @@ enum Output {
     Json,
 }
 
-/// A command failed.
+/// A look failed.
 #[derive(Debug, thiserror::Error)]
-pub enum CliError {
+pub enum LookError {
     /// The config can't be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The log filter can't be read.
-    #[error(transparent)]
-    Filter(#[from] FilterError),
-    /// The daemon stopped by itself.
-    #[error(transparent)]
-    Node(#[from] NodeError),
     /// The daemon gave no answer.
     #[error(transparent)]
     Ask(#[from] AskError),
     /// The daemon gave an answer that this command does not understand.
     #[error("the daemon answers in a way that this culvert does not know; is it another version?")]
     Answer(#[source] serde_json::Error),
-    /// The data path could not be removed.
-    #[error(transparent)]
-    Cleanup(#[from] CleanupError),
-    /// The runtime could not start.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// The answer could not be printed.
-    #[error("cannot print")]
-    Print(#[from] io::Error),
+    /// The answer could not be had or printed.
+    #[error("cannot show the answer")]
+    Show(#[from] io::Error),
 }
 
-impl Cli {
-    /// Runs the command.
+impl Look {
+    /// Looks, and prints what there is to see.
     ///
     /// # Errors
     ///
-    /// It failed; the message says at what.
-    pub fn run(self) -> Result<(), CliError> {
-        match self.command {
-            Command::Node(args) => {
-                let config = Config::read(&args.config.config)?;
-                telemetry::start(&args.log, args.log_format)?;
-                let runtime = tokio::runtime::Builder::new_multi_thread()
-                    .worker_threads(2)
-                    .enable_all()
-                    .build()
-                    .map_err(CliError::Runtime)?;
-                Ok(runtime.block_on(app::node(config))?)
-            }
-            Command::Status(args) => look(&args, "/status", status::render),
-            Command::Services(args) => look(&args, "/services", services::render),
-            Command::Cleanup(args) => {
-                let lines = app::cleanup(&Config::read(&args.config)?)?;
-                print(&lines.join("\n"))
-            }
-            Command::Config { command: ConfigCommand::Default } => {
-                print(Config::default_file().trim_end())
-            }
-            Command::Config { command: ConfigCommand::Check { file } } => {
+    /// There is nothing to see; the message says why.
+    pub fn run(self) -> Result<(), LookError> {
+        match self {
+            Self::Status(args) => look(&args, "/status", status::render),
+            Self::Services(args) => look(&args, "/services", services::render),
+            Self::Config {
+                command: ConfigCommand::Default,
+            } => Ok(print(Config::default_file().trim_end())?),
+            Self::Config {
+                command: ConfigCommand::Check { file },
+            } => {
                 Config::read(&file)?;
-                print(&format!("{} is good", file.display()))
+                Ok(print(&format!("{} is good", file.display()))?)
             }
         }
     }
 }
 
-fn look<T: serde::de::DeserializeOwned>(
+fn look<T: DeserializeOwned>(
     args: &LookArgs,
     path: &str,
     render: impl Fn(&T) -> String,
-) -> Result<(), CliError> {
+) -> Result<(), LookError> {
     let socket = Config::read(&args.config.config)?.admin_socket();
-    let body = fetch(&socket, path)?;
-    match args.output {
-        Output::Json => print(&String::from_utf8_lossy(&body)),
-        Output::Table => {
-            let value = serde_json::from_slice(&body).map_err(CliError::Answer)?;
-            print(render(&value).trim_end())
-        }
-    }
-}
-
-fn fetch(socket: &Path, path: &str) -> Result<bytes::Bytes, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()
-        .map_err(CliError::Runtime)?;
-    Ok(runtime.block_on(admin::ask(socket, path))?)
+        .build()?;
+    let body = runtime.block_on(admin::ask(&socket, path))?;
+    match args.output {
+        Output::Json => print(&String::from_utf8_lossy(&body))?,
+        Output::Table => {
+            let value = serde_json::from_slice(&body).map_err(LookError::Answer)?;
+            print(render(&value).trim_end())?;
+        }
+    }
+    Ok(())
 }
 
-fn print(text: &str) -> Result<(), CliError> {
-    let mut out = io::stdout().lock();
-    match writeln!(out, "{text}") {
-        // The reader has seen enough.
+/// Prints a text. A reader that has seen enough and closed its end is no failure.
+///
+/// # Errors
+///
+/// It can't be written.
+pub fn print(text: &str) -> io::Result<()> {
+    match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other,
     }
 }
 

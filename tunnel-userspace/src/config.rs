@@ -75,7 +75,10 @@ impl Config {
     ///
     /// The file can't be read, has a field that there isn't, or a value that can't be.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let failed = |source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        };
         let text = fs::read_to_string(path).map_err(failed)?;
         let mut config = Self::parse(&text).map_err(|(field, reason)| ConfigError::Field {
             path: path.to_owned(),
@@ -99,7 +102,11 @@ impl Config {
         } else {
             serde_saphyr::from_str(text).map_err(|error| (whole(), error.to_string()))?
         };
-        let value = if value.is_null() { serde_json::json!({}) } else { value };
+        let value = if value.is_null() {
+            serde_json::json!({})
+        } else {
+            value
+        };
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = error.path().to_string();
             let field = if field == "." { whole() } else { field };
@@ -134,22 +141,30 @@ impl Config {
         ] {
             if !(1..=section::MOST_ENTRIES).contains(&entries) {
                 let most = section::MOST_ENTRIES;
-                return Err((field.to_owned(), format!("must be from 1 to {most}, is {entries}")));
+                return Err((
+                    field.to_owned(),
+                    format!("must be from 1 to {most}, is {entries}"),
+                ));
             }
         }
         if self.service.full_sync.as_secs() == 0 {
             return refuse("service.fullSync", "must be at least 1s");
         }
         if self.source.file.path.as_os_str().is_empty() {
-            return refuse("source.file.path", "must name a folder or file of manifests");
+            return refuse(
+                "source.file.path",
+                "must name a folder or file of manifests",
+            );
         }
         self.service.check()
     }
 
     fn resolve(&mut self, folder: &Path) {
-        for path in
-            [&mut self.source.file.path, &mut self.bpf.bpffs, &mut self.state_dir]
-        {
+        for path in [
+            &mut self.source.file.path,
+            &mut self.bpf.bpffs,
+            &mut self.state_dir,
+        ] {
             *path = folder.join(&path);
         }
         if let Some(cgroup) = &mut self.bpf.cgroup.0 {

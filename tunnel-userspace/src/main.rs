@@ -2,12 +2,22 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, Result};
 use clap::Parser as _;
-use tunnel_userspace::cli::Cli;
+use tunnel_userspace::{
+    app,
+    cli::{self, Cli, Command, LogFormat, NodeArgs},
+    config::Config,
+    telemetry,
+};
 
 fn main() -> ExitCode {
-    match run() {
+    let done = match Cli::parse().command {
+        Command::Node(args) => node(&args),
+        Command::Cleanup(args) => cleanup(&args),
+        Command::Look(look) => look.run().map_err(Into::into),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             report(&error);
@@ -16,11 +26,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> anyhow::Result<()> {
-    Cli::parse().run().context("culvert")
+fn node(args: &NodeArgs) -> Result<()> {
+    let config = Config::read(&args.config.config)?;
+    telemetry::start(&args.log, args.log_format == LogFormat::Json)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    Ok(runtime.block_on(app::node(config))?)
 }
 
-#[expect(clippy::print_stderr, reason = "the reporter prints the chain of an error")]
+fn cleanup(args: &cli::ConfigArgs) -> Result<()> {
+    let lines = app::cleanup(&Config::read(&args.config)?)?;
+    Ok(cli::print(&lines.join("\n"))?)
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "the reporter prints the chain of an error"
+)]
 fn report(error: &anyhow::Error) {
-    eprintln!("{error:#}");
+    eprintln!("culvert: {error:#}");
 }

@@ -148,12 +148,7 @@ fn is_planned(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
 
-fn port(
-    state: &ServiceState,
-    ip: IpAddr,
-    port: &ServicePort,
-    algorithm: Algorithm,
-) -> PortPlan {
+fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, algorithm: Algorithm) -> PortPlan {
     let chosen = endpoints::of_port(&state.slices, Family::of(ip), port);
     PortPlan {
         fronts: BTreeSet::from([FrontKey::new(
@@ -177,7 +172,9 @@ pub fn claims(
 ) -> impl Iterator<Item = (FrontKey, Rank, PortName)> {
     let created = state.service.created;
     plan.iter().flat_map(move |(name, port)| {
-        port.fronts.iter().map(move |key| (*key, Rank::cluster_ip(created), name.clone()))
+        port.fronts
+            .iter()
+            .map(move |key| (*key, Rank::cluster_ip(created), name.clone()))
     })
 }
 

@@ -1,17 +1,21 @@
 //! The owner of the maps: brings what they hold to what the plans say.
 //!
+//! - [`access`]: what is asked of the maps
 //! - [`actual`]: what the maps hold, read once and then kept
 //! - [`alloc`]: which indices are free
 //! - [`diff`]: what must change (pure)
+//! - [`names`]: which id belongs to which Service
 //! - [`order`]: the writes, in an order that is safe at every step
 //! - [`grace`]: what was taken out of reach, until it can be freed
 //! - [`run`]: the loop
 //! - [`view`]: what is shown of it
 
+mod access;
 mod actual;
 mod alloc;
 mod diff;
 mod grace;
+mod names;
 mod order;
 mod run;
 mod view;
@@ -21,12 +25,10 @@ use std::{
     fmt, io,
 };
 
-use tunnel_common::{
-    reason::Reason,
-    service::{Backend, Front, FrontKey, Slot},
-};
+use tunnel_common::{reason::Reason, service::FrontKey};
 
 pub use self::{
+    access::{MapReader, MapWriter, ReadError, Sizes, WriteError, without_spare},
     grace::{Grace, Retired},
     run::{Loop, Query, Stats, start},
     view::{PortView, ServiceView},
@@ -40,108 +42,6 @@ use crate::{
     model::{Algorithm, ObjectName, Update},
     plan::{self, Claims, PortName, PortPlan, ServicePlan},
 };
-
-/// How many entries the maps give room for, as the config says. The arrays are an eighth larger,
-/// for the time in which the old and the new are both there.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Sizes {
-    /// Fronts.
-    pub fronts: u32,
-    /// Slots.
-    pub slots: u32,
-    /// Backends.
-    pub backends: u32,
-}
-
-impl Sizes {
-    /// Entries of the array `front`.
-    #[must_use]
-    pub const fn front_entries(self) -> u32 {
-        with_spare(self.fronts)
-    }
-
-    /// Entries of the array `slot`.
-    #[must_use]
-    pub const fn slot_entries(self) -> u32 {
-        with_spare(self.slots)
-    }
-
-    /// Entries of the array `be`.
-    #[must_use]
-    pub const fn backend_entries(self) -> u32 {
-        with_spare(self.backends)
-    }
-}
-
-const fn with_spare(entries: u32) -> u32 {
-    entries.saturating_add(entries / 8).saturating_add(64)
-}
-
-/// What a size was before [`with_spare`].
-#[must_use]
-pub const fn without_spare(entries: u32) -> u32 {
-    let room = entries.saturating_sub(64);
-    // n + n / 8 = room: n is eight ninths of it, rounded up.
-    room.saturating_sub(room / 9)
-}
-
-/// A map could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write map {map}")]
-pub struct WriteError {
-    /// The name of the map.
-    pub map: &'static str,
-    /// What the kernel said.
-    #[source]
-    pub source: io::Error,
-}
-
-/// A map could not be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read map {map}")]
-pub struct ReadError {
-    /// The name of the map.
-    pub map: &'static str,
-    /// What the kernel said.
-    #[source]
-    pub source: io::Error,
-}
-
-/// Writes single entries of the service maps.
-pub trait MapWriter: Send {
-    /// Points a front key at a record.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refused the write; the entry is as it was. So for the others.
-    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError>;
-    /// Removes a front key; that it is absent is no error.
-    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
-    /// Writes a record that nothing leads to.
-    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
-    /// Writes a slot that nothing leads to.
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
-    /// Writes a backend that nothing leads to.
-    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
-    /// Marks a backend as gone.
-    fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
-}
-
-/// Reads the service maps.
-pub trait MapReader {
-    /// Every front key and the index of its record.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refused the read. So for the others.
-    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError>;
-    /// A record.
-    fn front(&self, index: u32) -> Result<Front, ReadError>;
-    /// A slot.
-    fn slot(&self, index: u32) -> Result<Slot, ReadError>;
-    /// A backend.
-    fn backend(&self, index: u32) -> Result<Backend, ReadError>;
-}
 
 /// Why a service port is not programmed, or not as it should be.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -276,7 +176,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         for service in &dirty {
             let mut changes = Changes::default();
             let wanted = self.wanted(service, &mut changes);
-            let known = self.actual.ids.get(service).into_iter().flat_map(BTreeMap::keys);
+            let known = self
+                .actual
+                .ids
+                .get(service)
+                .into_iter()
+                .flat_map(BTreeMap::keys);
             let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
             for name in names {
                 self.upsert(&name, wanted.get(&name), &mut changes);
@@ -307,8 +212,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                     Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull
                 )
             };
-            let refused = self.problems.iter().filter(|(_, ports)| ports.values().any(is_full));
-            self.dirty.extend(refused.map(|(service, _)| service.clone()));
+            let refused = self
+                .problems
+                .iter()
+                .filter(|(_, ports)| ports.values().any(is_full));
+            self.dirty
+                .extend(refused.map(|(service, _)| service.clone()));
         }
     }
 
@@ -323,7 +232,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             return Ok(0);
         }
         let (mut fresh, stray) = Actual::read(&self.maps, self.actual.sizes)?;
-        let differences = fresh.differences(&self.actual)
+        let differences = fresh
+            .differences(&self.actual)
             .saturating_add(stray.fronts.len())
             .saturating_add(stray.backends.len());
         if differences == 0 {
@@ -342,19 +252,31 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
 
     /// The plan of a Service without the fronts that others own.
     fn wanted(&self, service: &ObjectName, changes: &mut Changes) -> ServicePlan {
-        let Some(plans) = self.plans.get(service) else { return ServicePlan::new() };
+        let Some(plans) = self.plans.get(service) else {
+            return ServicePlan::new();
+        };
         let mut wanted = ServicePlan::new();
         for (name, plan) in plans {
             let is_own = |key: &&FrontKey| self.claims.owner(key) == Some(name);
             let (own, lost): (BTreeSet<_>, BTreeSet<_>) = plan.fronts.iter().partition(is_own);
             for key in lost {
-                let winner = self.claims.owner(key).map(ToString::to_string).unwrap_or_default();
+                let winner = self
+                    .claims
+                    .owner(key)
+                    .map(ToString::to_string)
+                    .unwrap_or_default();
                 let text = format!("{key} belongs to {winner}");
                 changes.problem(name, Reason::FrontClaimed, text);
             }
             if !own.is_empty() {
                 let fronts = own.into_iter().copied().collect();
-                wanted.insert(name.clone(), PortPlan { fronts, ..plan.clone() });
+                wanted.insert(
+                    name.clone(),
+                    PortPlan {
+                        fronts,
+                        ..plan.clone()
+                    },
+                );
             }
         }
         wanted
@@ -397,7 +319,10 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     fn finish(&mut self, name: &PortName, diff: &Diff) {
         if let Err(refused) = self.order().finish(diff) {
             self.dirty.insert(name.service.clone());
-            let problem = Problem { reason: refused.reason(), text: describe(&refused) };
+            let problem = Problem {
+                reason: refused.reason(),
+                text: describe(&refused),
+            };
             self.note(&name.service, BTreeMap::from([(name.clone(), problem)]));
         }
         self.forget_unused(name, diff.id);
@@ -422,76 +347,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         }
     }
 
-    /// Retires the id of a port of which nothing is programmed.
-    fn forget_unused(&mut self, name: &PortName, id: u32) {
-        let is_unused = self
-            .actual
-            .ports
-            .get(&id)
-            .is_none_or(|port| port.fronts.is_empty() && port.backends.is_empty());
-        if !is_unused {
-            return;
-        }
-        self.actual.ports.remove(&id);
-        if let Some(ids) = self.actual.ids.get_mut(&name.service) {
-            ids.remove(name);
-            if ids.is_empty() {
-                self.actual.ids.remove(&name.service);
-            }
-        }
-        self.retired.ids.push(id);
-    }
-
-    /// The id of a port, given out now if it has none.
-    fn id(&mut self, name: &PortName, is_wanted: bool) -> Option<u32> {
-        let known = self.actual.ids.get(&name.service).and_then(|ids| ids.get(name));
-        if let Some(id) = known {
-            return Some(*id);
-        }
-        let id = if is_wanted { self.actual.free_ids.take()? } else { return None };
-        self.actual.ids.entry(name.service.clone()).or_default().insert(name.clone(), id);
-        Some(id)
-    }
-
-    /// Finds the names of the ids that the maps hold: an id belongs to the port that now owns one
-    /// of its fronts. An id whose fronts nobody owns is removed as a port without a plan.
-    fn seed(&mut self) {
-        self.seeded = true;
-        let mut taken: BTreeSet<u32> = BTreeSet::new();
-        for (service, plans) in &self.plans {
-            for (name, plan) in plans {
-                let held = |key: &FrontKey| {
-                    self.actual.fronts.get(key).map(|front| front.record.service)
-                };
-                let id = plan.fronts.iter().filter_map(held).find(|id| !taken.contains(id));
-                if let Some(id) = id
-                    && plan.fronts.iter().any(|key| self.claims.owner(key) == Some(name))
-                {
-                    taken.insert(id);
-                    let ids = self.actual.ids.entry(service.clone()).or_default();
-                    ids.insert(name.clone(), id);
-                }
-            }
-        }
-        let orphans: Vec<u32> =
-            self.actual.ports.keys().copied().filter(|id| !taken.contains(id)).collect();
-        for id in orphans {
-            // A name that no object can have, since a namespace is never empty.
-            let service = ObjectName::new("", format!("orphan-{id}"));
-            let name = PortName {
-                service: service.clone(),
-                port: "".into(),
-                protocol: tunnel_common::addr::Protocol::TCP,
-                family: crate::model::Family::V4,
-            };
-            self.actual.ids.entry(service.clone()).or_default().insert(name, id);
-            self.dirty.insert(service);
-        }
-        self.dirty.extend(self.plans.keys().cloned());
-    }
-
     fn order(&mut self) -> Order<'_, M> {
-        Order { actual: &mut self.actual, writer: &mut self.maps, retired: &mut self.retired }
+        Order {
+            actual: &mut self.actual,
+            writer: &mut self.maps,
+            retired: &mut self.retired,
+        }
     }
 }
 
@@ -509,7 +370,11 @@ impl Changes {
     }
 
     fn refusal(&mut self, name: &PortName, reason: Reason, backends: usize) {
-        self.problem(name, reason, format!("{} ({backends} backends wanted)", reason.meaning()));
+        self.problem(
+            name,
+            reason,
+            format!("{} ({backends} backends wanted)", reason.meaning()),
+        );
     }
 }
 
@@ -525,7 +390,10 @@ fn remove_stray(maps: &mut impl MapWriter, stray: &Stray) -> Result<(), WriteErr
         tracing::warn!(front = %key, "removing a front whose record makes no sense");
         maps.delete_svc(key)?;
     }
-    stray.backends.iter().try_for_each(|index| maps.retire_backend(*index))
+    stray
+        .backends
+        .iter()
+        .try_for_each(|index| maps.retire_backend(*index))
 }
 
 /// What the maps hold could not be taken over.

@@ -40,7 +40,10 @@ impl Tasks {
             }
         };
         if timeout(limit, all).await.is_err() {
-            warn!(seconds = limit.as_secs(), "tasks were ended that did not stop in time");
+            warn!(
+                seconds = limit.as_secs(),
+                "tasks were ended that did not stop in time"
+            );
         }
     }
 }

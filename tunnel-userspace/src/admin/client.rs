@@ -54,25 +54,39 @@ pub enum AskError {
 ///
 /// No daemon runs, or it does not answer.
 pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
-    let no_answer =
-        |reason: String| AskError::NoAnswer { path: socket.to_owned(), reason };
-    let stream = UnixStream::connect(socket).await.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            AskError::NoDaemon { path: socket.to_owned(), source }
-        }
-        _ => AskError::Connect { path: socket.to_owned(), source },
-    })?;
+    let no_answer = |reason: String| AskError::NoAnswer {
+        path: socket.to_owned(),
+        reason,
+    };
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NoDaemon {
+                path: socket.to_owned(),
+                source,
+            },
+            _ => AskError::Connect {
+                path: socket.to_owned(),
+                source,
+            },
+        })?;
     let exchange = async {
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| e.to_string())?;
         let request = Request::get(path)
             .header(HOST, "culvert")
             .body(Empty::<Bytes>::new())
             .map_err(|error| error.to_string())?;
         let answer = async {
-            let response = sender.send_request(request).await.map_err(|e| e.to_string())?;
+            let response = sender
+                .send_request(request)
+                .await
+                .map_err(|e| e.to_string())?;
             let code = response.status();
-            let body = Limited::new(response.into_body(), MOST_BYTES).collect().await;
+            let body = Limited::new(response.into_body(), MOST_BYTES)
+                .collect()
+                .await;
             let body = body.map_err(|error| error.to_string())?.to_bytes();
             if code == StatusCode::OK {
                 Ok(body)
@@ -85,6 +99,9 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
     };
     match timeout(PATIENCE, exchange).await {
         Ok(answer) => answer.map_err(no_answer),
-        Err(_) => Err(no_answer(format!("nothing came in {} s", PATIENCE.as_secs()))),
+        Err(_) => Err(no_answer(format!(
+            "nothing came in {} s",
+            PATIENCE.as_secs()
+        ))),
     }
 }

@@ -26,13 +26,24 @@ pub(super) struct Health {
 /// the daemon does its work).
 pub(super) fn of(views: &Views, asks_eligible: bool) -> Health {
     let is_ready = views.ready.borrow().is_none();
-    judge(&views.stats.borrow(), is_ready, asks_eligible, Timestamp::now())
+    judge(
+        &views.stats.borrow(),
+        is_ready,
+        asks_eligible,
+        Timestamp::now(),
+    )
 }
 
 fn judge(stats: &Stats, is_ready: bool, asks_eligible: bool, now: Timestamp) -> Health {
-    let is_stuck = stats.failing_since.is_some_and(|since| now.duration_since(since) > PATIENCE);
+    let is_stuck = stats
+        .failing_since
+        .is_some_and(|since| now.duration_since(since) > PATIENCE);
     let is_working = is_ready && stats.synced && !is_stuck;
-    let last = if is_working { Some(now) } else { stats.last_pass_at };
+    let last = if is_working {
+        Some(now)
+    } else {
+        stats.last_pass_at
+    };
     Health {
         last_updated: last.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
         current_time: now.to_string(),
@@ -46,7 +57,11 @@ mod tests {
     use super::*;
 
     fn good() -> Stats {
-        Stats { synced: true, node_eligible: true, ..Stats::default() }
+        Stats {
+            synced: true,
+            node_eligible: true,
+            ..Stats::default()
+        }
     }
 
     fn now() -> Timestamp {
@@ -55,7 +70,10 @@ mod tests {
 
     #[test]
     fn a_daemon_that_waits_for_its_sources_is_not_healthy() {
-        let stats = Stats { synced: false, ..good() };
+        let stats = Stats {
+            synced: false,
+            ..good()
+        };
 
         assert!(!judge(&stats, true, true, now()).healthy);
         assert!(!judge(&good(), false, true, now()).healthy);
@@ -63,9 +81,21 @@ mod tests {
 
     #[test]
     fn writes_that_fail_for_a_moment_are_not_held_against_it() {
-        let since = |seconds| Some(now().saturating_sub(SignedDuration::from_secs(seconds)).expect("a time"));
-        let for_a_moment = Stats { failing_since: since(10), ..good() };
-        let for_long = Stats { failing_since: since(61), ..good() };
+        let since = |seconds| {
+            Some(
+                now()
+                    .saturating_sub(SignedDuration::from_secs(seconds))
+                    .expect("a time"),
+            )
+        };
+        let for_a_moment = Stats {
+            failing_since: since(10),
+            ..good()
+        };
+        let for_long = Stats {
+            failing_since: since(61),
+            ..good()
+        };
 
         assert!(judge(&for_a_moment, true, false, now()).healthy);
         assert!(!judge(&for_long, true, false, now()).healthy);
@@ -73,7 +103,10 @@ mod tests {
 
     #[test]
     fn a_node_that_is_going_away_lives_but_takes_no_traffic() {
-        let stats = Stats { node_eligible: false, ..good() };
+        let stats = Stats {
+            node_eligible: false,
+            ..good()
+        };
 
         assert!(!judge(&stats, true, true, now()).healthy);
         assert!(judge(&stats, true, false, now()).healthy);

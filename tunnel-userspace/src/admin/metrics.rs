@@ -22,7 +22,10 @@ pub(super) type Answers = BTreeMap<(&'static str, u16), u64>;
 /// Every metric, as text.
 pub(super) fn render(views: &Arc<Views>, answers: Answers) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Metrics { views: Arc::clone(views), answers }));
+    registry.register_collector(Box::new(Metrics {
+        views: Arc::clone(views),
+        answers,
+    }));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
@@ -44,16 +47,36 @@ impl Collector for Metrics {
         let mut out = Out(encoder);
         let stats = self.views.stats.borrow().clone();
         let is_ready = u32::from(self.views.ready.borrow().is_none());
-        out.gauge("culvert_ready", "Whether Services are translated as they should be", is_ready)?;
+        out.gauge(
+            "culvert_ready",
+            "Whether Services are translated as they should be",
+            is_ready,
+        )?;
         self.reasons(&mut out, &stats)?;
         self.maps(&mut out, &stats)?;
-        out.gauge("culvert_services", "Services that were read", number(stats.services))?;
+        out.gauge(
+            "culvert_services",
+            "Services that were read",
+            number(stats.services),
+        )?;
         let objects = self.views.source.borrow().problems.len();
-        out.gauge("culvert_objects_refused", "Objects that were not read", number(objects))?;
+        out.gauge(
+            "culvert_objects_refused",
+            "Objects that were not read",
+            number(objects),
+        )?;
         let drift = [([("map", "all")], stats.drift)];
-        out.counters("culvert_map_drift", "Differences between the maps and what was known", drift)?;
+        out.counters(
+            "culvert_map_drift",
+            "Differences between the maps and what was known",
+            drift,
+        )?;
         let delay = stats.last_delay_seconds;
-        out.gauge("culvert_program_delay_seconds", "From the last change to its last write", delay)?;
+        out.gauge(
+            "culvert_program_delay_seconds",
+            "From the last change to its last write",
+            delay,
+        )?;
         self.kube_proxy(&mut out, &stats)
     }
 }
@@ -64,16 +87,29 @@ impl Metrics {
             tracing::warn!(%error, "cannot read the kernel's counters");
             Vec::new()
         });
-        for reason in Reason::ALL.into_iter().filter(|reason| !reason.is_of_kernel()) {
+        for reason in Reason::ALL
+            .into_iter()
+            .filter(|reason| !reason.is_of_kernel())
+        {
             let count = if reason == Reason::ObjectRefused {
                 self.views.source.borrow().refused_total
             } else {
-                stats.counts.get(reason.label()).copied().unwrap_or_default()
+                stats
+                    .counts
+                    .get(reason.label())
+                    .copied()
+                    .unwrap_or_default()
             };
             counts.push((reason, count));
         }
-        let labelled = counts.iter().map(|(reason, n)| ([("reason", reason.label())], *n));
-        out.counters("culvert_reason", "How connects, datagrams and objects ended", labelled)
+        let labelled = counts
+            .iter()
+            .map(|(reason, n)| ([("reason", reason.label())], *n));
+        out.counters(
+            "culvert_reason",
+            "How connects, datagrams and objects ended",
+            labelled,
+        )
     }
 
     fn maps(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
@@ -89,22 +125,42 @@ impl Metrics {
             ("slot", room.slots.into()),
             ("be", room.backends.into()),
         ];
-        out.gauges("culvert_map_capacity_entries", "Entries there is room for", "map", room)?;
-        let refused = stats.problems.iter().map(|(reason, n)| (reason, number(*n)));
+        out.gauges(
+            "culvert_map_capacity_entries",
+            "Entries there is room for",
+            "map",
+            room,
+        )?;
+        let refused = stats
+            .problems
+            .iter()
+            .map(|(reason, n)| (reason, number(*n)));
         let help = "Service ports that are not programmed as planned";
         out.gauges("culvert_service_ports_refused", help, "reason", refused)
     }
 
     fn kube_proxy(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
         let help = "When the last pass over changed Services ended";
-        let last = stats.last_pass_at.map_or(0.0, |at| at.as_duration().as_secs_f64());
-        out.gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", help, last)?;
-        for (endpoint, name) in
-            [("/healthz", "kubeproxy_proxy_healthz"), ("/livez", "kubeproxy_proxy_livez")]
-        {
-            let asked = self.answers.iter().filter(|((asked, _), _)| *asked == endpoint);
+        let last = stats
+            .last_pass_at
+            .map_or(0.0, |at| at.as_duration().as_secs_f64());
+        out.gauge(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            help,
+            last,
+        )?;
+        for (endpoint, name) in [
+            ("/healthz", "kubeproxy_proxy_healthz"),
+            ("/livez", "kubeproxy_proxy_livez"),
+        ] {
+            let asked = self
+                .answers
+                .iter()
+                .filter(|((asked, _), _)| *asked == endpoint);
             let counts: Vec<_> = asked.map(|((_, code), n)| (code.to_string(), *n)).collect();
-            let labelled = counts.iter().map(|(code, n)| ([("code", code.as_str())], *n));
+            let labelled = counts
+                .iter()
+                .map(|(code, n)| ([("code", code.as_str())], *n));
             out.counters(name, "Answers, by code", labelled)?;
         }
         Ok(())
@@ -115,7 +171,9 @@ struct Out<'a>(DescriptorEncoder<'a>);
 
 impl Out<'_> {
     fn gauge(&mut self, name: &str, help: &str, value: impl Into<f64>) -> fmt::Result {
-        let encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value.into()).encode(encoder)
     }
 
@@ -126,7 +184,9 @@ impl Out<'_> {
         label: &str,
         values: impl IntoIterator<Item = (W, f64)>,
     ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (word, value) in values {
             let labels = [(label, word.as_ref())];
             ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
@@ -140,7 +200,9 @@ impl Out<'_> {
         help: &str,
         values: impl IntoIterator<Item = ([(&'a str, &'a str); 1], u64)>,
     ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in values {
             ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
         }

@@ -119,7 +119,11 @@ pub async fn serve(
         () = drain::begun(&mut draining) => return,
     };
     info!(endpoint = endpoint.name(), %address, "listening");
-    let server = Arc::new(Server { endpoint, views, answers });
+    let server = Arc::new(Server {
+        endpoint,
+        views,
+        answers,
+    });
     server.accept_all(&listener, draining).await;
 }
 
@@ -168,7 +172,10 @@ pub fn serve_socket(
     answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
     draining: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send + use<>, SocketError> {
-    let failed = |source| SocketError { path: path.to_owned(), source };
+    let failed = |source| SocketError {
+        path: path.to_owned(),
+        source,
+    };
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         Ok(()) | Err(_) => {}
@@ -177,7 +184,11 @@ pub fn serve_socket(
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
-        let server = Arc::new(Server { endpoint: Endpoint::Socket, views, answers });
+        let server = Arc::new(Server {
+            endpoint: Endpoint::Socket,
+            views,
+            answers,
+        });
         server.accept_all(&listener, draining).await;
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "the admin socket was gone already");
@@ -234,7 +245,10 @@ impl Server {
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path();
         if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".into());
+            return text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "only GET is answered\n".into(),
+            );
         }
         if !self.endpoint.answers(path) {
             return text(StatusCode::NOT_FOUND, format!("there is no {path} here\n"));
@@ -250,16 +264,28 @@ impl Server {
 
     async fn services(&self) -> Response<Full<Bytes>> {
         let (reply, answer) = oneshot::channel();
-        if self.views.queries.send(Query::Services(reply)).await.is_ok()
+        if self
+            .views
+            .queries
+            .send(Query::Services(reply))
+            .await
+            .is_ok()
             && let Ok(services) = answer.await
         {
             return json(StatusCode::OK, &services);
         }
-        text(StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping\n".into())
+        text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the daemon is stopping\n".into(),
+        )
     }
 
     fn metrics(&self) -> Response<Full<Bytes>> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let answers = self
+            .answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         match metrics::render(&self.views, answers) {
             Ok(body) => {
                 let mut response = Response::new(Full::from(body));
@@ -273,8 +299,11 @@ impl Server {
 
     fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
         let health = health::of(&self.views, asks_eligible);
-        let code =
-            if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let code = if health.healthy {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let count = answers.entry((path, code.as_u16())).or_default();
         *count = count.saturating_add(1);
@@ -299,6 +328,9 @@ fn respond(code: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<B
     *response.status_mut() = code;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    headers.insert(
+        "x-content-type-options",
+        HeaderValue::from_static("nosniff"),
+    );
     response
 }

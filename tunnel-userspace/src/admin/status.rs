@@ -66,9 +66,10 @@ impl Status {
     pub(super) fn of(views: &Views) -> Self {
         let not_ready = views.ready.borrow().clone();
         let reasons = match (views.counters)() {
-            Ok(counts) => {
-                counts.into_iter().map(|(reason, n)| (reason.label().to_owned(), n)).collect()
-            }
+            Ok(counts) => counts
+                .into_iter()
+                .map(|(reason, n)| (reason.label().to_owned(), n))
+                .collect(),
             Err(error) => {
                 tracing::warn!(%error, "cannot read the kernel's counters");
                 BTreeMap::new()

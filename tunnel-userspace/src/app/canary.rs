@@ -56,14 +56,22 @@ pub(super) fn service() -> ServiceState {
         name: name(),
         created: Some(0),
         cluster_ips: vec![IpAddr::V4(VIP)],
-        ports: vec![ServicePort { name: Arc::clone(&port), port: PORT, protocol: Protocol::UDP }],
+        ports: vec![ServicePort {
+            name: Arc::clone(&port),
+            port: PORT,
+            protocol: Protocol::UDP,
+        }],
         algorithm: None,
     };
     let slice = EndpointSlice {
         name: name(),
         service: name(),
         family: Family::V4,
-        ports: vec![EndpointPort { name: port, port: PORT, protocol: Protocol::UDP }],
+        ports: vec![EndpointPort {
+            name: port,
+            port: PORT,
+            protocol: Protocol::UDP,
+        }],
         endpoints: vec![Endpoint {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             ready: true,
@@ -72,7 +80,10 @@ pub(super) fn service() -> ServiceState {
             node: None,
         }],
     };
-    ServiceState { service: Arc::new(service), slices: vec![Arc::new(slice)] }
+    ServiceState {
+        service: Arc::new(service),
+        slices: vec![Arc::new(slice)],
+    }
 }
 
 /// Connects through the canary's front.
@@ -86,10 +97,17 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
     if !own.ip().is_loopback() {
         connected.or_else(no_route).map_err(CanaryError::Connect)?;
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        return Err(CanaryError::Outside { cgroup, own: own.trim().replace('\n', ", ") });
+        return Err(CanaryError::Outside {
+            cgroup,
+            own: own.trim().replace('\n', ", "),
+        });
     }
     let shown = socket.peer_addr().map_err(CanaryError::Connect)?;
-    if shown == dialled { Ok(()) } else { Err(CanaryError::NotRestored { shown }) }
+    if shown == dialled {
+        Ok(())
+    } else {
+        Err(CanaryError::NotRestored { shown })
+    }
 }
 
 fn no_route(error: io::Error) -> io::Result<()> {

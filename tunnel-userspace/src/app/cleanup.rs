@@ -36,7 +36,10 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
     let pins = &config.bpf.bpffs;
     if pins.exists() {
         let foreign = Pins::hold(pins)?.remove()?;
-        lines.push(format!("removed the programs and maps of {}", pins.display()));
+        lines.push(format!(
+            "removed the programs and maps of {}",
+            pins.display()
+        ));
         let left = |path: PathBuf| format!("left alone, not Culvert's: {}", path.display());
         lines.extend(foreign.into_iter().map(left));
     }
@@ -53,10 +56,16 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
         match fs::remove_dir(&config.state_dir) {
             Ok(()) => lines.push(format!("removed {}", config.state_dir.display())),
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                lines.push(format!("left alone, not empty: {}", config.state_dir.display()));
+                lines.push(format!(
+                    "left alone, not empty: {}",
+                    config.state_dir.display()
+                ));
             }
             Err(source) => {
-                return Err(CleanupError::File { path: config.state_dir.clone(), source });
+                return Err(CleanupError::File {
+                    path: config.state_dir.clone(),
+                    source,
+                });
             }
         }
     }

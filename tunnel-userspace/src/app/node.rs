@@ -57,7 +57,10 @@ fn failed<E>(step: &'static str) -> impl FnOnce(E) -> NodeError
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    move |source| NodeError::Start { step, source: source.into() }
+    move |source| NodeError::Start {
+        step,
+        source: source.into(),
+    }
 }
 
 /// Runs until SIGTERM or SIGINT. The data path stays when it ends.
@@ -86,7 +89,10 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
         name = tasks.ended() => return Err(NodeError::TaskEnded { name }),
     };
     if let Some(first) = first {
-        info!(services = first.services.len(), "every source has told its first whole list");
+        info!(
+            services = first.services.len(),
+            "every source has told its first whole list"
+        );
         parts.program(first)?;
         let owner = parts.owner.run(updates, questions, draining.clone());
         tasks.start("reconcile", owner);
@@ -132,10 +138,15 @@ impl Parts {
             DataPath::load(&pins, wanted, features).map_err(failed("cannot load the data path"))?;
         let found = data_path.sizes();
         if found != wanted {
-            warn!(?wanted, ?found, "the maps that are there keep the sizes they were made with");
+            warn!(
+                ?wanted,
+                ?found,
+                "the maps that are there keep the sizes they were made with"
+            );
         }
-        let (maps, counters) =
-            data_path.take_maps().map_err(failed("cannot use the maps"))?;
+        let (maps, counters) = data_path
+            .take_maps()
+            .map_err(failed("cannot use the maps"))?;
         let grace = || RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"));
         let settings = Settings {
             node_name: config.node_name.clone(),
@@ -150,7 +161,15 @@ impl Parts {
         let (owner, stats) =
             reconcile::start(reconciler, (grace()?, first), config.service.full_sync)
                 .map_err(failed("cannot start the owner of the maps"))?;
-        Ok(Self { cgroup, features, data_path, counters: Some(counters), owner, stats, pins })
+        Ok(Self {
+            cgroup,
+            features,
+            data_path,
+            counters: Some(counters),
+            owner,
+            stats,
+            pins,
+        })
     }
 
     fn views(
@@ -162,7 +181,11 @@ impl Parts {
     ) -> Views {
         let counters = self.counters.take();
         let sizes = self.data_path.sizes();
-        let refusing = if self.features.set_retval { "bpf_set_retval" } else { "rewrite" };
+        let refusing = if self.features.set_retval {
+            "bpf_set_retval"
+        } else {
+            "rewrite"
+        };
         let setup = Setup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -204,7 +227,12 @@ impl Parts {
         info!(new = attached.new, replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
         let mut canary = |state: Option<ServiceState>| {
             let services = vec![(canary::name(), state)];
-            self.owner.apply(Update { services, nodes: Vec::new(), synced: true, since });
+            self.owner.apply(Update {
+                services,
+                nodes: Vec::new(),
+                synced: true,
+                since,
+            });
         };
         canary(Some(canary::service()));
         let arrived = canary::connect(self.cgroup.clone());
@@ -214,7 +242,11 @@ impl Parts {
 }
 
 const fn sizes(maps: config::Maps) -> Sizes {
-    Sizes { fronts: maps.fronts, slots: maps.slots, backends: maps.backends }
+    Sizes {
+        fronts: maps.fronts,
+        slots: maps.slots,
+        backends: maps.backends,
+    }
 }
 
 fn serve(
@@ -238,7 +270,10 @@ fn serve(
     ];
     for (name, endpoint, address) in ports {
         let (views, answers) = (Arc::clone(views), Arc::clone(&answers));
-        tasks.start(name, admin::serve(endpoint, address, views, answers, draining.clone()));
+        tasks.start(
+            name,
+            admin::serve(endpoint, address, views, answers, draining.clone()),
+        );
     }
     Ok(())
 }
@@ -264,7 +299,10 @@ struct Stop {
 
 impl Stop {
     fn new() -> io::Result<Self> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn wait(&mut self) {

@@ -48,7 +48,10 @@ impl Hook {
     }
 
     /// The number of the hook.
-    #[expect(clippy::as_conversions, reason = "a field-less enum with small numbers")]
+    #[expect(
+        clippy::as_conversions,
+        reason = "a field-less enum with small numbers"
+    )]
     pub(super) const fn attach_type(self) -> u32 {
         self as u32
     }
@@ -98,7 +101,10 @@ pub struct Attached {
 
 /// Attaches every program to the cgroup, or puts it in the place of the one that is there.
 pub(super) fn attach(ebpf: &Ebpf, links: &Path, cgroup: &Path) -> Result<Attached, AttachError> {
-    let no_cgroup = |source| AttachError::Cgroup { path: cgroup.to_owned(), source };
+    let no_cgroup = |source| AttachError::Cgroup {
+        path: cgroup.to_owned(),
+        source,
+    };
     let folder = File::open(cgroup).map_err(no_cgroup)?;
     let number = folder.metadata().map_err(no_cgroup)?.ino();
     let mut attached = Attached::default();
@@ -114,8 +120,10 @@ pub(super) fn attach(ebpf: &Ebpf, links: &Path, cgroup: &Path) -> Result<Attache
                 source,
             }
         };
-        let program: &ProgramFd =
-            program.fd().map_err(io::Error::other).map_err(failed("load"))?;
+        let program: &ProgramFd = program
+            .fd()
+            .map_err(io::Error::other)
+            .map_err(failed("load"))?;
         let pin = links.join(name);
         if let Some(link) = open_link(&pin, number, hook).map_err(failed("open the link of"))? {
             sys::update_link(link.as_fd(), program).map_err(failed("replace"))?;
@@ -150,6 +158,9 @@ fn open_link(pin: &Path, cgroup: u64, hook: Hook) -> io::Result<Option<OwnedFd>>
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let wanted = sys::CgroupLink { cgroup, attach_type: hook.attach_type() };
+    let wanted = sys::CgroupLink {
+        cgroup,
+        attach_type: hook.attach_type(),
+    };
     Ok((sys::cgroup_link(link.as_fd())? == Some(wanted)).then_some(link))
 }

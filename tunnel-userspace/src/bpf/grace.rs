@@ -1,4 +1,7 @@
-use std::{io, os::fd::{AsFd as _, OwnedFd}};
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use super::sys;
 use crate::reconcile::Grace;

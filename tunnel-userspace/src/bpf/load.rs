@@ -84,14 +84,21 @@ impl DataPath {
         }
         let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
         for name in names::PROGRAMS {
-            let failed = |source| LoadError::Program { program: name, source };
+            let failed = |source| LoadError::Program {
+                program: name,
+                source,
+            };
             match ebpf.program_mut(name) {
                 Some(Program::CgroupSockAddr(program)) => program.load().map_err(failed)?,
                 Some(Program::CgroupSock(program)) => program.load().map_err(failed)?,
                 _ => return Err(LoadError::NoProgram { program: name }),
             }
         }
-        Ok(Self { ebpf, links: pins.links(), sizes })
+        Ok(Self {
+            ebpf,
+            links: pins.links(),
+            sizes,
+        })
     }
 
     /// The sizes that the maps have: those of the maps that were there, else those wanted.
@@ -113,7 +120,12 @@ impl DataPath {
             be: self.take(names::BE)?,
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
-        Ok((maps, Counters { count: count.into() }))
+        Ok((
+            maps,
+            Counters {
+                count: count.into(),
+            },
+        ))
     }
 
     /// Attaches the programs to a cgroup, or puts them in the place of those that are there.
@@ -129,7 +141,13 @@ impl DataPath {
         &mut self,
         map: &'static str,
     ) -> Result<M, LoadError> {
-        let taken = self.ebpf.take_map(map).ok_or(LoadError::Map { map, source: None })?;
-        taken.try_into().map_err(|source| LoadError::Map { map, source: Some(source) })
+        let taken = self
+            .ebpf
+            .take_map(map)
+            .ok_or(LoadError::Map { map, source: None })?;
+        taken.try_into().map_err(|source| LoadError::Map {
+            map,
+            source: Some(source),
+        })
     }
 }

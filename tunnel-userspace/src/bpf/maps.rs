@@ -1,6 +1,9 @@
 //! The service maps in the kernel, and the counters.
 
-use std::{io, sync::{Mutex, PoisonError}};
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+};
 
 use aya::{
     Pod,
@@ -35,29 +38,33 @@ fn write<V: Pod>(
     index: u32,
     value: V,
 ) -> Result<(), WriteError> {
-    array.set(index, value, 0).map_err(|error| WriteError { map, source: to_io(error) })
+    array.set(index, value, 0).map_err(|error| WriteError {
+        map,
+        source: to_io(error),
+    })
 }
 
-fn read<V: Pod>(
-    array: &Array<MapData, V>,
-    map: &'static str,
-    index: u32,
-) -> Result<V, ReadError> {
-    array.get(&index, 0).map_err(|error| ReadError { map, source: to_io(error) })
+fn read<V: Pod>(array: &Array<MapData, V>, map: &'static str, index: u32) -> Result<V, ReadError> {
+    array.get(&index, 0).map_err(|error| ReadError {
+        map,
+        source: to_io(error),
+    })
 }
 
 impl MapWriter for KernelMaps {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
-        self.svc
-            .insert(key, index, 0)
-            .map_err(|error| WriteError { map: names::SVC, source: to_io(error) })
+        self.svc.insert(key, index, 0).map_err(|error| WriteError {
+            map: names::SVC,
+            source: to_io(error),
+        })
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
         match self.svc.remove(key).map_err(to_io) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(WriteError { map: names::SVC, source: error })
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(WriteError {
+                map: names::SVC,
+                source: error,
+            }),
             Ok(()) | Err(_) => Ok(()),
         }
     }
@@ -75,9 +82,14 @@ impl MapWriter for KernelMaps {
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        let backend = read(&self.be, names::BE, index)
-            .map_err(|error| WriteError { map: names::BE, source: error.source })?;
-        let gone = Backend { state: backend.state.gone(), ..backend };
+        let backend = read(&self.be, names::BE, index).map_err(|error| WriteError {
+            map: names::BE,
+            source: error.source,
+        })?;
+        let gone = Backend {
+            state: backend.state.gone(),
+            ..backend
+        };
         write(&mut self.be, names::BE, index, gone)
     }
 }
@@ -87,7 +99,10 @@ impl MapReader for KernelMaps {
         self.svc
             .iter()
             .map(|entry| {
-                entry.map_err(|error| ReadError { map: names::SVC, source: to_io(error) })
+                entry.map_err(|error| ReadError {
+                    map: names::SVC,
+                    source: to_io(error),
+                })
             })
             .collect()
     }
@@ -123,9 +138,10 @@ impl Counters {
             .into_iter()
             .filter(|reason| reason.is_of_kernel())
             .map(|reason| {
-                let values = count
-                    .get(&reason.index(), 0)
-                    .map_err(|error| ReadError { map: names::COUNT, source: to_io(error) })?;
+                let values = count.get(&reason.index(), 0).map_err(|error| ReadError {
+                    map: names::COUNT,
+                    source: to_io(error),
+                })?;
                 Ok((reason, values.iter().sum()))
             })
             .collect()

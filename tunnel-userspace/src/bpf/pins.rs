@@ -21,9 +21,7 @@ use crate::reconcile::Sizes;
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// The folder is not on a BPF file system.
-    #[error(
-        "{path} is not on a BPF file system; mount one there first: mount -t bpf bpf {mount}"
-    )]
+    #[error("{path} is not on a BPF file system; mount one there first: mount -t bpf bpf {mount}")]
     NotBpf {
         /// The folder.
         path: PathBuf,
@@ -80,7 +78,8 @@ pub enum PinError {
 }
 
 fn holder(pid: Option<&u32>) -> String {
-    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    pid.map(|pid| format!(" (process {pid})"))
+        .unwrap_or_default()
 }
 
 /// The folder of pins, held against other processes for as long as this lives.
@@ -98,18 +97,31 @@ impl Pins {
     /// The folder is not on a BPF file system, can't be made, or another process holds it.
     pub fn hold(root: &Path) -> Result<Self, PinError> {
         let parent = root.ancestors().find(|path| path.exists()).unwrap_or(root);
-        let kind = statfs(parent).map_err(io::Error::from).map_err(failed("look at", parent))?;
+        let kind = statfs(parent)
+            .map_err(io::Error::from)
+            .map_err(failed("look at", parent))?;
         if kind.filesystem_type() != BPF_FS_MAGIC {
-            let mount = if root.starts_with("/sys/fs/bpf") { Path::new("/sys/fs/bpf") } else { parent };
-            return Err(PinError::NotBpf { path: root.to_owned(), mount: mount.to_owned() });
+            let mount = if root.starts_with("/sys/fs/bpf") {
+                Path::new("/sys/fs/bpf")
+            } else {
+                parent
+            };
+            return Err(PinError::NotBpf {
+                path: root.to_owned(),
+                mount: mount.to_owned(),
+            });
         }
         fs::create_dir_all(root).map_err(failed("make", root))?;
         let folder = File::open(root).map_err(failed("open", root))?;
         match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { root: root.to_owned(), _lock: lock }),
-            Err((folder, nix::errno::Errno::EWOULDBLOCK)) => {
-                Err(PinError::Held { path: root.to_owned(), pid: find_holder(&folder) })
-            }
+            Ok(lock) => Ok(Self {
+                root: root.to_owned(),
+                _lock: lock,
+            }),
+            Err((folder, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Held {
+                path: root.to_owned(),
+                pid: find_holder(&folder),
+            }),
             Err((_, error)) => Err(failed("lock", root)(error.into())),
         }
     }
@@ -143,10 +155,21 @@ impl Pins {
             if path == self.maps() || path == self.links() {
                 continue;
             }
-            return Err(match name.strip_prefix('v').filter(|layout| layout.parse::<u32>().is_ok()) {
-                Some(found) => PinError::Layout { path, found: found.to_owned() },
-                None => PinError::Foreign { path, what: "no folder of that name".to_owned() },
-            });
+            return Err(
+                match name
+                    .strip_prefix('v')
+                    .filter(|layout| layout.parse::<u32>().is_ok())
+                {
+                    Some(found) => PinError::Layout {
+                        path,
+                        found: found.to_owned(),
+                    },
+                    None => PinError::Foreign {
+                        path,
+                        what: "no folder of that name".to_owned(),
+                    },
+                },
+            );
         }
         let links = self.check_links()?;
         let mut shapes = Vec::new();
@@ -154,11 +177,15 @@ impl Pins {
             let shape = check_map(&name, &path)?;
             shapes.push((name, shape.entries));
         }
-        let missing = names::MAPS.iter().find(|map| !shapes.iter().any(|(name, _)| name == **map));
+        let missing = names::MAPS
+            .iter()
+            .find(|map| !shapes.iter().any(|(name, _)| name == **map));
         if let Some(map) = missing
             && links > 0
         {
-            return Err(PinError::Missing { path: self.maps().join(map) });
+            return Err(PinError::Missing {
+                path: self.maps().join(map),
+            });
         }
         if missing.is_some() {
             // The start that made them was cut off before a program used them.
@@ -169,7 +196,10 @@ impl Pins {
             return Ok(None);
         }
         let entries = |map: &str| {
-            shapes.iter().find(|(name, _)| name == map).map(|(_, entries)| *entries)
+            shapes
+                .iter()
+                .find(|(name, _)| name == map)
+                .map(|(_, entries)| *entries)
         };
         Ok(shapes::sizes_of(entries))
     }
@@ -179,13 +209,19 @@ impl Pins {
         for (name, path) in &links {
             let Some(hook) = Hook::of_program(name) else {
                 let what = "no program of that name".to_owned();
-                return Err(PinError::Foreign { path: path.clone(), what });
+                return Err(PinError::Foreign {
+                    path: path.clone(),
+                    what,
+                });
             };
             let link = sys::open_pin(path).map_err(failed("open", path))?;
             let found = sys::cgroup_link(link.as_fd()).map_err(failed("look at", path))?;
             if found.is_none_or(|link| link.attach_type != hook.attach_type()) {
                 let what = format!("it is no link of a cgroup's {name} hook");
-                return Err(PinError::Foreign { path: path.clone(), what });
+                return Err(PinError::Foreign {
+                    path: path.clone(),
+                    what,
+                });
             }
         }
         Ok(links.len())
@@ -244,7 +280,10 @@ fn remove_known(
 
 /// Checks that a pinned map has the shape that its name promises; the number of entries is free.
 fn check_map(name: &str, path: &Path) -> Result<sys::Shape, PinError> {
-    let foreign = |what: String| PinError::Foreign { path: path.to_owned(), what };
+    let foreign = |what: String| PinError::Foreign {
+        path: path.to_owned(),
+        what,
+    };
     let Some(wanted) = shapes::of_map(name) else {
         return Err(foreign("no map of that name".to_owned()));
     };
@@ -268,7 +307,10 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, PinError> {
     let mut found = Vec::new();
     for entry in read {
         let entry = entry.map_err(failed("read", folder))?;
-        found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        found.push((
+            entry.file_name().to_string_lossy().into_owned(),
+            entry.path(),
+        ));
     }
     found.sort();
     Ok(found)
@@ -276,7 +318,11 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, PinError> {
 
 fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> PinError {
     let path = path.to_owned();
-    move |source| PinError::Io { step, path: path.clone(), source }
+    move |source| PinError::Io {
+        step,
+        path: path.clone(),
+        source,
+    }
 }
 
 /// The process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>

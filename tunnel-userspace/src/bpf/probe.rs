@@ -27,12 +27,18 @@ pub struct ProbeError {
 ///
 /// The kernel refused the question itself, for want of a privilege or of memory.
 pub fn probe() -> Result<Features, ProbeError> {
-    Ok(Features { set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)? })
+    Ok(Features {
+        set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
+    })
 }
 
 /// `r1 = -111; call bpf_set_retval; r0 = 0; exit`.
-const CALL_SET_RETVAL: [u64; 4] =
-    [0xffff_ff91_0000_01b7, 0x0000_00bb_0000_0085, 0x0000_0000_0000_00b7, 0x95];
+const CALL_SET_RETVAL: [u64; 4] = [
+    0xffff_ff91_0000_01b7,
+    0x0000_00bb_0000_0085,
+    0x0000_0000_0000_00b7,
+    0x95,
+];
 
 /// `r0 = 1; exit`: what every kernel with these hooks loads.
 const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];

@@ -20,7 +20,13 @@ const NO_COMMON_LRU: u32 = 2;
 
 /// The shape of a map of ours; its entries are 0 where the config decides.
 pub(super) fn of_map(name: &str) -> Option<Shape> {
-    let shape = |kind, key, value, entries, flags| Shape { kind, key, value, entries, flags };
+    let shape = |kind, key, value, entries, flags| Shape {
+        kind,
+        key,
+        value,
+        entries,
+        flags,
+    };
     Some(match name {
         names::SVC => shape(HASH, bytes::<FrontKey>(), 4, 0, 0),
         names::FRONT => shape(ARRAY, 4, bytes::<Front>(), 0, 0),
@@ -28,9 +34,13 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
         names::BE => shape(ARRAY, 4, bytes::<Backend>(), 0, 0),
         names::TURN => shape(PERCPU_ARRAY, 4, 4, 0, 0),
         names::ORIGIN => shape(SK_STORAGE, 4, bytes::<Origin>(), 0, NO_PREALLOC),
-        names::OVERFLOW => {
-            shape(LRU_HASH, bytes::<OverflowKey>(), bytes::<Overflow>(), 0, NO_COMMON_LRU)
-        }
+        names::OVERFLOW => shape(
+            LRU_HASH,
+            bytes::<OverflowKey>(),
+            bytes::<Overflow>(),
+            0,
+            NO_COMMON_LRU,
+        ),
         names::COUNT => shape(PERCPU_ARRAY, 4, 8, Reason::CAPACITY, 0),
         _ => return None,
     })

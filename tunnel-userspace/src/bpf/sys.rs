@@ -53,7 +53,10 @@ impl Attr {
     }
 
     fn pointer<T: ?Sized>(self, offset: usize, target: *const T) -> Self {
-        self.put(offset, target.cast::<u8>().expose_provenance().to_ne_bytes())
+        self.put(
+            offset,
+            target.cast::<u8>().expose_provenance().to_ne_bytes(),
+        )
     }
 
     /// # Safety
@@ -63,9 +66,18 @@ impl Attr {
         // SAFETY: the attribute outlives the call and is at least as large as the command reads;
         // the caller vouches for the pointers in it.
         let result = unsafe {
-            libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(self), size_of::<Self>())
+            libc::syscall(
+                libc::SYS_bpf,
+                command,
+                std::ptr::from_ref(self),
+                size_of::<Self>(),
+            )
         };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(result)
+        }
     }
 
     /// # Safety
@@ -106,7 +118,10 @@ pub(super) fn create_link(
     cgroup: BorrowedFd<'_>,
     attach_type: u32,
 ) -> io::Result<OwnedFd> {
-    let attr = Attr::new().fd(0, program.as_fd()).fd(4, cgroup).u32(8, attach_type);
+    let attr = Attr::new()
+        .fd(0, program.as_fd())
+        .fd(4, cgroup)
+        .u32(8, attach_type);
     // SAFETY: no pointers; the command gives a descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
@@ -135,7 +150,10 @@ pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<Option<CgroupLink>
     let [kind, _, _, _] = words(&info, 0);
     let [low, high, attach_type, _] = words(&info, 16);
     let cgroup = u64::from(high) << 32 | u64::from(low);
-    Ok((kind == BPF_LINK_TYPE_CGROUP).then_some(CgroupLink { cgroup, attach_type }))
+    Ok((kind == BPF_LINK_TYPE_CGROUP).then_some(CgroupLink {
+        cgroup,
+        attach_type,
+    }))
 }
 
 /// What a map is.
@@ -160,13 +178,22 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
     let info = object_info(map)?;
     let [kind, _, key, value] = words(&info, 0);
     let [entries, flags, _, _] = words(&info, 16);
-    Ok(Shape { kind, key, value, entries, flags })
+    Ok(Shape {
+        kind,
+        key,
+        value,
+        entries,
+        flags,
+    })
 }
 
 /// The first bytes of what the kernel tells of a map, program or link.
 fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; 64]> {
     let mut info = [0_u8; 64];
-    let attr = Attr::new().fd(0, object).u32(4, 64).pointer(8, info.as_mut_ptr());
+    let attr = Attr::new()
+        .fd(0, object)
+        .u32(4, 64)
+        .pointer(8, info.as_mut_ptr());
     // SAFETY: the buffer is as long as the attribute says, and outlives the call.
     unsafe { attr.call(BPF_OBJ_GET_INFO_BY_FD)? };
     Ok(info)
@@ -183,7 +210,11 @@ fn words(info: &[u8; 64], offset: usize) -> [u32; 4] {
 
 /// A map with one place for another map, for waiting on RCU.
 pub(super) fn create_map_in_map() -> io::Result<(OwnedFd, OwnedFd)> {
-    let inner = Attr::new().u32(0, BPF_MAP_TYPE_ARRAY).u32(4, 4).u32(8, 4).u32(12, 1);
+    let inner = Attr::new()
+        .u32(0, BPF_MAP_TYPE_ARRAY)
+        .u32(4, 4)
+        .u32(8, 4)
+        .u32(12, 1);
     // SAFETY: no pointers; the command gives a descriptor.
     let inner = unsafe { inner.call_for_fd(BPF_MAP_CREATE)? };
     let outer = Attr::new()
@@ -202,8 +233,10 @@ pub(super) fn create_map_in_map() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(super) fn update_map_in_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
     let key = 0_u32;
     let value = inner.as_raw_fd();
-    let attr =
-        Attr::new().fd(0, outer).pointer(8, &raw const key).pointer(16, &raw const value);
+    let attr = Attr::new()
+        .fd(0, outer)
+        .pointer(8, &raw const key)
+        .pointer(16, &raw const value);
     // SAFETY: key and value are four bytes, as the map has them, and outlive the call.
     unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
 }

@@ -10,7 +10,13 @@ pub(super) fn render(services: &Vec<ServiceView>) -> String {
         let mut name = format!("{}/{}", service.namespace, service.name);
         if service.ports.is_empty() {
             let nothing = "no port is translated at sockets".to_owned();
-            rows.push(vec![name, String::new(), String::new(), String::new(), nothing]);
+            rows.push(vec![
+                name,
+                String::new(),
+                String::new(),
+                String::new(),
+                nothing,
+            ]);
             continue;
         }
         for port in &service.ports {
@@ -33,7 +39,11 @@ fn backends(port: &PortView) -> String {
     if more > 0 {
         words.push(format!("and {more} more"));
     }
-    if words.is_empty() { "-".to_owned() } else { words.join(" ") }
+    if words.is_empty() {
+        "-".to_owned()
+    } else {
+        words.join(" ")
+    }
 }
 
 fn state(port: &PortView) -> String {

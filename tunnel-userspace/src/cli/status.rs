@@ -14,14 +14,26 @@ pub(super) fn render(status: &Status) -> String {
     };
     let mut lines = vec![
         format!("culvert {} on node {}: {ready}", setup.version, setup.node),
-        row("process", format!("{}, started {}", setup.pid, setup.started)),
+        row(
+            "process",
+            format!("{}, started {}", setup.pid, setup.started),
+        ),
         row("cgroup", setup.cgroup.clone()),
         row("pins", format!("{} (layout {})", setup.pins, setup.layout)),
         row("refusing by", setup.refusing.clone()),
         row("services", programmed.services.to_string()),
-        row("fronts", format!("{} of {}", programmed.fronts, setup.maps.fronts)),
-        row("slots", format!("{} of {}", programmed.slots, setup.maps.slots)),
-        row("backends", format!("{} of {}", programmed.backends, setup.maps.backends)),
+        row(
+            "fronts",
+            format!("{} of {}", programmed.fronts, setup.maps.fronts),
+        ),
+        row(
+            "slots",
+            format!("{} of {}", programmed.slots, setup.maps.slots),
+        ),
+        row(
+            "backends",
+            format!("{} of {}", programmed.backends, setup.maps.backends),
+        ),
         row("last write", last_write(status)),
     ];
     if let Some(since) = &programmed.failing_since {
@@ -54,17 +66,30 @@ fn reasons(status: &Status) -> Vec<String> {
     let mut text = String::new();
     for (reason, count) in status.reasons.iter().filter(|(_, count)| **count > 0) {
         // Writing to a string can't fail.
-        if write!(text, "{}{reason} {count}", if text.is_empty() { "" } else { ", " }).is_err() {
+        if write!(
+            text,
+            "{}{reason} {count}",
+            if text.is_empty() { "" } else { ", " }
+        )
+        .is_err()
+        {
             break;
         }
     }
-    if text.is_empty() { Vec::new() } else { vec![row("reasons", text)] }
+    if text.is_empty() {
+        Vec::new()
+    } else {
+        vec![row("reasons", text)]
+    }
 }
 
 fn problems(status: &Status) -> Vec<String> {
     let mut lines = Vec::new();
     for (reason, count) in &status.programmed.problems {
-        lines.push(row("refused", format!("{count} service ports: {reason} (culvert services)")));
+        lines.push(row(
+            "refused",
+            format!("{count} service ports: {reason} (culvert services)"),
+        ));
     }
     let report: Report = serde_json::from_value(status.source.clone()).unwrap_or_default();
     for problem in report.problems.iter().take(SHOWN) {

@@ -1,7 +1,10 @@
 /// Columns as wide as their widest cell.
 pub(super) fn render(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        let cells = rows
+            .iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count());
         let head = head.get(column).map_or(0, |word| word.len());
         cells.max().unwrap_or(0).max(head)
     };
@@ -15,7 +18,10 @@ pub(super) fn render(head: &[&str], rows: &[Vec<String>]) -> String {
         padded.join("   ").trim_end().to_owned()
     };
     let mut lines = vec![line(head.to_vec())];
-    lines.extend(rows.iter().map(|row| line(row.iter().map(String::as_str).collect())));
+    lines.extend(
+        rows.iter()
+            .map(|row| line(row.iter().map(String::as_str).collect())),
+    );
     lines.join("\n")
 }
 
@@ -25,7 +31,10 @@ mod tests {
 
     #[test]
     fn columns_stand_under_each_other() {
-        let rows = [vec!["a".to_owned(), "b".to_owned()], vec!["long".to_owned(), "c".to_owned()]];
+        let rows = [
+            vec!["a".to_owned(), "b".to_owned()],
+            vec!["long".to_owned(), "c".to_owned()],
+        ];
 
         assert_eq!(render(&["X", "Y"], &rows), "X      Y\na      b\nlong   c");
     }

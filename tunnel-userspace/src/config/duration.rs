@@ -7,11 +7,16 @@ use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(source)?;
     parse(&text).ok_or_else(|| {
-        D::Error::custom(format!("`{text}` is no duration; write a number and ms, s, m or h"))
+        D::Error::custom(format!(
+            "`{text}` is no duration; write a number and ms, s, m or h"
+        ))
     })
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature is serde's"
+)]
 pub(super) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
     target.serialize_str(&format!("{}s", value.as_secs()))
 }

@@ -38,7 +38,9 @@ pub struct SourceFile {
 
 impl Default for SourceFile {
     fn default() -> Self {
-        Self { path: "/etc/culvert/manifests".into() }
+        Self {
+            path: "/etc/culvert/manifests".into(),
+        }
     }
 }
 
@@ -101,7 +103,9 @@ impl Service {
 }
 
 fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else { return false };
+    let Some((address, length)) = text.split_once('/') else {
+        return false;
+    };
     let (Ok(address), Ok(length)) = (address.parse::<std::net::IpAddr>(), length.parse::<u8>())
     else {
         return false;
@@ -173,7 +177,9 @@ impl From<String> for Cgroup {
 
 impl From<Cgroup> for String {
     fn from(cgroup: Cgroup) -> Self {
-        cgroup.0.map_or_else(|| "auto".to_owned(), |path| path.display().to_string())
+        cgroup
+            .0
+            .map_or_else(|| "auto".to_owned(), |path| path.display().to_string())
     }
 }
 
@@ -191,7 +197,11 @@ pub struct Maps {
 
 impl Default for Maps {
     fn default() -> Self {
-        Self { fronts: 32_768, slots: 131_072, backends: 65_536 }
+        Self {
+            fronts: 32_768,
+            slots: 131_072,
+            backends: 65_536,
+        }
     }
 }
 
@@ -205,7 +215,9 @@ pub struct Admin {
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { address: SocketAddr::from(([127, 0, 0, 1], 10_249)) }
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 10_249)),
+        }
     }
 }
 
@@ -219,7 +231,9 @@ pub struct Healthz {
 
 impl Default for Healthz {
     fn default() -> Self {
-        Self { address: SocketAddr::from(([0, 0, 0, 0], 10_256)) }
+        Self {
+            address: SocketAddr::from(([0, 0, 0, 0], 10_256)),
+        }
     }
 }
 

@@ -22,9 +22,13 @@ fn the_documented_file_names_every_field() {
 }
 
 fn fields(value: &serde_json::Value, path: &str) -> Vec<String> {
-    let Some(map) = value.as_object() else { return vec![path.to_owned()] };
-    let mut names: Vec<_> =
-        map.iter().flat_map(|(name, value)| fields(value, &format!("{path}.{name}"))).collect();
+    let Some(map) = value.as_object() else {
+        return vec![path.to_owned()];
+    };
+    let mut names: Vec<_> = map
+        .iter()
+        .flat_map(|(name, value)| fields(value, &format!("{path}.{name}")))
+        .collect();
     names.sort();
     names
 }
@@ -40,22 +44,38 @@ fn an_unknown_field_is_refused_by_name() {
 #[test]
 fn a_value_that_cannot_be_is_refused_with_its_field() {
     assert_eq!(refusal("bpf: { maps: { fronts: 0 } }").0, "bpf.maps.fronts");
-    assert_eq!(refusal("bpf: { maps: { fronts: many } }").0, "bpf.maps.fronts");
+    assert_eq!(
+        refusal("bpf: { maps: { fronts: many } }").0,
+        "bpf.maps.fronts"
+    );
     assert_eq!(refusal("admin: { address: localhost }").0, "admin.address");
     assert_eq!(refusal("mode: userspace").0, "mode");
     assert_eq!(refusal("mode: iptables").0, "mode");
     assert_eq!(refusal("service: { fullSync: 0s }").0, "service.fullSync");
-    assert_eq!(refusal("service: { clusterCIDRs: [10.0.0.0/33] }").0, "service.clusterCIDRs[0]");
-    assert_eq!(refusal("service: { nodePortAddresses: [eth0] }").0, "service.nodePortAddresses[0]");
+    assert_eq!(
+        refusal("service: { clusterCIDRs: [10.0.0.0/33] }").0,
+        "service.clusterCIDRs[0]"
+    );
+    assert_eq!(
+        refusal("service: { nodePortAddresses: [eth0] }").0,
+        "service.nodePortAddresses[0]"
+    );
 }
 
 #[test]
 fn absent_and_empty_node_port_addresses_are_two_things() {
-    let addresses =
-        |text: &str| Config::parse(text).expect("good").service.node_port_addresses;
+    let addresses = |text: &str| {
+        Config::parse(text)
+            .expect("good")
+            .service
+            .node_port_addresses
+    };
 
     assert_eq!(addresses(""), None);
-    assert_eq!(addresses("service: { nodePortAddresses: [] }"), Some(Vec::new()));
+    assert_eq!(
+        addresses("service: { nodePortAddresses: [] }"),
+        Some(Vec::new())
+    );
 }
 
 #[test]
@@ -70,7 +90,10 @@ fn relative_paths_are_relative_to_the_file() {
     let config = Config::read(&file).expect("good");
 
     assert_eq!(config.source.file.path, folder.path().join("./manifests"));
-    assert_eq!(config.admin_socket(), folder.path().join("state/admin.sock"));
+    assert_eq!(
+        config.admin_socket(),
+        folder.path().join("state/admin.sock")
+    );
     assert_eq!(config.bpf.bpffs, folder.path().join("../pins"));
     assert_eq!(config.bpf.cgroup.0, Some("/sys/fs/cgroup/x".into()));
 }

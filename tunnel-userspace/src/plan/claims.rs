@@ -17,7 +17,10 @@ impl Rank {
     /// The rank of a cluster IP. A Service that doesn't say when it was created is the youngest.
     #[must_use]
     pub fn cluster_ip(created: Option<i64>) -> Self {
-        Self { kind: 0, created: created.unwrap_or(i64::MAX) }
+        Self {
+            kind: 0,
+            created: created.unwrap_or(i64::MAX),
+        }
     }
 }
 
@@ -51,7 +54,10 @@ impl Claims {
         }
         for (key, rank, name) in new.difference(&old) {
             let before = self.owner(key).cloned();
-            self.fronts.entry(*key).or_default().insert((*rank, name.clone()));
+            self.fronts
+                .entry(*key)
+                .or_default()
+                .insert((*rank, name.clone()));
             self.note_move(key, before, &mut moved);
         }
         if !new.is_empty() {

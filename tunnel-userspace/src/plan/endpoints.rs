@@ -34,7 +34,10 @@ pub(super) fn of_port(
             .map(|own| Port::from_host(own.port));
         for number in numbers {
             for endpoint in &slice.endpoints {
-                let target = Target { address: Address::from_ip(endpoint.address), port: number };
+                let target = Target {
+                    address: Address::from_ip(endpoint.address),
+                    port: number,
+                };
                 // Ordered so that the greater of two conditions is the one that holds.
                 let condition = (!endpoint.terminating, endpoint.ready, endpoint.serving);
                 let known = found.entry(target).or_insert(condition);
@@ -43,7 +46,11 @@ pub(super) fn of_port(
         }
     }
     let pick = |wanted: fn(&(bool, bool, bool)) -> bool| {
-        found.iter().filter(|(_, held)| wanted(held)).map(|(target, _)| *target).collect()
+        found
+            .iter()
+            .filter(|(_, held)| wanted(held))
+            .map(|(target, _)| *target)
+            .collect()
     };
     Endpoints {
         ready: pick(|(_, ready, _)| *ready),

@@ -10,11 +10,18 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn target(text: &str, port: u16) -> Target {
-    Target { address: Address::from_ip(ip(text)), port: Port::from_host(port) }
+    Target {
+        address: Address::from_ip(ip(text)),
+        port: Port::from_host(port),
+    }
 }
 
 fn front(text: &str, port: u16) -> FrontKey {
-    FrontKey::new(Address::from_ip(ip(text)), Port::from_host(port), Protocol::TCP)
+    FrontKey::new(
+        Address::from_ip(ip(text)),
+        Port::from_host(port),
+        Protocol::TCP,
+    )
 }
 
 fn service_named(name: &str, ips: &[&str]) -> Service {
@@ -22,13 +29,23 @@ fn service_named(name: &str, ips: &[&str]) -> Service {
         name: ObjectName::new("default", name),
         created: None,
         cluster_ips: ips.iter().copied().map(ip).collect(),
-        ports: vec![ServicePort { name: "http".into(), port: 80, protocol: Protocol::TCP }],
+        ports: vec![ServicePort {
+            name: "http".into(),
+            port: 80,
+            protocol: Protocol::TCP,
+        }],
         algorithm: None,
     }
 }
 
 fn endpoint(address: &str) -> Endpoint {
-    Endpoint { address: ip(address), ready: true, serving: true, terminating: false, node: None }
+    Endpoint {
+        address: ip(address),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+    }
 }
 
 fn slice(name: &str, family: Family, port: (&str, u16), endpoints: Vec<Endpoint>) -> EndpointSlice {
@@ -36,7 +53,11 @@ fn slice(name: &str, family: Family, port: (&str, u16), endpoints: Vec<Endpoint>
         name: ObjectName::new("default", name),
         service: ObjectName::new("default", "web"),
         family,
-        ports: vec![EndpointPort { name: port.0.into(), port: port.1, protocol: Protocol::TCP }],
+        ports: vec![EndpointPort {
+            name: port.0.into(),
+            port: port.1,
+            protocol: Protocol::TCP,
+        }],
         endpoints,
     }
 }
@@ -49,7 +70,9 @@ fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
 }
 
 fn only_plan(state: &ServiceState) -> PortPlan {
-    let mut plans: Vec<_> = service(state, model::Algorithm::Random).into_values().collect();
+    let mut plans: Vec<_> = service(state, model::Algorithm::Random)
+        .into_values()
+        .collect();
     assert_eq!(plans.len(), 1);
     plans.remove(0)
 }
@@ -64,7 +87,9 @@ fn a_front_leads_to_the_ready_endpoints_of_its_family() {
         ],
     );
 
-    let plans: Vec<_> = service(&web, model::Algorithm::Random).into_values().collect();
+    let plans: Vec<_> = service(&web, model::Algorithm::Random)
+        .into_values()
+        .collect();
 
     assert_eq!(plans[0].fronts, BTreeSet::from([front("10.96.0.10", 80)]));
     assert_eq!(plans[0].cluster, [target("10.1.0.1", 8080)]);
@@ -82,13 +107,21 @@ fn an_endpoint_that_only_finishes_what_it_has_serves_but_takes_nothing_new() {
     dead.serving = false;
     let web = state(
         service_named("web", &["10.96.0.10"]),
-        vec![slice("a", Family::V4, ("http", 80), vec![endpoint("10.1.0.1"), leaving, dead])],
+        vec![slice(
+            "a",
+            Family::V4,
+            ("http", 80),
+            vec![endpoint("10.1.0.1"), leaving, dead],
+        )],
     );
 
     let plan = only_plan(&web);
 
     assert_eq!(plan.cluster, [target("10.1.0.1", 80)]);
-    assert_eq!(plan.serving, BTreeSet::from([target("10.1.0.1", 80), target("10.1.0.2", 80)]));
+    assert_eq!(
+        plan.serving,
+        BTreeSet::from([target("10.1.0.1", 80), target("10.1.0.2", 80)])
+    );
 }
 
 #[test]
@@ -98,11 +131,19 @@ fn slices_may_serve_a_named_port_under_different_numbers() {
         vec![
             slice("a", Family::V4, ("http", 8080), vec![endpoint("10.1.0.1")]),
             slice("b", Family::V4, ("http", 9090), vec![endpoint("10.1.0.2")]),
-            slice("c", Family::V4, ("metrics", 9100), vec![endpoint("10.1.0.3")]),
+            slice(
+                "c",
+                Family::V4,
+                ("metrics", 9100),
+                vec![endpoint("10.1.0.3")],
+            ),
         ],
     );
 
-    assert_eq!(only_plan(&web).cluster, [target("10.1.0.1", 8080), target("10.1.0.2", 9090)]);
+    assert_eq!(
+        only_plan(&web).cluster,
+        [target("10.1.0.1", 8080), target("10.1.0.2", 9090)]
+    );
 }
 
 #[test]
@@ -124,13 +165,22 @@ fn of_two_slices_the_one_that_is_not_terminating_holds() {
 #[test]
 fn the_algorithm_of_the_node_is_for_services_that_name_none() {
     let algorithm = |own| {
-        let web = Service { algorithm: own, ..service_named("web", &["10.96.0.10"]) };
+        let web = Service {
+            algorithm: own,
+            ..service_named("web", &["10.96.0.10"])
+        };
         let plans = service(&state(web, Vec::new()), model::Algorithm::RoundRobin);
-        plans.into_values().map(|plan| plan.algorithm).collect::<Vec<_>>()
+        plans
+            .into_values()
+            .map(|plan| plan.algorithm)
+            .collect::<Vec<_>>()
     };
 
     assert_eq!(algorithm(None), [Algorithm::ROUND_ROBIN]);
-    assert_eq!(algorithm(Some(model::Algorithm::Random)), [Algorithm::RANDOM]);
+    assert_eq!(
+        algorithm(Some(model::Algorithm::Random)),
+        [Algorithm::RANDOM]
+    );
 }
 
 #[test]
@@ -138,7 +188,10 @@ fn sctp_is_in_the_model_but_not_planned_for_sockets() {
     let mut web = service_named("web", &["10.96.0.10"]);
     web.ports[0].protocol = Protocol::SCTP;
 
-    assert_eq!(service(&state(web, Vec::new()), model::Algorithm::Random), ServicePlan::new());
+    assert_eq!(
+        service(&state(web, Vec::new()), model::Algorithm::Random),
+        ServicePlan::new()
+    );
 }
 
 #[test]
@@ -159,7 +212,9 @@ fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ips: &[&str]) ->
 }
 
 fn owner(claims: &Claims, ip: &str) -> Option<String> {
-    claims.owner(&front(ip, 80)).map(|name| name.service.name.to_string())
+    claims
+        .owner(&front(ip, 80))
+        .map(|name| name.service.name.to_string())
 }
 
 #[test]
@@ -167,7 +222,10 @@ fn the_older_service_owns_an_address_that_two_claim() {
     let mut claims = Claims::default();
     claim(&mut claims, "young", Some(20), &["10.96.0.1"]);
 
-    assert_eq!(claim(&mut claims, "old", Some(10), &["10.96.0.1"]), ["default/young"]);
+    assert_eq!(
+        claim(&mut claims, "old", Some(10), &["10.96.0.1"]),
+        ["default/young"]
+    );
     assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("old"));
     assert!(claim(&mut claims, "undated", None, &["10.96.0.1"]).is_empty());
 }

@@ -73,10 +73,7 @@ pub(crate) struct Actual {
 impl Actual {
     /// Reads the maps. What they hold that makes no sense is left out of the result and named in
     /// its second part.
-    pub(crate) fn read(
-        reader: &impl MapReader,
-        sizes: Sizes,
-    ) -> Result<(Self, Stray), ReadError> {
+    pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
         let backends = Self::read_backends(reader, sizes)?;
         let mut actual = Self {
             sizes,
@@ -84,7 +81,10 @@ impl Actual {
             sets: HashMap::new(),
             ports: HashMap::new(),
             ids: BTreeMap::new(),
-            states: backends.iter().map(|(index, backend)| (*index, backend.state)).collect(),
+            states: backends
+                .iter()
+                .map(|(index, backend)| (*index, backend.state))
+                .collect(),
             used_slots: 0,
             used_backends: 0,
             free_fronts: Indices::new(0, &BTreeSet::new()),
@@ -100,8 +100,11 @@ impl Actual {
         }
         stray.backends = actual.adopt_backends(&backends);
         let used_fronts = actual.fronts.values().map(|front| front.index).collect();
-        let used_backends: BTreeSet<u32> =
-            actual.ports.values().flat_map(|port| port.backends.values().copied()).collect();
+        let used_backends: BTreeSet<u32> = actual
+            .ports
+            .values()
+            .flat_map(|port| port.backends.values().copied())
+            .collect();
         let used_ids = actual.ports.keys().copied().collect();
         actual.used_backends = u32::try_from(used_backends.len()).unwrap_or(u32::MAX);
         actual.free_fronts = Indices::new(sizes.front_entries(), &used_fronts);
@@ -144,7 +147,11 @@ impl Actual {
             self.hold(record.cluster);
             self.hold(record.local);
             self.fronts.insert(key, Programmed { index, record });
-            self.ports.entry(record.service).or_default().fronts.insert(key);
+            self.ports
+                .entry(record.service)
+                .or_default()
+                .fronts
+                .insert(key);
         }
         Ok(is_sound)
     }
@@ -169,9 +176,8 @@ impl Actual {
         let mut indices = Vec::new();
         for place in set.base..set.base.saturating_add(set.len) {
             let index = reader.slot(place)?.backend;
-            let is_own = |backend: &Backend| {
-                backend.service == record.service && backend.state.is_serving()
-            };
+            let is_own =
+                |backend: &Backend| backend.service == record.service && backend.state.is_serving();
             if !backends.get(&index).is_some_and(is_own) {
                 return Ok(false);
             }
@@ -181,20 +187,34 @@ impl Actual {
             return Ok(false);
         }
         self.used_slots = self.used_slots.saturating_add(set.len);
-        self.sets.insert(set.base, SetUse { records: 0, backends: indices });
+        self.sets.insert(
+            set.base,
+            SetUse {
+                records: 0,
+                backends: indices,
+            },
+        );
         Ok(true)
     }
 
     fn adopt_backends(&mut self, backends: &BTreeMap<u32, Backend>) -> Vec<u32> {
-        let placed: BTreeSet<u32> =
-            self.sets.values().flat_map(|set| set.backends.iter().copied()).collect();
+        let placed: BTreeSet<u32> = self
+            .sets
+            .values()
+            .flat_map(|set| set.backends.iter().copied())
+            .collect();
         let mut stray = Vec::new();
         let serving = |(_, backend): &(&u32, &Backend)| backend.state.is_serving();
         // A backend that is in a set goes before one that only finishes what it has.
-        let (first, second): (Vec<_>, Vec<_>) =
-            backends.iter().filter(serving).partition(|(index, _)| placed.contains(index));
+        let (first, second): (Vec<_>, Vec<_>) = backends
+            .iter()
+            .filter(serving)
+            .partition(|(index, _)| placed.contains(index));
         for (index, backend) in first.into_iter().chain(second) {
-            let target = Target { address: backend.address, port: backend.port };
+            let target = Target {
+                address: backend.address,
+                port: backend.port,
+            };
             match self.ports.get_mut(&backend.service) {
                 Some(port) if !port.backends.contains_key(&target) => {
                     port.backends.insert(target, *index);
@@ -224,7 +244,9 @@ impl Actual {
 
     /// Counts one record less that uses a set, and retires the set with the last.
     pub(crate) fn release(&mut self, set: Set, retired: &mut Retired) {
-        let Some(known) = self.sets.get_mut(&set.base) else { return };
+        let Some(known) = self.sets.get_mut(&set.base) else {
+            return;
+        };
         if set.len == 0 {
             return;
         }
@@ -269,16 +291,24 @@ impl Actual {
             };
             other.fronts.get(key).filter(same).is_none()
         });
-        let missing = other.fronts.keys().filter(|key| !self.fronts.contains_key(key));
+        let missing = other
+            .fronts
+            .keys()
+            .filter(|key| !self.fronts.contains_key(key));
         let ports = other.ports.iter().filter(|(id, port)| {
             let known = self.ports.get(id).map(|port| &port.backends);
             known.is_none_or(|backends| *backends != port.backends)
         });
-        fronts.count().saturating_add(missing.count()).saturating_add(ports.count())
+        fronts
+            .count()
+            .saturating_add(missing.count())
+            .saturating_add(ports.count())
     }
 
     fn backends_of(&self, front: &Programmed) -> Option<&Vec<u32>> {
-        self.sets.get(&front.record.cluster.base).map(|set| &set.backends)
+        self.sets
+            .get(&front.record.cluster.base)
+            .map(|set| &set.backends)
     }
 
     /// Takes the names of the ids that are programmed from an earlier reading.

@@ -14,9 +14,19 @@ impl Indices {
     /// All indices below the limit but those in use.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
         // Indices above the highest one in use were never given out; the gaps below it are free.
-        let unused = used.last().map_or(0, |last| last.saturating_add(1)).min(limit);
-        let returned = (0..unused).rev().filter(|index| !used.contains(index)).collect();
-        Self { returned, unused, limit }
+        let unused = used
+            .last()
+            .map_or(0, |last| last.saturating_add(1))
+            .min(limit);
+        let returned = (0..unused)
+            .rev()
+            .filter(|index| !used.contains(index))
+            .collect();
+        Self {
+            returned,
+            unused,
+            limit,
+        }
     }
 
     /// Takes a free index.
@@ -38,7 +48,9 @@ impl Indices {
 
     /// How many are free.
     pub(crate) fn free(&self) -> usize {
-        self.returned.len().saturating_add(count(self.limit.saturating_sub(self.unused)))
+        self.returned
+            .len()
+            .saturating_add(count(self.limit.saturating_sub(self.unused)))
     }
 }
 
@@ -53,7 +65,10 @@ pub(crate) struct Ranges {
 impl Ranges {
     /// One free range from 0 to the limit.
     pub(crate) fn new(limit: u32) -> Self {
-        let mut ranges = Self { by_base: BTreeMap::new(), by_length: BTreeSet::new() };
+        let mut ranges = Self {
+            by_base: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+        };
         ranges.insert(0, limit);
         ranges
     }
@@ -74,8 +89,12 @@ impl Ranges {
         if length == 0 {
             return true;
         }
-        let Some(end) = base.checked_add(length) else { return false };
-        let Some((&start, &found)) = self.by_base.range(..=base).next_back() else { return false };
+        let Some(end) = base.checked_add(length) else {
+            return false;
+        };
+        let Some((&start, &found)) = self.by_base.range(..=base).next_back() else {
+            return false;
+        };
         let stop = start.saturating_add(found);
         if stop < end {
             return false;
@@ -121,7 +140,10 @@ impl Ranges {
 
 /// A count of map entries as the standard library counts.
 pub(crate) const fn count(entries: u32) -> usize {
-    #[expect(clippy::as_conversions, reason = "usize has at least 32 bits on every target")]
+    #[expect(
+        clippy::as_conversions,
+        reason = "usize has at least 32 bits on every target"
+    )]
     {
         entries as usize
     }

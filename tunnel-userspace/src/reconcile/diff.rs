@@ -39,15 +39,31 @@ impl Diff {
         let is_right = |key: &&FrontKey| match (&cluster, &local) {
             (SetChange::Keep(cluster), SetChange::Keep(local)) => {
                 let wanted = record(**key, id, plan, *cluster, *local);
-                actual.fronts.get(key).is_some_and(|front| front.record == wanted)
+                actual
+                    .fronts
+                    .get(key)
+                    .is_some_and(|front| front.record == wanted)
             }
             (SetChange::Write(_), _) | (_, SetChange::Write(_)) => false,
         };
-        let upserts = plan.fronts.iter().filter(|key| !is_right(key)).copied().collect();
-        let wanted: BTreeSet<&Target> =
-            plan.serving.iter().chain(&plan.cluster).chain(&plan.local).collect();
+        let upserts = plan
+            .fronts
+            .iter()
+            .filter(|key| !is_right(key))
+            .copied()
+            .collect();
+        let wanted: BTreeSet<&Target> = plan
+            .serving
+            .iter()
+            .chain(&plan.cluster)
+            .chain(&plan.local)
+            .collect();
         let is_new = |target: &&&Target| actual.backend(id, target).is_none();
-        let new_backends = wanted.iter().filter(is_new).map(|target| **target).collect();
+        let new_backends = wanted
+            .iter()
+            .filter(is_new)
+            .map(|target| **target)
+            .collect();
         let port = actual.ports.get(&id);
         let deletes = port
             .into_iter()
@@ -60,15 +76,26 @@ impl Diff {
             .filter(|(target, _)| !wanted.contains(target))
             .map(|(target, index)| (*target, *index))
             .collect();
-        Self { id, new_backends, cluster, local, upserts, deletes, gone }
+        Self {
+            id,
+            new_backends,
+            cluster,
+            local,
+            upserts,
+            deletes,
+            gone,
+        }
     }
 
     /// Whether there is room for it, counted against the sizes that the config gives. Room beyond
     /// them is only for the time in which the old and the new are both there.
     pub(crate) fn room(&self, actual: &Actual) -> Result<(), Reason> {
-        let new_keys = self.upserts.iter().filter(|key| !actual.fronts.contains_key(key)).count();
-        if actual.fronts.len().saturating_add(new_keys) > count(actual.sizes.fronts)
-            && new_keys > 0
+        let new_keys = self
+            .upserts
+            .iter()
+            .filter(|key| !actual.fronts.contains_key(key))
+            .count();
+        if actual.fronts.len().saturating_add(new_keys) > count(actual.sizes.fronts) && new_keys > 0
             || self.upserts.len() > actual.free_fronts.free()
         {
             return Err(Reason::FrontsFull);
@@ -96,10 +123,14 @@ impl Diff {
 
     /// How many slots the change leaves behind.
     fn old_slots(&self, actual: &Actual) -> usize {
-        let Some(port) = actual.ports.get(&self.id) else { return 0 };
+        let Some(port) = actual.ports.get(&self.id) else {
+            return 0;
+        };
         let mut left = BTreeSet::new();
         for key in &port.fronts {
-            let Some(front) = actual.fronts.get(key) else { continue };
+            let Some(front) = actual.fronts.get(key) else {
+                continue;
+            };
             if matches!(self.cluster, SetChange::Write(_)) {
                 left.insert((front.record.cluster.base, front.record.cluster.len));
             }
@@ -149,15 +180,26 @@ fn set_change(
     if targets.is_empty() {
         return SetChange::Keep(Set::default());
     }
-    let Some(indices) =
-        targets.iter().map(|target| actual.backend(id, target)).collect::<Option<Vec<_>>>()
+    let Some(indices) = targets
+        .iter()
+        .map(|target| actual.backend(id, target))
+        .collect::<Option<Vec<_>>>()
     else {
         return SetChange::Write(targets.to_vec());
     };
-    let fronts = actual.ports.get(&id).into_iter().flat_map(|port| &port.fronts);
+    let fronts = actual
+        .ports
+        .get(&id)
+        .into_iter()
+        .flat_map(|port| &port.fronts);
     let known = fronts
         .filter_map(|key| actual.fronts.get(key))
         .map(|front| of(&front.record))
-        .find(|set| actual.sets.get(&set.base).is_some_and(|known| known.backends == indices));
+        .find(|set| {
+            actual
+                .sets
+                .get(&set.base)
+                .is_some_and(|known| known.backends == indices)
+        });
     known.map_or_else(|| SetChange::Write(targets.to_vec()), SetChange::Keep)
 }

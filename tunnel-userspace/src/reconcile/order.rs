@@ -81,9 +81,18 @@ impl<W: MapWriter> Order<'_, W> {
     }
 
     fn add_backend(&mut self, id: u32, name: &PortName, target: Target) -> Result<(), Refused> {
-        let index =
-            self.actual.free_backends.take().ok_or(Refused::Full(Reason::BackendsFull))?;
-        let state = self.actual.states.get(&index).copied().unwrap_or_default().next_use();
+        let index = self
+            .actual
+            .free_backends
+            .take()
+            .ok_or(Refused::Full(Reason::BackendsFull))?;
+        let state = self
+            .actual
+            .states
+            .get(&index)
+            .copied()
+            .unwrap_or_default()
+            .next_use();
         let backend = Backend {
             address: target.address,
             port: target.port,
@@ -99,7 +108,12 @@ impl<W: MapWriter> Order<'_, W> {
         }
         self.actual.states.insert(index, state);
         self.actual.used_backends = self.actual.used_backends.saturating_add(1);
-        self.actual.ports.entry(id).or_default().backends.insert(target, index);
+        self.actual
+            .ports
+            .entry(id)
+            .or_default()
+            .backends
+            .insert(target, index);
         Ok(())
     }
 
@@ -111,7 +125,11 @@ impl<W: MapWriter> Order<'_, W> {
         };
         let len =
             u32::try_from(targets.len()).map_err(|_too_long| Refused::Full(Reason::SlotsFull))?;
-        let base = self.actual.free_slots.take(len).ok_or(Refused::Full(Reason::SlotsFull))?;
+        let base = self
+            .actual
+            .free_slots
+            .take(len)
+            .ok_or(Refused::Full(Reason::SlotsFull))?;
         let mut backends = Vec::with_capacity(targets.len());
         for (place, target) in (base..).zip(targets) {
             let Some(index) = self.actual.backend(id, target) else {
@@ -125,14 +143,23 @@ impl<W: MapWriter> Order<'_, W> {
             backends.push(index);
         }
         self.actual.used_slots = self.actual.used_slots.saturating_add(len);
-        self.actual.sets.insert(base, SetUse { records: 0, backends });
+        self.actual.sets.insert(
+            base,
+            SetUse {
+                records: 0,
+                backends,
+            },
+        );
         Ok(Set { base, len })
     }
 
     /// Gives back a set that no record came to use.
     fn drop_unused(&mut self, set: Set) {
-        let is_unused =
-            self.actual.sets.get(&set.base).is_some_and(|known| known.records == 0);
+        let is_unused = self
+            .actual
+            .sets
+            .get(&set.base)
+            .is_some_and(|known| known.records == 0);
         if is_unused && set.len > 0 {
             self.actual.sets.remove(&set.base);
             self.actual.used_slots = self.actual.used_slots.saturating_sub(set.len);
@@ -141,7 +168,11 @@ impl<W: MapWriter> Order<'_, W> {
     }
 
     fn write_front(&mut self, record: Front) -> Result<(), Refused> {
-        let index = self.actual.free_fronts.take().ok_or(Refused::Full(Reason::FrontsFull))?;
+        let index = self
+            .actual
+            .free_fronts
+            .take()
+            .ok_or(Refused::Full(Reason::FrontsFull))?;
         let key = record.key;
         let written = self
             .writer
@@ -156,13 +187,21 @@ impl<W: MapWriter> Order<'_, W> {
         if let Some(old) = self.actual.fronts.insert(key, Programmed { index, record }) {
             self.retire_front(&old);
         }
-        self.actual.ports.entry(record.service).or_default().fronts.insert(key);
+        self.actual
+            .ports
+            .entry(record.service)
+            .or_default()
+            .fronts
+            .insert(key);
         Ok(())
     }
 
     fn delete_front(&mut self, id: u32, key: &FrontKey) -> Result<(), Refused> {
-        let is_own =
-            self.actual.fronts.get(key).is_some_and(|front| front.record.service == id);
+        let is_own = self
+            .actual
+            .fronts
+            .get(key)
+            .is_some_and(|front| front.record.service == id);
         if !is_own {
             return Ok(());
         }

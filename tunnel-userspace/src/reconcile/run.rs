@@ -1,11 +1,6 @@
 //! The loop around the owner of the maps.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    sync::mpsc::TrySendError,
-    time::Duration,
-};
+use std::{collections::BTreeMap, io, sync::mpsc::TrySendError, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -16,11 +11,7 @@ use tokio::{
 use tracing::{error, info, warn};
 use tunnel_common::reason::Reason;
 
-use super::{
-    Grace, MapReader, MapWriter, Reconciler, Retired,
-    grace::Waiter,
-    view::ServiceView,
-};
+use super::{Grace, MapReader, MapWriter, Reconciler, Retired, grace::Waiter, view::ServiceView};
 use crate::{drain, model::Update};
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -174,10 +165,16 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
         match self.reconciler.audit(&mut self.audit_grace) {
             Ok(0) => {}
             Ok(differences) => {
-                warn!(differences, "the maps were not as they were left, writing them anew");
+                warn!(
+                    differences,
+                    "the maps were not as they were left, writing them anew"
+                );
                 self.pass(None);
             }
-            Err(error) => error!(error = &error as &dyn std::error::Error, "cannot check the maps"),
+            Err(error) => error!(
+                error = &error as &dyn std::error::Error,
+                "cannot check the maps"
+            ),
         }
     }
 
@@ -232,7 +229,10 @@ impl<M> Reconciler<M> {
         stats.node_eligible = self.node_eligible;
         stats.problems = BTreeMap::new();
         for problem in self.problems.values().flat_map(BTreeMap::values) {
-            let count = stats.problems.entry(problem.reason.label().to_owned()).or_default();
+            let count = stats
+                .problems
+                .entry(problem.reason.label().to_owned())
+                .or_default();
             *count = count.saturating_add(1);
         }
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);

@@ -25,11 +25,18 @@ impl Grace for NoGrace {
     }
 }
 
-const ROOMY: Sizes = Sizes { fronts: 64, slots: 256, backends: 256 };
+const ROOMY: Sizes = Sizes {
+    fronts: 64,
+    slots: 256,
+    backends: 256,
+};
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {
     let sizes = maps.sizes;
-    let settings = Settings { node_name: "node-a".to_owned(), algorithm: Algorithm::Random };
+    let settings = Settings {
+        node_name: "node-a".to_owned(),
+        algorithm: Algorithm::Random,
+    };
     let mut reconciler = Reconciler::adopt(maps, sizes, &mut NoGrace, settings).expect("adopted");
     reconciler.maps.grace();
     reconciler
@@ -47,7 +54,11 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
         name: ObjectName::new("default", name),
         created: None,
         cluster_ips: vec![IpAddr::V4(Ipv4Addr::new(10, 96, 0, vip))],
-        ports: vec![ServicePort { name: Arc::clone(&port), port: 80, protocol: Protocol::TCP }],
+        ports: vec![ServicePort {
+            name: Arc::clone(&port),
+            port: 80,
+            protocol: Protocol::TCP,
+        }],
         algorithm: None,
     };
     let endpoint = |last: &u8| Endpoint {
@@ -61,10 +72,17 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
         name: ObjectName::new("default", name),
         service: ObjectName::new("default", name),
         family: Family::V4,
-        ports: vec![EndpointPort { name: port, port: 8080, protocol: Protocol::TCP }],
+        ports: vec![EndpointPort {
+            name: port,
+            port: 8080,
+            protocol: Protocol::TCP,
+        }],
         endpoints: endpoints.iter().map(endpoint).collect(),
     };
-    ServiceState { service: Arc::new(service), slices: vec![Arc::new(slice)] }
+    ServiceState {
+        service: Arc::new(service),
+        slices: vec![Arc::new(slice)],
+    }
 }
 
 fn update(services: Vec<(&str, Option<ServiceState>)>) -> Update {
@@ -78,7 +96,10 @@ fn update(services: Vec<(&str, Option<ServiceState>)>) -> Update {
 }
 
 fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> (&'static str, Option<ServiceState>) {
-    (name, Some(state(name, vip, &endpoints.iter().copied().collect())))
+    (
+        name,
+        Some(state(name, vip, &endpoints.iter().copied().collect())),
+    )
 }
 
 /// Writes, waits a grace period and frees, until nothing is left to do.
@@ -104,7 +125,14 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
         IpAddr::V4(ip) => ip.octets()[3],
         IpAddr::V6(_) => panic!("an IPv6 backend"),
     };
-    Some(reconciler.maps.read(&vip(last))?.into_iter().map(octet).collect())
+    Some(
+        reconciler
+            .maps
+            .read(&vip(last))?
+            .into_iter()
+            .map(octet)
+            .collect(),
+    )
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
@@ -119,7 +147,10 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     let mut second = adopt(first.maps);
     let before = second.maps.writes;
 
-    second.update(Update { synced: false, ..update(vec![set("dns", 2, &[2])]) });
+    second.update(Update {
+        synced: false,
+        ..update(vec![set("dns", 2, &[2])])
+    });
     settle(&mut second);
 
     assert_eq!(second.maps.writes, before);
@@ -129,11 +160,25 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
 #[test]
 fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
     let mut first = adopt(Memory::new(ROOMY));
-    apply(&mut first, vec![set("web", 1, &[1, 2, 3]), set("dns", 2, &[]), set("db", 3, &[4])]);
+    apply(
+        &mut first,
+        vec![
+            set("web", 1, &[1, 2, 3]),
+            set("dns", 2, &[]),
+            set("db", 3, &[4]),
+        ],
+    );
     let mut second = adopt(first.maps);
     let before = second.maps.writes;
 
-    apply(&mut second, vec![set("web", 1, &[1, 2, 3]), set("dns", 2, &[]), set("db", 3, &[4])]);
+    apply(
+        &mut second,
+        vec![
+            set("web", 1, &[1, 2, 3]),
+            set("dns", 2, &[]),
+            set("db", 3, &[4]),
+        ],
+    );
 
     assert_eq!(second.maps.writes, before);
     assert_eq!(second.drift, 0);
@@ -158,7 +203,9 @@ fn a_backend_keeps_its_index_while_it_serves() {
     let index = |reconciler: &Reconciler<Memory>, last: u8| {
         let ip = Address::from_ip(IpAddr::V4(Ipv4Addr::new(10, 1, 0, last)));
         let mut found = reconciler.maps.be.iter();
-        found.find(|(_, backend)| backend.address == ip).map(|(index, backend)| (*index, *backend))
+        found
+            .find(|(_, backend)| backend.address == ip)
+            .map(|(index, backend)| (*index, *backend))
     };
     apply(&mut reconciler, vec![set("web", 1, &[1, 2])]);
     let before = index(&reconciler, 1);
@@ -209,10 +256,19 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
     for (sizes, reason) in [
         (Sizes { fronts: 2, ..ROOMY }, Reason::FrontsFull),
         (Sizes { slots: 4, ..ROOMY }, Reason::SlotsFull),
-        (Sizes { backends: 4, ..ROOMY }, Reason::BackendsFull),
+        (
+            Sizes {
+                backends: 4,
+                ..ROOMY
+            },
+            Reason::BackendsFull,
+        ),
     ] {
         let mut reconciler = adopt(Memory::new(sizes));
-        apply(&mut reconciler, vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])]);
+        apply(
+            &mut reconciler,
+            vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
+        );
         apply(&mut reconciler, vec![set("c", 3, &[5])]);
         assert_eq!(problem(&reconciler, "c"), Some(reason));
         assert_eq!(backends(&reconciler, 3), None);
@@ -228,7 +284,10 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
 
 #[test]
 fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
-    let mut reconciler = adopt(Memory::new(Sizes { backends: 3, ..ROOMY }));
+    let mut reconciler = adopt(Memory::new(Sizes {
+        backends: 3,
+        ..ROOMY
+    }));
     apply(&mut reconciler, vec![set("web", 1, &[1, 2, 3])]);
 
     apply(&mut reconciler, vec![set("web", 1, &[2, 3, 4, 5])]);
@@ -239,9 +298,15 @@ fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
 
 #[test]
 fn full_maps_still_take_a_change_that_needs_no_more_room() {
-    let mut reconciler =
-        adopt(Memory::new(Sizes { fronts: 2, slots: 4, backends: 4 }));
-    apply(&mut reconciler, vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])]);
+    let mut reconciler = adopt(Memory::new(Sizes {
+        fronts: 2,
+        slots: 4,
+        backends: 4,
+    }));
+    apply(
+        &mut reconciler,
+        vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
+    );
 
     apply(&mut reconciler, vec![set("a", 1, &[5, 6])]);
 
@@ -267,7 +332,10 @@ fn a_write_that_fails_is_tried_again() {
 #[test]
 fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![set("web", 1, &[1]), set("dns", 2, &[2])]);
+    apply(
+        &mut reconciler,
+        vec![set("web", 1, &[1]), set("dns", 2, &[2])],
+    );
     reconciler.maps.svc.remove(&vip(1));
     let dns = reconciler.maps.svc[&vip(2)];
     reconciler.maps.svc.insert(vip(9), dns);
@@ -289,13 +357,16 @@ type Step = (usize, u8, Option<BTreeSet<u8>>);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 fn history() -> impl Strategy<Value = Vec<Step>> {
-    let endpoints = proptest::option::weighted(0.8, proptest::collection::btree_set(1..12_u8, 0..6));
+    let endpoints =
+        proptest::option::weighted(0.8, proptest::collection::btree_set(1..12_u8, 0..6));
     proptest::collection::vec((0..NAMES.len(), 1..4_u8, endpoints), 1..24)
 }
 
 fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): &Step) {
     let name = NAMES[*name];
-    let state = endpoints.as_ref().map(|endpoints| state(name, *vip, endpoints));
+    let state = endpoints
+        .as_ref()
+        .map(|endpoints| state(name, *vip, endpoints));
     reconciler.update(update(vec![(name, state)]));
 }
 
@@ -315,7 +386,9 @@ fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
 }
 
 fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
-    (1..4).filter_map(|vip| Some((vip, backends(reconciler, vip)?))).collect()
+    (1..4)
+        .filter_map(|vip| Some((vip, backends(reconciler, vip)?)))
+        .collect()
 }
 
 proptest! {

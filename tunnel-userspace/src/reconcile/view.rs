@@ -60,7 +60,10 @@ impl<M> Reconciler<M> {
                     .flat_map(|port| &port.backends)
                     .partition::<Vec<_>, _>(|(_, index)| placed.contains(index));
                 let names = |targets: Vec<(&crate::plan::Target, &u32)>| {
-                    targets.into_iter().map(|(target, _)| target.to_string()).collect()
+                    targets
+                        .into_iter()
+                        .map(|(target, _)| target.to_string())
+                        .collect()
                 };
                 let problem = problems.and_then(|problems| problems.get(name));
                 ports.push(PortView {

@@ -57,9 +57,14 @@ impl Memory {
         let front = self.front.get(self.svc.get(key)?)?;
         assert_eq!(front.key, *key, "a record of another front");
         let places = front.cluster.base..front.cluster.base + front.cluster.len;
-        let backends = places.map(|place| self.be[&self.slot[&place].backend]).collect::<Vec<_>>();
+        let backends = places
+            .map(|place| self.be[&self.slot[&place].backend])
+            .collect::<Vec<_>>();
         for backend in &backends {
-            assert_eq!(backend.service, front.service, "a backend of another service port");
+            assert_eq!(
+                backend.service, front.service,
+                "a backend of another service port"
+            );
             assert!(backend.state.is_serving(), "a backend that is gone");
         }
         Some(backends)
@@ -80,9 +85,15 @@ impl Memory {
     }
 
     fn write(&mut self, map: &'static str, is_free: bool) -> Result<(), WriteError> {
-        assert!(is_free, "a write to an entry of {map} that a program could be reading");
+        assert!(
+            is_free,
+            "a write to an entry of {map} that a program could be reading"
+        );
         if self.writes >= self.limit {
-            return Err(WriteError { map, source: io::Error::other("killed") });
+            return Err(WriteError {
+                map,
+                source: io::Error::other("killed"),
+            });
         }
         self.writes += 1;
         Ok(())
@@ -93,7 +104,10 @@ impl MapWriter for Memory {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
         self.write("svc", true)?;
         if !self.svc.contains_key(key) && self.svc.len() >= self.sizes.fronts as usize {
-            return Err(WriteError { map: "svc", source: io::Error::other("full") });
+            return Err(WriteError {
+                map: "svc",
+                source: io::Error::other("full"),
+            });
         }
         self.svc.insert(*key, index);
         self.look();
@@ -122,7 +136,10 @@ impl MapWriter for Memory {
 
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
         assert!(index < self.sizes.backend_entries());
-        let old = self.be.get(&index).map_or(State::default(), |old| old.state);
+        let old = self
+            .be
+            .get(&index)
+            .map_or(State::default(), |old| old.state);
         assert!(!old.is_serving(), "a backend that serves is written over");
         assert_ne!(old, backend.state);
         self.write("be", !self.seen.backends.contains(&index))?;
@@ -147,16 +164,28 @@ impl MapReader for Memory {
     fn front(&self, index: u32) -> Result<Front, ReadError> {
         use zerocopy::FromZeros as _;
 
-        Ok(self.front.get(&index).copied().unwrap_or_else(Front::new_zeroed))
+        Ok(self
+            .front
+            .get(&index)
+            .copied()
+            .unwrap_or_else(Front::new_zeroed))
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
-        Ok(self.slot.get(&index).copied().unwrap_or(Slot { backend: 0 }))
+        Ok(self
+            .slot
+            .get(&index)
+            .copied()
+            .unwrap_or(Slot { backend: 0 }))
     }
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
         use zerocopy::FromZeros as _;
 
-        Ok(self.be.get(&index).copied().unwrap_or_else(Backend::new_zeroed))
+        Ok(self
+            .be
+            .get(&index)
+            .copied()
+            .unwrap_or_else(Backend::new_zeroed))
     }
 }

@@ -1,0 +1,107 @@
+//! What the owner of the maps asks of them, and how large they are.
+
+use std::io;
+
+use tunnel_common::service::{Backend, Front, FrontKey, Slot};
+
+/// How many entries the maps give room for, as the config says. The arrays are an eighth larger,
+/// for the time in which the old and the new are both there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Sizes {
+    /// Fronts.
+    pub fronts: u32,
+    /// Slots.
+    pub slots: u32,
+    /// Backends.
+    pub backends: u32,
+}
+
+impl Sizes {
+    /// Entries of the array `front`.
+    #[must_use]
+    pub const fn front_entries(self) -> u32 {
+        with_spare(self.fronts)
+    }
+
+    /// Entries of the array `slot`.
+    #[must_use]
+    pub const fn slot_entries(self) -> u32 {
+        with_spare(self.slots)
+    }
+
+    /// Entries of the array `be`.
+    #[must_use]
+    pub const fn backend_entries(self) -> u32 {
+        with_spare(self.backends)
+    }
+}
+
+const fn with_spare(entries: u32) -> u32 {
+    entries.saturating_add(entries / 8).saturating_add(64)
+}
+
+/// What a size was before [`with_spare`].
+#[must_use]
+pub const fn without_spare(entries: u32) -> u32 {
+    let room = entries.saturating_sub(64);
+    // n + n / 8 = room: n is eight ninths of it, rounded up.
+    room.saturating_sub(room / 9)
+}
+
+/// A map could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write map {map}")]
+pub struct WriteError {
+    /// The name of the map.
+    pub map: &'static str,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A map could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read map {map}")]
+pub struct ReadError {
+    /// The name of the map.
+    pub map: &'static str,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Writes single entries of the service maps.
+pub trait MapWriter: Send {
+    /// Points a front key at a record.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the write; the entry is as it was. So for the others.
+    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError>;
+    /// Removes a front key; that it is absent is no error.
+    fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
+    /// Writes a record that nothing leads to.
+    fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
+    /// Writes a slot that nothing leads to.
+    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
+    /// Writes a backend that nothing leads to.
+    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
+    /// Marks a backend as gone.
+    fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
+}
+
+/// Reads the service maps.
+pub trait MapReader {
+    /// Every front key and the index of its record.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the read. So for the others.
+    fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError>;
+    /// A record.
+    fn front(&self, index: u32) -> Result<Front, ReadError>;
+    /// A slot.
+    fn slot(&self, index: u32) -> Result<Slot, ReadError>;
+    /// A backend.
+    fn backend(&self, index: u32) -> Result<Backend, ReadError>;
+}

@@ -90,9 +90,11 @@ pub(crate) fn turn(service: u32) -> Option<u32> {
 /// What the socket remembers.
 #[inline(always)]
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
-    // SAFETY: the helper takes the socket of the context, and gives null or a value that stays
-    // mapped until the program ends. Only the word `used` changes, through `touch`.
-    unsafe { ORIGIN.get_ptr_mut(ctx).cast_const().as_ref() }
+    // SAFETY: the helper takes the socket of the context.
+    let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
+    // SAFETY: the value is null, or stays mapped until the program ends. Only the word `used`
+    // changes, through `touch`.
+    unsafe { value.cast_const().as_ref() }
 }
 
 /// Notes that the flow of a socket was used.
@@ -107,13 +109,11 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
 /// which is another's if a thread was quicker, or nothing if there is no memory for it.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
-    // SAFETY: as for `origin`; the initial value is whole before the socket can show it.
-    unsafe {
-        ORIGIN
-            .get_or_insert_ptr_mut(ctx, Some(origin))
-            .cast_const()
-            .as_ref()
-    }
+    // SAFETY: the helper takes the socket of the context; the initial value is whole before the
+    // socket can show it.
+    let value = unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)) };
+    // SAFETY: as for `origin`.
+    unsafe { value.cast_const().as_ref() }
 }
 
 /// Makes the socket forget. Readers that hold the value keep it as it was.
@@ -157,7 +157,7 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
 pub(crate) fn insert_overflow(entry: &Overflow) {
     // The map is an LRU: the insert fails only when every entry is being changed at this moment,
     // and then the flow chooses anew.
-    let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
+    let _full: Result<(), i32> = OVERFLOW.insert(entry.key, entry, 0);
 }
 
 /// Drops an older translation of a socket.

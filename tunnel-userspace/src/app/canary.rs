@@ -111,8 +111,9 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
 }
 
 fn no_route(error: io::Error) -> io::Result<()> {
-    match error.kind() {
-        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => Ok(()),
-        _ => Err(error),
-    }
+    let is_no_route = matches!(
+        error.kind(),
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable
+    );
+    if is_no_route { Ok(()) } else { Err(error) }
 }

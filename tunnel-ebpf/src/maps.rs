@@ -18,7 +18,7 @@ use tunnel_common::{
 
 use crate::context;
 
-// The sizes of `svc`, `front`, `slot`, `be` and `turn` are set by the loader from its config.
+// Sizes of 1 are set by the loader, from its config and the number of CPUs.
 #[btf_map(name = "svc")]
 static SVC: HashMap<FrontKey, u32, 1> = HashMap::new();
 #[btf_map(name = "front")]
@@ -32,12 +32,11 @@ static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
 #[btf_map(name = "origin")]
 static ORIGIN: SkStorage<Origin> = SkStorage::new();
 #[btf_map(name = "overflow")]
-static OVERFLOW: LruHashMap<OverflowKey, Overflow, OVERFLOW_ENTRIES, NO_COMMON_LRU> =
+static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> =
     LruHashMap::new();
 #[btf_map(name = "count")]
 static COUNT: PerCpuArray<u64, REASONS> = PerCpuArray::new();
 
-const OVERFLOW_ENTRIES: usize = 4096;
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 const REASONS: usize = Reason::CAPACITY as usize;
 

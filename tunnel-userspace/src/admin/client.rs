@@ -69,7 +69,7 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
             .header(HOST, "culvert")
             .body(Empty::<Bytes>::new())
             .map_err(|error| error.to_string())?;
-        let answer = async {
+        let answer = async move {
             let response = sender
                 .send_request(request)
                 .await

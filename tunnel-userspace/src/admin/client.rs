@@ -103,5 +103,9 @@ fn no_connection(socket: &Path, source: io::Error) -> AskError {
         source.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
     );
-    if is_absent { AskError::NoDaemon { path, source } } else { AskError::Connect { path, source } }
+    if is_absent {
+        AskError::NoDaemon { path, source }
+    } else {
+        AskError::Connect { path, source }
+    }
 }

@@ -239,6 +239,10 @@ impl Parts {
         canary(Some(canary::service()));
         let arrived = canary::connect(self.cgroup.clone());
         canary(None);
+        if arrived.is_err() && attached.replaced == 0 {
+            // Nobody was served yet by programs that don't do what they should.
+            self.pins.detach().map_err(failed("cannot detach the programs"))?;
+        }
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))
     }
 }

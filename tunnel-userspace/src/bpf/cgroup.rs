@@ -47,7 +47,9 @@ pub fn check(path: &Path) -> Result<(), CgroupError> {
     if kind.filesystem_type() == CGROUP2_SUPER_MAGIC {
         Ok(())
     } else {
-        Err(CgroupError::Foreign { path: path.to_owned() })
+        Err(CgroupError::Foreign {
+            path: path.to_owned(),
+        })
     }
 }
 

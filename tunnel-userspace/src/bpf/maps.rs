@@ -26,7 +26,11 @@ pub struct KernelMaps {
 }
 
 fn to_io(error: MapError) -> io::Error {
-    if let MapError::SyscallError(error) = error { error.io_error } else { io::Error::other(error) }
+    if let MapError::SyscallError(error) = error {
+        error.io_error
+    } else {
+        io::Error::other(error)
+    }
 }
 
 fn write<V: Pod>(

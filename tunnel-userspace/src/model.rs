@@ -9,6 +9,7 @@ use std::{fmt, sync::Arc};
 
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use node::{ConfigMap, Node, ServiceCidr};
+use serde::Serialize;
 pub use service::{Algorithm, Service, ServicePort};
 pub use update::{ServiceState, Update};
 
@@ -24,7 +25,10 @@ pub struct ObjectName {
 impl ObjectName {
     /// The name of an object in a namespace.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -58,23 +62,38 @@ impl Family {
     }
 }
 
-/// An object of one of the kinds that Culvert reads.
+/// An object of one of the kinds that Culvert reads. A clone shares the object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// A Service that is served: it has cluster IPs and no other proxy's name.
-    Service(Service),
+    Service(Arc<Service>),
     /// An EndpointSlice of a Service, of an IP family.
-    EndpointSlice(EndpointSlice),
+    EndpointSlice(Arc<EndpointSlice>),
     /// A Node.
-    Node(Node),
+    Node(Arc<Node>),
     /// A ConfigMap.
-    ConfigMap(ConfigMap),
+    ConfigMap(Arc<ConfigMap>),
     /// A ServiceCIDR.
-    ServiceCidr(ServiceCidr),
+    ServiceCidr(Arc<ServiceCidr>),
+}
+
+/// What names an object among all objects: its kind, and its name there.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ObjectId {
+    /// The kind.
+    pub kind: Kind,
+    /// The name.
+    pub name: ObjectName,
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
 }
 
 /// A kind that Culvert reads.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub enum Kind {
     /// `v1` Service.
     Service,
@@ -85,6 +104,7 @@ pub enum Kind {
     /// `v1` ConfigMap.
     ConfigMap,
     /// `networking.k8s.io/v1` ServiceCIDR.
+    #[serde(rename = "ServiceCIDR")]
     ServiceCidr,
 }
 
@@ -115,13 +135,22 @@ impl Object {
 
     /// The name of the object.
     #[must_use]
-    pub const fn name(&self) -> &ObjectName {
+    pub fn name(&self) -> &ObjectName {
         match self {
             Self::Service(object) => &object.name,
             Self::EndpointSlice(object) => &object.name,
             Self::Node(object) => &object.name,
             Self::ConfigMap(object) => &object.name,
             Self::ServiceCidr(object) => &object.name,
+        }
+    }
+
+    /// What names the object among all objects.
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        ObjectId {
+            kind: self.kind(),
+            name: self.name().clone(),
         }
     }
 }

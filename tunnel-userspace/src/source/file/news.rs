@@ -1,0 +1,66 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use tracing::{info, warn};
+
+use crate::source::{Problem, Report, UnknownKind};
+
+/// What the log has been told, so that each thing is told once.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    problems: BTreeMap<Problem, Problem>,
+    unknown: BTreeSet<UnknownKind>,
+}
+
+impl News {
+    /// Logs what is new in a report, and what is over.
+    pub(super) fn tell(&mut self, report: &Report) {
+        let problems: BTreeMap<Problem, Problem> = report
+            .problems
+            .iter()
+            .map(|problem| (problem.without_place(), problem.clone()))
+            .collect();
+        for (
+            _,
+            Problem {
+                file,
+                document,
+                line,
+                object,
+                field,
+                reason,
+            },
+        ) in problems
+            .iter()
+            .filter(|(key, _)| !self.problems.contains_key(*key))
+        {
+            warn!(
+                file,
+                document, line, object, field, reason, "manifest refused"
+            );
+        }
+        for (
+            _,
+            Problem {
+                file,
+                document: _,
+                line: _,
+                object,
+                field,
+                reason,
+            },
+        ) in self
+            .problems
+            .iter()
+            .filter(|(key, _)| !problems.contains_key(*key))
+        {
+            info!(file, object, field, reason, "manifest problem resolved");
+        }
+        self.problems = problems;
+        for unknown in &report.unknown_kinds {
+            if self.unknown.insert(unknown.clone()) {
+                let UnknownKind { file, kind } = unknown;
+                info!(file, kind, "kind left alone");
+            }
+        }
+    }
+}

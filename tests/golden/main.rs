@@ -39,7 +39,9 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
     };
-    let mut reconciler = Reconciler::adopt(Memory::new(SIZES), SIZES, &mut NoGrace, settings)?;
+    let mut maps = Memory::new(SIZES);
+    maps.grace();
+    let mut reconciler = Reconciler::adopt(maps, SIZES, &mut NoGrace, settings)?;
     let update = store.take_update().context("the case has no objects")?;
     reconciler.update(update);
     reconciler.pass();
@@ -60,7 +62,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
             if !port.port.is_empty() {
                 owner = format!("{owner}:{}", port.port);
             }
-            for problem in port.problem {
+            if let Some(problem) = port.problem {
                 lines.push(format!(
                     "refused {owner}/{} {}: {problem}",
                     port.protocol, port.family

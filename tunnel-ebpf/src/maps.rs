@@ -32,8 +32,7 @@ static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
 #[btf_map(name = "origin")]
 static ORIGIN: SkStorage<Origin> = SkStorage::new();
 #[btf_map(name = "overflow")]
-static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> =
-    LruHashMap::new();
+static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> = LruHashMap::new();
 #[btf_map(name = "count")]
 static COUNT: PerCpuArray<u64, REASONS> = PerCpuArray::new();
 

@@ -1,11 +1,11 @@
 //! What the daemon tells of itself: status, metrics, health. It reads views that it was given and
 //! changes nothing.
 //!
-//! - [`status`]: the status as a whole
-//! - [`metrics`]: counts and sizes for Prometheus
-//! - [`health`]: what load balancers and probes ask
-//! - [`server`]: HTTP on the admin socket and the two ports
-//! - [`client`]: the command line's end of the admin socket
+//! - `status`: the status as a whole
+//! - `metrics`: counts and sizes for Prometheus
+//! - `health`: what load balancers and probes ask
+//! - `server`: HTTP on the admin socket and the two ports
+//! - `client`: the command line's end of the admin socket
 
 mod client;
 mod health;

@@ -1,7 +1,7 @@
 //! What the maps should hold for a Service. Pure: no I/O, no clock, no chance.
 //!
-//! - [`claims`]: who owns an address that several Services claim
-//! - [`endpoints`]: which endpoints count
+//! - `claims`: who owns an address that several Services claim
+//! - `endpoints`: which endpoints count
 
 mod claims;
 mod endpoints;

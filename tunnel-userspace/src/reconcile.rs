@@ -1,14 +1,14 @@
 //! The owner of the maps: brings what they hold to what the plans say.
 //!
-//! - [`access`]: what is asked of the maps
-//! - [`actual`]: what the maps hold, read once and then kept
-//! - [`alloc`]: which indices are free
-//! - [`diff`]: what must change (pure)
-//! - [`names`]: which id belongs to which Service
-//! - [`order`]: the writes, in an order that is safe at every step
-//! - [`grace`]: what was taken out of reach, until it can be freed
-//! - [`run`]: the loop
-//! - [`view`]: what is shown of it
+//! - `access`: what is asked of the maps
+//! - `actual`: what the maps hold, read once and then kept
+//! - `alloc`: which indices are free
+//! - `diff`: what must change (pure)
+//! - `names`: which id belongs to which Service
+//! - `order`: the writes, in an order that is safe at every step
+//! - `grace`: what was taken out of reach, until it can be freed
+//! - `run`: the loop
+//! - `view`: what is shown of it
 
 mod access;
 mod actual;

@@ -16,12 +16,12 @@ const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 /// proxy's.
 pub(super) fn read(name: ObjectName, object: v1::Service) -> Result<Option<Service>, Invalid> {
     let spec = object.spec.unwrap_or_default();
-    let is_other_proxys = object
+    let is_of_other_proxy = object
         .metadata
         .labels
         .as_ref()
         .is_some_and(|labels| labels.contains_key(OTHER_PROXY));
-    if is_other_proxys || spec.type_.as_deref() == Some("ExternalName") {
+    if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
         return Ok(None);
     }
     let Some(cluster_ips) = cluster_ips(&spec)? else {

@@ -40,7 +40,7 @@ pub(super) const fn with_spare(entries: u32) -> u32 {
     entries.saturating_add(entries / 8).saturating_add(64)
 }
 
-/// What a size was before [`with_spare`].
+/// The size that a map gives room for, from the entries it was made with.
 #[must_use]
 pub const fn without_spare(entries: u32) -> u32 {
     let room = entries.saturating_sub(64);

@@ -149,8 +149,11 @@ impl MapWriter for Memory {
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
         self.write("be", true)?;
-        let backend = self.be.get_mut(&index).expect("a backend");
-        backend.state = backend.state.gone();
+        let backend = self.be.get_mut(&index);
+        assert!(backend.is_some(), "a backend that was never written goes");
+        if let Some(backend) = backend {
+            backend.state = backend.state.gone();
+        }
         self.look();
         Ok(())
     }

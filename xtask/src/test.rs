@@ -84,12 +84,12 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
     match tier {
         Tier::Unit => {}
         Tier::Golden => {
-            command.args(["--package", "tunnel-tests", "--test", "golden"]);
+            command.args(["--package", "tunnel-tests", "--lib", "--test", "golden"]);
         }
         Tier::Netns => {
             let programs = workspace::build_programs(false)?;
             command
-                .args(["--package", "tunnel-tests", "--test", "netns"])
+                .args(["--package", "tunnel-tests", "--test", "lab", "--test", "netns"])
                 .env("CULVERT_BIN", programs.culvert)
                 .env("CULVERT_LAB_BIN", programs.lab);
         }

@@ -1,0 +1,16 @@
+//! Real sockets through the real kernel programs, and the daemon's life around them.
+//! Needs the rights of root, a cgroup v2 hierarchy and a kernel with BPF.
+
+#[cfg(test)]
+mod support;
+
+#[cfg(test)]
+mod datagrams;
+#[cfg(test)]
+mod hooks;
+#[cfg(test)]
+mod refused;
+#[cfg(test)]
+mod rewrite;
+#[cfg(test)]
+mod untouched;

@@ -5,7 +5,11 @@
 mod support;
 
 #[cfg(test)]
+mod counters;
+#[cfg(test)]
 mod datagrams;
+#[cfg(test)]
+mod flows;
 #[cfg(test)]
 mod hooks;
 #[cfg(test)]

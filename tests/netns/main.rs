@@ -11,9 +11,13 @@ mod datagrams;
 #[cfg(test)]
 mod flows;
 #[cfg(test)]
+mod full;
+#[cfg(test)]
 mod hooks;
 #[cfg(test)]
 mod refused;
+#[cfg(test)]
+mod restart;
 #[cfg(test)]
 mod rewrite;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{fs, io::ErrorKind, net::IpAddr};
 
 use anyhow::Result;
+use nix::sys::signal::{SigSet, Signal};
 use tunnel_tests::{
     place::ANSWER,
     topology::{HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, Topology},
@@ -134,6 +135,19 @@ fn a_command_that_fails_says_what_it_printed() -> Result<()> {
     assert!(error.to_string().contains("reason"));
     assert!(error.to_string().contains("code: Some(3)"));
     assert!(missing.to_string().contains("/does/not/exist"));
+    Ok(())
+}
+
+#[test]
+fn a_process_starts_with_no_signal_blocked() -> Result<()> {
+    let mut blocked = SigSet::empty();
+    blocked.add(Signal::SIGUSR1);
+    blocked.thread_block()?;
+    let topology = Topology::new()?;
+
+    let status = topology.host().run(&["cat", "/proc/self/status"])?;
+
+    assert!(status.contains("SigBlk:\t0000000000000000\n"), "{status}");
     Ok(())
 }
 

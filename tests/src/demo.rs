@@ -49,7 +49,7 @@ pub fn run(settings: Settings, keep: bool) -> Result<()> {
         rows: Vec::new(),
         faults: Vec::new(),
     };
-    let outcome = demo.tell().and_then(|()| demo.conclude(start.elapsed()));
+    let outcome = demo.tell().and_then(|()| demo.conclude(start));
     if keep {
         println!(
             "\nThe node stays up. To get in:\n{}",
@@ -319,7 +319,7 @@ impl Demo {
         }
     }
 
-    fn conclude(&self, took: Duration) -> Result<()> {
+    fn conclude(&self, start: Instant) -> Result<()> {
         heading("What it came to");
         print!("{}", table::of(&self.rows));
         for command in ["status", "services"] {
@@ -334,7 +334,7 @@ impl Demo {
         let failed: u64 = self.rows.iter().map(|(_, report)| report.failed()).sum();
         println!(
             "\n{attempts} connections, {failed} failures, {:.1} s",
-            took.as_secs_f64()
+            start.elapsed().as_secs_f64()
         );
         if !self.faults.is_empty() {
             bail!(

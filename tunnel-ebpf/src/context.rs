@@ -4,6 +4,8 @@
 //! 64-bit accesses that LLVM would merge neighbours into.
 #![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
 
+use core::mem::offset_of;
+
 use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{bpf_sock, bpf_sock_addr},
@@ -47,9 +49,7 @@ pub(crate) trait Sock {
     /// The port in the context.
     #[inline(always)]
     fn port(&self) -> Port {
-        let ctx = self.context().sock_addr;
-        // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-        let word = unsafe { (&raw const (*ctx).user_port).read_volatile() };
+        let word = read(self.context(), offset_of!(bpf_sock_addr, user_port));
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the port is in the first two bytes"
@@ -60,9 +60,7 @@ pub(crate) trait Sock {
     /// The protocol of the socket, if it is one that is translated.
     #[inline(always)]
     fn protocol(&self) -> Option<Protocol> {
-        let ctx = self.context().sock_addr;
-        // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-        Protocol::of_socket(unsafe { (&raw const (*ctx).protocol).read_volatile() })
+        Protocol::of_socket(read(self.context(), offset_of!(bpf_sock_addr, protocol)))
     }
 
     /// The front key that the socket dials, if its protocol is translated.
@@ -74,9 +72,12 @@ pub(crate) trait Sock {
     /// Whether the socket is bound to a network device.
     #[inline(always)]
     fn is_bound_to_device(&self) -> bool {
-        let sk = socket(self.context());
-        // SAFETY: `sk` of `bpf_sock_addr` is never null; the verifier checks the field.
-        unsafe { (&raw const (*sk).bound_dev_if).read_volatile() != 0 }
+        let device = socket(self.context())
+            .cast_const()
+            .cast::<u32>()
+            .wrapping_byte_add(offset_of!(bpf_sock, bound_dev_if));
+        // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the field.
+        unsafe { device.read_volatile() != 0 }
     }
 
     /// The cookie of the socket: a number that no other socket has or had.
@@ -91,7 +92,26 @@ pub(crate) trait Sock {
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
     // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-    unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk }
+    let context = unsafe { &*ctx.sock_addr };
+    // SAFETY: the field of the union that the kernel fills.
+    unsafe { context.__bindgen_anon_1.sk }
+}
+
+/// Reads a word of the context.
+#[inline(always)]
+fn read(ctx: &SockAddrContext, offset: usize) -> u32 {
+    let place = ctx.sock_addr.cast_const().cast::<u32>();
+    // SAFETY: the kernel hands a valid context to the program, for as long as it runs, and the
+    // verifier checks the offset.
+    unsafe { place.wrapping_byte_add(offset).read_volatile() }
+}
+
+/// Writes a word of the context.
+#[inline(always)]
+fn write(ctx: &SockAddrContext, offset: usize, word: u32) {
+    let place = ctx.sock_addr.cast::<u32>();
+    // SAFETY: as for `read`.
+    unsafe { place.wrapping_byte_add(offset).write_volatile(word) };
 }
 
 /// A view for the hooks that carry an IPv4 address.
@@ -112,18 +132,21 @@ impl Sock for Sock4<'_> {
 
     #[inline(always)]
     fn address(&self) -> Address {
-        let ctx: *const bpf_sock_addr = self.0.sock_addr;
-        // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-        Address::from_v4_word(unsafe { (&raw const (*ctx).user_ip4).read_volatile() })
+        Address::from_v4_word(read(self.0, offset_of!(bpf_sock_addr, user_ip4)))
     }
 
     #[inline(always)]
     fn set(&self, address: &Address, port: Port) {
-        let ctx = self.0.sock_addr;
-        // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-        unsafe { (&raw mut (*ctx).user_ip4).write_volatile(address.v4_word()) };
-        // SAFETY: as above.
-        unsafe { (&raw mut (*ctx).user_port).write_volatile(u32::from(port.to_network())) };
+        write(
+            self.0,
+            offset_of!(bpf_sock_addr, user_ip4),
+            address.v4_word(),
+        );
+        write(
+            self.0,
+            offset_of!(bpf_sock_addr, user_port),
+            port.to_network().into(),
+        );
     }
 }
 
@@ -137,6 +160,12 @@ impl<'a> Sock6<'a> {
     }
 }
 
+/// Where the words of an IPv6 address are in the context.
+const IP6: [usize; 4] = {
+    let first = offset_of!(bpf_sock_addr, user_ip6);
+    [first, first + 4, first + 8, first + 12]
+};
+
 impl Sock for Sock6<'_> {
     #[inline(always)]
     fn context(&self) -> &SockAddrContext {
@@ -145,38 +174,27 @@ impl Sock for Sock6<'_> {
 
     #[inline(always)]
     fn address(&self) -> Address {
-        let ip = {
-            let ctx: *const bpf_sock_addr = self.0.sock_addr;
-            // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-            unsafe { (&raw const (*ctx).user_ip6).cast::<u32>() }
-        };
-        // SAFETY: the address has four words.
-        let a = unsafe { ip.read_volatile() };
-        // SAFETY: as above.
-        let b = unsafe { ip.add(1).read_volatile() };
-        // SAFETY: as above.
-        let c = unsafe { ip.add(2).read_volatile() };
-        // SAFETY: as above.
-        let d = unsafe { ip.add(3).read_volatile() };
-        Address::from_words([a, b, c, d])
+        let [a, b, c, d] = IP6;
+        Address::from_words([
+            read(self.0, a),
+            read(self.0, b),
+            read(self.0, c),
+            read(self.0, d),
+        ])
     }
 
     #[inline(always)]
     fn set(&self, address: &Address, port: Port) {
-        let [a, b, c, d] = address.words();
-        let ctx = self.0.sock_addr;
-        // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
-        let ip = unsafe { (&raw mut (*ctx).user_ip6).cast::<u32>() };
-        // SAFETY: the address has four words.
-        unsafe { ip.write_volatile(a) };
-        // SAFETY: as above.
-        unsafe { ip.add(1).write_volatile(b) };
-        // SAFETY: as above.
-        unsafe { ip.add(2).write_volatile(c) };
-        // SAFETY: as above.
-        unsafe { ip.add(3).write_volatile(d) };
-        // SAFETY: as for `ctx`.
-        unsafe { (&raw mut (*ctx).user_port).write_volatile(u32::from(port.to_network())) };
+        let ([a, b, c, d], [first, second, third, fourth]) = (IP6, address.words());
+        write(self.0, a, first);
+        write(self.0, b, second);
+        write(self.0, c, third);
+        write(self.0, d, fourth);
+        write(
+            self.0,
+            offset_of!(bpf_sock_addr, user_port),
+            port.to_network().into(),
+        );
     }
 }
 

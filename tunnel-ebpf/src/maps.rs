@@ -18,7 +18,7 @@ use tunnel_common::{
 
 use crate::context;
 
-// The sizes of `svc`, `front`, `slot`, `be` and `turn` are set by the loader from its config.
+// Sizes of 1 are set by the loader, from its config and the number of CPUs.
 #[btf_map(name = "svc")]
 static SVC: HashMap<FrontKey, u32, 1> = HashMap::new();
 #[btf_map(name = "front")]
@@ -32,12 +32,11 @@ static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
 #[btf_map(name = "origin")]
 static ORIGIN: SkStorage<Origin> = SkStorage::new();
 #[btf_map(name = "overflow")]
-static OVERFLOW: LruHashMap<OverflowKey, Overflow, OVERFLOW_ENTRIES, NO_COMMON_LRU> =
+static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> =
     LruHashMap::new();
 #[btf_map(name = "count")]
 static COUNT: PerCpuArray<u64, REASONS> = PerCpuArray::new();
 
-const OVERFLOW_ENTRIES: usize = 4096;
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 const REASONS: usize = Reason::CAPACITY as usize;
 
@@ -90,9 +89,11 @@ pub(crate) fn turn(service: u32) -> Option<u32> {
 /// What the socket remembers.
 #[inline(always)]
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
-    // SAFETY: the helper takes the socket of the context, and gives null or a value that stays
-    // mapped until the program ends. Only the word `used` changes, through `touch`.
-    unsafe { ORIGIN.get_ptr_mut(ctx).cast_const().as_ref() }
+    // SAFETY: the helper takes the socket of the context.
+    let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
+    // SAFETY: the value is null, or stays mapped until the program ends. Only the word `used`
+    // changes, through `touch`.
+    unsafe { value.cast_const().as_ref() }
 }
 
 /// Notes that the flow of a socket was used.
@@ -107,13 +108,11 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
 /// which is another's if a thread was quicker, or nothing if there is no memory for it.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
-    // SAFETY: as for `origin`; the initial value is whole before the socket can show it.
-    unsafe {
-        ORIGIN
-            .get_or_insert_ptr_mut(ctx, Some(origin))
-            .cast_const()
-            .as_ref()
-    }
+    // SAFETY: the helper takes the socket of the context; the initial value is whole before the
+    // socket can show it.
+    let value = unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)) };
+    // SAFETY: as for `origin`.
+    unsafe { value.cast_const().as_ref() }
 }
 
 /// Makes the socket forget. Readers that hold the value keep it as it was.
@@ -157,7 +156,7 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
 pub(crate) fn insert_overflow(entry: &Overflow) {
     // The map is an LRU: the insert fails only when every entry is being changed at this moment,
     // and then the flow chooses anew.
-    let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
+    let _full: Result<(), i32> = OVERFLOW.insert(entry.key, entry, 0);
 }
 
 /// Drops an older translation of a socket.

@@ -121,10 +121,12 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
 /// Sends a connect or datagram on to a backend.
 #[inline(always)]
 fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Refusal> {
-    let now = context::now();
     let current = maps::origin(sock.context());
+    // Only UDP flows age, and the clock has its price.
+    let is_udp = key.protocol == Protocol::UDP;
+    let now = if is_udp { context::now() } else { 0 };
     let kept = match current {
-        Some(current) if key.protocol == Protocol::UDP => sticky(sock, current, key, front, now),
+        Some(current) if is_udp => sticky(sock, current, key, front, now),
         _ => None,
     };
     let (mut origin, mut reason) = if let Some(kept) = kept {
@@ -134,7 +136,7 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     };
     origin.used = now;
     if !remember(sock, current, &mut origin) {
-        if key.protocol == Protocol::UDP {
+        if is_udp {
             return Err(Refusal {
                 reason: Reason::StorageFull,
                 error: ENOMEM,

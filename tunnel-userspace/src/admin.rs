@@ -2,7 +2,7 @@
 //! changes nothing.
 //!
 //! - [`status`]: the status as a whole
-//! - [`metrics`]: Prometheus
+//! - [`metrics`]: counts and sizes for Prometheus
 //! - [`health`]: what load balancers and probes ask
 //! - [`server`]: HTTP on the admin socket and the two ports
 //! - [`client`]: the command line's end of the admin socket

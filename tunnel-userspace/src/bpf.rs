@@ -22,9 +22,9 @@ mod sys;
 
 pub use self::{
     attach::{AttachError, Attached},
-    cgroup::{CgroupError, find_root},
+    cgroup::{CgroupError, check as check_cgroup, find_root},
     grace::RcuGrace,
-    load::{DataPath, LoadError},
+    load::{DataPath, LoadError, raise_memory_limit},
     maps::{Counters, KernelMaps},
     pins::{PinError, Pins},
     probe::{Features, ProbeError, probe},

@@ -132,6 +132,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         })
     }
 
+    /// The maps.
+    #[must_use]
+    pub const fn maps(&self) -> &M {
+        &self.maps
+    }
+
     /// Plans what changed. Nothing is written.
     pub fn update(&mut self, update: Update) {
         self.synced |= update.synced;

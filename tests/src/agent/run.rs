@@ -17,7 +17,7 @@ use nix::{
     sched::{CloneFlags, CpuSet, sched_setaffinity, setns, unshare},
     sys::{
         prctl::set_pdeathsig,
-        signal::{Signal, kill},
+        signal::{SigSet, Signal, kill},
     },
     unistd::{Pid, getppid},
 };
@@ -199,6 +199,10 @@ pub fn exec(exec: &Exec) -> Result<()> {
         sched_setaffinity(Pid::from_raw(0), &cpus)
             .with_context(|| format!("cannot keep to CPU {cpu}"))?;
     }
+    // Signals that the laboratory waits for are blocked there, and a mask is inherited.
+    SigSet::all()
+        .thread_unblock()
+        .context("cannot unblock signals")?;
     let error = Command::new(&exec.program).args(&exec.arguments).exec();
     Err(error).with_context(|| format!("cannot start {}", exec.program.display()))
 }

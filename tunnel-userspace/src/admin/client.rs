@@ -60,16 +60,7 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
     };
     let stream = UnixStream::connect(socket)
         .await
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NoDaemon {
-                path: socket.to_owned(),
-                source,
-            },
-            _ => AskError::Connect {
-                path: socket.to_owned(),
-                source,
-            },
-        })?;
+        .map_err(|source| no_connection(socket, source))?;
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
@@ -78,7 +69,7 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
             .header(HOST, "culvert")
             .body(Empty::<Bytes>::new())
             .map_err(|error| error.to_string())?;
-        let answer = async {
+        let answer = async move {
             let response = sender
                 .send_request(request)
                 .await
@@ -103,5 +94,18 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
             "nothing came in {} s",
             PATIENCE.as_secs()
         ))),
+    }
+}
+
+fn no_connection(socket: &Path, source: io::Error) -> AskError {
+    let path = socket.to_owned();
+    let is_absent = matches!(
+        source.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    );
+    if is_absent {
+        AskError::NoDaemon { path, source }
+    } else {
+        AskError::Connect { path, source }
     }
 }

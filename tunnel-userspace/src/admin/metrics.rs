@@ -218,3 +218,94 @@ impl Out<'_> {
 const fn number(count: usize) -> f64 {
     count as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tokio::sync::{mpsc, watch};
+
+    use super::*;
+    use crate::{
+        admin::{Maps, Setup},
+        source::Report,
+    };
+
+    fn views(stats: Stats) -> Arc<Views> {
+        let maps = Maps {
+            fronts: 10,
+            slots: 20,
+            backends: 30,
+        };
+        let word = String::new;
+        let setup = Setup {
+            version: word(),
+            pid: 1,
+            node: word(),
+            started: word(),
+            cgroup: word(),
+            pins: word(),
+            layout: 1,
+            refusing: word(),
+            maps,
+        };
+        Arc::new(Views {
+            setup,
+            ready: watch::channel(None).1,
+            stats: watch::channel(stats).1,
+            queries: mpsc::channel(1).0,
+            source: watch::channel(Arc::new(Report::default())).1,
+            counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
+            listening: watch::Sender::new(BTreeMap::new()),
+        })
+    }
+
+    fn rendered(stats: Stats) -> String {
+        let answers = Answers::from([(("/healthz", 200), 3), (("/livez", 503), 1)]);
+        render(&views(stats), answers).expect("rendered")
+    }
+
+    #[test]
+    fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
+        let counts = BTreeMap::from([("fronts_full".to_owned(), 2)]);
+        let text = rendered(Stats {
+            counts,
+            ..Stats::default()
+        });
+
+        assert!(
+            text.contains("culvert_reason_total{reason=\"translated\"} 7\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("culvert_reason_total{reason=\"fronts_full\"} 2\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 3\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("# EOF\n"), "{text}");
+    }
+
+    #[test]
+    fn the_page_on_metrics_names_each_metric_and_each_reason_and_no_other() {
+        let page = include_str!("../../../docs/metrics.md");
+        let first_cells = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        let named: BTreeSet<_> = first_cells
+            .filter_map(|rest| rest.split('`').next())
+            .collect();
+        let text = rendered(Stats::default());
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let mut wanted: BTreeSet<String> = types
+            .map(|line| match line.split_once(' ') {
+                Some((name, "counter")) => format!("{name}_total"),
+                Some((name, _)) => name.to_owned(),
+                None => line.to_owned(),
+            })
+            .collect();
+        wanted.extend(Reason::ALL.map(|reason| reason.label().to_owned()));
+
+        assert_eq!(named, wanted.iter().map(String::as_str).collect());
+    }
+}

@@ -33,7 +33,7 @@ pub(super) enum CanaryError {
     Outside {
         /// The cgroup of the programs.
         cgroup: PathBuf,
-        /// The cgroups of this process, as the kernel names them.
+        /// The cgroup of this process, as the kernel names it.
         own: String,
     },
     /// The connect was translated, but the way back was not.
@@ -96,11 +96,7 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
     // no route.
     if !own.ip().is_loopback() {
         connected.or_else(no_route).map_err(CanaryError::Connect)?;
-        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        return Err(CanaryError::Outside {
-            cgroup,
-            own: own.trim().replace('\n', ", "),
-        });
+        return Err(CanaryError::Outside { cgroup, own: own_cgroup() });
     }
     let shown = socket.peer_addr().map_err(CanaryError::Connect)?;
     if shown == dialled {
@@ -110,9 +106,17 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
     }
 }
 
+/// The v2 cgroup of this process, as the kernel names it.
+fn own_cgroup() -> String {
+    let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
+    own.unwrap_or("none").to_owned()
+}
+
 fn no_route(error: io::Error) -> io::Result<()> {
-    match error.kind() {
-        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => Ok(()),
-        _ => Err(error),
-    }
+    let is_no_route = matches!(
+        error.kind(),
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable
+    );
+    if is_no_route { Ok(()) } else { Err(error) }
 }

@@ -129,6 +129,8 @@ impl Parts {
             Some(path) => path.clone(),
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
         };
+        bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
+        bpf::raise_memory_limit();
         let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
         make_state_dir(&config.state_dir).map_err(failed("cannot make stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
@@ -237,6 +239,10 @@ impl Parts {
         canary(Some(canary::service()));
         let arrived = canary::connect(self.cgroup.clone());
         canary(None);
+        if arrived.is_err() && attached.replaced == 0 {
+            // Nobody was served yet by programs that don't do what they should.
+            self.pins.detach().map_err(failed("cannot detach the programs"))?;
+        }
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))
     }
 }

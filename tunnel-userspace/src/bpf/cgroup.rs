@@ -1,4 +1,9 @@
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 /// The cgroup can't be found.
 #[derive(Debug, thiserror::Error)]
@@ -6,12 +11,46 @@ pub enum CgroupError {
     /// The table of mounts can't be read.
     #[error("cannot read /proc/self/mounts")]
     Mounts(#[source] io::Error),
+    /// The folder is not there.
+    #[error("cannot look at cgroup {path}")]
+    Absent {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The folder is no cgroup.
+    #[error("{path} is no folder of a cgroup v2 hierarchy")]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+    },
     /// No cgroup v2 hierarchy is mounted.
     #[error(
         "no cgroup v2 hierarchy is mounted; mount one first: \
          mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
     )]
     None,
+}
+
+/// Checks that a path is the folder of a cgroup, before anything is made for it.
+///
+/// # Errors
+///
+/// It is not.
+pub fn check(path: &Path) -> Result<(), CgroupError> {
+    let kind = statfs(path).map_err(|error| CgroupError::Absent {
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
+    if kind.filesystem_type() == CGROUP2_SUPER_MAGIC {
+        Ok(())
+    } else {
+        Err(CgroupError::Foreign {
+            path: path.to_owned(),
+        })
+    }
 }
 
 /// Where the cgroup v2 hierarchy is mounted, alone or beside v1.

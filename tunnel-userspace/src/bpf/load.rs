@@ -1,12 +1,17 @@
 //! The object of kernel programs, loaded on the pinned maps.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError, PerCpuArray},
     programs::{Program, ProgramError},
+    util::nr_cpus,
 };
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tunnel_common::names;
 
 use super::{
@@ -27,8 +32,14 @@ pub enum LoadError {
     /// The folder of pins can't be used.
     #[error(transparent)]
     Pins(#[from] PinError),
+    /// The CPUs can't be counted.
+    #[error("cannot count the CPUs")]
+    Cpus(#[source] io::Error),
     /// The object can't be loaded.
-    #[error("cannot load the kernel programs' maps")]
+    #[error(
+        "cannot make the maps (before Linux 5.11 `Operation not permitted` may mean that the limit \
+         of locked memory, ulimit -l, is too low)"
+    )]
     Object(#[source] EbpfError),
     /// A map is not in the object, or not of its kind.
     #[error("map {map} of the object can't be used")]
@@ -56,6 +67,18 @@ pub enum LoadError {
     },
 }
 
+/// Lifts the limit of locked memory, which Linux before 5.11 counts maps against, for root too.
+/// Where that is not allowed, later kernels don't need it.
+pub fn raise_memory_limit() {
+    let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    if let Err(error) = raised {
+        tracing::debug!(%error, "the limit of locked memory stays as it is");
+    }
+}
+
+/// Older translations that each CPU has room for.
+const OVERFLOW_PER_CPU: u32 = 1024;
+
 /// Programs that are loaded on the pinned maps, and not yet attached.
 pub struct DataPath {
     ebpf: Ebpf,
@@ -79,6 +102,10 @@ impl DataPath {
         for (map, entries) in shapes::entries(sizes) {
             loader.map_max_entries(map, entries);
         }
+        // The map is divided among the CPUs.
+        let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
+        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+        loader.map_max_entries(names::OVERFLOW, cpus.saturating_mul(OVERFLOW_PER_CPU));
         for map in names::MAPS {
             loader.map_pin_path(map, folder.join(map));
         }

@@ -26,9 +26,10 @@ pub struct KernelMaps {
 }
 
 fn to_io(error: MapError) -> io::Error {
-    match error {
-        MapError::SyscallError(error) => error.io_error,
-        other => io::Error::other(other),
+    if let MapError::SyscallError(error) = error {
+        error.io_error
+    } else {
+        io::Error::other(error)
     }
 }
 

@@ -235,6 +235,15 @@ impl Pins {
         Ok(())
     }
 
+    /// Removes the links: the programs are no longer attached. The maps stay.
+    ///
+    /// # Errors
+    ///
+    /// The file system refused.
+    pub fn detach(&self) -> Result<(), PinError> {
+        remove_known(&self.links(), |name| names::PROGRAMS.contains(&name), &mut Vec::new())
+    }
+
     /// Removes links, maps and folders that are ours. What is not ours stays and is named.
     ///
     /// # Errors

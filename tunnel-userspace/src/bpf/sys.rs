@@ -6,7 +6,7 @@ use std::{
     ffi::CString,
     io,
     os::{
-        fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -195,7 +195,9 @@ fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; 64]> {
         .u32(4, 64)
         .pointer(8, info.as_mut_ptr());
     // SAFETY: the buffer is as long as the attribute says, and outlives the call.
-    unsafe { attr.call(BPF_OBJ_GET_INFO_BY_FD)? };
+    unsafe {
+        attr.call(BPF_OBJ_GET_INFO_BY_FD)?;
+    }
     Ok(info)
 }
 

@@ -13,10 +13,6 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Durati
     })
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature is serde's"
-)]
 pub(super) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
     target.serialize_str(&format!("{}s", value.as_secs()))
 }

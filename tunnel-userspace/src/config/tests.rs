@@ -97,3 +97,13 @@ fn relative_paths_are_relative_to_the_file() {
     assert_eq!(config.bpf.bpffs, folder.path().join("../pins"));
     assert_eq!(config.bpf.cgroup.0, Some("/sys/fs/cgroup/x".into()));
 }
+
+#[test]
+fn the_page_on_configuration_shows_the_file_of_defaults() {
+    let page = include_str!("../../../docs/configuration.md");
+
+    assert!(
+        page.contains(Config::default_file()),
+        "docs/configuration.md is out of date"
+    );
+}

@@ -36,7 +36,7 @@ impl Sizes {
     }
 }
 
-const fn with_spare(entries: u32) -> u32 {
+pub(super) const fn with_spare(entries: u32) -> u32 {
     entries.saturating_add(entries / 8).saturating_add(64)
 }
 

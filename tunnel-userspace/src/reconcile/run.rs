@@ -197,7 +197,7 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
             let now = Timestamp::now();
             stats.last_pass_at = Some(now);
             let failing = self.reconciler.is_dirty().then_some(now);
-            stats.failing_since = failing.and(stats.failing_since.or(failing));
+            stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
     }
 

@@ -10,9 +10,12 @@ use std::{
 
 use memory::Memory;
 use proptest::prelude::*;
-use tunnel_common::addr::{Address, Port, Protocol};
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    service::Backend,
+};
 
-use super::*;
+use super::{access::with_spare, *};
 use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Service, ServicePort, ServiceState,
 };

@@ -139,7 +139,7 @@ impl MapWriter for Memory {
         let old = self
             .be
             .get(&index)
-            .map_or(State::default(), |old| old.state);
+            .map_or_else(State::default, |old| old.state);
         assert!(!old.is_serving(), "a backend that serves is written over");
         assert_ne!(old, backend.state);
         self.write("be", !self.seen.backends.contains(&index))?;

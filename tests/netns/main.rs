@@ -5,7 +5,11 @@
 mod support;
 
 #[cfg(test)]
+mod cleanup;
+#[cfg(test)]
 mod counters;
+#[cfg(test)]
+mod damaged;
 #[cfg(test)]
 mod datagrams;
 #[cfg(test)]
@@ -14,6 +18,8 @@ mod flows;
 mod full;
 #[cfg(test)]
 mod hooks;
+#[cfg(test)]
+mod live;
 #[cfg(test)]
 mod refused;
 #[cfg(test)]

@@ -149,6 +149,20 @@ pub(crate) fn http(mut stream: TcpStream) -> Result<String> {
     Ok(name.to_owned())
 }
 
+/// The code and body of an answer over HTTP.
+pub(crate) fn get(place: &Place, at: SocketAddr, path: &str) -> Result<(u16, String)> {
+    let mut stream = place.connect(at)?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no whole answer")?;
+    let code = head.split(' ').nth(1).context("no code in the answer")?;
+    Ok((code.parse()?, body.to_owned()))
+}
+
 /// The name that a server answers a datagram with, and the sender that is shown.
 pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
     let mut answer = [0; 256];

@@ -9,9 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_common::service::{Backend, Set};
 use tunnel_userspace::{
     model::Algorithm,
-    reconcile::{
-        Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError,
-    },
+    reconcile::{Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError},
     source::file,
 };
 
@@ -20,7 +18,11 @@ mod memory;
 
 use memory::Memory;
 
-const SIZES: Sizes = Sizes { fronts: 128, slots: 256, backends: 256 };
+const SIZES: Sizes = Sizes {
+    fronts: 128,
+    slots: 256,
+    backends: 256,
+};
 
 struct NoGrace;
 
@@ -33,7 +35,10 @@ impl Grace for NoGrace {
 /// Programs the objects of a case and gives the lines of what came of it.
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (mut store, problems) = file::read(objects)?;
-    let settings = Settings { node_name: "node-a".to_owned(), algorithm: Algorithm::Random };
+    let settings = Settings {
+        node_name: "node-a".to_owned(),
+        algorithm: Algorithm::Random,
+    };
     let mut reconciler = Reconciler::adopt(Memory::new(SIZES), SIZES, &mut NoGrace, settings)?;
     let update = store.take_update().context("the case has no objects")?;
     reconciler.update(update);
@@ -42,7 +47,10 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         .into_iter()
         .map(|problem| {
             let file = objects.display().to_string();
-            format!("refused {}", problem.to_string().replace(&file, "objects.yaml"))
+            format!(
+                "refused {}",
+                problem.to_string().replace(&file, "objects.yaml")
+            )
         })
         .collect();
     let mut owners = BTreeMap::new();
@@ -53,7 +61,10 @@ fn program(objects: &Path) -> Result<Vec<String>> {
                 owner = format!("{owner}:{}", port.port);
             }
             for problem in port.problem {
-                lines.push(format!("refused {owner}/{} {}: {problem}", port.protocol, port.family));
+                lines.push(format!(
+                    "refused {owner}/{} {}: {problem}",
+                    port.protocol, port.family
+                ));
             }
             owners.extend(port.fronts.into_iter().map(|front| (front, owner.clone())));
         }
@@ -84,18 +95,19 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
     }
     for backend in maps.be.values() {
         let owner = names.get(&backend.service).cloned().unwrap_or_default();
-        let state = if backend.state.is_serving() { "serving" } else { "gone" };
+        let state = if backend.state.is_serving() {
+            "serving"
+        } else {
+            "gone"
+        };
         lines.push(format!("be {} {owner} {state}", shown(backend)));
     }
     lines
 }
 
 fn shown(backend: &Backend) -> String {
-    let key = tunnel_common::service::FrontKey::new(
-        backend.address,
-        backend.port,
-        backend.protocol,
-    );
+    let key =
+        tunnel_common::service::FrontKey::new(backend.address, backend.port, backend.protocol);
     key.to_string()
 }
 
@@ -103,8 +115,15 @@ fn check(case: &Path) -> Result<()> {
     let found = program(&case.join("objects.yaml"))?.join("\n");
     let wanted = fs::read_to_string(case.join("maps.txt"))
         .with_context(|| format!("{} has no maps.txt", case.display()))?;
-    let name = case.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    ensure!(found == wanted.trim_end(), "{name}: the maps hold\n{found}\nnot\n{wanted}");
+    let name = case
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    ensure!(
+        found == wanted.trim_end(),
+        "{name}: the maps hold\n{found}\nnot\n{wanted}"
+    );
     Ok(())
 }
 

@@ -79,7 +79,7 @@ enum Command {
         name: String,
         #[arg(long)]
         record: PathBuf,
-        /// KIND:PORT[-LAST][=SERVICE,…] with KIND http, echo, udp or sink.
+        /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp or sink.
         #[arg(required = true)]
         listeners: Vec<Listener>,
     },

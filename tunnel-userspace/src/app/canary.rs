@@ -96,7 +96,10 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
     // no route.
     if !own.ip().is_loopback() {
         connected.or_else(no_route).map_err(CanaryError::Connect)?;
-        return Err(CanaryError::Outside { cgroup, own: own_cgroup() });
+        return Err(CanaryError::Outside {
+            cgroup,
+            own: own_cgroup(),
+        });
     }
     let shown = socket.peer_addr().map_err(CanaryError::Connect)?;
     if shown == dialled {

@@ -71,7 +71,10 @@ where
 pub async fn node(config: Config) -> Result<(), NodeError> {
     let mut parts = Parts::load(&config)?;
     let (update_sender, mut updates) = mpsc::channel(UPDATES);
-    let settings = file::Settings::new(&config.source.file.path);
+    let settings = file::Settings {
+        path: config.source.file.path.clone(),
+        max_file_bytes: config.source.file.max_file_bytes,
+    };
     let source = file::start(settings, update_sender)
         .await
         .map_err(failed("cannot read the manifests"))?;
@@ -241,7 +244,9 @@ impl Parts {
         canary(None);
         if arrived.is_err() && attached.replaced == 0 {
             // Nobody was served yet by programs that don't do what they should.
-            self.pins.detach().map_err(failed("cannot detach the programs"))?;
+            self.pins
+                .detach()
+                .map_err(failed("cannot detach the programs"))?;
         }
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))
     }

@@ -241,7 +241,11 @@ impl Pins {
     ///
     /// The file system refused.
     pub fn detach(&self) -> Result<(), PinError> {
-        remove_known(&self.links(), |name| names::PROGRAMS.contains(&name), &mut Vec::new())
+        remove_known(
+            &self.links(),
+            |name| names::PROGRAMS.contains(&name),
+            &mut Vec::new(),
+        )
     }
 
     /// Removes links, maps and folders that are ours. What is not ours stays and is named.

@@ -30,16 +30,19 @@ pub struct Source {
 
 /// A folder or file of manifests.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SourceFile {
     /// The folder or file. Relative to the config file.
     pub path: PathBuf,
+    /// The size up to which a file is read, in bytes.
+    pub max_file_bytes: u64,
 }
 
 impl Default for SourceFile {
     fn default() -> Self {
         Self {
             path: "/etc/culvert/manifests".into(),
+            max_file_bytes: 64 << 20,
         }
     }
 }

@@ -1,0 +1,317 @@
+//! Kubernetes objects become domain types on entry. What can't is refused with the field that is
+//! wrong; what Culvert has no part in is skipped.
+
+mod address;
+mod config_map;
+mod endpoint_slice;
+mod node;
+mod service;
+mod service_cidr;
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use tunnel_common::addr::Protocol;
+
+use crate::model::{Kind, Object, ObjectId, ObjectName};
+
+/// The domain of Culvert's own annotations and labels.
+pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
+
+/// What a manifest turned out to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Manifest {
+    /// An object that Culvert uses.
+    Object(Object),
+    /// An object of a kind that Culvert reads, but has no part in: a headless Service, another
+    /// proxy's, an EndpointSlice without a Service.
+    Skipped(ObjectId),
+    /// Several manifests in one, each complete with its kind.
+    List(Vec<Value>),
+    /// A kind that Culvert doesn't read: its `apiVersion` and `kind`.
+    Unknown(String),
+}
+
+/// A manifest that was refused.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{}{invalid}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
+pub struct Refused {
+    /// The object, where kind and name could be read.
+    pub id: Option<ObjectId>,
+    /// What is wrong with it.
+    #[source]
+    pub invalid: Invalid,
+}
+
+/// A field, and what is wrong with it.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{}: {reason}", if .field.is_empty() { "manifest" } else { .field })]
+pub struct Invalid {
+    /// The field as a path from the object, `spec.ports[0].port`; empty for the object itself.
+    pub field: String,
+    /// What is wrong with it.
+    pub reason: Reason,
+}
+
+/// Why a field is refused.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Reason {
+    #[error("is required")]
+    Missing,
+    #[error("is not a set of fields")]
+    NotAnObject,
+    #[error("is not a list")]
+    NotAList,
+    #[error("is not text")]
+    NotText,
+    #[error("{0}")]
+    Shape(String),
+    #[error("is {found:?}, but {kind} is read as {expected}")]
+    ApiVersion {
+        kind: Kind,
+        found: String,
+        expected: &'static str,
+    },
+    #[error("{0:?} is not a name: at most 253 lower case letters, digits, '-' and '.'")]
+    Name(String),
+    #[error("{0} is not a port from 1 to 65535")]
+    Port(i32),
+    #[error("{0:?} is not TCP, UDP or SCTP")]
+    Protocol(String),
+    #[error("{0:?} is there twice")]
+    Repeated(String),
+    #[error("must be named, as there are several ports")]
+    UnnamedPort,
+    #[error("{0:?} is not an IP address")]
+    Address(String),
+    #[error("{0} is a second address of its family")]
+    SecondOfFamily(String),
+    #[error("{0} is not of the slice's address type")]
+    OtherFamily(String),
+    #[error("{address} is {what}, which can't be used here")]
+    Unusable { address: String, what: &'static str },
+    #[error("{0:?} is not IPv4, IPv6 or FQDN")]
+    AddressType(String),
+    #[error("{0} is not one of spec.clusterIPs")]
+    NotAmongClusterIps(String),
+    #[error("{0:?} is not an address with a prefix length")]
+    Cidr(String),
+    #[error("{0:?} is not random, round-robin or rr")]
+    Algorithm(String),
+}
+
+impl Invalid {
+    fn new(field: impl Into<String>, reason: Reason) -> Self {
+        Self {
+            field: field.into(),
+            reason,
+        }
+    }
+}
+
+impl From<Invalid> for Refused {
+    fn from(invalid: Invalid) -> Self {
+        Self { id: None, invalid }
+    }
+}
+
+/// Reads one manifest.
+///
+/// # Errors
+///
+/// Names the first field that is wrong, and the object where its kind and name can be told.
+pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
+    let Some(fields) = value.as_object_mut() else {
+        return Err(Invalid::new("", Reason::NotAnObject).into());
+    };
+    let kind =
+        text(fields, "kind", "kind")?.ok_or_else(|| Invalid::new("kind", Reason::Missing))?;
+    let kind = kind.to_owned();
+    if kind == "List" {
+        return list(fields, None);
+    }
+    if let Some(items) = kind
+        .strip_suffix("List")
+        .filter(|items| known(items).is_some())
+    {
+        return list(fields, Some(items));
+    }
+    let version = text(fields, "apiVersion", "apiVersion")?
+        .unwrap_or_default()
+        .to_owned();
+    let Some((kind, versions)) = known(&kind) else {
+        return Ok(Manifest::Unknown(
+            format!("{version} {kind}").trim_start().to_owned(),
+        ));
+    };
+    if is_foreign(&version) {
+        return Ok(Manifest::Unknown(format!("{version} {kind}")));
+    }
+
+    let id = identify(kind, fields)?;
+    let refuse = |invalid| Refused {
+        id: Some(id.clone()),
+        invalid,
+    };
+    let [expected, ..] = versions;
+    if version.is_empty() {
+        return Err(refuse(Invalid::new("apiVersion", Reason::Missing)));
+    }
+    if !versions.contains(&version.as_str()) {
+        let reason = Reason::ApiVersion {
+            kind,
+            found: version,
+            expected,
+        };
+        return Err(refuse(Invalid::new("apiVersion", reason)));
+    }
+    fields.insert("apiVersion".to_owned(), Value::from(*expected));
+    let object = convert(kind, id.name.clone(), value).map_err(refuse)?;
+    Ok(object.map_or_else(|| Manifest::Skipped(id), Manifest::Object))
+}
+
+/// Takes the object of a kind, or nothing if Culvert has no part in it.
+fn convert(kind: Kind, name: ObjectName, value: Value) -> Result<Option<Object>, Invalid> {
+    Ok(match kind {
+        Kind::Service => {
+            service::read(name, typed(value)?)?.map(|object| Object::Service(Arc::new(object)))
+        }
+        Kind::EndpointSlice => endpoint_slice::read(name, typed(value)?)?
+            .map(|object| Object::EndpointSlice(Arc::new(object))),
+        Kind::Node => Some(Object::Node(Arc::new(node::read(name, typed(value)?)))),
+        Kind::ConfigMap => Some(Object::ConfigMap(Arc::new(config_map::read(
+            name,
+            typed(value)?,
+        )))),
+        Kind::ServiceCidr => Some(Object::ServiceCidr(Arc::new(service_cidr::read(
+            name,
+            typed(value)?,
+        )?))),
+    })
+}
+
+/// The kind of that name, with its versions that are read alike; the first is the one that the
+/// types here are of.
+fn known(kind: &str) -> Option<(Kind, &'static [&'static str; 2])> {
+    match kind {
+        "Service" => Some((Kind::Service, &["v1"; 2])),
+        "EndpointSlice" => Some((Kind::EndpointSlice, &["discovery.k8s.io/v1"; 2])),
+        "Node" => Some((Kind::Node, &["v1"; 2])),
+        "ConfigMap" => Some((Kind::ConfigMap, &["v1"; 2])),
+        "ServiceCIDR" => Some((
+            Kind::ServiceCidr,
+            &["networking.k8s.io/v1", "networking.k8s.io/v1beta1"],
+        )),
+        _ => None,
+    }
+}
+
+/// Whether the API group is not Kubernetes' own, so that a kind of a known name is another one
+/// (Knative has a Service too).
+fn is_foreign(version: &str) -> bool {
+    version
+        .split_once('/')
+        .is_some_and(|(group, _)| group.contains('.') && !group.ends_with(".k8s.io"))
+}
+
+/// The items of a list. Those of a typed list get its kind and version, as the API server leaves
+/// them out there.
+fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, Refused> {
+    let version = fields.get("apiVersion").cloned();
+    let mut items = match fields.remove("items") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(items)) => items,
+        Some(_) => return Err(Invalid::new("items", Reason::NotAList).into()),
+    };
+    if let (Some(kind), Some(version)) = (kind, version) {
+        for item in items.iter_mut().filter_map(Value::as_object_mut) {
+            item.entry("kind").or_insert_with(|| Value::from(kind));
+            item.entry("apiVersion").or_insert_with(|| version.clone());
+        }
+    }
+    Ok(Manifest::List(items))
+}
+
+/// Reads the name of an object.
+fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid> {
+    let metadata = match fields.get("metadata") {
+        None | Some(Value::Null) => return Err(Invalid::new("metadata.name", Reason::Missing)),
+        Some(Value::Object(metadata)) => metadata,
+        Some(_) => return Err(Invalid::new("metadata", Reason::NotAnObject)),
+    };
+    let name = text(metadata, "name", "metadata.name")?
+        .ok_or_else(|| Invalid::new("metadata.name", Reason::Missing))?;
+    let is_name = |name: &str| {
+        name.len() <= 253
+            && name
+                .bytes()
+                .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'))
+    };
+    if !is_name(name) {
+        return Err(Invalid::new("metadata.name", Reason::Name(name.to_owned())));
+    }
+    let namespace = match kind {
+        Kind::Node | Kind::ServiceCidr => "",
+        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => {
+            text(metadata, "namespace", "metadata.namespace")?.unwrap_or("default")
+        }
+    };
+    if !is_name(namespace) {
+        return Err(Invalid::new(
+            "metadata.namespace",
+            Reason::Name(namespace.to_owned()),
+        ));
+    }
+    Ok(ObjectId {
+        kind,
+        name: ObjectName::new(namespace, name),
+    })
+}
+
+/// A text field that isn't empty.
+fn text<'a>(
+    fields: &'a Map<String, Value>,
+    key: &str,
+    path: &str,
+) -> Result<Option<&'a str>, Invalid> {
+    match fields.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok((!text.is_empty()).then_some(text)),
+        Some(_) => Err(Invalid::new(path, Reason::NotText)),
+    }
+}
+
+/// Reads a value as one of Kubernetes' types.
+fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Invalid> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let field = if path == "." { String::new() } else { path };
+        Invalid {
+            field,
+            reason: Reason::Shape(error.into_inner().to_string()),
+        }
+    })
+}
+
+/// A port number that can be dialled.
+fn port(number: i32, field: impl FnOnce() -> String) -> Result<u16, Invalid> {
+    u16::try_from(number)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| Invalid::new(field(), Reason::Port(number)))
+}
+
+/// A protocol by its name; TCP where none is given.
+fn protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protocol, Invalid> {
+    match name {
+        None | Some("" | "TCP") => Ok(Protocol::TCP),
+        Some("UDP") => Ok(Protocol::UDP),
+        Some("SCTP") => Ok(Protocol::SCTP),
+        Some(other) => Err(Invalid::new(field(), Reason::Protocol(other.to_owned()))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! IP addresses as Kubernetes has always read them (`ParseIPSloppy` in `k8s.io/utils/net`):
+//! numbers may have leading zeros and are decimal, and a v4-mapped IPv6 address is IPv4.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{Invalid, Reason};
+
+/// Reads an address into its canonical form.
+pub(super) fn ip(text: &str) -> Option<IpAddr> {
+    if text.contains(':') {
+        v6(text).map(|v6| IpAddr::V6(v6).to_canonical())
+    } else {
+        v4(text).map(IpAddr::V4)
+    }
+}
+
+/// Reads an address and a prefix length; the bits after the prefix become zero.
+pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = text.split_once('/')?;
+    let length = u32::from(u8::try_from(decimal(length)?).ok()?);
+    let (network, length) = if address.contains(':') {
+        let mask = u128::MAX
+            .checked_shl(128_u32.checked_sub(length)?)
+            .unwrap_or(0);
+        let network = Ipv6Addr::from_bits(v6(address)?.to_bits() & mask);
+        match network.to_ipv4_mapped() {
+            Some(v4) if length >= 96 => (IpAddr::V4(v4), length.wrapping_sub(96)),
+            Some(_) | None => (IpAddr::V6(network), length),
+        }
+    } else {
+        let mask = u32::MAX
+            .checked_shl(32_u32.checked_sub(length)?)
+            .unwrap_or(0);
+        (
+            IpAddr::V4(Ipv4Addr::from_bits(v4(address)?.to_bits() & mask)),
+            length,
+        )
+    };
+    Some((network, u8::try_from(length).ok()?))
+}
+
+/// Reads an address that traffic can be sent to by anyone.
+pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
+    let address =
+        ip(text).ok_or_else(|| Invalid::new(field(), Reason::Address(text.to_owned())))?;
+    let what = if address.is_unspecified() {
+        "the unspecified address"
+    } else if address.is_multicast() {
+        "a multicast address"
+    } else if address == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        "the broadcast address"
+    } else {
+        return Ok(address);
+    };
+    Err(Invalid::new(
+        field(),
+        Reason::Unusable {
+            address: text.to_owned(),
+            what,
+        },
+    ))
+}
+
+/// Reads an address that an endpoint may have: one that means the same on every node
+/// (`ValidateEndpointIP` in Kubernetes' `pkg/apis/core/validation`).
+pub(super) fn endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
+    let address = unicast(text, &field)?;
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let what = if address.is_loopback() {
+        "a loopback address"
+    } else if is_link_local {
+        "a link-local address"
+    } else {
+        return Ok(address);
+    };
+    Err(Invalid::new(
+        field(),
+        Reason::Unusable {
+            address: text.to_owned(),
+            what,
+        },
+    ))
+}
+
+fn v4(text: &str) -> Option<Ipv4Addr> {
+    let mut parts = text
+        .split('.')
+        .map(|part| u8::try_from(decimal(part)?).ok());
+    let mut part = || parts.next().flatten();
+    let address = Ipv4Addr::new(part()?, part()?, part()?, part()?);
+    parts.next().is_none().then_some(address)
+}
+
+/// The standard library's reader is strict about zeros before a group and in an IPv4 tail, so
+/// they go first.
+fn v6(text: &str) -> Option<Ipv6Addr> {
+    let (groups, tail) = text.rsplit_once(':')?;
+    let mut plain: Vec<String> = groups.split(':').map(without_zeros).collect();
+    if tail.contains('.') {
+        let [high, low] = u32_halves(v4(tail)?.to_bits());
+        plain.extend([format!("{high:x}"), format!("{low:x}")]);
+    } else {
+        plain.push(without_zeros(tail));
+    }
+    plain.join(":").parse().ok()
+}
+
+const fn u32_halves(word: u32) -> [u16; 2] {
+    let [a, b, c, d] = word.to_be_bytes();
+    [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
+}
+
+fn without_zeros(group: &str) -> String {
+    match group.trim_start_matches('0') {
+        "" if group.is_empty() => String::new(),
+        "" => "0".to_owned(),
+        rest => rest.to_owned(),
+    }
+}
+
+/// A number of decimal digits and nothing else.
+fn decimal(text: &str) -> Option<u32> {
+    let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    is_number.then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn leading_zeros_are_decimal_and_go_away() {
+        assert_eq!(ip("172.30.0.041"), Some(IpAddr::from([172, 30, 0, 41])));
+        assert_eq!(ip("010.000.000.008"), Some(IpAddr::from([10, 0, 0, 8])));
+        assert_eq!(ip("fd00::00010"), "fd00::10".parse().ok());
+        assert_eq!(ip("64:ff9b::010.0.0.1"), "64:ff9b::a00:1".parse().ok());
+    }
+
+    #[test]
+    fn a_v4_mapped_address_is_ipv4() {
+        assert_eq!(ip("::ffff:10.0.0.1"), Some(IpAddr::from([10, 0, 0, 1])));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in [
+            "",
+            "10.0.0",
+            "10.0.0.0.1",
+            "10.0.0.256",
+            "10.0.0.+1",
+            "0x0a.0.0.1",
+            "fe80::1%eth0",
+        ] {
+            assert_eq!(ip(text), None, "{text:?}");
+        }
+        for text in [
+            ":",
+            ":::",
+            "1:2",
+            "::1.2.3",
+            "1.2.3.4::",
+            "12345::",
+            "nonsense",
+        ] {
+            assert_eq!(ip(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_cidr_is_an_address_cut_to_its_prefix() {
+        assert_eq!(
+            cidr("10.96.0.010/012"),
+            Some((IpAddr::from([10, 96, 0, 0]), 12))
+        );
+        assert_eq!(cidr("0.0.0.0/0"), Some((IpAddr::from([0, 0, 0, 0]), 0)));
+        assert_eq!(
+            cidr("fd00::1/64"),
+            Some(("fd00::".parse().expect("an address"), 64))
+        );
+        assert_eq!(
+            cidr("::ffff:10.0.0.1/120"),
+            Some((IpAddr::from([10, 0, 0, 0]), 24))
+        );
+        for text in [
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "fd00::/129",
+            "10.0.0.0/-1",
+            "/8",
+            "10.0.0.0/",
+        ] {
+            assert_eq!(cidr(text), None, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_address_is_read_as_it_is_written(bits: u128, word: u32) {
+            let v6 = IpAddr::V6(Ipv6Addr::from_bits(bits));
+            prop_assert_eq!(ip(&v6.to_string()), Some(v6.to_canonical()));
+            let v4 = IpAddr::V4(Ipv4Addr::from_bits(word));
+            prop_assert_eq!(ip(&v4.to_string()), Some(v4));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::api::discovery::v1;
+
+use super::{Invalid, Reason, address, port, protocol};
+use crate::model::{Endpoint, EndpointPort, EndpointSlice, Family, ObjectName};
+
+/// The label that names the Service of a slice.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label of a headless Service's slices, whatever its value.
+const HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// Takes an EndpointSlice, or nothing if it says nothing of a Service that is served here: it is
+/// no Service's, a headless one's, or holds host names.
+pub(super) fn read(
+    name: ObjectName,
+    object: v1::EndpointSlice,
+) -> Result<Option<EndpointSlice>, Invalid> {
+    let labels = object.metadata.labels.unwrap_or_default();
+    let Some(service) = labels
+        .get(SERVICE_NAME)
+        .filter(|service| !service.is_empty())
+    else {
+        return Ok(None);
+    };
+    if labels.contains_key(HEADLESS) {
+        return Ok(None);
+    }
+    let family = match object.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        "FQDN" => return Ok(None),
+        "" => return Err(Invalid::new("addressType", Reason::Missing)),
+        other => {
+            return Err(Invalid::new(
+                "addressType",
+                Reason::AddressType(other.to_owned()),
+            ));
+        }
+    };
+    Ok(Some(EndpointSlice {
+        service: ObjectName::new(Arc::clone(&name.namespace), service.as_str()),
+        name,
+        family,
+        ports: ports(&object.ports.unwrap_or_default())?,
+        endpoints: endpoints(object.endpoints.unwrap_or_default(), family)?,
+    }))
+}
+
+/// The ports. One without a number stands for no port of a Service, and is left out. A port
+/// without a name is the unnamed one: the API server fills that in
+/// (`SetDefaults_EndpointPort` in Kubernetes' `pkg/apis/discovery/v1`), and a manifest means
+/// here what it means there.
+fn ports(ports: &[v1::EndpointPort]) -> Result<Vec<EndpointPort>, Invalid> {
+    let mut names = BTreeSet::new();
+    let mut read = Vec::with_capacity(ports.len());
+    for (i, entry) in ports.iter().enumerate() {
+        let field = |name: &str| format!("ports[{i}].{name}");
+        let name = entry.name.as_deref().unwrap_or_default();
+        let protocol = protocol(entry.protocol.as_deref(), || field("protocol"))?;
+        let Some(number) = entry.port.filter(|number| *number != 0) else {
+            continue;
+        };
+        let port = port(number, || field("port"))?;
+        if !names.insert(name) {
+            return Err(Invalid::new(
+                field("name"),
+                Reason::Repeated(name.to_owned()),
+            ));
+        }
+        read.push(EndpointPort {
+            name: Arc::from(name),
+            port,
+            protocol,
+        });
+    }
+    Ok(read)
+}
+
+fn endpoints(endpoints: Vec<v1::Endpoint>, family: Family) -> Result<Vec<Endpoint>, Invalid> {
+    let mut read = Vec::with_capacity(endpoints.len());
+    for (i, entry) in endpoints.into_iter().enumerate() {
+        let Some(text) = entry.addresses.first() else {
+            return Err(Invalid::new(
+                format!("endpoints[{i}].addresses"),
+                Reason::Missing,
+            ));
+        };
+        let field = || format!("endpoints[{i}].addresses[0]");
+        let address = address::endpoint(text, field)?;
+        if Family::of(address) != family {
+            return Err(Invalid::new(field(), Reason::OtherFamily(text.to_owned())));
+        }
+        let conditions = entry.conditions.unwrap_or_default();
+        read.push(Endpoint {
+            address,
+            ready: conditions.ready.unwrap_or(true),
+            serving: conditions.serving.unwrap_or(true),
+            terminating: conditions.terminating.unwrap_or(false),
+            node: entry
+                .node_name
+                .filter(|node| !node.is_empty())
+                .map(Arc::from),
+        });
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests;

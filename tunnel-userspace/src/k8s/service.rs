@@ -1,0 +1,134 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use k8s_openapi::{api::core::v1, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+
+use super::{ANNOTATION_DOMAIN, Invalid, Reason, address, port, protocol};
+use crate::model::{Algorithm, Family, ObjectName, Service, ServicePort};
+
+/// The label that gives a Service to another proxy, whatever its value.
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+
+/// Takes a Service, or nothing if it isn't served here: it has no cluster IP, or is another
+/// proxy's.
+pub(super) fn read(name: ObjectName, object: v1::Service) -> Result<Option<Service>, Invalid> {
+    let spec = object.spec.unwrap_or_default();
+    let is_other_proxys = object
+        .metadata
+        .labels
+        .as_ref()
+        .is_some_and(|labels| labels.contains_key(OTHER_PROXY));
+    if is_other_proxys || spec.type_.as_deref() == Some("ExternalName") {
+        return Ok(None);
+    }
+    let Some(cluster_ips) = cluster_ips(&spec)? else {
+        return Ok(None);
+    };
+    Ok(Some(Service {
+        name,
+        created: object
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map(|time| time.0.as_second()),
+        cluster_ips,
+        ports: ports(spec.ports.as_deref().unwrap_or_default())?,
+        algorithm: algorithm(&object.metadata)?,
+    }))
+}
+
+/// The cluster IPs, or nothing if the Service is headless.
+fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
+    let is_set = |text: &&str| !text.is_empty();
+    let single = spec.cluster_ip.as_deref().filter(is_set);
+    let several = spec.cluster_ips.as_deref().unwrap_or_default();
+    let first = single.or_else(|| several.first().map(String::as_str).filter(is_set));
+    if matches!(first, None | Some("None")) {
+        return Ok(None);
+    }
+
+    let single = single.map(|text| address::unicast(text, || "spec.clusterIP".to_owned()));
+    let single = single.transpose()?;
+    if several.is_empty() {
+        return Ok(single.map(|address| vec![address]));
+    }
+    let mut addresses: Vec<IpAddr> = Vec::with_capacity(several.len());
+    for (i, text) in several.iter().enumerate() {
+        let field = || format!("spec.clusterIPs[{i}]");
+        let address = address::unicast(text, field)?;
+        if addresses
+            .iter()
+            .any(|other| Family::of(*other) == Family::of(address))
+        {
+            return Err(Invalid::new(
+                field(),
+                Reason::SecondOfFamily(text.to_owned()),
+            ));
+        }
+        addresses.push(address);
+    }
+    match single.filter(|address| !addresses.contains(address)) {
+        Some(stray) => {
+            let reason = Reason::NotAmongClusterIps(stray.to_string());
+            Err(Invalid::new("spec.clusterIP", reason))
+        }
+        None => Ok(Some(addresses)),
+    }
+}
+
+fn ports(ports: &[v1::ServicePort]) -> Result<Vec<ServicePort>, Invalid> {
+    if ports.is_empty() {
+        return Err(Invalid::new("spec.ports", Reason::Missing));
+    }
+    let mut names = BTreeSet::new();
+    let mut numbers = BTreeSet::new();
+    let mut read = Vec::with_capacity(ports.len());
+    for (i, entry) in ports.iter().enumerate() {
+        let field = |name: &str| format!("spec.ports[{i}].{name}");
+        let name = entry.name.as_deref().unwrap_or_default();
+        if name.is_empty() && ports.len() > 1 {
+            return Err(Invalid::new(field("name"), Reason::UnnamedPort));
+        }
+        if !names.insert(name) {
+            return Err(Invalid::new(
+                field("name"),
+                Reason::Repeated(name.to_owned()),
+            ));
+        }
+        let number = port(entry.port, || field("port"))?;
+        let protocol = protocol(entry.protocol.as_deref(), || field("protocol"))?;
+        if !numbers.insert((number, protocol)) {
+            let reason = Reason::Repeated(format!("{number}/{protocol}"));
+            return Err(Invalid::new(field("port"), reason));
+        }
+        read.push(ServicePort {
+            name: Arc::from(name),
+            port: number,
+            protocol,
+        });
+    }
+    Ok(read)
+}
+
+fn algorithm(metadata: &ObjectMeta) -> Result<Option<Algorithm>, Invalid> {
+    let annotation = format!("{ANNOTATION_DOMAIN}/algorithm");
+    let annotations: Option<&BTreeMap<_, _>> = metadata.annotations.as_ref();
+    match annotations
+        .and_then(|all| all.get(&annotation))
+        .map(String::as_str)
+    {
+        None => Ok(None),
+        Some("random") => Ok(Some(Algorithm::Random)),
+        Some("round-robin" | "rr") => Ok(Some(Algorithm::RoundRobin)),
+        Some(other) => {
+            let field = format!("metadata.annotations[{annotation}]");
+            Err(Invalid::new(field, Reason::Algorithm(other.to_owned())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+use serde_json::json;
+use tunnel_common::addr::Protocol;
+
+use super::*;
+use crate::k8s::tests::{a_service, assert_refused, assert_skipped, http, ip, service, with};
+
+#[test]
+fn a_service_is_read_with_its_addresses_ports_and_age() {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {
+            "name": "web", "namespace": "shop",
+            "creationTimestamp": "2024-05-01T10:00:00Z",
+            "annotations": {"culvert.dev/algorithm": "round-robin", "other": "kept out"},
+        },
+        "spec": {
+            "type": "NodePort",
+            "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00::010"],
+            "ports": [
+                {"name": "http", "port": 80, "targetPort": "web", "nodePort": 30080},
+                {"name": "dns", "port": 53, "protocol": "UDP"},
+                {"name": "sig", "port": 53, "protocol": "SCTP"},
+            ],
+        },
+    });
+
+    let port = |name: &str, port, protocol| ServicePort {
+        name: Arc::from(name),
+        port,
+        protocol,
+    };
+    assert_eq!(
+        *a_service(manifest),
+        Service {
+            name: ObjectName::new("shop", "web"),
+            created: Some(1_714_557_600),
+            cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
+            ports: vec![
+                port("http", 80, Protocol::TCP),
+                port("dns", 53, Protocol::UDP),
+                port("sig", 53, Protocol::SCTP),
+            ],
+            algorithm: Some(Algorithm::RoundRobin),
+        }
+    );
+}
+
+#[test]
+fn the_single_cluster_ip_counts_where_the_list_is_missing_and_zeros_are_decimal() {
+    let manifest = service(json!({"clusterIP": "172.30.0.041", "ports": [{"port": 80}]}));
+    assert_eq!(a_service(manifest).cluster_ips, [ip("172.30.0.41")]);
+
+    let manifest = service(json!({"clusterIPs": ["10.96.0.010"], "ports": [{"port": 80}]}));
+    assert_eq!(a_service(manifest).cluster_ips, [ip("10.96.0.10")]);
+
+    let manifest = service(json!({
+        "clusterIP": "10.96.0.010", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}],
+    }));
+    assert_eq!(a_service(manifest).cluster_ips, [ip("10.96.0.10")]);
+}
+
+#[test]
+fn the_annotation_accepts_the_names_of_algorithms_and_the_one_of_ipvs() {
+    for (name, algorithm) in [
+        ("random", Algorithm::Random),
+        ("round-robin", Algorithm::RoundRobin),
+        ("rr", Algorithm::RoundRobin),
+    ] {
+        let annotations = json!({"culvert.dev/algorithm": name});
+        let manifest = with(service(http()), "/metadata/annotations", annotations);
+        assert_eq!(a_service(manifest).algorithm, Some(algorithm));
+    }
+    assert_eq!(a_service(service(http())).algorithm, None);
+}
+
+#[test]
+fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
+    let bad_ports = json!([{"port": 0}]);
+    for spec in [
+        json!({"type": "ExternalName", "clusterIP": "10.96.0.10", "externalName": "example.org"}),
+        json!({"clusterIP": "None", "ports": bad_ports}),
+        json!({"clusterIP": "None", "clusterIPs": ["None"]}),
+        json!({"clusterIPs": ["None"]}),
+        json!({"clusterIP": "", "ports": bad_ports}),
+        json!({"ports": bad_ports}),
+        json!(null),
+    ] {
+        assert_skipped(service(spec));
+    }
+    let labels = json!({"service.kubernetes.io/service-proxy-name": ""});
+    assert_skipped(with(service(http()), "/metadata/labels", labels));
+}
+
+#[test]
+fn a_service_with_the_headless_label_and_a_cluster_ip_is_served() {
+    let labels = json!({"service.kubernetes.io/headless": ""});
+
+    a_service(with(service(http()), "/metadata/labels", labels));
+}
+
+#[test]
+fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
+    let cases = [
+        (
+            json!(["10.96.0.300"]),
+            "spec.clusterIPs[0]",
+            "\"10.96.0.300\" is not an IP address",
+        ),
+        (
+            json!(["10.96.0.1", "10.96.0.2"]),
+            "spec.clusterIPs[1]",
+            "10.96.0.2 is a second address of its family",
+        ),
+        (
+            json!(["fd00::1", "0.0.0.0"]),
+            "spec.clusterIPs[1]",
+            "0.0.0.0 is the unspecified address, which can't be used here",
+        ),
+        (
+            json!(["ff02::1"]),
+            "spec.clusterIPs[0]",
+            "ff02::1 is a multicast address, which can't be used here",
+        ),
+        (
+            json!(["255.255.255.255"]),
+            "spec.clusterIPs[0]",
+            "255.255.255.255 is the broadcast address, which can't be used here",
+        ),
+    ];
+    for (addresses, field, reason) in cases {
+        let spec = json!({"clusterIPs": addresses, "ports": [{"port": 80}]});
+        assert_refused(service(spec), field, reason);
+    }
+    let spec = json!({"clusterIP": "x", "ports": [{"port": 80}]});
+    assert_refused(
+        service(spec),
+        "spec.clusterIP",
+        "\"x\" is not an IP address",
+    );
+    let spec =
+        json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"], "ports": [{"port": 80}]});
+    let reason = "10.96.0.1 is not one of spec.clusterIPs";
+    assert_refused(service(spec), "spec.clusterIP", reason);
+}
+
+#[test]
+fn a_service_is_refused_by_the_port_that_is_wrong() {
+    let cases = [
+        (json!([]), "spec.ports", "is required"),
+        (
+            json!([{"port": 0}]),
+            "spec.ports[0].port",
+            "0 is not a port from 1 to 65535",
+        ),
+        (
+            json!([{"port": 65536}]),
+            "spec.ports[0].port",
+            "65536 is not a port from 1 to 65535",
+        ),
+        (
+            json!([{"port": -1}]),
+            "spec.ports[0].port",
+            "-1 is not a port from 1 to 65535",
+        ),
+        (
+            json!([{"port": "80"}]),
+            "spec.ports[0].port",
+            "invalid type: string \"80\", expected i32",
+        ),
+        (
+            json!([{"port": 80, "protocol": "tcp"}]),
+            "spec.ports[0].protocol",
+            "\"tcp\" is not TCP, UDP or SCTP",
+        ),
+        (
+            json!([{"name": "a", "port": 80}, {"port": 81}]),
+            "spec.ports[1].name",
+            "must be named, as there are several ports",
+        ),
+        (
+            json!([{"name": "a", "port": 80}, {"name": "a", "port": 81}]),
+            "spec.ports[1].name",
+            "\"a\" is there twice",
+        ),
+        (
+            json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}]),
+            "spec.ports[1].port",
+            "\"80/TCP\" is there twice",
+        ),
+    ];
+    for (ports, field, reason) in cases {
+        let spec = json!({"clusterIP": "10.96.0.10", "ports": ports});
+        assert_refused(service(spec), field, reason);
+    }
+}
+
+#[test]
+fn an_unknown_algorithm_is_refused_by_its_annotation() {
+    let annotations = json!({"culvert.dev/algorithm": "fastest"});
+
+    assert_refused(
+        with(service(http()), "/metadata/annotations", annotations),
+        "metadata.annotations[culvert.dev/algorithm]",
+        "\"fastest\" is not random, round-robin or rr",
+    );
+}

@@ -1,0 +1,364 @@
+use std::{collections::BTreeMap, net::IpAddr};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::model::{ConfigMap, EndpointSlice, Node, Service, ServiceCidr};
+
+pub(super) fn service(spec: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "web", "namespace": "shop"}, "spec": spec,
+    })
+}
+
+pub(super) fn slice(ports: Value, endpoints: Value) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"},
+        },
+        "addressType": "IPv4", "ports": ports, "endpoints": endpoints,
+    })
+}
+
+pub(super) fn http() -> Value {
+    json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]})
+}
+
+/// The same manifest with one field set, given as a JSON pointer.
+pub(super) fn with(mut manifest: Value, pointer: &str, value: Value) -> Value {
+    let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
+    let parent = manifest.pointer_mut(parent).and_then(Value::as_object_mut);
+    parent
+        .expect("the field's parent")
+        .insert(field.to_owned(), value);
+    manifest
+}
+
+pub(super) fn object(manifest: Value) -> Object {
+    let parsed = parse(manifest).expect("a good manifest");
+    let Manifest::Object(object) = parsed else {
+        panic!("no object: {parsed:?}")
+    };
+    object
+}
+
+pub(super) fn a_service(manifest: Value) -> Arc<Service> {
+    let object = object(manifest);
+    let Object::Service(service) = object else {
+        panic!("no Service: {object:?}")
+    };
+    service
+}
+
+pub(super) fn a_slice(manifest: Value) -> Arc<EndpointSlice> {
+    let object = object(manifest);
+    let Object::EndpointSlice(slice) = object else {
+        panic!("no slice: {object:?}")
+    };
+    slice
+}
+
+#[track_caller]
+pub(super) fn assert_skipped(manifest: Value) {
+    let parsed = parse(manifest).expect("a good manifest");
+    assert!(matches!(parsed, Manifest::Skipped(_)), "{parsed:?}");
+}
+
+/// Asserts that a manifest is refused, and which field is to blame for what.
+#[track_caller]
+pub(super) fn assert_refused(manifest: Value, field: &str, reason: &str) {
+    let refused = parse(manifest).expect_err("refused");
+    assert_eq!(
+        (
+            refused.invalid.field.as_str(),
+            refused.invalid.reason.to_string().as_str()
+        ),
+        (field, reason)
+    );
+}
+
+pub(super) fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+#[test]
+fn a_namespaced_object_without_a_namespace_is_in_default() {
+    let manifest = with(service(http()), "/metadata", json!({"name": "web"}));
+
+    assert_eq!(a_service(manifest).name, ObjectName::new("default", "web"));
+}
+
+#[test]
+fn a_node_is_read_with_its_internal_addresses() {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "edge-1", "namespace": "ignored", "labels": {"zone": "a"}},
+        "status": {"addresses": [
+            {"type": "Hostname", "address": "edge-1"},
+            {"type": "InternalIP", "address": "192.168.1.07"},
+            {"type": "InternalIP", "address": "not an address"},
+            {"type": "ExternalIP", "address": "203.0.113.1"},
+            {"type": "InternalIP", "address": "fd00::7"},
+        ]},
+    });
+
+    assert_eq!(
+        object(manifest),
+        Object::Node(Arc::new(Node {
+            name: ObjectName::new("", "edge-1"),
+            labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
+            internal_ips: vec![ip("192.168.1.7"), ip("fd00::7")],
+            eligible: true,
+        }))
+    );
+}
+
+#[test]
+fn a_node_that_is_about_to_go_gets_no_traffic_from_load_balancers() {
+    let eligible = |extra: Value, pointer: &str| {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
+        let object = object(with(node, pointer, extra));
+        let Object::Node(node) = object else {
+            panic!("no Node: {object:?}")
+        };
+        node.eligible
+    };
+    let taint = |key: &str| json!({"taints": [{"key": key, "effect": "NoSchedule"}]});
+
+    assert!(eligible(taint("other"), "/spec"));
+    assert!(!eligible(taint("ToBeDeletedByClusterAutoscaler"), "/spec"));
+    assert!(!eligible(
+        json!("2024-05-01T10:00:00Z"),
+        "/metadata/deletionTimestamp"
+    ));
+}
+
+#[test]
+fn a_config_map_is_read_with_its_text() {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "settings", "namespace": "kube-system"}, "data": {"a": "1"},
+    });
+    let expected = ConfigMap {
+        name: ObjectName::new("kube-system", "settings"),
+        data: BTreeMap::from([("a".to_owned(), "1".to_owned())]),
+    };
+
+    assert_eq!(
+        object(manifest.clone()),
+        Object::ConfigMap(Arc::new(expected))
+    );
+    assert_refused(
+        with(manifest, "/data", json!({"a": 1})),
+        "data.a",
+        "invalid type: integer `1`, expected a string",
+    );
+}
+
+#[test]
+fn a_service_cidr_is_read_in_both_versions() {
+    for version in ["v1", "v1beta1"] {
+        let manifest = json!({
+            "apiVersion": format!("networking.k8s.io/{version}"), "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.1/12", "fd00::/112"]},
+        });
+        let expected = ServiceCidr {
+            name: ObjectName::new("", "kubernetes"),
+            cidrs: vec![(ip("10.96.0.0"), 12), (ip("fd00::"), 112)],
+        };
+
+        assert_eq!(
+            object(manifest.clone()),
+            Object::ServiceCidr(Arc::new(expected))
+        );
+        assert_refused(
+            with(
+                manifest,
+                "/spec/cidrs",
+                json!(["10.96.0.0/12", "10.96.0.0"]),
+            ),
+            "spec.cidrs[1]",
+            "\"10.96.0.0\" is not an address with a prefix length",
+        );
+    }
+}
+
+#[test]
+fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
+    let old = with(
+        slice(json!([]), json!([])),
+        "/apiVersion",
+        json!("discovery.k8s.io/v1beta1"),
+    );
+
+    let refused = parse(old).expect_err("refused");
+
+    assert_eq!(
+        refused.to_string(),
+        "EndpointSlice shop/web-1: apiVersion: is \"discovery.k8s.io/v1beta1\", but \
+         EndpointSlice is read as discovery.k8s.io/v1"
+    );
+    let reason = "is \"apps/v1\", but Service is read as v1";
+    assert_refused(
+        with(service(http()), "/apiVersion", json!("apps/v1")),
+        "apiVersion",
+        reason,
+    );
+    assert_refused(
+        with(service(http()), "/apiVersion", json!(null)),
+        "apiVersion",
+        "is required",
+    );
+}
+
+#[test]
+fn kinds_that_are_not_read_are_named_and_so_are_namesakes_of_other_groups() {
+    let unknown = |version: &str, kind: &str| {
+        parse(json!({"apiVersion": version, "kind": kind, "metadata": 3}))
+    };
+    let named = |name: &str| Ok(Manifest::Unknown(name.to_owned()));
+
+    assert_eq!(
+        unknown("apps/v1", "Deployment"),
+        named("apps/v1 Deployment")
+    );
+    assert_eq!(
+        unknown("serving.knative.dev/v1", "Service"),
+        named("serving.knative.dev/v1 Service")
+    );
+    assert_eq!(unknown("v1", "PodList"), named("v1 PodList"));
+    assert_eq!(unknown("", "Thing"), named("Thing"));
+}
+
+#[test]
+fn what_cannot_be_identified_is_refused_without_a_name() {
+    let cases = [
+        (json!([1]), "", "is not a set of fields"),
+        (json!("text"), "", "is not a set of fields"),
+        (json!({"apiVersion": "v1"}), "kind", "is required"),
+        (
+            json!({"apiVersion": "v1", "kind": 7}),
+            "kind",
+            "is not text",
+        ),
+        (
+            with(service(http()), "/apiVersion", json!(1)),
+            "apiVersion",
+            "is not text",
+        ),
+        (
+            with(service(http()), "/metadata", json!(null)),
+            "metadata.name",
+            "is required",
+        ),
+        (
+            with(service(http()), "/metadata", json!(1)),
+            "metadata",
+            "is not a set of fields",
+        ),
+        (
+            with(service(http()), "/metadata/name", json!("")),
+            "metadata.name",
+            "is required",
+        ),
+        (
+            with(service(http()), "/metadata/name", json!(1)),
+            "metadata.name",
+            "is not text",
+        ),
+        (
+            with(service(http()), "/metadata/name", json!("A/b")),
+            "metadata.name",
+            "\"A/b\" is not a name: at most 253 lower case letters, digits, '-' and '.'",
+        ),
+        (
+            with(service(http()), "/metadata/namespace", json!("a b")),
+            "metadata.namespace",
+            "\"a b\" is not a name: at most 253 lower case letters, digits, '-' and '.'",
+        ),
+    ];
+    for (manifest, field, reason) in cases {
+        assert_eq!(
+            parse(manifest.clone()).expect_err("refused").id,
+            None,
+            "{manifest}"
+        );
+        assert_refused(manifest, field, reason);
+    }
+}
+
+#[test]
+fn the_items_of_a_typed_list_get_its_kind() {
+    let item = json!({"metadata": {"name": "web"}, "spec": http()});
+    let list = json!({"apiVersion": "v1", "kind": "ServiceList", "items": [item]});
+
+    let Ok(Manifest::List(items)) = parse(list) else {
+        panic!("no list")
+    };
+
+    assert_eq!(
+        a_service(items.into_iter().next().expect("an item"))
+            .name
+            .to_string(),
+        "default/web"
+    );
+}
+
+#[test]
+fn a_list_keeps_the_kinds_of_its_items() {
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [service(http()), 3]});
+
+    assert_eq!(
+        parse(list),
+        Ok(Manifest::List(vec![service(http()), json!(3)]))
+    );
+    assert_eq!(
+        parse(json!({"kind": "List"})),
+        Ok(Manifest::List(Vec::new()))
+    );
+    assert_refused(
+        json!({"kind": "List", "items": {}}),
+        "items",
+        "is not a list",
+    );
+}
+
+/// Values of any shape, with the keys that are looked for among their keys.
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "(10\\.0\\.0\\.1|IPv4|None|web|UDP|\\PC{0,8})".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 64, 6, |inner| {
+        let key = "(name|spec|ports|port|addresses|endpoints|clusterIP|cidrs|status|[a-z]{0,4})";
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            proptest::collection::btree_map(key, inner, 0..6)
+                .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_value_makes_the_reader_panic(
+        kind in "(Service|EndpointSlice|Node|ConfigMap|ServiceCIDR|List|ServiceList)",
+        version in "(v1|discovery.k8s.io/v1|networking.k8s.io/v1|apps/v1)",
+        body in any_value(),
+        field in "(spec|status|metadata|endpoints|ports|data|items)",
+    ) {
+        let mut manifest = json!({
+            "apiVersion": version, "kind": kind,
+            "metadata": {"name": "x", "labels": {"kubernetes.io/service-name": "x"}},
+            "addressType": "IPv4",
+        });
+        manifest[field] = body.clone();
+        drop(parse(manifest));
+        drop(parse(body));
+    }
+}

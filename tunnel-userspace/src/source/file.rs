@@ -1,0 +1,386 @@
+//! A folder of plain Kubernetes manifests, or one file, watched.
+
+mod claims;
+mod documents;
+mod folder;
+mod news;
+mod statement;
+mod view;
+mod watch;
+
+use std::{
+    collections::BTreeSet,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use folder::{Fingerprint, Place, Target};
+use news::News;
+use serde::Deserialize;
+use tokio::{
+    sync::{mpsc, watch as latest},
+    task::spawn_blocking,
+    time::{Instant, MissedTickBehavior, interval_at},
+};
+use view::View;
+use watch::{Changes, Watch};
+
+use super::{Problem, Report, Store, monotonic};
+use crate::model::Update;
+
+/// Where manifests are.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Settings {
+    /// A folder of manifests, or one file.
+    pub path: PathBuf,
+    /// The size up to which a file is read.
+    #[serde(default = "default_max_file_bytes")]
+    pub max_file_bytes: u64,
+}
+
+impl Settings {
+    /// A folder or a file, with everything else at its default.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            max_file_bytes: default_max_file_bytes(),
+        }
+    }
+}
+
+const fn default_max_file_bytes() -> u64 {
+    64 << 20
+}
+
+/// How often to look for what no event tells of.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why a source of files can't start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder or file isn't there, or can't be read.
+    #[error("cannot read manifests in {path}")]
+    Read {
+        /// The folder or file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The folder can't be watched.
+    #[error("cannot watch manifests in {path}")]
+    Watch {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: notify::Error,
+    },
+}
+
+/// Reads a folder or a file once.
+///
+/// # Errors
+///
+/// If the folder or file isn't there or can't be read. What is wrong inside is a [`Problem`].
+pub fn read(path: &Path) -> Result<(Store, Vec<Problem>), Error> {
+    let Opened { view, .. } = open(&Settings::new(path), |_| Ok(()))?;
+    let problems = view.problems();
+    Ok((view.store, problems))
+}
+
+/// A folder that was read for the first time.
+struct Opened<W> {
+    target: Target,
+    place: Place,
+    view: View,
+    watch: W,
+}
+
+/// Reads a folder for the first time. The watch is there before, so that nothing falls between.
+fn open<W>(
+    settings: &Settings,
+    watch: impl FnOnce(&Target) -> Result<W, Error>,
+) -> Result<Opened<W>, Error> {
+    let cannot_read = |source| Error::Read {
+        path: settings.path.clone(),
+        source,
+    };
+    let at = monotonic();
+    let target = Target::new(&settings.path, settings.max_file_bytes).map_err(cannot_read)?;
+    let watch = watch(&target)?;
+    let place = target.place().map_err(cannot_read)?;
+    let listing = target.list().map_err(cannot_read)?;
+
+    let mut view = View::default();
+    let jobs = view.compare(listing, &BTreeSet::new(), at);
+    for (path, reading) in target.read_all(place, jobs).unwrap_or_default() {
+        view.take(path, reading, at);
+    }
+    view.store.set_synced(at);
+    Ok(Opened {
+        target,
+        place,
+        view,
+        watch,
+    })
+}
+
+/// Starts to watch a folder or a file, and reads it. [`FileSource::run`] goes on from there.
+///
+/// # Errors
+///
+/// If the folder or file isn't there, or can't be read or watched.
+pub async fn start(settings: Settings, updates: mpsc::Sender<Update>) -> Result<FileSource, Error> {
+    let path = settings.path.clone();
+    let watch = |target: &Target| {
+        Watch::new(target).map_err(|source| Error::Watch {
+            path: target.folder.clone(),
+            source,
+        })
+    };
+    let opened = blocking(move || open(&settings, watch))
+        .await
+        .map_err(|source| Error::Read { path, source })?;
+    let Opened {
+        target,
+        place,
+        view,
+        watch,
+    } = opened?;
+    let mut source = FileSource {
+        target,
+        place: Some(place),
+        watch,
+        view,
+        updates,
+        report: latest::Sender::new(Arc::default()),
+        news: News::default(),
+    };
+    source.publish();
+    Ok(source)
+}
+
+/// A source of files, which has read them once.
+#[derive(Debug)]
+pub struct FileSource {
+    target: Target,
+    /// The folder that is watched; nothing while it is gone.
+    place: Option<Place>,
+    watch: Watch,
+    view: View,
+    updates: mpsc::Sender<Update>,
+    report: latest::Sender<Arc<Report>>,
+    news: News,
+}
+
+impl FileSource {
+    /// What has been read, as it stands at any time.
+    #[must_use]
+    pub fn report(&self) -> latest::Receiver<Arc<Report>> {
+        self.report.subscribe()
+    }
+
+    /// Sends what changes until told to stop, or until nobody listens. What changes while the
+    /// receiver is busy is gathered into one update.
+    pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
+        let mut look = interval_at(Instant::now() + LOOK, LOOK);
+        let updates = self.updates.clone();
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = told_to_stop(&mut draining) => break,
+                permit = updates.reserve(), if self.view.store.is_changed() => {
+                    let Ok(permit) = permit else { break };
+                    if let Some(update) = self.view.store.take_update() {
+                        permit.send(update);
+                    }
+                }
+                () = self.watch.changed() => self.catch_up().await,
+                _ = look.tick() => self.look_around().await,
+            }
+        }
+    }
+
+    /// Reads what the kernel told of.
+    async fn catch_up(&mut self) {
+        let changes = self.watch.take();
+        let at = changes.since.unwrap_or_else(monotonic);
+        if changes.is_lost {
+            self.watch_again(at).await;
+        } else if self.place.is_some() {
+            self.apply(changes, at).await;
+        }
+        self.publish();
+    }
+
+    async fn apply(&mut self, changes: Changes, at: Duration) {
+        let Changes {
+            done,
+            unsure,
+            writing,
+            is_near,
+            is_unclear,
+            is_lost: _,
+            since: _,
+        } = changes;
+        if is_unclear || self.view.has_trouble() {
+            self.scan(&writing, at).await;
+        } else if is_near {
+            let looks = self.fingerprints(self.view.links()).await;
+            let jobs = self.view.swapped(looks);
+            self.read(jobs, at).await;
+        }
+        let mut jobs = Vec::with_capacity(done.len());
+        for path in unsure
+            .difference(&done)
+            .filter(|path| !writing.contains(*path))
+        {
+            jobs.push(self.view.job(Arc::clone(path), true));
+        }
+        for path in done {
+            if writing.contains(&path) {
+                self.view.unsettle(path);
+            } else {
+                jobs.push(self.view.job(path, false));
+            }
+        }
+        self.read(jobs, at).await;
+    }
+
+    /// Looks for what no event tells of.
+    async fn look_around(&mut self) {
+        let at = monotonic();
+        let target = self.target.clone();
+        match blocking(move || target.place()).await.flatten() {
+            Ok(place) if self.place != Some(place) => self.watch_again(at).await,
+            Ok(_) if self.view.has_trouble() => {
+                let writing = self.watch.writing();
+                self.scan(&writing, at).await;
+            }
+            Ok(_) => self.look_at_files(at).await,
+            Err(error) => self.lose(&error),
+        }
+        self.publish();
+    }
+
+    async fn look_at_files(&mut self, at: Duration) {
+        let looks = self.fingerprints(self.view.to_look_at()).await;
+        let jobs = self.view.look(looks, &self.watch.writing());
+        self.watch.settle(&jobs);
+        self.read(jobs, at).await;
+    }
+
+    async fn fingerprints(&self, paths: Vec<Arc<Path>>) -> Vec<(Arc<Path>, Option<Fingerprint>)> {
+        if paths.is_empty() {
+            return Vec::new();
+        }
+        let look = |path: Arc<Path>| {
+            let fingerprint = folder::fingerprint(&path);
+            (path, fingerprint)
+        };
+        blocking(move || paths.into_iter().map(look).collect())
+            .await
+            .unwrap_or_default()
+    }
+
+    /// Watches the folder that has the path now, and reads it.
+    async fn watch_again(&mut self, at: Duration) {
+        let target = self.target.clone();
+        let watched = blocking(move || {
+            let watch = Watch::new(&target).map_err(io::Error::other)?;
+            target.place().map(|place| (watch, place))
+        });
+        match watched.await.flatten() {
+            Ok((watch, place)) => {
+                self.watch = watch;
+                self.place = Some(place);
+                self.trouble("is another folder now");
+                self.scan(&BTreeSet::new(), at).await;
+            }
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// Lists the folder, and reads what is not as it was read.
+    async fn scan(&mut self, writing: &BTreeSet<Arc<Path>>, at: Duration) {
+        let target = self.target.clone();
+        match blocking(move || target.list()).await.flatten() {
+            // More likely the folder isn't filled or mounted yet than that all is to go.
+            Ok(listing)
+                if listing.is_empty() && self.view.has_trouble() && !self.view.is_empty() =>
+            {
+                self.trouble("was replaced by one without manifests");
+            }
+            Ok(listing) => {
+                self.view.set_trouble(None);
+                let jobs = self.view.compare(listing, writing, at);
+                self.read(jobs, at).await;
+            }
+            Err(error) => self.trouble(&format!("can't be read: {error}")),
+        }
+    }
+
+    async fn read(&mut self, jobs: Vec<folder::Job>, at: Duration) {
+        let Some(place) = self.place.filter(|_| !jobs.is_empty()) else {
+            return;
+        };
+        let target = self.target.clone();
+        match blocking(move || target.read_all(place, jobs)).await {
+            Ok(Some(readings)) => {
+                // What a writer has begun to change meanwhile may have been read half written.
+                let writing = self.watch.writing();
+                for (path, reading) in readings {
+                    if writing.contains(&path) {
+                        self.view.unsettle(path);
+                    } else {
+                        self.view.take(path, reading, at);
+                    }
+                }
+            }
+            Ok(None) => self.lose(&io::Error::from(io::ErrorKind::NotFound)),
+            Err(error) => self.trouble(&format!("can't be read: {error}")),
+        }
+    }
+
+    fn lose(&mut self, error: &io::Error) {
+        self.place = None;
+        self.trouble(&format!("can't be reached: {error}"));
+    }
+
+    fn trouble(&mut self, what: &str) {
+        let reason = format!("{what}; what was read before stays");
+        self.view
+            .set_trouble(Some(Problem::of_file(&self.target.folder, reason)));
+    }
+
+    /// Tells the log and the readers of the report what is new.
+    fn publish(&mut self) {
+        let mut report = self.view.report();
+        report.refused_total = self.news.tell(&report);
+        self.report.send_if_modified(|current| {
+            let is_new = **current != report;
+            if is_new {
+                *current = Arc::new(report);
+            }
+            is_new
+        });
+    }
+}
+
+/// Waits until told to stop, or until nobody is left to tell.
+async fn told_to_stop(draining: &mut latest::Receiver<bool>) {
+    drop(draining.wait_for(|draining| *draining).await);
+}
+
+/// Runs something that blocks.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    spawn_blocking(work).await.map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! Which file has the say over which object: what each file says now, or said last where it
+//! can't be understood, and whose word counts where several speak of one object.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use super::statement::{Said, Statement};
+use crate::{
+    model::{Object, ObjectId},
+    source::{Problem, Store, UnknownKind},
+};
+
+/// What every file says.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    files: BTreeMap<Arc<Path>, File>,
+    /// The files that speak of an object, first the one that counts.
+    holders: HashMap<ObjectId, Vec<Arc<Path>>>,
+    /// The objects that several files speak of.
+    contested: BTreeSet<ObjectId>,
+}
+
+/// What one file says.
+#[derive(Debug, Default)]
+struct File {
+    objects: BTreeMap<ObjectId, Claim>,
+    problems: Vec<Problem>,
+    unknown: BTreeSet<String>,
+}
+
+/// What a file says of one object.
+#[derive(Clone, Debug)]
+struct Claim {
+    /// The object, or nothing if the file describes one that Culvert has no part in.
+    object: Option<Object>,
+    document: usize,
+    line: usize,
+}
+
+impl Claims {
+    /// Takes what a file says now. What it said of an object that is now refused stays; where a
+    /// document can't even be told whose it is, all that it said and doesn't say anew stays, as
+    /// any of it may be the one.
+    pub(super) fn replace(
+        &mut self,
+        path: &Arc<Path>,
+        statements: Vec<Statement>,
+        store: &mut Store,
+        at: Duration,
+    ) {
+        let mut last = self.files.remove(path).unwrap_or_default().objects;
+        let before: Vec<ObjectId> = last.keys().cloned().collect();
+        let mut file = File::default();
+        let mut is_complete = true;
+        let mut documents: BTreeMap<ObjectId, usize> = BTreeMap::new();
+        for Statement {
+            document,
+            line,
+            said,
+        } in statements
+        {
+            let problem = |id: Option<&ObjectId>, field, reason| Problem {
+                document: Some(document),
+                line: Some(line),
+                object: id.map(ToString::to_string),
+                field,
+                ..Problem::of_file(path, reason)
+            };
+            let (id, object) = match said {
+                Said::Object(object) => (object.id(), Some(object)),
+                Said::Skipped(id) => (id, None),
+                Said::Unknown(kind) => {
+                    file.unknown.insert(kind);
+                    continue;
+                }
+                Said::Refused { id, field, reason } => {
+                    file.problems.push(problem(id.as_ref(), field, reason));
+                    is_complete &= id.is_some();
+                    if let Some(id) = id.filter(|id| !documents.contains_key(id)) {
+                        documents.insert(id.clone(), document);
+                        file.objects.extend(last.remove_entry(&id));
+                    }
+                    continue;
+                }
+            };
+            if let Some(first) = documents.get(&id) {
+                let reason = format!("is already described by document {first} of this file");
+                file.problems.push(problem(Some(&id), None, reason));
+            } else {
+                documents.insert(id.clone(), document);
+                file.objects.insert(
+                    id,
+                    Claim {
+                        object,
+                        document,
+                        line,
+                    },
+                );
+            }
+        }
+        if !is_complete {
+            let unsaid = last
+                .into_iter()
+                .filter(|(id, _)| !documents.contains_key(id));
+            file.objects.extend(unsaid);
+        }
+        self.put(path, before, file, store, at);
+    }
+
+    /// Takes note that a file can't be read. What it said last stays.
+    pub(super) fn keep(&mut self, path: &Arc<Path>, problem: Problem) {
+        let file = self.files.entry(Arc::clone(path)).or_default();
+        file.problems = vec![problem];
+    }
+
+    /// Takes note that a file is gone, and with it what it said.
+    pub(super) fn remove(&mut self, path: &Arc<Path>, store: &mut Store, at: Duration) {
+        let Some(last) = self.files.remove(path) else {
+            return;
+        };
+        self.put(
+            path,
+            last.objects.into_keys().collect(),
+            File::default(),
+            store,
+            at,
+        );
+        self.files.remove(path);
+    }
+
+    /// Puts what a file says in place of what it said before, object by object.
+    fn put(
+        &mut self,
+        path: &Arc<Path>,
+        before: Vec<ObjectId>,
+        file: File,
+        store: &mut Store,
+        at: Duration,
+    ) {
+        let gone: Vec<ObjectId> = before
+            .into_iter()
+            .filter(|id| !file.objects.contains_key(id))
+            .collect();
+        let said: Vec<ObjectId> = file.objects.keys().cloned().collect();
+        self.files.insert(Arc::clone(path), file);
+        for id in &gone {
+            if let Some(holders) = self.holders.get_mut(id) {
+                holders.retain(|holder| holder != path);
+            }
+        }
+        for id in &said {
+            let holders = self.holders.entry(id.clone()).or_default();
+            if let Err(place) = holders.binary_search(path) {
+                holders.insert(place, Arc::clone(path));
+            }
+        }
+        for id in gone.into_iter().chain(said) {
+            self.settle(id, store, at);
+        }
+    }
+
+    /// Brings the store to what counts for one object.
+    fn settle(&mut self, id: ObjectId, store: &mut Store, at: Duration) {
+        let holders = self.holders.get(&id).map(Vec::as_slice).unwrap_or_default();
+        let claim = holders
+            .first()
+            .and_then(|path| self.files.get(path)?.objects.get(&id));
+        match claim.and_then(|claim| claim.object.clone()) {
+            Some(object) => store.apply(object, at),
+            None => store.remove(&id, at),
+        }
+        match holders.len() {
+            0 => {
+                self.holders.remove(&id);
+                self.contested.remove(&id);
+            }
+            1 => {
+                self.contested.remove(&id);
+            }
+            _ => {
+                self.contested.insert(id);
+            }
+        }
+    }
+
+    /// All that is wrong with what the files say.
+    pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
+        let own = self
+            .files
+            .values()
+            .flat_map(|file| file.problems.iter().cloned());
+        own.chain(self.contested.iter().flat_map(|id| self.conflicts(id)))
+    }
+
+    /// The problems of an object that several files describe: one for each file but the first.
+    fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
+        let holders = self.holders.get(id).map(Vec::as_slice).unwrap_or_default();
+        let Some((winner, losers)) = holders.split_first() else {
+            return Vec::new();
+        };
+        let reason = format!("is already described by {}, which counts", winner.display());
+        losers
+            .iter()
+            .filter_map(|path| {
+                let claim = self.files.get(path)?.objects.get(id)?;
+                Some(Problem {
+                    document: Some(claim.document),
+                    line: Some(claim.line),
+                    object: Some(id.to_string()),
+                    ..Problem::of_file(path, reason.clone())
+                })
+            })
+            .collect()
+    }
+
+    /// The kinds that were left alone, by file.
+    pub(super) fn unknown(&self) -> impl Iterator<Item = UnknownKind> {
+        self.files.iter().flat_map(|(path, file)| {
+            let name = || path.display().to_string();
+            file.unknown.iter().map(move |kind| UnknownKind {
+                file: name(),
+                kind: kind.clone(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! One file of YAML as separate documents, so that one that can't be parsed leaves the others be.
+
+/// A document of a file.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Document<'a> {
+    /// Its place among the documents of the file, counted from 1. Empty ones and those of
+    /// comments alone don't count.
+    pub(super) number: usize,
+    /// The line of the file that its text begins on, counted from 1.
+    pub(super) line: usize,
+    /// Its text, from just after the marker before it.
+    pub(super) text: &'a str,
+}
+
+/// Cuts a file at its document markers: lines that begin with `---` or `...`. That is all it
+/// takes, as YAML forbids such a line within any scalar (YAML 1.2.2, section 9.1.2).
+pub(super) fn split(text: &str) -> Vec<Document<'_>> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut documents: Vec<Document<'_>> = Vec::new();
+    let mut close = |start: usize, end: usize, line: usize| {
+        if let Some(text) = text.get(start..end).filter(|text| has_content(text)) {
+            let number = documents.len().saturating_add(1);
+            documents.push(Document { number, line, text });
+        }
+    };
+
+    let mut offset = 0_usize;
+    let mut start = (0, 1);
+    for (line, content) in (1..).zip(text.split_inclusive('\n')) {
+        if is_marker(content) {
+            close(start.0, offset, start.1);
+            start = (offset.saturating_add("---".len()), line);
+        }
+        offset = offset.saturating_add(content.len());
+    }
+    close(start.0, offset, start.1);
+    documents
+}
+
+fn is_marker(line: &str) -> bool {
+    let rest = line
+        .strip_prefix("---")
+        .or_else(|| line.strip_prefix("..."));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
+}
+
+/// Whether there is more than blank lines, comments and directives.
+fn has_content(text: &str) -> bool {
+    text.lines().any(is_content)
+}
+
+fn is_content(line: &str) -> bool {
+    let trimmed = line.trim_start();
+    !(trimmed.is_empty() || trimmed.starts_with('#') || line.starts_with('%'))
+}
+
+impl Document<'_> {
+    /// The line that its content begins on, counted from 0 within it.
+    pub(super) fn first_line(&self) -> usize {
+        self.text.lines().position(is_content).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn texts(file: &str) -> Vec<&str> {
+        split(file)
+            .into_iter()
+            .map(|document| document.text.trim())
+            .collect()
+    }
+
+    #[test]
+    fn a_marker_is_three_dashes_and_then_space_or_nothing() {
+        assert_eq!(
+            texts("a: 1\n---\nb: 2\n---  \nc: 3\n---\r\nd: 4\n---"),
+            ["a: 1", "b: 2", "c: 3", "d: 4"]
+        );
+        assert_eq!(
+            texts("---a: 1\n ---\n--- {b: 2}\n"),
+            ["---a: 1\n ---", "{b: 2}"]
+        );
+    }
+
+    #[test]
+    fn documents_without_content_do_not_count() {
+        let file = "# header\n\n---\na: 1\n---\n---\n# only a comment\n---\nb: 2\n";
+
+        let documents = split(file);
+
+        assert_eq!(texts(file), ["a: 1", "b: 2"]);
+        assert_eq!(
+            documents.iter().map(|d| d.number).collect::<Vec<_>>(),
+            [1, 2]
+        );
+        assert_eq!(documents.iter().map(|d| d.line).collect::<Vec<_>>(), [3, 8]);
+    }
+
+    #[test]
+    fn directives_and_end_markers_belong_to_no_document() {
+        assert_eq!(
+            texts("\u{feff}%YAML 1.2\n---\na: 1\n...\n# done\n---\nb: 2\n"),
+            ["a: 1", "b: 2"]
+        );
+    }
+
+    #[test]
+    fn a_block_scalar_keeps_its_dashes() {
+        assert_eq!(texts("a: |\n  ---\n  text\n").len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn documents_joined_by_markers_come_back(
+            documents in proptest::collection::vec("[a-z]{1,8}: [a-z0-9 .-]{0,20}x\n( {2}[a-z-]{1,9}\n){0,3}", 0..8)
+        ) {
+            let file = documents.join("---\n");
+            let found = split(&file);
+
+            let expected: Vec<&str> = documents.iter().map(|text| text.trim()).collect();
+            prop_assert_eq!(texts(&file), expected);
+            for document in found {
+                let line = file.lines().nth(document.line - 1).unwrap_or_default();
+                prop_assert!(line == "---" || document.number == 1);
+            }
+        }
+
+        #[test]
+        fn any_text_splits(text in "(---|\\.\\.\\.|[ a#%\r\n-]|\\PC){0,60}") {
+            for document in split(&text) {
+                prop_assert!(text.contains(document.text));
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const WEB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - port: 80
+";
+const NODE: &str = "apiVersion: v1\nkind: Node\nmetadata: {name: edge-1}\n";
+
+fn yaml(text: &str) -> Vec<Statement> {
+    of_yaml(text, None).0
+}
+
+/// Each statement in a few words: where it is, and what it says.
+fn words(statements: &[Statement]) -> Vec<String> {
+    let word = |statement: &Statement| {
+        let said = match &statement.said {
+            Said::Object(object) => object.id().to_string(),
+            Said::Skipped(id) => format!("skipped {id}"),
+            Said::Unknown(kind) => format!("unknown {kind}"),
+            Said::Refused { id, field, reason } => {
+                let parts = [id.as_ref().map(ToString::to_string), field.clone()];
+                let parts: Vec<String> = parts.into_iter().flatten().collect();
+                format!("refused {} {reason}", parts.join(" ")).replace("  ", " ")
+            }
+        };
+        format!("{}:{} {said}", statement.document, statement.line)
+    };
+    statements.iter().map(word).collect()
+}
+
+#[test]
+fn a_bad_document_leaves_the_others_be_and_says_where_it_is() {
+    let file = format!("{WEB}---\nkind: [\n--- # the node\n{NODE}---\na: 1\na: 2\n");
+
+    let found = words(&yaml(&file));
+
+    assert_eq!(found.len(), 4, "{found:#?}");
+    assert_eq!(found[0], "1:2 Service default/web");
+    assert!(
+        found[1].starts_with("2:10 refused is not YAML: "),
+        "{}",
+        found[1]
+    );
+    assert_eq!(found[2], "3:12 Node edge-1");
+    assert!(
+        found[3].starts_with("4:17 refused is not YAML: duplicate"),
+        "{}",
+        found[3]
+    );
+}
+
+#[test]
+fn an_item_of_a_list_is_refused_by_its_place() {
+    let file = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: b}
+  spec: {clusterIP: 10.96.0.1, ports: [{port: 0}]}
+- 7
+- {apiVersion: v1, kind: Pod}
+";
+    assert_eq!(
+        words(&yaml(file)),
+        [
+            "1:2 Node a",
+            "1:2 refused Service default/b items[1].spec.ports[0].port 0 is not a port from 1 to 65535",
+            "1:2 refused items[2] is not a set of fields",
+            "1:2 unknown v1 Pod",
+        ]
+    );
+}
+
+#[test]
+fn json_is_read_value_by_value_up_to_the_first_that_is_none() {
+    let node = |name: &str| {
+        format!(r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"{name}"}}}}"#)
+    };
+    let file = format!("{}\n\n{} 3\n{{\n", node("a"), node("b"));
+
+    let found = words(&of_json(&file));
+
+    assert_eq!(
+        found[..3],
+        [
+            "1:1 Node a",
+            "2:3 Node b",
+            "3:3 refused is not a set of fields"
+        ]
+    );
+    assert!(
+        found[3].starts_with("4:5 refused is not JSON: EOF"),
+        "{}",
+        found[3]
+    );
+    assert_eq!(found.len(), 4);
+    assert_eq!(of_json(" \n "), []);
+}
+
+#[test]
+fn null_says_nothing() {
+    assert_eq!(yaml("---\nnull\n---\n~\n"), []);
+}
+
+#[test]
+fn words_of_yaml_mean_what_they_mean_to_kubernetes() {
+    let config = |value: &str| {
+        let head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {key: ";
+        words(&yaml(&format!("{head}{value}}}\n"))).remove(0)
+    };
+
+    assert_eq!(config("'80'"), "1:1 ConfigMap default/a");
+    assert_eq!(config("text"), "1:1 ConfigMap default/a");
+    assert!(
+        config("80").contains("data.key invalid type: integer `80`"),
+        "{}",
+        config("80")
+    );
+    assert!(
+        config("true").contains("data.key invalid type: boolean"),
+        "{}",
+        config("true")
+    );
+    assert!(
+        config("1.5").contains("data.key invalid type: floating"),
+        "{}",
+        config("1.5")
+    );
+}
+
+#[test]
+fn a_bomb_of_aliases_is_refused() {
+    let mut file = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for i in 1..9 {
+        let last = format!("*a{}", i - 1);
+        file.push_str(&format!("a{i}: &a{i} [{}]\n", vec![last; 10].join(", ")));
+    }
+
+    let found = words(&yaml(&file));
+
+    assert!(found[0].contains("refused is not YAML"), "{found:?}");
+}
+
+#[test]
+fn a_long_list_is_read_whole() {
+    let items =
+        "- {apiVersion: v1, kind: Node, metadata: {name: a, labels: {a: b}}}\n".repeat(30_000);
+    let file = format!("kind: List\nitems:\n{items}");
+
+    assert_eq!(yaml(&file).len(), 30_000);
+}
+
+#[test]
+fn what_is_too_deep_is_refused() {
+    let deep = format!("a: {}{}\n", "[".repeat(50_000), "]".repeat(50_000));
+    assert!(words(&yaml(&deep))[0].contains("refused is not YAML"));
+
+    let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
+    assert!(words(&of_json(&deep))[0].contains("refused is not JSON"));
+}
+
+#[test]
+fn a_document_that_stays_is_not_parsed_again_but_moves() {
+    let (_, memory) = of_yaml(&format!("{WEB}---\n{NODE}"), None);
+
+    let (statements, next) = of_yaml(&format!("{NODE}---\n{WEB}---\n{NODE}"), Some(&memory));
+
+    assert_eq!(
+        words(&statements),
+        [
+            "1:1 Node edge-1",
+            "2:6 Service default/web",
+            "3:14 Node edge-1"
+        ]
+    );
+    assert_eq!(next.said.len(), 3);
+    let shared = |words: &Words| memory.said.values().any(|old| Arc::ptr_eq(old, words));
+    assert_eq!(next.said.values().filter(|words| shared(words)).count(), 1);
+}
+
+#[test]
+fn the_same_text_with_and_without_memory_says_the_same() {
+    let files = [
+        format!("{WEB}---\n{NODE}"),
+        format!("{NODE}---\nkind: [\n---\n{WEB}"),
+    ];
+    let mut memory = None;
+    for file in files.iter().cycle().take(6) {
+        let (statements, next) = of_yaml(file, memory.as_ref());
+        assert_eq!(statements, yaml(file));
+        memory = Some(next);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(text) = std::str::from_utf8(&bytes) {
+            yaml(text);
+            of_json(text);
+        }
+    }
+
+    #[test]
+    fn no_text_that_is_nearly_a_manifest_makes_the_reader_panic(
+        text in "(kind: |apiVersion: |metadata: |name: |v1|Service|List|items:|- |  |\n|\n---\n|[\\[\\]{}:,&*!|>'\"%@`#?-]|\\PC|null|<<: |~|\t){0,40}"
+    ) {
+        yaml(&text);
+        of_json(&text);
+    }
+
+    #[test]
+    fn a_manifest_with_a_broken_byte_never_panics(at in 0..WEB.len(), byte in 0_u8..128) {
+        let mut bytes = WEB.as_bytes().to_vec();
+        bytes[at] = byte;
+        yaml(std::str::from_utf8(&bytes).expect("ASCII"));
+    }
+}

@@ -1,0 +1,414 @@
+mod watched;
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::{OpenOptionsExt as _, symlink},
+};
+
+use tokio::time::timeout;
+use watched::{BAD, PATIENCE, Watched, service};
+
+use super::*;
+use crate::model::{Kind, ObjectName};
+
+#[tokio::test]
+async fn the_first_update_holds_everything_even_if_that_is_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    fs::create_dir(dir.path().join("manifests")).expect("a folder");
+
+    let mut watched = Watched::on(dir, "manifests").await;
+
+    let update = watched.take().await;
+    assert!(update.synced && update.services.is_empty() && update.nodes.is_empty());
+    assert!(watched.report.borrow().synced);
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
+    let (sender, _updates) = mpsc::channel(1);
+
+    let error = start(Settings::new("/nowhere/manifests"), sender)
+        .await
+        .expect_err("no folder");
+
+    assert_eq!(
+        error.to_string(),
+        "cannot read manifests in /nowhere/manifests"
+    );
+    assert!(
+        matches!(error, Error::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
+    let mut watched = Watched::new().await;
+
+    watched.write("b.yml", service("b", "10.0.0.2"));
+    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+    watched.write("a.yaml", service("a", "10.0.0.3"));
+    watched.until_without_loss("a=10.0.0.3 b=10.0.0.2").await;
+    watched.replace("a.yaml", &service("a", "10.0.0.4"));
+    watched.until_without_loss("a=10.0.0.4 b=10.0.0.2").await;
+    fs::remove_file(watched.path("b.yml")).expect("removed");
+    watched.until("a=10.0.0.4").await;
+    fs::rename(watched.path("a.yaml"), watched.path("a.yaml.off")).expect("renamed");
+    watched.until("").await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn an_update_says_when_the_change_was_noticed() {
+    let mut watched = Watched::new().await;
+    let before = monotonic();
+
+    watched.replace("a.yaml", &service("a", "10.0.0.2"));
+    let update = watched.take().await;
+
+    assert!((before..=monotonic()).contains(&update.since));
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_being_written_loses_nothing() {
+    let mut watched = Watched::new().await;
+    watched.write("b.yaml", service("b", "10.0.0.2"));
+    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+
+    // Truncated, and left with nothing but a comment while other things happen.
+    let mut slow = fs::File::create(watched.path("a.yaml")).expect("truncated");
+    slow.write_all(b"# to be continued\n").expect("written");
+    watched.write(".hidden", "");
+    fs::create_dir(watched.path("folder")).expect("a folder");
+    watched.write("b.yaml", service("b", "10.0.0.3"));
+    watched.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
+    // Two looks later nothing is lost either: a file without a writer is read by then.
+    fs::hard_link(watched.path("b.yaml"), watched.path("c")).expect("linked");
+    fs::remove_file(watched.path("b.yaml")).expect("removed");
+    fs::write(watched.path("c"), service("c", "10.0.0.4")).expect("written");
+    fs::rename(watched.path("c"), watched.path("c.yaml")).expect("renamed");
+    watched.until("a=10.0.0.1 c=10.0.0.4").await;
+
+    slow.write_all(service("a", "10.0.0.9").as_bytes())
+        .expect("written");
+    drop(slow);
+    watched.until_without_loss("a=10.0.0.9 c=10.0.0.4").await;
+    assert_eq!(watched.report.borrow().problems, []);
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_that_comes_up_complete_without_a_writer_is_read() {
+    let mut watched = Watched::new().await;
+    fs::write(watched.dir.path().join("outside"), service("b", "10.0.0.2")).expect("written");
+
+    fs::hard_link(watched.dir.path().join("outside"), watched.path("b.yaml")).expect("linked");
+    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+
+    // Opened without a name first, so that no other link of it exists.
+    let unnamed = fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .open(watched.path(""));
+    if let Ok(mut unnamed) = unnamed {
+        unnamed
+            .write_all(service("c", "10.0.0.3").as_bytes())
+            .expect("written");
+        let path = format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&unnamed)
+        );
+        nix::unistd::linkat(
+            nix::fcntl::AT_FDCWD,
+            path.as_str(),
+            nix::fcntl::AT_FDCWD,
+            &watched.path("c.yaml"),
+            nix::fcntl::AtFlags::AT_SYMLINK_FOLLOW,
+        )
+        .expect("linked");
+        watched.until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3").await;
+        drop(unnamed);
+    }
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_mounted_config_map_is_swapped_whole() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mount = dir.path().join("manifests");
+    let fill = |version: &str, address: &str| {
+        let data = mount.join(version);
+        fs::create_dir_all(&data).expect("a folder");
+        fs::write(data.join("a.yaml"), service("a", address)).expect("written");
+        fs::write(data.join("b.yaml"), service("b", address)).expect("written");
+        symlink(version, mount.join("..data_tmp")).expect("linked");
+        fs::rename(mount.join("..data_tmp"), mount.join("..data")).expect("renamed");
+    };
+    fill("..2024_1", "10.0.0.1");
+    symlink("..data/a.yaml", mount.join("a.yaml")).expect("linked");
+    symlink("..data/b.yaml", mount.join("b.yaml")).expect("linked");
+    let mut watched = Watched::on(dir, "manifests").await;
+    watched.until("a=10.0.0.1 b=10.0.0.1").await;
+
+    fill("..2024_2", "10.0.0.2");
+    fs::remove_dir_all(mount.join("..2024_1")).expect("removed");
+
+    watched.until_without_loss("a=10.0.0.2 b=10.0.0.2").await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_link_leads_to_is_looked_at_though_no_event_tells() {
+    let mut watched = Watched::new().await;
+    let elsewhere = watched.dir.path().join("elsewhere");
+    fs::write(&elsewhere, service("b", "10.0.0.2")).expect("written");
+    symlink(&elsewhere, watched.path("b.yaml")).expect("linked");
+    watched.until("a=10.0.0.1 b=10.0.0.2").await;
+
+    fs::write(&elsewhere, service("b", "10.0.0.3")).expect("written");
+    watched.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
+    fs::rename(&elsewhere, watched.dir.path().join("away")).expect("renamed");
+    watched
+        .until_problems(&["manifests/b.yaml: can't be read: No such file"])
+        .await;
+    fs::write(&elsewhere, service("b", "10.0.0.4")).expect("written");
+    watched.until_without_loss("a=10.0.0.1 b=10.0.0.4").await;
+    watched.until_problems(&[]).await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
+    let mut watched = Watched::new().await;
+    let both = |bad: &str| format!("{}---\n{bad}", service("a", "10.0.0.2"));
+    watched.write("a.yaml", both(&service("bad", "10.0.0.7")));
+    watched.until("a=10.0.0.2 bad=10.0.0.7").await;
+
+    let text = format!("{}---\n{BAD}", service("a", "10.0.0.3"));
+    watched.write("a.yaml", text);
+
+    watched.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
+    let problem = "manifests/a.yaml:6: document 2: Service default/bad: spec.clusterIP: \"x\" is \
+                   not an IP address";
+    watched.until_problems(&[problem]).await;
+    let counts = watched.report.borrow().objects.clone();
+    assert_eq!(counts.get(&Kind::Service), Some(&2));
+    watched.write("a.yaml", "kind: [\n");
+    watched
+        .until_problems(&["manifests/a.yaml:1: document 1: is not YAML"])
+        .await;
+    watched.write("a.yaml", service("a", "10.0.0.4"));
+    watched.until("a=10.0.0.4").await;
+    watched.until_problems(&[]).await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn two_files_with_one_object_conflict_until_one_goes() {
+    let mut watched = Watched::new().await;
+
+    watched.write("b.yaml", service("a", "10.0.0.2"));
+    watched
+        .until_problems(&["manifests/b.yaml:1: document 1: Service default/a: is already"])
+        .await;
+    fs::remove_file(watched.path("a.yaml")).expect("removed");
+
+    watched.until_without_loss("a=10.0.0.2").await;
+    watched.until_problems(&[]).await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_keeps_its_objects() {
+    let mut watched = Watched::new().await;
+
+    watched.write("a.yaml", [0xff, 0xfe]);
+    watched
+        .until_problems(&["manifests/a.yaml: can't be read: it is not UTF-8 text"])
+        .await;
+    watched.replace("a.yaml", &service("a", "10.0.0.2"));
+    watched.until_without_loss("a=10.0.0.2").await;
+
+    // Grown past the limit, without a byte on disk.
+    let large = fs::File::options()
+        .write(true)
+        .open(watched.path("a.yaml"))
+        .expect("opened");
+    large.set_len(default_max_file_bytes() + 1).expect("grown");
+    drop(large);
+    watched
+        .until_problems(&["can't be read: it is larger than 67108864 bytes"])
+        .await;
+    nix::unistd::mkfifo(&watched.path("p.yaml"), nix::sys::stat::Mode::S_IRUSR).expect("a pipe");
+    watched.write("b.yaml", service("b", "10.0.0.3"));
+    watched.until_without_loss("a=10.0.0.2 b=10.0.0.3").await;
+    watched
+        .until_problems(&["larger", "p.yaml: can't be read: it is not a regular file"])
+        .await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
+    let mut watched = Watched::new().await;
+    let (folder, away) = (watched.path(""), watched.dir.path().join("away"));
+    let folder = folder
+        .parent()
+        .map_or(folder.as_path(), |_| folder.as_path());
+
+    fs::rename(folder, &away).expect("renamed");
+    watched
+        .until_problems(&["manifests: can't be reached: "])
+        .await;
+    fs::create_dir(folder).expect("a folder");
+    watched
+        .until_problems(&["manifests: was replaced by one without manifests; what was"])
+        .await;
+    fs::write(away.join("a.yaml"), service("wrong", "10.0.0.9")).expect("written");
+    watched.write("b.yaml", service("a", "10.0.0.2"));
+
+    watched.until_without_loss("a=10.0.0.2").await;
+    watched.until_problems(&[]).await;
+    watched.write("b.yaml", service("a", "10.0.0.3"));
+    watched.until_without_loss("a=10.0.0.3").await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_single_file_is_watched_through_its_folder() {
+    let dir = tempfile::tempdir().expect("a folder");
+    fs::create_dir(dir.path().join("manifests")).expect("a folder");
+    fs::write(
+        dir.path().join("manifests/one.conf"),
+        service("a", "10.0.0.1"),
+    )
+    .expect("written");
+    let mut watched = Watched::on(dir, "manifests/one.conf").await;
+    watched.until("a=10.0.0.1").await;
+
+    watched.write("other.yaml", service("other", "10.0.0.9"));
+    watched.replace("one.conf", &service("a", "10.0.0.2"));
+    watched.until_without_loss("a=10.0.0.2").await;
+    fs::remove_file(watched.path("one.conf")).expect("removed");
+    watched.until("").await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
+    let mut watched = Watched::new().await;
+    let json = |name: &str, address: &str| {
+        format!(
+            r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"{address}","ports":[{{"port":80}}]}}}}"#
+        )
+    };
+    watched.write(".hidden.yaml", service("hidden", "10.0.0.9"));
+    fs::create_dir(watched.path("sub.yaml")).expect("a folder");
+    fs::write(watched.path("sub.yaml/x.yaml"), service("sub", "10.0.0.9")).expect("written");
+    watched.write(
+        "b.json",
+        format!("{}\n{}", json("b", "10.0.0.2"), json("c", "10.0.0.3")),
+    );
+    let list = format!(
+        r#"{{"kind":"List","apiVersion":"v1","items":[{}]}}"#,
+        json("d", "10.0.0.4")
+    );
+    watched.write("c.yaml", list);
+
+    watched
+        .until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
+        .await;
+    watched.until_problems(&[]).await;
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn changes_gather_while_the_receiver_is_busy_and_none_is_lost() {
+    let mut watched = Watched::new().await;
+
+    for i in 0..200 {
+        watched.write(&format!("s{i}.yaml"), service(&format!("s{i}"), "10.0.1.1"));
+        watched.replace("a.yaml", &service("a", &format!("10.0.2.{i}")));
+    }
+    let read = |report: &Arc<Report>| report.objects.get(&Kind::Service) == Some(&201);
+    timeout(PATIENCE, watched.report.wait_for(read))
+        .await
+        .expect("read")
+        .expect("it runs");
+    let mut updates = 0;
+    while watched.known.len() < 201 || !watched.words().contains("a=10.0.2.199") {
+        watched.take().await;
+        updates += 1;
+    }
+
+    assert!(updates <= 4, "{updates} updates");
+    watched.stop().await;
+}
+
+#[tokio::test]
+async fn a_source_that_nobody_listens_to_ends() {
+    let mut watched = Watched::new().await;
+    watched.updates.close();
+
+    watched.write("a.yaml", service("a", "10.0.0.2"));
+
+    watched.ended().await;
+}
+
+#[test]
+fn a_folder_is_read_once_without_a_watch() {
+    let dir = tempfile::tempdir().expect("a folder");
+    fs::write(dir.path().join("a.yaml"), service("a", "10.0.0.1")).expect("written");
+    fs::write(dir.path().join("b.yaml"), BAD).expect("written");
+
+    let (store, problems) = read(dir.path()).expect("read");
+
+    assert!(store.service(&ObjectName::new("default", "a")).is_some());
+    assert_eq!(problems.len(), 1);
+    let (store, problems) = read(&dir.path().join("a.yaml")).expect("read");
+    assert_eq!(
+        (store.counts().get(&Kind::Service), problems.len()),
+        (Some(&1), 0)
+    );
+    read(&dir.path().join("c.yaml")).expect_err("there is no such file");
+}
+
+#[test]
+fn settings_are_read_strictly() {
+    let settings = |text| serde_json::from_str::<Settings>(text);
+
+    let read = settings(r#"{"path": "/etc/culvert"}"#).expect("settings");
+    assert_eq!(read, Settings::new("/etc/culvert"));
+    settings(r#"{"path": "/etc/culvert", "maxFileByte": 1}"#).expect_err("an unknown field");
+}
+
+async fn next_changes(watch: &Watch) -> Changes {
+    timeout(PATIENCE, watch.changed()).await.expect("in time");
+    watch.take()
+}
+
+#[tokio::test]
+async fn a_swap_of_names_that_are_no_manifests_is_noticed_at_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    symlink("..2024_1", dir.path().join("..tmp")).expect("linked");
+    let target = Target::new(dir.path(), 1).expect("a target");
+    let watch = Watch::new(&target).expect("a watch");
+
+    fs::rename(dir.path().join("..tmp"), dir.path().join("..data")).expect("renamed");
+
+    assert!(next_changes(&watch).await.is_near);
+}
+
+#[tokio::test]
+async fn a_folder_that_is_removed_is_noticed_at_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("manifests");
+    fs::create_dir(&folder).expect("a folder");
+    let watch = Watch::new(&Target::new(&folder, 1).expect("a target")).expect("a watch");
+
+    fs::remove_dir(&folder).expect("removed");
+
+    assert!(next_changes(&watch).await.is_lost);
+}

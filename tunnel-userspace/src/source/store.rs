@@ -1,0 +1,236 @@
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::model::{
+    ConfigMap, EndpointSlice, Kind, Node, Object, ObjectId, ObjectName, Service, ServiceCidr,
+    ServiceState, Update,
+};
+
+/// The whole set of objects that a source stands for, and which of them the control loop hasn't
+/// been told of.
+#[derive(Clone, Debug, Default)]
+pub struct Store {
+    services: BTreeMap<ObjectName, Arc<Service>>,
+    /// Slices by the Service that owns them, then by their own name.
+    slices: BTreeMap<ObjectName, BTreeMap<Arc<str>, Arc<EndpointSlice>>>,
+    /// The owner of each slice.
+    owners: HashMap<ObjectName, ObjectName>,
+    nodes: BTreeMap<ObjectName, Arc<Node>>,
+    config_maps: BTreeMap<ObjectName, Arc<ConfigMap>>,
+    service_cidrs: BTreeMap<ObjectName, Arc<ServiceCidr>>,
+    dirty_services: BTreeSet<ObjectName>,
+    dirty_nodes: BTreeSet<ObjectName>,
+    /// When the oldest change that wasn't told was noticed.
+    since: Option<Duration>,
+    synced: bool,
+}
+
+impl Store {
+    /// Takes an object as it stands now, noticed at that time. An object that says nothing new
+    /// changes nothing.
+    pub(super) fn apply(&mut self, object: Object, at: Duration) {
+        let name = object.name().clone();
+        match object {
+            Object::Service(service) => {
+                if replace(&mut self.services, &name, service) {
+                    self.service_changed(name, at);
+                }
+            }
+            Object::EndpointSlice(slice) => self.apply_slice(slice, at),
+            Object::Node(node) => {
+                if replace(&mut self.nodes, &name, node) {
+                    self.node_changed(name, at);
+                }
+            }
+            Object::ConfigMap(config_map) => {
+                replace(&mut self.config_maps, &name, config_map);
+            }
+            Object::ServiceCidr(cidr) => {
+                replace(&mut self.service_cidrs, &name, cidr);
+            }
+        }
+    }
+
+    /// Forgets an object.
+    pub(super) fn remove(&mut self, id: &ObjectId, at: Duration) {
+        let name = &id.name;
+        match id.kind {
+            Kind::Service => {
+                if self.services.remove(name).is_some() {
+                    self.service_changed(name.clone(), at);
+                }
+            }
+            Kind::EndpointSlice => self.remove_slice(name, at),
+            Kind::Node => {
+                if self.nodes.remove(name).is_some() {
+                    self.node_changed(name.clone(), at);
+                }
+            }
+            Kind::ConfigMap => {
+                self.config_maps.remove(name);
+            }
+            Kind::ServiceCidr => {
+                self.service_cidrs.remove(name);
+            }
+        }
+    }
+
+    fn apply_slice(&mut self, slice: Arc<EndpointSlice>, at: Duration) {
+        let owner = slice.service.clone();
+        if self
+            .owners
+            .get(&slice.name)
+            .is_some_and(|previous| *previous != owner)
+        {
+            self.remove_slice(&slice.name, at);
+        }
+        self.owners.insert(slice.name.clone(), owner.clone());
+        let name = Arc::clone(&slice.name.name);
+        if replace(self.slices.entry(owner.clone()).or_default(), &name, slice) {
+            self.endpoints_changed(owner, at);
+        }
+    }
+
+    fn remove_slice(&mut self, name: &ObjectName, at: Duration) {
+        let Some(owner) = self.owners.remove(name) else {
+            return;
+        };
+        if let Some(slices) = self.slices.get_mut(&owner) {
+            slices.remove(&name.name);
+            if slices.is_empty() {
+                self.slices.remove(&owner);
+            }
+        }
+        self.endpoints_changed(owner, at);
+    }
+
+    /// Endpoints of a Service that isn't there are of no use until it comes.
+    fn endpoints_changed(&mut self, owner: ObjectName, at: Duration) {
+        if self.services.contains_key(&owner) {
+            self.service_changed(owner, at);
+        }
+    }
+
+    fn service_changed(&mut self, name: ObjectName, at: Duration) {
+        self.dirty_services.insert(name);
+        self.changed(at);
+    }
+
+    fn node_changed(&mut self, name: ObjectName, at: Duration) {
+        self.dirty_nodes.insert(name);
+        self.changed(at);
+    }
+
+    fn changed(&mut self, at: Duration) {
+        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+    }
+
+    /// Says that the first whole set is here.
+    pub(super) fn set_synced(&mut self, at: Duration) {
+        if !self.synced {
+            self.synced = true;
+            self.changed(at);
+        }
+    }
+
+    /// Whether there is something to tell.
+    #[must_use]
+    pub const fn is_changed(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// What changed since the last time, as it stands now; nothing if nothing did. The first
+    /// update holds everything.
+    pub fn take_update(&mut self) -> Option<Update> {
+        let since = self.since.take()?;
+        let services = std::mem::take(&mut self.dirty_services);
+        let nodes = std::mem::take(&mut self.dirty_nodes);
+        Some(Update {
+            services: services
+                .into_iter()
+                .map(|name| {
+                    let state = self.service(&name);
+                    (name, state)
+                })
+                .collect(),
+            nodes: nodes
+                .into_iter()
+                .map(|name| {
+                    let node = self.nodes.get(&name).map(Arc::clone);
+                    (name, node)
+                })
+                .collect(),
+            synced: self.synced,
+            since,
+        })
+    }
+
+    /// A Service with its slices.
+    #[must_use]
+    pub fn service(&self, name: &ObjectName) -> Option<ServiceState> {
+        let service = Arc::clone(self.services.get(name)?);
+        let slices = self
+            .slices
+            .get(name)
+            .map(|slices| slices.values().map(Arc::clone).collect());
+        Some(ServiceState {
+            service,
+            slices: slices.unwrap_or_default(),
+        })
+    }
+
+    /// All Nodes, by name.
+    #[must_use]
+    pub const fn nodes(&self) -> &BTreeMap<ObjectName, Arc<Node>> {
+        &self.nodes
+    }
+
+    /// All ConfigMaps, by name.
+    #[must_use]
+    pub const fn config_maps(&self) -> &BTreeMap<ObjectName, Arc<ConfigMap>> {
+        &self.config_maps
+    }
+
+    /// All ServiceCIDRs, by name.
+    #[must_use]
+    pub const fn service_cidrs(&self) -> &BTreeMap<ObjectName, Arc<ServiceCidr>> {
+        &self.service_cidrs
+    }
+
+    /// How many objects there are, by kind.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<Kind, usize> {
+        BTreeMap::from([
+            (Kind::Service, self.services.len()),
+            (Kind::EndpointSlice, self.owners.len()),
+            (Kind::Node, self.nodes.len()),
+            (Kind::ConfigMap, self.config_maps.len()),
+            (Kind::ServiceCidr, self.service_cidrs.len()),
+        ])
+    }
+}
+
+/// Puts a value in place; says whether that changed anything.
+fn replace<K: Clone + Ord, V: PartialEq>(
+    values: &mut BTreeMap<K, Arc<V>>,
+    key: &K,
+    value: Arc<V>,
+) -> bool {
+    match values.get_mut(key) {
+        Some(current) if **current == *value => false,
+        Some(current) => {
+            *current = value;
+            true
+        }
+        None => {
+            values.insert(key.clone(), value);
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

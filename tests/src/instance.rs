@@ -349,6 +349,16 @@ impl Instance {
         serde_json::from_str(&answer.body).context("/status is no JSON")
     }
 
+    /// What the daemon says under `/services`.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't answer.
+    pub fn services(&self) -> Result<serde_json::Value> {
+        let answer = admin::get(&self.admin_socket(), "/services")?;
+        serde_json::from_str(&answer.body).context("/services is no JSON")
+    }
+
     /// What the daemon says under `/metrics`.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ use socket2::{Domain, Socket, Type};
 use crate::clock::{self, Instant};
 
 pub mod connect;
+pub mod hold;
 pub mod race;
 pub mod tcp;
 pub mod udp;

@@ -104,6 +104,12 @@ enum Command {
         /// Connect one socket again and again, instead of a new one each time.
         #[arg(long)]
         reconnect: bool,
+        /// The source address that the route to backends of the first Service gives.
+        #[arg(long)]
+        source: Option<IpAddr>,
+        /// Send after one connect of so many, and after each that was led astray.
+        #[arg(long, default_value_t = 1)]
+        send_each: u64,
     },
 }
 
@@ -131,6 +137,18 @@ enum Load {
         warm_up_millis: u64,
         #[arg(long)]
         millis: u64,
+    },
+    /// Connect sockets and hold them until the process is killed.
+    Hold {
+        /// Where TCP connects.
+        #[arg(long)]
+        tcp: Vec<SocketAddr>,
+        /// Where UDP sockets connect, and others send without connecting.
+        #[arg(long)]
+        udp: Vec<SocketAddr>,
+        /// How many sockets there are of each kind and address.
+        #[arg(long)]
+        each: u32,
     },
 }
 
@@ -270,6 +288,8 @@ fn run(command: Command) -> Result<()> {
             stem,
             millis,
             reconnect,
+            source,
+            send_each,
         } => {
             let lasting = Duration::from_millis(millis);
             print(&race::run(&race::Plan {
@@ -278,6 +298,8 @@ fn run(command: Command) -> Result<()> {
                 stem,
                 lasting,
                 reconnect,
+                source,
+                send_each,
             })?)
         }
     }
@@ -368,6 +390,13 @@ fn run_load(load: Load) -> Result<()> {
                 warm_up,
                 Duration::from_millis(millis),
             ))
+        }
+        Load::Hold { tcp, udp, each } => {
+            let held = load::hold::sockets(&load::hold::Plan { tcp, udp, each })?;
+            println!("{} sockets", held.len());
+            loop {
+                std::thread::park();
+            }
         }
     }
 }

@@ -100,11 +100,20 @@ struct ServicePort {
     target: u16,
 }
 
+/// How an endpoint is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Condition {
+    Ready,
+    Unready,
+    /// Going away, and still answering.
+    Terminating,
+}
+
 /// An address that a Service leads to.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    ready: bool,
+    condition: Condition,
 }
 
 /// A Service with a ClusterIP per family and the EndpointSlices that belong to it.
@@ -114,6 +123,7 @@ pub struct Service {
     cluster_ips: Vec<IpAddr>,
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
+    annotations: Vec<(String, String)>,
 }
 
 impl Service {
@@ -125,7 +135,15 @@ impl Service {
             cluster_ips: cluster_ips.into_iter().collect(),
             ports: Vec::new(),
             endpoints: Vec::new(),
+            annotations: Vec::new(),
         }
+    }
+
+    /// With an annotation.
+    #[must_use]
+    pub fn annotated(mut self, key: &str, value: &str) -> Self {
+        self.annotations.push((key.to_owned(), value.to_owned()));
+        self
     }
 
     /// A Service with one front.
@@ -159,7 +177,7 @@ impl Service {
     /// With a ready endpoint.
     #[must_use]
     pub fn backend(self, address: IpAddr) -> Self {
-        self.endpoint(address, true)
+        self.endpoint(address, Condition::Ready)
     }
 
     /// With ready endpoints.
@@ -171,11 +189,17 @@ impl Service {
     /// With an endpoint that isn't ready.
     #[must_use]
     pub fn unready(self, address: IpAddr) -> Self {
-        self.endpoint(address, false)
+        self.endpoint(address, Condition::Unready)
     }
 
-    fn endpoint(mut self, address: IpAddr, ready: bool) -> Self {
-        self.endpoints.push(Endpoint { address, ready });
+    /// With an endpoint that is going away and still answers.
+    #[must_use]
+    pub fn terminating(self, address: IpAddr) -> Self {
+        self.endpoint(address, Condition::Terminating)
+    }
+
+    fn endpoint(mut self, address: IpAddr, condition: Condition) -> Self {
+        self.endpoints.push(Endpoint { address, condition });
         self
     }
 
@@ -206,6 +230,7 @@ impl Service {
             cluster_ips,
             ports,
             endpoints: _,
+            annotations,
         } = self;
         let first = cluster_ips
             .first()
@@ -220,7 +245,7 @@ impl Service {
             "---\n\
              apiVersion: v1\n\
              kind: Service\n\
-             metadata: {{ name: {name}, namespace: default }}\n\
+             metadata: {{ name: {name}, namespace: default, annotations: {{ {annotations} }} }}\n\
              spec:\n\
              \x20 type: ClusterIP\n\
              \x20 clusterIP: \"{first}\"\n\
@@ -228,6 +253,11 @@ impl Service {
              \x20 ipFamilies: [{families}]\n\
              \x20 ipFamilyPolicy: {policy}\n\
              \x20 ports:\n",
+            annotations = listed(
+                annotations
+                    .iter()
+                    .map(|(key, value)| format!("{key}: \"{value}\""))
+            ),
             all = quoted(cluster_ips),
             families = listed(cluster_ips.iter().map(|address| family(*address))),
         );
@@ -277,9 +307,12 @@ impl Service {
             .endpoints
             .iter()
             .filter(|it| it.address.is_ipv4() == like.is_ipv4());
-        let lines = mine.map(|Endpoint { address, ready }| {
+        let lines = mine.map(|Endpoint { address, condition }| {
+            let ready = *condition == Condition::Ready;
+            let serving = *condition != Condition::Unready;
+            let terminating = *condition == Condition::Terminating;
             format!(
-                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {ready}, terminating: false }} }}\n"
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }} }}\n"
             )
         });
         let endpoints: String = lines.collect();

@@ -1,5 +1,6 @@
 //! Readers of the service maps: UDP sockets that connect to many VIPs in turn, as fast as can be,
-//! and send each the name of the Service that they mean. The servers tell which were led astray.
+//! and send the name of the Service that they mean. The servers tell which were led astray; a
+//! reader that knows the source addresses sees it itself, without the cost of a datagram each.
 
 use std::{
     collections::BTreeMap,
@@ -30,6 +31,12 @@ pub struct Plan {
     pub lasting: Duration,
     /// Whether one socket connects again and again, instead of a new one each time.
     pub reconnect: bool,
+    /// The source address that the route to the backends of the first Service gives, and to those
+    /// of the others one after another: a connect shows at once where it was led. Only a new
+    /// socket takes its source address from the route.
+    pub source: Option<IpAddr>,
+    /// One connect of so many sends a datagram, and each that was led astray.
+    pub send_each: u64,
 }
 
 /// What a reader did.
@@ -39,6 +46,8 @@ pub struct Report {
     pub connects: u64,
     /// How many datagrams were sent.
     pub sent: u64,
+    /// How many connects showed the source address of another Service's backends.
+    pub astray: u64,
     /// The failures, by error and step.
     pub failures: BTreeMap<String, u64>,
 }
@@ -50,6 +59,23 @@ impl Report {
             .entry(format!("{} at {step}", errno(error)))
             .or_default() += 1;
     }
+
+    /// Adds what another reader did.
+    pub fn merge(&mut self, other: &Self) {
+        self.connects += other.connects;
+        self.sent += other.sent;
+        self.astray += other.astray;
+        for (failure, count) in &other.failures {
+            *self.failures.entry(failure.clone()).or_default() += count;
+        }
+    }
+}
+
+/// A VIP, and what tells its Service.
+struct Target {
+    vip: SocketAddr,
+    name: Vec<u8>,
+    source: Option<IpAddr>,
 }
 
 /// Reads until the time is over.
@@ -58,10 +84,11 @@ impl Report {
 ///
 /// When no socket can be made.
 pub fn run(plan: &Plan) -> io::Result<Report> {
-    let targets: Vec<(SocketAddr, Vec<u8>)> = (0..plan.count)
-        .map(|number| {
-            let vip = SocketAddr::new(offset(plan.first.ip(), number), plan.first.port());
-            (vip, format!("{}-{number}", plan.stem).into_bytes())
+    let targets: Vec<Target> = (0..plan.count)
+        .map(|number| Target {
+            vip: SocketAddr::new(offset(plan.first.ip(), number), plan.first.port()),
+            name: format!("{}-{number}", plan.stem).into_bytes(),
+            source: plan.source.map(|first| offset(first, number)),
         })
         .collect();
     let domain = Domain::for_address(plan.first);
@@ -72,23 +99,35 @@ pub fn run(plan: &Plan) -> io::Result<Report> {
     let mut targets = targets.iter().cycle();
     let start = Instant::now();
     while start.elapsed() < plan.lasting {
-        for (vip, name) in targets.by_ref().take(usize::try_from(BURST).unwrap_or(1)) {
+        for target in targets.by_ref().take(usize::try_from(BURST).unwrap_or(1)) {
             if !plan.reconnect {
                 kept = open()?;
             }
-            read(&kept, *vip, name, &mut report);
+            read(&kept, target, plan.send_each, &mut report);
         }
     }
     Ok(report)
 }
 
-fn read(socket: &UdpSocket, vip: SocketAddr, name: &[u8], report: &mut Report) {
-    if let Err(error) = socket.connect(vip) {
+fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report) {
+    if let Err(error) = socket.connect(target.vip) {
         report.note(&error, "connect");
         return;
     }
     report.connects += 1;
-    match socket.send(name) {
+    let is_astray = match (target.source, socket.local_addr()) {
+        (Some(expected), Ok(shown)) => shown.ip() != expected,
+        (Some(_), Err(error)) => {
+            report.note(&error, "getsockname");
+            return;
+        }
+        (None, _) => false,
+    };
+    report.astray += u64::from(is_astray);
+    if !is_astray && !report.connects.is_multiple_of(send_each.max(1)) {
+        return;
+    }
+    match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
         Err(error) => report.note(&error, "send"),
     }

@@ -1,0 +1,191 @@
+//! Counters that must be exact, and how connections are spread.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use tunnel_tests::{
+    load::{self, Plan, udp::Mode},
+    node::Node,
+    place::Place,
+    pod::{Pod, Server},
+    scale::Scale,
+    wait,
+};
+
+use crate::support::{CHANGE, DNS, HTTP, Vip, Way, addresses, clients, counted, http, same, serve};
+
+const WEB: Vip = Vip::of(10);
+/// How many connects are spread.
+const SAMPLE: u64 = 300;
+
+fn start(annotation: Option<&str>) -> Result<(Node, Vec<Server>)> {
+    let node = Node::new()?;
+    let backends = [node.pod("one")?, node.pod("two")?, node.pod("three")?];
+    let servers = backends
+        .iter()
+        .map(|pod| serve(pod))
+        .collect::<Result<_>>()?;
+    let backends: Vec<&Pod> = backends.iter().map(|pod| &**pod).collect();
+    let mut service = WEB.service("web").backends(addresses(&backends));
+    if let Some(algorithm) = annotation {
+        service = service.annotated("culvert.dev/algorithm", algorithm);
+    }
+    node.apply(service)?;
+    node.start()?;
+    Ok((node, servers))
+}
+
+/// Waits until every socket that was tracked is released, and gives how many there were in all.
+fn until_released(node: &Node) -> Result<u64> {
+    let (mut tracked, mut released) = (0, 0);
+    wait::until(CHANGE, || {
+        released = node.reason("socket_released").unwrap_or(0);
+        tracked = node.reason("socket_tracked").unwrap_or(0);
+        tracked > 0 && tracked == released
+    })
+    .with_context(|| format!("{tracked} sockets were tracked, {released} released"))?;
+    Ok(tracked)
+}
+
+#[test]
+fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
+    let (node, _servers) = start(None)?;
+    let client = node.pod("client")?;
+    let rate = Scale::from_environment().count(500);
+    let reasons = ["translated", "socket_tracked", "socket_released"];
+
+    for (from, place) in clients(node.host(), &client) {
+        let sockets = |domain, kind| place.socket(domain, kind);
+        let plan = |to| Plan::new(to, rate, Duration::from_millis(300));
+        let before = until_released(&node)?;
+        let (reports, grown) = counted(&node, &reasons, || {
+            let reports = [
+                load::tcp::run(&plan(Way::V4.to(WEB, HTTP)), &sockets),
+                load::tcp::run(&plan(Way::V6.to(WEB, HTTP)), &sockets),
+                load::udp::run(&plan(Way::V4.to(WEB, DNS)), Mode::Connected, &sockets),
+                load::udp::run(&plan(Way::V6.to(WEB, DNS)), Mode::Unconnected, &sockets),
+            ];
+            until_released(&node)?;
+            Ok(reports)
+        })?;
+
+        let attempts: u64 = reports.iter().map(|report| report.attempts).sum();
+        let answered: u64 = reports.iter().map(|report| report.answered).sum();
+        let other_peer: u64 = reports.iter().map(|report| report.other_peer).sum();
+        same(from, (answered, other_peer), (attempts, 0))?;
+        same(from, grown, vec![attempts; 3])?;
+        same(from, until_released(&node)?, before + attempts)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn sockets_of_a_client_killed_with_9_are_released_exactly_once() -> Result<()> {
+    let (node, _servers) = start(None)?;
+    let client = node.pod("client")?;
+    let before = until_released(&node)?;
+    let each = Scale::from_environment().count(100);
+    let [tcp4, tcp6] = [Way::V4, Way::V6].map(|way| way.to(WEB, HTTP).to_string());
+    let [udp4, udp6, mapped] =
+        [Way::V4, Way::V6, Way::Mapped].map(|way| way.to(WEB, DNS).to_string());
+    let hold = |place: &Place| {
+        let count = each.to_string();
+        let words = [
+            "load", "hold", "--tcp", &tcp4, "--tcp", &tcp6, "--udp", &udp4, "--udp", &udp6,
+            "--udp", &mapped, "--each", &count,
+        ];
+        place.lab_command(&words)?.start()
+    };
+    // Two kinds of TCP socket, and three of UDP in two ways each.
+    let held = u64::from(each) * 8;
+
+    let holders = [hold(&client)?, hold(node.host())?];
+    wait::until(CHANGE, || {
+        node.reason("socket_tracked").unwrap_or(0) == before + 2 * held
+    })?;
+    same("released", node.reason("socket_released")?, before)?;
+    let [first, second] = holders;
+    drop(first);
+    same(
+        "tracked",
+        until_count(&node, before + held)?,
+        before + 2 * held,
+    )?;
+
+    // Nobody needs the daemon for it.
+    node.kill9()?;
+    drop(second);
+    node.start()?;
+    let canary = 1;
+    same(
+        "tracked",
+        until_released(&node)?,
+        before + 2 * held + canary,
+    )
+}
+
+/// Waits until so many sockets are released; how many were tracked.
+fn until_count(node: &Node, released: u64) -> Result<u64> {
+    wait::until(CHANGE, || {
+        node.reason("socket_released").unwrap_or(0) == released
+    })?;
+    node.reason("socket_tracked")
+}
+
+/// Which servers answer connects of this thread, kept to one CPU.
+fn spread(client: &Pod) -> Result<BTreeMap<String, u64>> {
+    let mut cpus = CpuSet::new();
+    cpus.set(0)?;
+    // The thread is this test's own.
+    sched_setaffinity(Pid::from_raw(0), &cpus)?;
+    let mut servers = BTreeMap::new();
+    for _ in 0..SAMPLE {
+        let name = http(Way::V4.connect(client, WEB, HTTP)?)?;
+        *servers.entry(name).or_default() += 1;
+    }
+    Ok(servers)
+}
+
+#[test]
+fn round_robin_gives_each_backend_the_same_from_one_cpu() -> Result<()> {
+    let (node, _servers) = start(Some("round-robin"))?;
+    let client = node.pod("client")?;
+
+    let servers = spread(&client)?;
+
+    same("servers", servers.len(), 3)?;
+    ensure!(
+        servers.values().all(|count| *count == SAMPLE / 3),
+        "{servers:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn random_gives_each_backend_about_the_same() -> Result<()> {
+    let (node, _servers) = start(Some("random"))?;
+    let client = node.pod("client")?;
+
+    let servers = spread(&client)?;
+
+    // 100 are expected of each, with a deviation of 8.
+    same("servers", servers.len(), 3)?;
+    ensure!(
+        servers.values().all(|count| (50..=150).contains(count)),
+        "{servers:?}"
+    );
+    // In turn they would all be 100, each time.
+    let mut counts: Vec<u64> = servers.values().copied().collect();
+    for _ in 0..5 {
+        counts.extend(spread(&client)?.values());
+    }
+    ensure!(
+        counts.iter().any(|count| *count != SAMPLE / 3),
+        "{counts:?}"
+    );
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! Damage: a daemon that can't start says why, touches nothing, and what runs goes on.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    environment,
+    node::Node,
+    place::{COMMAND, Output, Place},
+    pod::Server,
+    wait,
+};
+
+use crate::support::{CHANGE, HTTP, Vip, Way, addresses, get, http, same, serve};
+
+const WEB: Vip = Vip::of(10);
+
+/// A node whose daemon has programmed one Service.
+struct Stage {
+    node: Node,
+    _server: Server,
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let backend = node.pod("backend")?;
+        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+        let server = serve(&backend)?;
+        node.start()?;
+        Ok(Self {
+            node,
+            _server: server,
+        })
+    }
+
+    /// That the Service is translated, from the host and a pod.
+    fn translates(&self) -> Result<()> {
+        for place in [self.node.host(), &*self.node.pod("backend")?] {
+            let stream = Way::V4.connect(place, WEB, HTTP)?;
+            same("peer", stream.peer_addr()?, Way::V4.shown(WEB, HTTP))?;
+            same("server", http(stream)?, "backend".to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// Runs a daemon that can't start: what it says.
+    fn fails(&self) -> Result<String> {
+        let before = tree(&self.node.bpffs())?;
+        let output = self.node.culvert(&["node"])?;
+        refused(&output)?;
+        same("pins", tree(&self.node.bpffs())?, before)?;
+        self.translates().context("after a start that failed")?;
+        Ok(output.stderr)
+    }
+
+    /// As [`Self::fails`], with another word in the config.
+    fn fails_with(&self, place: &Place, from: &str, to: &str) -> Result<String> {
+        let config = fs::read_to_string(self.node.config_path())?;
+        ensure!(config.contains(from), "no {from} in {config}");
+        let path = self.node.config_path().with_file_name("other.yaml");
+        fs::write(&path, config.replace(from, to))?;
+        let before = tree(&self.node.bpffs())?;
+        let output = run(place, &["node", "--config", &path.to_string_lossy()])?;
+        refused(&output)?;
+        same("pins", tree(&self.node.bpffs())?, before)?;
+        self.translates().context("after a start that failed")?;
+        Ok(output.stderr)
+    }
+}
+
+/// Runs the program in a place to its end.
+fn run(place: &Place, arguments: &[&str]) -> Result<Output> {
+    let program = environment::culvert()?;
+    let program = program.to_string_lossy();
+    let words: Vec<&str> = std::iter::once(&*program)
+        .chain(arguments.iter().copied())
+        .collect();
+    place.command(&words).start()?.finish(COMMAND)
+}
+
+fn refused(output: &Output) -> Result<()> {
+    ensure!(output.exit.code == Some(1), "{output:?}");
+    Ok(())
+}
+
+fn says(said: &str, words: &[&str]) -> Result<()> {
+    let last = said.lines().last().unwrap_or_default();
+    for word in words {
+        ensure!(last.contains(word), "no {word:?} in {said}");
+    }
+    Ok(())
+}
+
+/// Everything below a folder, with the number of each object.
+fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let metadata = fs::metadata(&path)?;
+        if metadata.is_dir() {
+            found.extend(tree(&path)?);
+        }
+        found.insert(path, metadata.ino());
+    }
+    Ok(found)
+}
+
+#[test]
+fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()> {
+    let stage = Stage::new()?;
+    let pins = stage.node.bpffs();
+    let (maps, links) = (pins.join("v1"), pins.join("links"));
+    // In the BPF file system, and not in Culvert's folder.
+    let aside = pins.with_file_name("aside");
+    stage.node.kill9()?;
+
+    // A pin of somebody else's.
+    fs::hard_link(maps.join("svc"), pins.join("stranger"))?;
+    says(&stage.fails()?, &["stranger", "not Culvert's"])?;
+    fs::remove_file(pins.join("stranger"))?;
+
+    // A map, and a link, of a name that there isn't.
+    fs::hard_link(maps.join("svc"), maps.join("stranger"))?;
+    says(&stage.fails()?, &["v1/stranger", "not Culvert's"])?;
+    fs::rename(maps.join("stranger"), links.join("stranger"))?;
+    says(&stage.fails()?, &["links/stranger", "not Culvert's"])?;
+    fs::remove_file(links.join("stranger"))?;
+
+    // Another layout.
+    fs::create_dir(pins.join("v2"))?;
+    says(&stage.fails()?, &["v2", "layout 2", "layout 1"])?;
+    fs::remove_dir(pins.join("v2"))?;
+
+    // A map of another shape under the name of one of ours, and a link in the place of a map.
+    for other in [maps.join("front"), links.join("connect4")] {
+        fs::rename(maps.join("be"), &aside)?;
+        fs::hard_link(&other, maps.join("be"))?;
+        says(&stage.fails()?, &["v1/be", "not Culvert's"])?;
+        fs::remove_file(maps.join("be"))?;
+        fs::rename(&aside, maps.join("be"))?;
+    }
+
+    // Programs whose map can't be reached any more.
+    fs::rename(maps.join("svc"), &aside)?;
+    says(&stage.fails()?, &["v1/svc", "missing", "cleanup"])?;
+    fs::rename(&aside, maps.join("svc"))?;
+
+    // Links that were swapped, and a map in the place of a link.
+    fs::rename(links.join("connect4"), &aside)?;
+    for other in [links.join("connect6"), maps.join("svc")] {
+        fs::hard_link(&other, links.join("connect4"))?;
+        says(&stage.fails()?, &["links/connect4", "not Culvert's"])?;
+        fs::remove_file(links.join("connect4"))?;
+    }
+    fs::rename(&aside, links.join("connect4"))?;
+
+    stage.node.start()?;
+    ensure!(stage.node.logs().contains("new=0 replaced=9"));
+    stage.translates()
+}
+
+#[test]
+fn manifests_that_are_not_there_keep_what_is_programmed() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.node.kill9()?;
+    let manifests = stage.node.manifests();
+    let aside = manifests.with_file_name("aside");
+
+    fs::rename(&manifests, &aside)?;
+    let folder = manifests.to_string_lossy();
+    says(&stage.fails()?, &["cannot read", &folder, "No such file"])?;
+    fs::rename(&aside, &manifests)?;
+
+    stage.node.start()?;
+    stage.translates()
+}
+
+#[test]
+fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.node.kill9()?;
+    let host = stage.node.host();
+
+    let bpffs = stage.node.bpffs_inside();
+    let plain = stage.node.state().join("pins");
+    let (bpffs, plain) = (bpffs.to_string_lossy(), plain.to_string_lossy());
+    let said = stage.fails_with(host, &bpffs, &plain)?;
+    says(&said, &[&plain, "not on a BPF file system", "mount -t bpf"])?;
+    ensure!(!Path::new(&*plain).exists());
+
+    let cgroup = stage.node.instance_cgroup();
+    let (there, absent) = (cgroup.to_string_lossy(), cgroup.join("absent"));
+    let absent = absent.to_string_lossy();
+    let cgroup = |path: &str| format!("cgroup: {path}\n");
+    let said = stage.fails_with(host, &cgroup(&there), &cgroup(&absent))?;
+    says(&said, &[&absent, "cgroup"])?;
+    let folder = stage.node.state();
+    let folder = folder.to_string_lossy();
+    let said = stage.fails_with(host, &cgroup(&there), &cgroup(&folder))?;
+    says(&said, &[&folder, "cgroup"])?;
+
+    let said = stage.fails_with(host, "stateDir:", "stateDirs:")?;
+    says(&said, &["other.yaml", "stateDirs"])
+}
+
+#[test]
+fn a_second_daemon_is_kept_off_and_told_who_is_there() -> Result<()> {
+    let stage = Stage::new()?;
+    let pid = stage.node.daemon_pid().context("it runs")?;
+
+    says(
+        &stage.fails()?,
+        &["another culvert", &format!("process {pid}")],
+    )?;
+
+    ensure!(stage.node.is_ready());
+    let socket = stage.node.admin_socket();
+    ensure!(socket.exists(), "the second took the first one's socket");
+    Ok(())
+}
+
+#[test]
+fn a_daemon_outside_of_its_cgroup_says_so_and_leaves_no_program() -> Result<()> {
+    let stage = Stage::new()?;
+    let folder = stage.node.topology().lab().folder().join("elsewhere");
+    let outside = stage.node.topology().beside(
+        stage.node.host(),
+        "outside/daemon",
+        Some(folder.join("bpffs")),
+    )?;
+
+    let before = tree(&stage.node.bpffs())?;
+    let config = fs::read_to_string(stage.node.config_path())?;
+    let path = folder.join("culvert.yaml");
+    let lab = stage
+        .node
+        .topology()
+        .lab()
+        .folder()
+        .to_string_lossy()
+        .into_owned();
+    let config = config
+        .replace(&format!("{lab}/bpffs"), &format!("{lab}/elsewhere/bpffs"))
+        .replace(&format!("{lab}/state"), &format!("{lab}/elsewhere/state"));
+    fs::write(&path, config)?;
+    let output = run(&outside, &["node", "--config", &path.to_string_lossy()])?;
+    refused(&output)?;
+    says(
+        &output.stderr,
+        &["canary", "must run inside that cgroup", "/outside/daemon"],
+    )?;
+
+    same("pins", tree(&stage.node.bpffs())?, before)?;
+    let root = PathBuf::from(format!("/proc/{}/root", outside.pid()));
+    let links = root
+        .join(folder.strip_prefix("/")?)
+        .join("bpffs/culvert/links");
+    let left: Vec<PathBuf> = tree(&links).unwrap_or_default().into_keys().collect();
+    ensure!(left.is_empty(), "{left:?}");
+    stage.translates()
+}
+
+#[test]
+fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.node.kill9()?;
+    ensure!(stage.node.admin_socket().exists());
+
+    for command in ["status", "services"] {
+        let output = stage.node.culvert(&[command])?;
+        refused(&output)?;
+        let socket = stage.node.admin_socket();
+        says(
+            &output.stderr,
+            &["no culvert node is running", &socket.to_string_lossy()],
+        )?;
+    }
+
+    stage.node.start()?;
+    let status = stage.node.culvert(&["status"])?;
+    ensure!(status.exit.is_success(), "{status:?}");
+    stage.node.stop()?;
+    ensure!(!stage.node.admin_socket().exists());
+    says(
+        &stage.node.culvert(&["status"])?.stderr,
+        &["no culvert node is running"],
+    )
+}
+
+#[test]
+fn ports_that_are_taken_are_waited_for_and_had_once_they_are_free() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.node.stop()?;
+    let host = stage.node.host();
+    let admin = SocketAddr::from(([127, 0, 0, 1], 10249));
+    let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
+    let taken = [host.listen(admin)?, host.listen(healthz)?];
+
+    stage.node.start()?;
+    let waiting =
+        || -> Option<usize> { Some(stage.node.status().ok()?["notListening"].as_object()?.len()) };
+    wait::until(CHANGE, || waiting() == Some(2))?;
+    let table = stage.node.culvert(&["status"])?.stdout;
+    ensure!(
+        table.contains("waiting") && table.contains("10249"),
+        "{table}"
+    );
+    stage.translates()?;
+
+    drop(taken);
+    wait::until(CHANGE, || waiting() == Some(0))?;
+    same("healthz", get(host, healthz, "/healthz")?.0, 200)?;
+    same("metrics", get(host, admin, "/metrics")?.0, 200)
+}

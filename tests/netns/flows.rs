@@ -1,0 +1,188 @@
+//! What a UDP socket remembers of its choice, and what becomes of sockets that can't remember.
+
+use std::{collections::BTreeSet, net::UdpSocket, sync::Arc};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
+use tunnel_tests::{
+    manifest::Service,
+    node::Node,
+    pod::{Pod, Server},
+    wait,
+};
+
+use crate::support::{
+    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to, counted, errno, http, ports,
+    same, serve, until_backends,
+};
+
+const WEB: Vip = Vip::of(10);
+
+/// A node with a client, and a Service with three backends.
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    backends: [Arc<Pod>; 3],
+    _servers: [Server; 3],
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let client = node.pod("client")?;
+        let backends = [node.pod("one")?, node.pod("two")?, node.pod("three")?];
+        let servers = [
+            serve(&backends[0])?,
+            serve(&backends[1])?,
+            serve(&backends[2])?,
+        ];
+        let stage = Self {
+            node,
+            client,
+            backends,
+            _servers: servers,
+        };
+        stage.node.apply(stage.without(""))?;
+        stage.node.start()?;
+        Ok(stage)
+    }
+
+    /// The Service without the backend of this name.
+    fn without(&self, name: &str) -> Service {
+        let others = self.backends.iter().filter(|pod| pod.name() != name);
+        let others: Vec<&Pod> = others.map(|pod| &**pod).collect();
+        WEB.service("web").backends(addresses(&others))
+    }
+
+    /// The addresses of the backend of this name.
+    fn addresses_of(&self, name: &str) -> Result<Vip> {
+        let pod = self.backends.iter().find(|pod| pod.name() == name);
+        Ok(Vip::of_pod(pod.context("no such backend")?))
+    }
+
+    /// Waits until the Service has no backend any more that is only finishing what it has.
+    fn until_left(&self) -> Result<()> {
+        wait::until(CHANGE, || {
+            let services = self.node.services().unwrap_or_default();
+            let ports = ports(&services, "web");
+            let is_empty =
+                |port: &serde_json::Value| port["leaving"].as_array().is_some_and(Vec::is_empty);
+            !ports.is_empty() && ports.iter().all(is_empty)
+        })
+    }
+}
+
+/// The one server that answers so many datagrams.
+fn steady(socket: &UdpSocket, way: Way, count: u32) -> Result<String> {
+    let (first, _) = ask_to(socket, way.to(WEB, DNS))?;
+    for number in 1..count {
+        let (name, sender) = ask_to(socket, way.to(WEB, DNS))?;
+        same(&format!("datagram {number}"), &name, &first)?;
+        same("sender", sender, way.shown(WEB, DNS))?;
+    }
+    Ok(first)
+}
+
+#[test]
+fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<()> {
+    let stage = Stage::new()?;
+
+    for way in Way::UDP {
+        let socket = way.udp(&stage.client)?;
+        let (first, grown) = counted(&stage.node, &["translated", "translated_sticky"], || {
+            steady(&socket, way, 100)
+        })?;
+        same("counted", grown, vec![1, 99])?;
+
+        let leaving = stage.addresses_of(&first)?;
+        let terminating = stage
+            .without(&first)
+            .terminating(leaving.v4.into())
+            .terminating(leaving.v6.into());
+        stage.node.apply(terminating)?;
+        until_backends(&stage.node, "web", 2)?;
+        same("while it ends", steady(&socket, way, 10)?, first.clone())?;
+        for _ in 0..20 {
+            let fresh = ask_to(&way.udp(&stage.client)?, way.to(WEB, DNS))?.0;
+            ensure!(
+                fresh != first,
+                "a new socket was sent to a backend that ends"
+            );
+        }
+
+        stage.node.apply(stage.without(&first))?;
+        stage.until_left()?;
+        let second = steady(&socket, way, 10)?;
+        ensure!(second != first, "still at {first}, which has gone");
+
+        stage.node.apply(stage.without(""))?;
+        until_backends(&stage.node, "web", 3)?;
+        same("after its return", steady(&socket, way, 10)?, second)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn new_sockets_are_spread_over_all_backends() -> Result<()> {
+    let stage = Stage::new()?;
+    let mut tcp = BTreeSet::new();
+    let mut connected = BTreeSet::new();
+    let mut unconnected = BTreeSet::new();
+
+    // The chance that one of three isn't met in 60 tries is 10^-10.
+    for _ in 0..60 {
+        tcp.insert(http(Way::V4.connect(&stage.client, WEB, HTTP)?)?);
+        let socket = Way::V4.udp(&stage.client)?;
+        unconnected.insert(ask_to(&socket, Way::V4.to(WEB, DNS))?.0);
+        let socket = Way::V4.udp(&stage.client)?;
+        socket.connect(Way::V4.to(WEB, DNS))?;
+        connected.insert(ask(&socket)?);
+    }
+
+    same(
+        "servers",
+        [tcp.len(), connected.len(), unconnected.len()],
+        [3; 3],
+    )
+}
+
+#[test]
+fn a_socket_without_room_to_remember_is_counted_and_udp_is_refused() -> Result<()> {
+    let stage = Stage::new()?;
+    let reasons = ["translated_untracked", "storage_full", "socket_tracked"];
+    // Of the namespace since Linux 6.12; before that the pod has no such file.
+    let room = "net.core.optmem_max";
+    let Ok(before) = stage.client.run(&["cat", "/proc/sys/net/core/optmem_max"]) else {
+        return Ok(());
+    };
+    stage.client.sysctl(room, "1")?;
+
+    for way in Way::TCP {
+        let (stream, grown) = counted(&stage.node, &reasons, || {
+            Ok(way.connect(&stage.client, WEB, HTTP)?)
+        })?;
+        same("counted", grown, vec![1, 0, 0])?;
+        // Nothing is remembered, so the peer is who it is.
+        same("port", stream.peer_addr()?.port(), HTTP_TARGET)?;
+        ensure!(!http(stream)?.is_empty());
+    }
+    for way in Way::UDP {
+        let (failed, grown) = counted(&stage.node, &reasons, || {
+            let socket = way.udp(&stage.client)?;
+            let to = way.to(WEB, DNS);
+            Ok([
+                errno(socket.connect(to)),
+                errno(socket.send_to(b"who?", to)),
+            ])
+        })?;
+        same("errors", failed, [Errno::ENOMEM; 2])?;
+        same("counted", grown, vec![0, 2, 0])?;
+    }
+
+    stage.client.sysctl(room, before.trim())?;
+    let (stream, grown) = counted(&stage.node, &reasons, || {
+        Ok(Way::V4.connect(&stage.client, WEB, HTTP)?)
+    })?;
+    same("counted", grown, vec![0, 0, 1])?;
+    same("peer", stream.peer_addr()?, Way::V4.shown(WEB, HTTP))
+}

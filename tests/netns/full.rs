@@ -1,0 +1,144 @@
+//! Maps that are used up: the Service that finds no room is refused by name, the others go on.
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    admin,
+    instance::Settings,
+    manifest::{Protocol, Service},
+    node::Node,
+    pod::{Pod, Server},
+    wait,
+};
+
+use crate::support::{
+    CHANGE, HTTP, HTTP_TARGET, Vip, Way, addresses, http, ports, same, serve, until_backends,
+    until_gone,
+};
+
+const FIRST: Vip = Vip::of(10);
+const SECOND: Vip = Vip::of(11);
+const THIRD: Vip = Vip::of(12);
+
+/// A Service with one front, and two backends for HTTP.
+fn service(name: &str, vip: Vip, backends: &[&Pod]) -> Service {
+    let v4 = addresses(backends)
+        .into_iter()
+        .filter(std::net::IpAddr::is_ipv4);
+    Service::new(name, [vip.v4.into()])
+        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .backends(v4)
+}
+
+struct Stage {
+    node: Node,
+    _servers: [Server; 2],
+}
+
+impl Stage {
+    /// A node with room for so much, and two Services with two backends each.
+    fn with(room: impl FnOnce(&mut Settings)) -> Result<Self> {
+        let mut settings = Settings::from_environment()?;
+        room(&mut settings);
+        let node = Node::with(settings)?;
+        let (one, two) = (node.pod("one")?, node.pod("two")?);
+        let servers = [serve(&one)?, serve(&two)?];
+        node.start()?;
+        for (name, vip) in [("first", FIRST), ("second", SECOND)] {
+            node.apply(service(name, vip, &[&one, &two]))?;
+            until_backends(&node, name, 2)?;
+        }
+        Ok(Self {
+            node,
+            _servers: servers,
+        })
+    }
+
+    fn refused(&self, reason: &str) -> Result<u64> {
+        let name = format!("culvert_service_ports_refused{{reason=\"{reason}\"}}");
+        Ok(admin::metric(&self.node.metrics()?, &name).unwrap_or(0))
+    }
+
+    fn reaches(&self, vip: Vip) -> Result<()> {
+        for place in [self.node.host(), &*self.node.pod("client")?] {
+            http(Way::V4.connect(place, vip, HTTP)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A third Service finds no room, is told of everywhere, and gets in once there is some.
+fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
+    let node = &stage.node;
+    let (one, two) = (node.pod("one")?, node.pod("two")?);
+
+    node.apply(service("third", THIRD, &[&one, &two]))?;
+
+    wait::until(CHANGE, || {
+        stage.refused(reason).is_ok_and(|count| count == 1)
+    })
+    .with_context(|| node.logs())?;
+    let listed = node.culvert(&["services", "--output", "json"])?;
+    let services: serde_json::Value = serde_json::from_str(&listed.stdout)?;
+    let third = ports(&services, "third");
+    same("refused", &third[0]["reason"], &reason.into())?;
+    let table = node.culvert(&["services"])?.stdout;
+    let line = table.lines().find(|line| line.contains("default/third"));
+    ensure!(line.is_some_and(|line| line.contains("refused")), "{table}");
+    let told = |line: &str| line.contains("default/third") && line.contains(reason);
+    ensure!(node.logs().lines().any(told), "{}", node.logs());
+    let status = node.culvert(&["status"])?.stdout;
+    ensure!(status.contains("refused"), "{status}");
+    Way::V4
+        .connect(node.host(), THIRD, HTTP)
+        .expect_err("it isn't programmed");
+    stage.reaches(FIRST)?;
+    stage.reaches(SECOND)?;
+
+    node.withdraw("first.yaml")?;
+    until_gone(node, "first")?;
+    until_backends(node, "third", 2)?;
+    wait::until(CHANGE, || {
+        stage.refused(reason).is_ok_and(|count| count == 0)
+    })?;
+    stage.reaches(SECOND)?;
+    stage.reaches(THIRD)?;
+    Way::V4
+        .connect(node.host(), FIRST, HTTP)
+        .expect_err("it was removed");
+    Ok(())
+}
+
+#[test]
+fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
+    let stage = Stage::with(|settings| settings.fronts = 2)?;
+    third_is_refused(&stage, "fronts_full")
+}
+
+#[test]
+fn a_service_without_room_for_its_slots_waits_for_some() -> Result<()> {
+    let stage = Stage::with(|settings| settings.slots = 5)?;
+    third_is_refused(&stage, "slots_full")
+}
+
+#[test]
+fn a_service_without_room_for_its_backends_waits_for_some() -> Result<()> {
+    let stage = Stage::with(|settings| settings.backends = 5)?;
+    third_is_refused(&stage, "backends_full")
+}
+
+#[test]
+fn a_daemon_starts_on_maps_that_are_full() -> Result<()> {
+    let stage = Stage::with(|settings| {
+        settings.fronts = 2;
+        settings.slots = 4;
+        settings.backends = 4;
+    })?;
+
+    for _ in 0..2 {
+        stage.node.kill9()?;
+        stage.node.start()?;
+        stage.reaches(FIRST)?;
+        stage.reaches(SECOND)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! Manifests while the daemon runs, and what it tells over its ports.
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
+use tunnel_tests::{
+    admin::metric, instance::NODE, manifest::Manifest, node::Node, pod::Server, wait,
+};
+
+use crate::support::{
+    CHANGE, HTTP, Vip, Way, addresses, get, http, same, serve, until_backends, until_gone,
+};
+
+const WEB: Vip = Vip::of(10);
+const OTHER: Vip = Vip::of(11);
+
+fn start() -> Result<(Node, Server)> {
+    let node = Node::new()?;
+    let backend = node.pod("backend")?;
+    node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+    let server = serve(&backend)?;
+    node.start()?;
+    Ok((node, server))
+}
+
+/// What the daemon can't use, as it tells in its status.
+fn problems(node: &Node) -> Vec<String> {
+    let status = node.status().unwrap_or_default();
+    let problems = status["source"]["problems"].as_array().cloned();
+    let text = |problem: serde_json::Value| problem.to_string();
+    problems.unwrap_or_default().into_iter().map(text).collect()
+}
+
+fn ask(node: &Node, vip: Vip) -> Result<String> {
+    http(Way::V4.connect(&*node.pod("client")?, vip, HTTP)?)
+}
+
+#[test]
+fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stays() -> Result<()> {
+    let (node, _server) = start()?;
+    let backend = node.pod("backend")?;
+    let good = WEB
+        .service("web")
+        .backends(addresses(&[&*backend]))
+        .to_string();
+    let other = OTHER
+        .service("other")
+        .backends(addresses(&[&*backend]))
+        .to_string();
+    // The Service gets a port that there isn't; its file holds another Service now.
+    let bad = good.replacen("port: 80,", "port: 80000,", 1);
+    ensure!(bad != good);
+
+    node.apply(("web.yaml", &*format!("{bad}{other}")))?;
+
+    until_backends(&node, "other", 1)?;
+    wait::until(CHANGE, || problems(&node).len() == 1)?;
+    let problem = problems(&node).concat();
+    for word in [
+        "web.yaml",
+        "Service default/web",
+        "spec.ports[0].port",
+        "80000",
+    ] {
+        ensure!(problem.contains(word), "no {word} in {problem}");
+    }
+    let table = node.culvert(&["status"])?.stdout;
+    for word in ["web.yaml", "default/web", "spec.ports[0].port"] {
+        ensure!(table.contains(word), "no {word} in {table}");
+    }
+    same("refused", node.reason("object_refused")?, 1)?;
+    same("server", ask(&node, OTHER)?, "backend".to_owned())?;
+    same("server", ask(&node, WEB)?, "backend".to_owned())?;
+    ensure!(node.is_ready());
+
+    // What can't be read at all is another matter, and as harmless.
+    node.apply(("broken.yaml", "kind: [Service\n"))?;
+    wait::until(CHANGE, || {
+        problems(&node).iter().any(|it| it.contains("broken.yaml"))
+    })?;
+    same("server", ask(&node, WEB)?, "backend".to_owned())?;
+
+    node.apply(("web.yaml", &*format!("{good}{other}")))?;
+    node.withdraw("broken.yaml")?;
+    wait::until(CHANGE, || problems(&node).is_empty())?;
+    same("server", ask(&node, WEB)?, "backend".to_owned())
+}
+
+#[test]
+fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
+    let (node, _server) = start()?;
+    let (client, backend) = (node.pod("client")?, node.pod("backend")?);
+    let second = node.pod("second")?;
+    let _second = serve(&second)?;
+
+    node.apply(OTHER.service("other").backends(addresses(&[&*backend])))?;
+    until_backends(&node, "other", 1)?;
+    same("server", ask(&node, OTHER)?, "backend".to_owned())?;
+
+    let both = addresses(&[&*backend, &*second]);
+    node.apply(OTHER.service("other").backends(both))?;
+    until_backends(&node, "other", 2)?;
+    node.apply(OTHER.service("other").backends(addresses(&[&*second])))?;
+    until_backends(&node, "other", 1)?;
+    same("server", ask(&node, OTHER)?, "second".to_owned())?;
+
+    node.apply(OTHER.service("other"))?;
+    until_backends(&node, "other", 0)?;
+    let refused = Way::V4.connect(&client, OTHER, HTTP);
+    same(
+        "error",
+        crate::support::errno(refused),
+        nix::errno::Errno::ECONNREFUSED,
+    )?;
+
+    node.withdraw("other.yaml")?;
+    until_gone(&node, "other")?;
+    for way in Way::TCP {
+        let failed = crate::support::errno(way.connect(&client, OTHER, HTTP));
+        ensure!(
+            failed != nix::errno::Errno::ECONNREFUSED,
+            "still refused: {way:?}"
+        );
+    }
+    same("server", ask(&node, WEB)?, "backend".to_owned())
+}
+
+#[test]
+fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
+    let (node, _server) = start()?;
+    let admin = SocketAddr::from(([127, 0, 0, 1], 10249));
+    let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
+    let ask_host = |at: SocketAddr, path: &str| get(node.host(), at, path);
+    ask(&node, WEB)?;
+
+    let (code, metrics) = ask_host(admin, "/metrics")?;
+    same("code", code, 200)?;
+    same("ready", metric(&metrics, "culvert_ready"), Some(1))?;
+    let translated = "culvert_reason_total{reason=\"translated\"}";
+    // The Service's, and the one by which the daemon tried its way.
+    same("translated", metric(&metrics, translated), Some(2))?;
+    let (code, status) = ask_host(admin, "/status")?;
+    let status: serde_json::Value = serde_json::from_str(&status)?;
+    same("status", (code, &status["ready"]), (200, &true.into()))?;
+    for path in ["/healthz", "/livez"] {
+        same("not on the admin port", ask_host(admin, path)?.0, 404)?;
+        let (code, health) = ask_host(healthz, path)?;
+        let health: serde_json::Value = serde_json::from_str(&health)?;
+        same(path, (code, &health["healthy"]), (200, &true.into()))?;
+    }
+    same(
+        "not on the health port",
+        ask_host(healthz, "/metrics")?.0,
+        404,
+    )?;
+
+    // A node that an autoscaler takes away lives, but is no place for new traffic.
+    let Manifest { file, text } = Manifest::node(NODE);
+    let taint = "spec: { taints: [{ key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule }] }\n";
+    node.apply((&*file, &*format!("{text}{taint}")))?;
+    wait::until(CHANGE, || {
+        ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
+    })?;
+    same("livez", ask_host(healthz, "/livez")?.0, 200)?;
+    same("server", ask(&node, WEB)?, "backend".to_owned())
+}

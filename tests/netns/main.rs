@@ -1,0 +1,30 @@
+//! Real sockets through the real kernel programs, and the daemon's life around them.
+//! Needs the rights of root, a cgroup v2 hierarchy and a kernel with BPF.
+
+#[cfg(test)]
+mod support;
+
+#[cfg(test)]
+mod cleanup;
+#[cfg(test)]
+mod counters;
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+mod datagrams;
+#[cfg(test)]
+mod flows;
+#[cfg(test)]
+mod full;
+#[cfg(test)]
+mod hooks;
+#[cfg(test)]
+mod live;
+#[cfg(test)]
+mod refused;
+#[cfg(test)]
+mod restart;
+#[cfg(test)]
+mod rewrite;
+#[cfg(test)]
+mod untouched;

@@ -1,0 +1,219 @@
+//! The data path stays when the daemon ends, however it ends, and a new daemon goes on with it.
+
+use std::{
+    collections::BTreeMap, fs, net::SocketAddr, os::unix::fs::MetadataExt as _, path::PathBuf,
+    thread, time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    load::{self, Plan, Report, udp::Mode},
+    manifest::Protocol,
+    node::Node,
+    place::Place,
+    pod::{Pod, Server},
+    scale::Scale,
+};
+
+use crate::support::{
+    DNS, HTTP, Vip, Way, addresses, ask, ask_to, http, same, serve, until_backends,
+};
+
+const WEB: Vip = Vip::of(10);
+const LATE: Vip = Vip::of(11);
+const EARLY: Vip = Vip::of(12);
+
+fn start() -> Result<(Node, Vec<Server>)> {
+    let node = Node::new()?;
+    let backends = [node.pod("one")?, node.pod("two")?];
+    let servers = backends
+        .iter()
+        .map(|pod| serve(pod))
+        .collect::<Result<_>>()?;
+    let backends: Vec<&Pod> = backends.iter().map(|pod| &**pod).collect();
+    node.apply(WEB.service("web").backends(addresses(&backends)))?;
+    node.start()?;
+    Ok((node, servers))
+}
+
+/// A load of every protocol and family, in a thread each.
+fn loads<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    place: &'scope Place,
+    lasting: Duration,
+) -> Vec<thread::ScopedJoinHandle<'scope, Report>> {
+    let rate = Scale::from_environment().count(200);
+    let plan = move |to: SocketAddr| Plan::new(to, rate, lasting);
+    let sockets = move |domain, kind| place.socket(domain, kind);
+    let mut loads = Vec::new();
+    for way in [Way::V4, Way::V6] {
+        loads.push(scope.spawn(move || load::tcp::run(&plan(way.to(WEB, HTTP)), &sockets)));
+        for mode in [Mode::Connected, Mode::Unconnected] {
+            let to = way.to(WEB, DNS);
+            loads.push(scope.spawn(move || load::udp::run(&plan(to), mode, &sockets)));
+        }
+    }
+    loads
+}
+
+#[test]
+fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<()> {
+    let (node, _servers) = start()?;
+    let client = node.pod("client")?;
+    // Long enough for several lives of the daemon, on slow machines too.
+    let lasting = Scale::from_environment().patience(Duration::from_millis(2500));
+
+    let mut lives = 0;
+    let reports = thread::scope(|scope| -> Result<Vec<Report>> {
+        let loads = loads(scope, &client, lasting);
+        while loads.iter().any(|load| !load.is_finished()) {
+            if lives % 3 == 2 {
+                node.stop()?;
+            } else {
+                node.kill9()?;
+            }
+            node.start()?;
+            lives += 1;
+        }
+        let join = |load: thread::ScopedJoinHandle<'_, Report>| load.join().ok();
+        loads
+            .into_iter()
+            .map(|load| join(load).context("a load panicked"))
+            .collect()
+    })?;
+
+    ensure!(lives >= 3, "only {lives} restarts");
+    for report in reports {
+        ensure!(report.failed() == 0, "{report:?}");
+        same("answered", report.answered, report.attempts)?;
+        same("other peers", report.other_peer, 0)?;
+        same("servers", report.servers.len(), 2)?;
+    }
+    Ok(())
+}
+
+/// The numbers of what is pinned: another object under the same name has another number.
+fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
+    let mut pins = BTreeMap::new();
+    for folder in ["links", "v1"] {
+        for entry in fs::read_dir(node.bpffs().join(folder))? {
+            let entry = entry?;
+            pins.insert(entry.path(), entry.metadata()?.ino());
+        }
+    }
+    Ok(pins)
+}
+
+#[test]
+fn a_new_daemon_replaces_the_programs_in_their_links_and_keeps_the_maps() -> Result<()> {
+    let (node, _servers) = start()?;
+    let before = pins(&node)?;
+    ensure!(node.logs().contains("new=9 replaced=0"), "{}", node.logs());
+
+    node.kill9()?;
+    node.start()?;
+    node.restart()?;
+
+    same("pins", pins(&node)?, before)?;
+    let replaced = node.logs().matches("new=0 replaced=9").count();
+    same("times replaced", replaced, 2)
+}
+
+#[test]
+fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<()> {
+    let (node, _servers) = start()?;
+    let client = node.pod("client")?;
+    let stream = Way::Mapped.connect(&client, WEB, HTTP)?;
+    let connected = Way::Mapped.udp(&client)?;
+    connected.connect(Way::Mapped.to(WEB, DNS))?;
+    let connected_to = ask(&connected)?;
+    let unconnected = Way::V6.udp(&client)?;
+    let (sent_to, _) = ask_to(&unconnected, Way::V6.to(WEB, DNS))?;
+
+    for is_there in [false, true] {
+        if is_there {
+            node.start()?;
+        } else {
+            node.kill9()?;
+        }
+        same("peer", stream.peer_addr()?, Way::Mapped.shown(WEB, HTTP))?;
+        same("peer", connected.peer_addr()?, Way::Mapped.shown(WEB, DNS))?;
+        same("server", ask(&connected)?, connected_to.clone())?;
+        let (server, sender) = ask_to(&unconnected, Way::V6.to(WEB, DNS))?;
+        same("server", server, sent_to.clone())?;
+        same("sender", sender, Way::V6.shown(WEB, DNS))?;
+    }
+    http(stream).map(drop)
+}
+
+#[test]
+fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
+    let (node, _servers) = start()?;
+    let client = node.pod("client")?;
+    let (one, two) = (node.pod("one")?, node.pod("two")?);
+    node.apply(EARLY.service("early").backends(addresses(&[&*one])))?;
+    until_backends(&node, "early", 1)?;
+    same(
+        "server",
+        http(Way::V4.connect(&client, EARLY, HTTP)?)?,
+        "one".to_owned(),
+    )?;
+
+    node.kill9()?;
+    node.withdraw("early.yaml")?;
+    node.apply(LATE.service("late").backends(addresses(&[&*two])))?;
+    node.apply(WEB.service("web").backends(addresses(&[&*two])))?;
+    // Nobody has seen it yet.
+    same(
+        "server",
+        http(Way::V4.connect(&client, EARLY, HTTP)?)?,
+        "one".to_owned(),
+    )?;
+    Way::V4
+        .connect(&client, LATE, HTTP)
+        .expect_err("there was no daemon");
+    node.start()?;
+
+    for way in Way::TCP {
+        way.connect(&client, EARLY, HTTP)
+            .expect_err("it was removed");
+        same(
+            "server",
+            http(way.connect(&client, LATE, HTTP)?)?,
+            "two".to_owned(),
+        )?;
+        for _ in 0..8 {
+            same(
+                "server",
+                http(way.connect(&client, WEB, HTTP)?)?,
+                "two".to_owned(),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_service_that_moves_to_another_address_while_no_daemon_ran_is_found_there() -> Result<()> {
+    let (node, _servers) = start()?;
+    let client = node.pod("client")?;
+    let one = node.pod("one")?;
+
+    node.kill9()?;
+    let moved = tunnel_tests::manifest::Service::new("web", [LATE.v4.into(), LATE.v6.into()])
+        .port(Protocol::Tcp, HTTP, crate::support::HTTP_TARGET)
+        .backends(addresses(&[&*one]));
+    node.apply(moved)?;
+    node.start()?;
+
+    for way in Way::TCP {
+        same(
+            "server",
+            http(way.connect(&client, LATE, HTTP)?)?,
+            "one".to_owned(),
+        )?;
+        way.connect(&client, WEB, HTTP)
+            .expect_err("nobody has this address any more");
+    }
+    Ok(())
+}

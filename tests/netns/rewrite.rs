@@ -1,0 +1,186 @@
+//! Refusing on kernels without `bpf_set_retval` (before Linux 6.1): the destination is rewritten
+//! to one that refuses. The data path is loaded here, in that variant, as the daemon would there.
+
+use std::{net::UdpSocket, sync::Arc};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
+use socket2::Socket;
+use tunnel_tests::{
+    node::Node,
+    place::{ANSWER, connect_within},
+    pod::Pod,
+    wait,
+};
+use tunnel_userspace::{
+    bpf::{DataPath, Features, Pins, RcuGrace},
+    model::Algorithm,
+    reconcile::{Reconciler, Settings, Sizes},
+    source::file,
+};
+
+use crate::support::{
+    DNS, HTTP, Vip, Way, addresses, ask, ask_to, clients, errno, http, same, serve,
+};
+
+const WEB: Vip = Vip::of(10);
+const EMPTY: Vip = Vip::of(12);
+
+/// A node whose data path was loaded without the daemon.
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    _data_path: DataPath,
+}
+
+impl Stage {
+    fn new(features: Features) -> Result<Self> {
+        let node = Node::new()?;
+        let (client, backend) = (node.pod("client")?, node.pod("backend")?);
+        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+        node.apply(EMPTY.service("empty"))?;
+        let sizes = Sizes {
+            fronts: 16,
+            slots: 16,
+            backends: 16,
+        };
+        let pins = Pins::hold(&node.bpffs())?;
+        let mut data_path = DataPath::load(&pins, sizes, features)?;
+        let (maps, _counters) = data_path.take_maps()?;
+        let settings = Settings {
+            node_name: tunnel_tests::instance::NODE.to_owned(),
+            algorithm: Algorithm::Random,
+        };
+        let mut reconciler = Reconciler::adopt(maps, sizes, &mut RcuGrace::new()?, settings)?;
+        let (mut store, problems) = file::read(&node.manifests())?;
+        ensure!(problems.is_empty(), "{problems:?}");
+        reconciler.update(store.take_update().context("there are Services")?);
+        reconciler.pass();
+        data_path.attach(&node.instance_cgroup())?;
+        Ok(Self {
+            node,
+            client,
+            _data_path: data_path,
+        })
+    }
+
+    fn rewriting() -> Result<Self> {
+        Self::new(Features { set_retval: false })
+    }
+}
+
+#[test]
+fn every_variant_loads_and_translates() -> Result<()> {
+    for set_retval in [false, true] {
+        let stage = Stage::new(Features { set_retval })?;
+        let _server = serve(&*stage.node.pod("backend")?)?;
+        for (from, place) in clients(stage.node.host(), &stage.client) {
+            for way in Way::TCP {
+                let what = format!("{way:?} from the {from}");
+                let stream = way.connect(place, WEB, HTTP).context(what.clone())?;
+                same(&what, stream.peer_addr()?, way.shown(WEB, HTTP))?;
+                same(&what, http(stream)?, "backend".to_owned())?;
+            }
+            for way in Way::UDP {
+                let what = format!("{way:?} from the {from}");
+                let socket = way.udp(place)?;
+                let (name, sender) = ask_to(&socket, way.to(WEB, DNS)).context(what.clone())?;
+                same(&what, name, "backend".to_owned())?;
+                same(&what, sender, way.shown(WEB, DNS))?;
+                socket.connect(way.to(WEB, DNS))?;
+                same(&what, ask(&socket)?, "backend".to_owned())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
+    let stage = Stage::rewriting()?;
+
+    for (from, place) in clients(stage.node.host(), &stage.client) {
+        for way in Way::TCP {
+            let what = format!("{way:?} from the {from}");
+            let refused = way.connect(place, EMPTY, HTTP);
+            same(&what, errno(refused), Errno::ECONNREFUSED)?;
+
+            let socket = way.tcp(place)?;
+            socket.set_nonblocking(true)?;
+            let begun = socket.connect(&way.to(EMPTY, HTTP).into());
+            same(&what, errno(begun), Errno::EINPROGRESS)?;
+            let failed = wait::some(ANSWER, || socket.take_error().transpose())??;
+            same(
+                &what,
+                failed.raw_os_error(),
+                Some(Errno::ECONNREFUSED as i32),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_set_retval_a_connected_udp_socket_hears_of_the_refusal() -> Result<()> {
+    let stage = Stage::rewriting()?;
+
+    for (from, place) in clients(stage.node.host(), &stage.client) {
+        for way in Way::UDP {
+            let what = format!("{way:?} from the {from}");
+            let socket = way.udp(place)?;
+            socket.connect(way.to(EMPTY, DNS)).context(what.clone())?;
+            socket.send(b"who?").context(what.clone())?;
+            let mut answer = [0; 16];
+            same(&what, errno(socket.recv(&mut answer)), Errno::ECONNREFUSED)?;
+            same(&what, socket.peer_addr()?, way.shown(EMPTY, DNS))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_set_retval_a_datagram_to_nobody_is_not_permitted() -> Result<()> {
+    let stage = Stage::rewriting()?;
+
+    for (from, place) in clients(stage.node.host(), &stage.client) {
+        for way in Way::UDP {
+            let what = format!("{way:?} from the {from}");
+            let sent = way.udp(place)?.send_to(b"who?", way.to(EMPTY, DNS));
+            same(&what, errno(sent), Errno::EPERM)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_set_retval_a_socket_bound_to_a_device_is_refused_all_the_same() -> Result<()> {
+    let stage = Stage::rewriting()?;
+    let [(_, host), (_, pod)] = clients(stage.node.host(), &stage.client);
+
+    for (device, place) in [("uplink", host), ("eth0", pod)] {
+        for way in Way::TCP {
+            let socket = way.tcp(place)?;
+            socket.bind_device(Some(device.as_bytes()))?;
+            let refused = connect_within(&socket, way.to(EMPTY, HTTP), ANSWER);
+            same(
+                &format!("{way:?} by {device}"),
+                errno(refused),
+                Errno::ENETUNREACH,
+            )?;
+        }
+        for way in Way::UDP {
+            let socket = Socket::from(way.udp(place)?);
+            socket.bind_device(Some(device.as_bytes()))?;
+            let socket = UdpSocket::from(socket);
+            let what = format!("{way:?} by {device}");
+            same(
+                &what,
+                errno(socket.connect(way.to(EMPTY, DNS))),
+                Errno::EPERM,
+            )?;
+            let sent = socket.send_to(b"who?", way.to(EMPTY, DNS));
+            same(&what, errno(sent), Errno::EPERM)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! What the tests here share: Services with addresses of both families, and sockets that dial them
+//! in every way there is.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
+use socket2::{Domain, Socket, Type};
+use tunnel_tests::{
+    instance::Instance,
+    manifest::{Protocol, Service},
+    place::{ANSWER, Place, connect_within},
+    pod::{Pod, Server},
+    serve::{Kind, Listener},
+    wait,
+};
+
+/// How long a change may take to be programmed.
+pub(crate) const CHANGE: Duration = Duration::from_secs(10);
+
+/// The ports of every Service here, and those of its backends.
+pub(crate) const HTTP: u16 = 80;
+pub(crate) const HTTP_TARGET: u16 = 8080;
+pub(crate) const DNS: u16 = 53;
+pub(crate) const DNS_TARGET: u16 = 5353;
+
+/// An address in each family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vip {
+    pub(crate) v4: Ipv4Addr,
+    pub(crate) v6: Ipv6Addr,
+}
+
+impl Vip {
+    /// ClusterIPs with this last number.
+    pub(crate) const fn of(number: u8) -> Self {
+        Self {
+            v4: Ipv4Addr::new(10, 96, 0, number),
+            #[expect(clippy::as_conversions, reason = "`From` is not const")]
+            v6: Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, number as u16),
+        }
+    }
+
+    /// The addresses of a pod.
+    pub(crate) fn of_pod(pod: &Pod) -> Self {
+        let (IpAddr::V4(v4), IpAddr::V6(v6)) = (pod.v4(), pod.v6()) else {
+            panic!("a pod has an address in each family");
+        };
+        Self { v4, v6 }
+    }
+
+    /// A Service with these ClusterIPs, HTTP over TCP and questions over UDP.
+    pub(crate) fn service(self, name: &str) -> Service {
+        Service::new(name, [self.v4.into(), self.v6.into()])
+            .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+            .port(Protocol::Udp, DNS, DNS_TARGET)
+    }
+}
+
+/// Serves what [`Vip::service`] leads to.
+pub(crate) fn serve(pod: &Pod) -> Result<Server> {
+    pod.serve(&[
+        Listener::new(Kind::Http, HTTP_TARGET),
+        Listener::new(Kind::Udp, DNS_TARGET),
+    ])
+}
+
+/// The addresses of pods, as backends of a Service.
+pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
+    let both = |pod: &Pod| [pod.v4(), pod.v6()];
+    pods.iter().flat_map(|pod| both(pod)).collect()
+}
+
+/// A family of socket, and of the address that it dials.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Way {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+    /// An IPv6 socket that dials a v4-mapped address.
+    Mapped,
+    /// An IPv6 socket that is given an IPv4 address; UDP only.
+    V4OnV6,
+}
+
+impl Way {
+    /// Those that TCP has.
+    pub(crate) const TCP: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
+    /// Those that UDP has.
+    pub(crate) const UDP: [Self; 4] = [Self::V4, Self::V6, Self::Mapped, Self::V4OnV6];
+
+    const fn domain(self) -> Domain {
+        match self {
+            Self::V4 => Domain::IPV4,
+            Self::V6 | Self::Mapped | Self::V4OnV6 => Domain::IPV6,
+        }
+    }
+
+    /// What is dialled.
+    pub(crate) fn to(self, vip: Vip, port: u16) -> SocketAddr {
+        match self {
+            Self::V4 | Self::V4OnV6 => (vip.v4, port).into(),
+            Self::V6 => (vip.v6, port).into(),
+            Self::Mapped => (vip.v4.to_ipv6_mapped(), port).into(),
+        }
+    }
+
+    /// What an IPv6 socket calls what was dialled.
+    pub(crate) fn shown(self, vip: Vip, port: u16) -> SocketAddr {
+        match self {
+            Self::V4 => (vip.v4, port).into(),
+            Self::V6 => (vip.v6, port).into(),
+            Self::Mapped | Self::V4OnV6 => (vip.v4.to_ipv6_mapped(), port).into(),
+        }
+    }
+
+    pub(crate) fn tcp(self, place: &Place) -> io::Result<Socket> {
+        let socket = place.socket(self.domain(), Type::STREAM)?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        Ok(socket)
+    }
+
+    /// A TCP connection.
+    pub(crate) fn connect(self, place: &Place, vip: Vip, port: u16) -> io::Result<TcpStream> {
+        let socket = self.tcp(place)?;
+        connect_within(&socket, self.to(vip, port), ANSWER)?;
+        Ok(socket.into())
+    }
+
+    /// A UDP socket that isn't bound or connected yet.
+    pub(crate) fn udp(self, place: &Place) -> io::Result<UdpSocket> {
+        let socket = place.socket(self.domain(), Type::DGRAM)?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        Ok(socket.into())
+    }
+}
+
+/// The name that an HTTP server answers with.
+pub(crate) fn http(mut stream: TcpStream) -> Result<String> {
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (_, name) = answer.split_once("\r\n\r\n").context("no whole answer")?;
+    Ok(name.to_owned())
+}
+
+/// The code and body of an answer over HTTP.
+pub(crate) fn get(place: &Place, at: SocketAddr, path: &str) -> Result<(u16, String)> {
+    let mut stream = place.connect(at)?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no whole answer")?;
+    let code = head.split(' ').nth(1).context("no code in the answer")?;
+    Ok((code.parse()?, body.to_owned()))
+}
+
+/// The name that a server answers a datagram with, and the sender that is shown.
+pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
+    let mut answer = [0; 256];
+    let (length, from) = socket.recv_from(&mut answer)?;
+    Ok((server(&answer[..length])?, from))
+}
+
+/// The name in an answer to a datagram.
+pub(crate) fn server(answer: &[u8]) -> Result<String> {
+    let text = str::from_utf8(answer)?;
+    let (name, _) = text.split_once(' ').context("no name in the answer")?;
+    Ok(name.to_owned())
+}
+
+/// Sends a datagram on a connected socket; the name that it is answered with.
+pub(crate) fn ask(socket: &UdpSocket) -> Result<String> {
+    socket.send(b"who?")?;
+    receive(socket).map(|(name, _)| name)
+}
+
+/// Sends a datagram; the name that it is answered with, and the sender that is shown.
+pub(crate) fn ask_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
+    socket.send_to(b"who?", to)?;
+    receive(socket)
+}
+
+/// The error of a call that must fail.
+pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
+    let error = result.err().and_then(|error| error.raw_os_error());
+    Errno::from_raw(error.unwrap_or_default())
+}
+
+/// Waits until every port of a Service that is programmed has this many backends.
+pub(crate) fn until_backends(instance: &Instance, name: &str, count: usize) -> Result<()> {
+    let mut seen = String::new();
+    wait::until(CHANGE, || {
+        let services = instance.services().unwrap_or_default();
+        let ports = ports(&services, name);
+        seen = format!("{ports:?}");
+        let len = |port: &serde_json::Value| port["backends"].as_array().map_or(0, Vec::len);
+        !ports.is_empty() && ports.iter().all(|port| len(port) == count)
+    })
+    .with_context(|| format!("{name} hasn't {count} backends: {seen}"))
+}
+
+/// Waits until a Service is known no more.
+pub(crate) fn until_gone(instance: &Instance, name: &str) -> Result<()> {
+    wait::until(CHANGE, || {
+        let services = instance.services().unwrap_or_default();
+        services.is_array() && ports(&services, name).is_empty()
+    })
+    .with_context(|| format!("{name} is still there"))
+}
+
+/// The ports of a Service, as the daemon tells of them.
+pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json::Value> {
+    let services = services.as_array().into_iter().flatten();
+    services
+        .filter(|service| service["name"] == name)
+        .filter_map(|service| service["ports"].as_array())
+        .flatten()
+        .cloned()
+        .collect()
+}
+
+/// How much a reason's counter grows while something is done.
+pub(crate) fn counted<T>(
+    instance: &Instance,
+    reasons: &[&str],
+    body: impl FnOnce() -> Result<T>,
+) -> Result<(T, Vec<u64>)> {
+    let read = || -> Result<Vec<u64>> {
+        reasons
+            .iter()
+            .map(|reason| instance.reason(reason))
+            .collect()
+    };
+    let before = read()?;
+    let done = body()?;
+    let after = read()?;
+    let grown = after
+        .iter()
+        .zip(&before)
+        .map(|(after, before)| after - before);
+    Ok((done, grown.collect()))
+}
+
+/// Each place of a node from which Services are dialled alike.
+pub(crate) fn clients<'a>(host: &'a Place, pod: &'a Pod) -> [(&'static str, &'a Place); 2] {
+    [("host", host), ("pod", pod)]
+}
+
+/// That two things are alike, with what was tried.
+pub(crate) fn same<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T) -> Result<()> {
+    ensure!(seen == expected, "{what}: {seen:?}, expected {expected:?}");
+    Ok(())
+}

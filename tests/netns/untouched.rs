@@ -1,0 +1,125 @@
+//! What is no Service, or not this node's business, is left alone.
+
+use std::io::ErrorKind;
+
+use anyhow::{Result, ensure};
+use nix::errno::Errno;
+use tunnel_tests::{node::Node, place::Place};
+
+use crate::support::{
+    DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to, clients, counted, errno,
+    http, same, serve,
+};
+
+const WEB: Vip = Vip::of(10);
+const NOBODY: Vip = Vip::of(99);
+
+/// Everything that the kernel programs count.
+const ALL: [&str; 10] = [
+    "translated",
+    "translated_sticky",
+    "no_backend",
+    "record_unstable",
+    "record_broken",
+    "storage_full",
+    "translated_untracked",
+    "socket_tracked",
+    "socket_released",
+    "overflowed",
+];
+
+fn web() -> Result<(Node, tunnel_tests::pod::Server)> {
+    let node = Node::new()?;
+    let backend = node.pod("backend")?;
+    node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+    let server = serve(&backend)?;
+    node.start()?;
+    Ok((node, server))
+}
+
+/// Reaches a pod by its own address in every way.
+fn direct(place: &Place, pod: Vip) -> Result<()> {
+    for way in Way::TCP {
+        let stream = way.connect(place, pod, HTTP_TARGET)?;
+        same("peer", stream.peer_addr()?, way.shown(pod, HTTP_TARGET))?;
+        same("server", http(stream)?, "backend".to_owned())?;
+    }
+    for way in Way::UDP {
+        let socket = way.udp(place)?;
+        let (server, sender) = ask_to(&socket, way.to(pod, DNS_TARGET))?;
+        same("server", server, "backend".to_owned())?;
+        same("sender", sender, way.shown(pod, DNS_TARGET))?;
+        socket.connect(way.to(pod, DNS_TARGET))?;
+        same("peer", socket.peer_addr()?, way.shown(pod, DNS_TARGET))?;
+        same("server", ask(&socket)?, "backend".to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
+    let (node, _server) = web()?;
+    let (client, backend) = (node.pod("client")?, node.pod("backend")?);
+
+    let ((), grown) = counted(&node, &ALL, || {
+        direct(node.host(), Vip::of_pod(&backend))?;
+        direct(&client, Vip::of_pod(&backend))
+    })?;
+
+    same("counted", grown, vec![0; ALL.len()])
+}
+
+#[test]
+fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result<()> {
+    let (node, _server) = web()?;
+    let client = node.pod("client")?;
+    let unreachable = [ErrorKind::NetworkUnreachable, ErrorKind::HostUnreachable];
+
+    let ((), grown) = counted(&node, &ALL, || {
+        for (from, place) in clients(node.host(), &client) {
+            for way in Way::TCP {
+                // DNS is UDP's alone, and HTTP is TCP's.
+                for (vip, port) in [(NOBODY, HTTP), (WEB, HTTP + 1), (WEB, DNS)] {
+                    let failed = way.connect(place, vip, port).map_err(|error| error.kind());
+                    let as_expected = failed.as_ref().is_err_and(|it| unreachable.contains(it));
+                    ensure!(as_expected, "{way:?} from the {from}: {failed:?}");
+                }
+            }
+            for way in Way::UDP {
+                let sent = way.udp(place)?.send_to(b"who?", way.to(WEB, HTTP));
+                let failed = sent.map_err(|error| error.kind());
+                let as_expected = failed.as_ref().is_err_and(|it| unreachable.contains(it));
+                ensure!(as_expected, "{way:?} from the {from}: {failed:?}");
+            }
+        }
+        Ok(())
+    })?;
+
+    same("counted", grown, vec![0; ALL.len()])
+}
+
+#[test]
+fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
+    let (node, server) = web()?;
+    let client = node.pod("client")?;
+    let beside = node.topology().beside(&client, "outside/beside", None)?;
+
+    let ((), grown) = counted(&node, &ALL, || {
+        for (from, place) in [("outside", node.outside()), ("beside a pod", &beside)] {
+            for way in Way::TCP {
+                let failed = errno(way.connect(place, WEB, HTTP));
+                let as_expected = [Errno::ENETUNREACH, Errno::EHOSTUNREACH].contains(&failed);
+                ensure!(as_expected, "{way:?} from {from}: {failed}");
+            }
+            for way in Way::UDP {
+                let failed = errno(way.udp(place)?.send_to(b"who?", way.to(WEB, DNS)));
+                let as_expected = [Errno::ENETUNREACH, Errno::EHOSTUNREACH].contains(&failed);
+                ensure!(as_expected, "{way:?} from {from}: {failed}");
+            }
+        }
+        Ok(())
+    })?;
+
+    same("counted", grown, vec![0; ALL.len()])?;
+    same("answered", server.record()?.total().answered, 0)
+}

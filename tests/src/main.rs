@@ -5,7 +5,12 @@
     reason = "reports are what this program is for"
 )]
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};

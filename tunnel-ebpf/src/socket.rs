@@ -56,9 +56,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.key() else { return ALLOW };
     // A connected v4-mapped socket comes here with the backend's address on each send. If that
     // were looked up, a backend that is itself a front would be translated twice.
-    if let Some(origin) = maps::origin(sock.context())
-        && origin.leads_to(&key.address, key.port)
-    {
+    if leads_back(sock, &key) {
         return ALLOW;
     }
     let refusal = match lookup::front(&key) {
@@ -97,6 +95,19 @@ pub(crate) fn release(ctx: &SockContext) {
     if maps::has_origin(ctx) {
         maps::count(Reason::SocketReleased);
     }
+}
+
+/// Whether an address is that of a backend which the socket was given.
+#[inline(always)]
+fn leads_back<S: Sock>(sock: &S, key: &FrontKey) -> bool {
+    let Some(origin) = maps::origin(sock.context()) else {
+        return false;
+    };
+    if origin.leads_to(&key.address, key.port) {
+        return true;
+    }
+    let reverse = |cookie| overflow_key(cookie, key.address, key.port, Direction::REVERSE);
+    origin.flags & Origin::OVERFLOWED != 0 && maps::overflow(&reverse(sock.cookie())).is_some()
 }
 
 /// Puts the VIP in the place of the backend; gives what the socket remembers if that is where the

@@ -138,6 +138,15 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         &self.maps
     }
 
+    /// Whether a Service is programmed as planned.
+    #[must_use]
+    pub fn is_programmed(&self, service: &ObjectName) -> bool {
+        self.plans.contains_key(service)
+            && !self.problems.contains_key(service)
+            && !self.starved.contains(service)
+            && !self.dirty.contains(service)
+    }
+
     /// Plans what changed. Nothing is written.
     pub fn update(&mut self, update: Update) {
         self.synced |= update.synced;

@@ -230,18 +230,20 @@ impl Parts {
             .attach(&self.cgroup)
             .map_err(failed("cannot attach the programs"))?;
         info!(new = attached.new, replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
-        let mut canary = |state: Option<ServiceState>| {
-            let services = vec![(canary::name(), state)];
-            self.owner.apply(Update {
-                services,
-                nodes: Vec::new(),
-                synced: true,
-                since,
-            });
+        let canary = |state: Option<ServiceState>| Update {
+            services: vec![(canary::name(), state)],
+            nodes: Vec::new(),
+            synced: true,
+            since,
         };
-        canary(Some(canary::service()));
-        let arrived = canary::connect(self.cgroup.clone());
-        canary(None);
+        self.owner.apply(canary(Some(canary::service())));
+        let arrived = if self.owner.is_programmed(&canary::name()) {
+            canary::connect(self.cgroup.clone())
+        } else {
+            warn!("no canary was sent: the maps have no room for it");
+            Ok(())
+        };
+        self.owner.apply(canary(None));
         if arrived.is_err() && attached.replaced == 0 {
             // Nobody was served yet by programs that don't do what they should.
             self.pins

@@ -235,17 +235,28 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes the links: the programs are no longer attached. The maps stay.
+    /// Takes the programs off their hooks and removes the links. The maps stay.
     ///
     /// # Errors
     ///
-    /// The file system refused.
+    /// The kernel or the file system refused.
     pub fn detach(&self) -> Result<(), PinError> {
-        remove_known(
-            &self.links(),
-            |name| names::PROGRAMS.contains(&name),
-            &mut Vec::new(),
-        )
+        self.remove_links(&mut Vec::new())
+    }
+
+    fn remove_links(&self, foreign: &mut Vec<PathBuf>) -> Result<(), PinError> {
+        let is_link = |name: &str| names::PROGRAMS.contains(&name);
+        for (_, path) in entries(&self.links())?
+            .iter()
+            .filter(|(name, _)| is_link(name))
+        {
+            let link = sys::open_pin(path).map_err(failed("open", path))?;
+            // A link whose cgroup is gone is off its hook already.
+            if let Err(error) = sys::detach_link(link.as_fd()) {
+                tracing::debug!(%error, link = %path.display(), "nothing to detach");
+            }
+        }
+        remove_known(&self.links(), is_link, foreign)
     }
 
     /// Removes links, maps and folders that are ours. What is not ours stays and is named.
@@ -255,10 +266,9 @@ impl Pins {
     /// The file system refused.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let mut foreign = Vec::new();
-        let is_link = |name: &str| names::PROGRAMS.contains(&name);
         let is_map = |name: &str| names::MAPS.contains(&name);
         // Programs go first: without them nobody reads the maps.
-        remove_known(&self.links(), is_link, &mut foreign)?;
+        self.remove_links(&mut foreign)?;
         remove_known(&self.maps(), is_map, &mut foreign)?;
         for (_, path) in entries(&self.root)? {
             if path != self.links() && path != self.maps() {

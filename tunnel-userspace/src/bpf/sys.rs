@@ -22,6 +22,7 @@ const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
+const BPF_LINK_DETACH: i64 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
@@ -131,6 +132,14 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Resu
     let attr = Attr::new().fd(0, link).fd(4, program.as_fd());
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
+}
+
+/// Takes the program of a link off its hook, now; the link itself stays until it is closed and
+/// unpinned, which the kernel does later.
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let attr = Attr::new().fd(0, link);
+    // SAFETY: no pointers.
+    unsafe { attr.call(BPF_LINK_DETACH) }.map(drop)
 }
 
 /// What a link to a cgroup is.

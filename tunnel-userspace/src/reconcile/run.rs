@@ -12,7 +12,10 @@ use tracing::{error, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{Grace, MapReader, MapWriter, Reconciler, Retired, grace::Waiter, view::ServiceView};
-use crate::{drain, model::Update};
+use crate::{
+    drain,
+    model::{ObjectName, Update},
+};
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
@@ -99,6 +102,12 @@ pub fn start<M: MapReader + MapWriter, G: Grace + 'static>(
 }
 
 impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
+    /// Whether a Service is programmed as planned.
+    #[must_use]
+    pub fn is_programmed(&self, service: &ObjectName) -> bool {
+        self.reconciler.is_programmed(service)
+    }
+
     /// Takes one update and writes it.
     pub fn apply(&mut self, update: Update) {
         let since = update.since;

@@ -57,9 +57,10 @@ impl Waiter {
                 match grace.wait() {
                     Ok(()) if done.blocking_send(batch).is_ok() => {}
                     Ok(()) => break,
-                    // The entries of the batch are lost until the next start reads the maps.
+                    // The loop ends with this thread. The next start reads the maps and finds what
+                    // is free.
                     Err(error) => {
-                        tracing::error!(%error, "no grace period to be had, entries are not freed");
+                        tracing::error!(%error, "no grace period to be had");
                         break;
                     }
                 }

@@ -140,14 +140,12 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
                     }
                     self.pass(Some(since));
                 }
-                Some(freed) = self.waiter.freed.recv() => {
-                    self.is_waiting = false;
-                    self.reconciler.free(&freed, !self.held.is_empty());
-                    if self.reconciler.is_dirty() {
-                        self.pass(None);
-                    } else {
-                        self.hand_over(Retired::default());
-                    }
+                freed = self.waiter.freed.recv() => {
+                    let Some(freed) = freed else {
+                        error!("the thread that waits for grace periods has ended");
+                        return;
+                    };
+                    self.take_back(&freed);
                 }
                 Some(query) = queries.recv() => self.answer(query),
                 () = sleep_until(retry_at), if is_retrying => {
@@ -158,6 +156,17 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
             }
         }
         info!("the owner of the maps stops; what is programmed stays");
+    }
+
+    /// Frees a batch, and writes what waited for room.
+    fn take_back(&mut self, freed: &Retired) {
+        self.is_waiting = false;
+        self.reconciler.free(freed, !self.held.is_empty());
+        if self.reconciler.is_dirty() {
+            self.pass(None);
+        } else {
+            self.hand_over(Retired::default());
+        }
     }
 
     fn answer(&self, query: Query) {

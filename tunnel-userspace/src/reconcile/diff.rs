@@ -195,6 +195,8 @@ fn set_change(
     let known = fronts
         .filter_map(|key| actual.fronts.get(key))
         .map(|front| of(&front.record))
+        // An empty set leads nowhere, whatever its base says.
+        .filter(|set| set.len > 0)
         .find(|set| {
             actual
                 .sets

@@ -394,6 +394,29 @@ fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
         .collect()
 }
 
+/// What the next start makes of a process that was killed after so many writes of a history.
+/// `Memory` checks at each write that no front leads to another's backend.
+fn killed_after(history: &[Step], cut: usize) -> Reconciler<Memory> {
+    let mut first = adopt(Memory::new(ROOMY));
+    first.maps.limit = cut;
+    for step in history {
+        take(&mut first, step);
+        let retired = first.pass();
+        if first.maps.writes < cut {
+            first.maps.grace();
+            first.free(&retired, false);
+        }
+    }
+    let mut maps = first.maps;
+    maps.limit = usize::MAX;
+    let mut second = adopt(maps);
+    for step in history {
+        take(&mut second, step);
+    }
+    settle(&mut second);
+    second
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -424,24 +447,7 @@ proptest! {
         history in history(),
         cut in 0..200_usize,
     ) {
-        let mut first = adopt(Memory::new(ROOMY));
-        first.maps.limit = cut;
-        for step in &history {
-            take(&mut first, step);
-            let retired = first.pass();
-            if first.maps.writes < cut {
-                first.maps.grace();
-                first.free(&retired, false);
-            }
-        }
-        // `Memory` has checked at each write that no front leads to another's backend.
-        let mut maps = first.maps;
-        maps.limit = usize::MAX;
-        let mut second = adopt(maps);
-        for step in &history {
-            take(&mut second, step);
-        }
-        settle(&mut second);
+        let second = killed_after(&history, cut);
         prop_assert_eq!(found(&second), wanted(&history));
         let usage = second.actual.usage();
         let backends: usize = second.plans.values().flat_map(BTreeMap::values)
@@ -454,5 +460,26 @@ proptest! {
     #[test]
     fn a_size_comes_back_from_the_entries_it_was_made_with(size in 1..100_000_000_u32) {
         prop_assert_eq!(without_spare(with_spare(size)), size);
+    }
+}
+
+#[test]
+fn a_kill_at_each_write_of_a_long_history_is_mended() {
+    let set = |endpoints: &[u8]| Some(endpoints.iter().copied().collect::<BTreeSet<u8>>());
+    let history: Vec<Step> = vec![
+        (3, 1, set(&[1, 2])),
+        (1, 1, set(&[1, 2, 3])),
+        (0, 1, set(&[])),
+        (0, 1, None),
+        (0, 1, set(&[1, 2])),
+        (3, 2, set(&[1, 2, 3, 6, 7])),
+        (3, 2, set(&[4, 5, 8, 9])),
+        (0, 1, set(&[])),
+        (3, 1, None),
+        (0, 2, set(&[1])),
+    ];
+    for cut in 0..120 {
+        let second = killed_after(&history, cut);
+        assert_eq!(found(&second), wanted(&history), "after {cut} writes");
     }
 }

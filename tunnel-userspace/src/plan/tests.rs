@@ -147,6 +147,15 @@ fn slices_may_serve_a_named_port_under_different_numbers() {
 }
 
 #[test]
+fn a_slice_serves_a_port_only_in_its_own_protocol() {
+    let mut udp = slice("a", Family::V4, ("http", 80), vec![endpoint("10.1.0.1")]);
+    udp.ports[0].protocol = Protocol::UDP;
+    let web = state(service_named("web", &["10.96.0.10"]), vec![udp]);
+
+    assert!(only_plan(&web).cluster.is_empty());
+}
+
+#[test]
 fn of_two_slices_the_one_that_is_not_terminating_holds() {
     let mut leaving = endpoint("10.1.0.1");
     leaving.terminating = true;

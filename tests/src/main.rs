@@ -5,7 +5,12 @@
     reason = "reports are what this program is for"
 )]
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
@@ -394,10 +399,15 @@ fn run_load(load: Load) -> Result<()> {
         Load::Hold { tcp, udp, each } => {
             let held = load::hold::sockets(&load::hold::Plan { tcp, udp, each })?;
             println!("{} sockets", held.len());
-            loop {
-                std::thread::park();
-            }
+            park()
         }
+    }
+}
+
+/// Does nothing until the process is killed.
+fn park() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 

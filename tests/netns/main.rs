@@ -5,6 +5,8 @@
 mod support;
 
 #[cfg(test)]
+mod churn;
+#[cfg(test)]
 mod cleanup;
 #[cfg(test)]
 mod counters;
@@ -20,6 +22,8 @@ mod full;
 mod hooks;
 #[cfg(test)]
 mod live;
+#[cfg(test)]
+mod race;
 #[cfg(test)]
 mod refused;
 #[cfg(test)]

@@ -399,10 +399,15 @@ fn run_load(load: Load) -> Result<()> {
         Load::Hold { tcp, udp, each } => {
             let held = load::hold::sockets(&load::hold::Plan { tcp, udp, each })?;
             println!("{} sockets", held.len());
-            loop {
-                std::thread::park();
-            }
+            park()
         }
+    }
+}
+
+/// Does nothing until the process is killed.
+fn park() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 

@@ -1,0 +1,232 @@
+//! The daemon is killed and started again while endpoints change from files, under a load of real
+//! connections.
+
+mod flows;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    clock::{self, Instant},
+    load::Report,
+    manifest::{Protocol, Service},
+    place::Place,
+    pod::{Pod, Server},
+    scale::Scale,
+    serve::{Kind, Listener},
+};
+
+use crate::{
+    race::field::{Change, Dice, Field, NEVER, READER, Reading, SERVICES},
+    support::until_backends,
+};
+
+/// How often the daemon is killed.
+const KILLS: u32 = 5;
+
+/// How long the load lasts during which it is killed once.
+const ROUND: Duration = Duration::from_millis(1200);
+
+/// Attempts a second, over TCP and over UDP.
+const RATE: u32 = 500;
+
+/// Changes of endpoints a second, as far as files and the CPUs allow, and at least.
+const CHANGES: u32 = 1000;
+const LEAST: u32 = 200;
+
+const HTTP: u16 = 80;
+const DNS: u16 = 53;
+const ECHO: u16 = 7;
+const HTTP_TARGET: u16 = 8080;
+const DNS_TARGET: u16 = 5353;
+const ECHO_TARGET: u16 = 7007;
+
+/// The Service that is under load; any of its pods may come and go.
+const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 2, 1);
+/// The Service of the long-lived flows; the first pod stays.
+const TALK: Ipv4Addr = Ipv4Addr::new(10, 96, 2, 2);
+
+struct Stage {
+    field: Field,
+    pods: [Arc<Pod>; 3],
+    servers: [Server; 3],
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let field = Field::new()?;
+        let pod = |name: &str| field.node.pod(name);
+        let pods = [pod("first")?, pod("second")?, pod("third")?];
+        let serve = |pod: &Pod| {
+            pod.serve(&[
+                Listener::new(Kind::Http, HTTP_TARGET).of("web"),
+                Listener::new(Kind::Udp, DNS_TARGET).of("web").of("talk"),
+                Listener::new(Kind::Echo, ECHO_TARGET),
+            ])
+        };
+        let servers = [serve(&pods[0])?, serve(&pods[1])?, serve(&pods[2])?];
+        let stage = Self {
+            field,
+            pods,
+            servers,
+        };
+        for service in 0..SERVICES {
+            stage.field.node.apply(Change::whole(service).manifest())?;
+        }
+        stage.apply("web", WEB, 0b111)?;
+        stage.apply("talk", TALK, 0b001)?;
+        stage.field.node.start()?;
+        Ok(stage)
+    }
+
+    /// Applies one of the Services with these pods as endpoints.
+    fn apply(&self, name: &str, vip: Ipv4Addr, pods: u32) -> Result<()> {
+        let chosen = (0..3).filter(|number| pods & (1 << number) != 0);
+        let addresses = chosen.zip(&self.pods).map(|(_, pod)| pod.v4());
+        self.field.node.apply(
+            Service::new(name, [vip.into()])
+                .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+                .port(Protocol::Tcp, ECHO, ECHO_TARGET)
+                .port(Protocol::Udp, DNS, DNS_TARGET)
+                .backends(addresses),
+        )
+    }
+
+    /// Changes endpoints in files until told to stop. Gives how many changes were made.
+    fn churn(&self, rate: u32, stop: &AtomicBool) -> Result<u32> {
+        let mut dice = Dice::new(1);
+        let start = Instant::now();
+        let mut made = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let due = Duration::from_secs(1) * made / rate;
+            if let Some(early) = due.checked_sub(start.elapsed()) {
+                clock::pause(early);
+            }
+            match made % 4 {
+                0 => self.apply("web", WEB, 1 + dice.below(7))?,
+                1 => self.apply("talk", TALK, 1 + 2 * dice.below(4))?,
+                _ => {
+                    let change = dice.next().context("dice have no end")?;
+                    self.field.node.apply(change.manifest())?;
+                }
+            }
+            made += 1;
+        }
+        Ok(made)
+    }
+
+    /// What was meant for a Service never came to another's backend.
+    fn no_stranger_was_served(&self) -> Result<()> {
+        let mut seen = vec![self.field.seen()?];
+        for server in &self.servers {
+            seen.push(server.record()?.total());
+        }
+        ensure!(seen.iter().all(|seen| seen.foreign == 0), "{seen:?}");
+        ensure!(seen.iter().any(|seen| seen.answered > 0), "{seen:?}");
+        Ok(())
+    }
+
+    /// One round of load, in the midst of which the daemon is killed and started again.
+    fn round(&self, scale: Scale, dice: &mut Dice) -> Result<()> {
+        let lasting = scale.lasting(ROUND);
+        let (client, host) = (&*self.field.client, self.field.node.host());
+        let (http, dns) = ((WEB, HTTP).into(), (WEB, DNS).into());
+        let (all, half) = (scale.count(RATE), scale.count(RATE / 2));
+        let loads = [
+            load(client, &["tcp"], http, all, lasting)?,
+            load(client, &["udp"], dns, half, lasting)?,
+            load(host, &["udp", "--unconnected"], dns, half, lasting)?,
+        ];
+        let reader = self.field.reader(READER, lasting)?;
+
+        clock::pause(lasting / 2 * dice.below(1000) / 1000);
+        self.field.node.kill9()?;
+        self.field.node.start()?;
+
+        for load in loads {
+            let report = load.finish()?;
+            ensure!(report.failed() == 0, "{:?}", report.failures);
+            ensure!(report.answered == report.attempts, "{report:?}");
+            ensure!(report.other_peer == 0, "{report:?}");
+        }
+        let read = reader.finish()?;
+        ensure!(read.failures.is_empty(), "{read:?}");
+        ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
+        Ok(())
+    }
+}
+
+fn load(
+    from: &Place,
+    kind: &[&str],
+    to: SocketAddr,
+    rate: u32,
+    lasting: Duration,
+) -> Result<Reading<Report>> {
+    let (to, rate, millis) = (
+        to.to_string(),
+        rate.to_string(),
+        lasting.as_millis().to_string(),
+    );
+    let mut words = vec!["load"];
+    words.extend(kind);
+    words.extend([
+        "--service",
+        "web",
+        "--to",
+        &to,
+        "--rate",
+        &rate,
+        "--millis",
+        &millis,
+    ]);
+    Ok(Reading::new(from.lab_command(&words)?.start()?, lasting))
+}
+
+#[test]
+fn connects_and_flows_survive_kills_of_the_daemon_while_endpoints_change() -> Result<()> {
+    let scale = Scale::from_environment();
+    let stage = Stage::new()?;
+    let (node, client) = (&stage.field.node, &*stage.field.client);
+    let (stop_churn, stop_flows) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut dice = Dice::new(std::process::id());
+
+    thread::scope(|scope| -> Result<()> {
+        let flows = flows::begin(scope, client, (WEB.into(), TALK.into()), &stop_flows)?;
+        let start = Instant::now();
+        let churn = scope.spawn(|| stage.churn(scale.count(CHANGES), &stop_churn));
+        let rounds = (0..KILLS).try_for_each(|_| stage.round(scale, &mut dice));
+        stop_churn.store(true, Ordering::Relaxed);
+        let took = start.elapsed();
+        let changes = churn.join().ok().context("the writer panicked")?;
+        stop_flows.store(true, Ordering::Relaxed);
+        let ended = flows.end();
+        rounds?;
+        ended?;
+        let changes = changes?;
+        let least = u128::from(scale.count(LEAST)) * took.as_millis() / 1000;
+        ensure!(
+            u128::from(changes) >= least,
+            "{changes} changes in {took:?}"
+        );
+        Ok(())
+    })?;
+
+    stage.no_stranger_was_served()?;
+    for reason in NEVER {
+        let count = node.reason(reason)?;
+        ensure!(count == 0, "{count} times {reason}");
+    }
+    stage.apply("web", WEB, 0b111)?;
+    stage.apply("talk", TALK, 0b011)?;
+    until_backends(node, "web", 3)?;
+    until_backends(node, "talk", 2)
+}

@@ -1,0 +1,149 @@
+//! Flows that live long: bytes go to and fro all the time.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread::{Scope, ScopedJoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Type};
+use tunnel_tests::{
+    clock,
+    place::{ANSWER, Place},
+};
+
+use super::{DNS, ECHO};
+use crate::support::server;
+
+/// How long a flow rests between an answer and the next question.
+const REST: Duration = Duration::from_millis(2);
+
+/// How often a flow was answered.
+type Flow<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<u32>>);
+
+/// Flows that were begun.
+pub(super) struct Flows<'scope>(Vec<Flow<'scope>>);
+
+impl Flows<'_> {
+    /// Waits for the end of each; how often it was answered.
+    pub(super) fn end(self) -> Result<Vec<(&'static str, u32)>> {
+        let end = |(name, flow): Flow<'_>| {
+            let answers = flow.join().ok().context("a flow panicked")?;
+            let answers = answers.with_context(|| name)?;
+            ensure!(answers > 0, "{name}: no answer");
+            Ok((name, answers))
+        };
+        self.0.into_iter().map(end).collect()
+    }
+}
+
+/// Begins a stream through a Service whose endpoints all come and go, and a stream and UDP flows of
+/// every kind through one of which the endpoint that is there now stays.
+pub(super) fn begin<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    from: &Place,
+    (web, talk): (IpAddr, IpAddr),
+    stop: &'scope AtomicBool,
+) -> Result<Flows<'scope>> {
+    let dns = SocketAddr::new(talk, DNS);
+    let mapped = SocketAddr::new(mapped(talk), DNS);
+    let streams = [
+        (
+            "a stream that loses its endpoint",
+            from.connect((web, ECHO))?,
+        ),
+        ("a stream", from.connect((talk, ECHO))?),
+    ];
+    let sockets = [
+        ("a connected socket", udp(from, dns, true)?, None),
+        ("an unconnected socket", udp(from, dns, false)?, Some(dns)),
+        (
+            "a connected v4-mapped socket",
+            udp(from, mapped, true)?,
+            None,
+        ),
+        (
+            "an unconnected v4-mapped socket",
+            udp(from, mapped, false)?,
+            Some(mapped),
+        ),
+    ];
+    // Nothing fails from here on: what is begun is told to stop.
+    let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
+    let sockets =
+        sockets.map(|(name, socket, to)| (name, scope.spawn(move || ask(&socket, to, stop))));
+    Ok(Flows(streams.into_iter().chain(sockets).collect()))
+}
+
+/// A socket that asks an address, connected or not.
+fn udp(from: &Place, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
+    let socket = from.socket(Domain::for_address(to), Type::DGRAM)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let socket = UdpSocket::from(socket);
+    if is_connected {
+        socket.connect(to)?;
+    }
+    Ok(socket)
+}
+
+fn mapped(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().into(),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// Sends numbers, each of which comes back.
+fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
+    stream.set_nodelay(true)?;
+    let mut number = 0_u32;
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(&number.to_be_bytes())?;
+        let mut answer = [0; 4];
+        stream
+            .read_exact(&mut answer)
+            .with_context(|| format!("answer {number}"))?;
+        ensure!(
+            answer == number.to_be_bytes(),
+            "answer {number}: {answer:?}"
+        );
+        number += 1;
+        clock::pause(REST);
+    }
+    Ok(number)
+}
+
+/// Sends questions, each of which the same server answers.
+fn ask(socket: &UdpSocket, to: Option<SocketAddr>, stop: &AtomicBool) -> Result<u32> {
+    let mut number = 0_u32;
+    let mut servers = BTreeSet::new();
+    while !stop.load(Ordering::Relaxed) {
+        let question = format!("talk {number}");
+        match to {
+            Some(to) => socket.send_to(question.as_bytes(), to)?,
+            None => socket.send(question.as_bytes())?,
+        };
+        let mut answer = [0; 64];
+        let (length, sender) = socket
+            .recv_from(&mut answer)
+            .with_context(|| format!("answer {number}"))?;
+        let answer = answer.get(..length).unwrap_or_default();
+        ensure!(
+            answer.ends_with(question.as_bytes()),
+            "answer {number}: {answer:?}"
+        );
+        ensure!(
+            to.is_none_or(|to| to == sender),
+            "answer {number} from {sender}"
+        );
+        servers.insert(server(answer)?);
+        ensure!(servers.len() == 1, "answer {number}: {servers:?}");
+        number += 1;
+        clock::pause(REST);
+    }
+    Ok(number)
+}

@@ -1,0 +1,149 @@
+//! Readers and a writer of the service maps on two CPUs: where a connect is led to while the maps
+//! change under it.
+
+pub(crate) mod field;
+mod hold_up;
+mod writers;
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{load::race::Report, scale::Scale, wait};
+
+use self::{
+    field::{Field, NEVER, READER, SERVICES, WRITER},
+    hold_up::hold_up,
+    writers::{Hasty, Product, Programs, keep_to},
+};
+
+/// How long the product's writer runs against its readers: twenty times as long as the hasty one
+/// needs to be found out.
+const LASTING: Duration = Duration::from_secs(10);
+
+/// How long the hasty writer may take to be found out.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// How many connects that are led astray prove that they can be.
+const PROOF: u64 = 3;
+
+/// How long readers look at what the hasty writer left.
+const AFTERWARDS: Duration = Duration::from_millis(300);
+
+/// Endpoints that change in a second, at least.
+const CHANGES: u32 = 1000;
+
+/// Connects in a second, at least; natively it is five times as many.
+const CONNECTS: u32 = 20_000;
+
+/// HTTP requests a second to each Service.
+const REQUESTS: u32 = 125;
+
+/// One race at a time: each needs both CPUs.
+static CPUS: Mutex<()> = Mutex::new(());
+
+#[test]
+fn endpoint_churn_fails_no_connect_and_leads_none_to_another_service() -> Result<()> {
+    let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let scale = Scale::from_environment();
+    let lasting = scale.lasting(LASTING);
+    let field = Field::new()?;
+    let (programs, maps) = Programs::load(&field)?;
+    let product = Product::new(&programs, maps)?;
+    programs.attach(&field)?;
+    let stop = AtomicBool::new(false);
+
+    let (changes, stats) = thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            keep_to(WRITER)?;
+            product.run(1, &stop)
+        });
+        let holding = scope.spawn(|| hold_up(READER, &stop));
+        let read = read(&field, scale, lasting);
+        stop.store(true, Ordering::Relaxed);
+        holding.join().ok().context("a thread panicked")??;
+        let made = writer.join().ok().context("the writer panicked")?;
+        read.and(made)
+    })?;
+
+    let seen = field.seen()?;
+    ensure!(seen.answered > 0 && seen.foreign == 0, "{seen:?}");
+    for reason in NEVER {
+        let count = programs.reason(reason)?;
+        ensure!(count == 0, "{count} times {reason}");
+    }
+    ensure!(stats.problems.is_empty(), "{stats:?}");
+    at_least(changes, scale.count(CHANGES), lasting).context("changes")
+}
+
+/// Runs readers of every kind, none of which may fail or be led astray.
+fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
+    let readers = [
+        field.reader(READER, lasting)?,
+        field.reader(WRITER, lasting)?,
+        field.returning_reader(WRITER, lasting)?,
+    ];
+    let requests = (0..SERVICES)
+        .map(|service| field.requests(service, scale.count(REQUESTS), lasting))
+        .collect::<Result<Vec<_>>>()?;
+    let mut read = Report::default();
+    for reader in readers {
+        read.merge(&reader.finish()?);
+    }
+    for load in requests {
+        let report = load.finish()?;
+        ensure!(report.failed() == 0, "{:?}", report.failures);
+        ensure!(report.answered == report.attempts, "{report:?}");
+    }
+    ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
+    at_least(read.connects, scale.count(CONNECTS), lasting).context("connects")
+}
+
+/// That there were so many a second. The rates of the scale and its times shrink alike.
+fn at_least(count: u64, rate: u32, lasting: Duration) -> Result<()> {
+    let wanted = u128::from(rate) * lasting.as_millis() / 1000;
+    ensure!(u128::from(count) >= wanted, "{count}, not {wanted}");
+    Ok(())
+}
+
+#[test]
+fn a_writer_that_reuses_at_once_what_it_replaced_leads_connects_astray() -> Result<()> {
+    let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let scale = Scale::from_environment();
+    let longest = scale.patience(LONGEST);
+    let field = Field::new()?;
+    let (programs, maps) = Programs::load(&field)?;
+    let hasty = Hasty::new(maps)?;
+    programs.attach(&field)?;
+    let stop = AtomicBool::new(false);
+
+    let changes = thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            keep_to(WRITER)?;
+            hasty.run(1, &stop)
+        });
+        let holding = scope.spawn(|| hold_up(READER, &stop));
+        let readers = [READER, WRITER].map(|cpu| field.reader(cpu, longest));
+        let found_out = wait::until(longest, || {
+            field.seen().is_ok_and(|seen| seen.foreign >= PROOF)
+        });
+        stop.store(true, Ordering::Relaxed);
+        drop(readers);
+        holding.join().ok().context("a thread panicked")??;
+        let changes = writer.join().ok().context("the writer panicked")?;
+        found_out.and(changes)
+    })?;
+    ensure!(changes > 0, "nothing was written");
+
+    // It is the writing that led astray, not what was written.
+    let read = field.reader(READER, scale.lasting(AFTERWARDS))?.finish()?;
+    ensure!(read.connects > 0 && read.astray == 0, "{read:?}");
+    ensure!(read.failures.is_empty(), "{read:?}");
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! Where races are run: many Services with backends of their own, readers that see at once where
+//! each connect was led, and servers that record it.
+//!
+//! Every backend is an address of one pod, and listens at the ports of its Service. The route to
+//! the backends of each Service gives a source address of its own: that is how a reader sees
+//! whose backend it was led to without sending anything.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::de::DeserializeOwned;
+use tunnel_tests::{
+    environment,
+    instance::Settings,
+    load::{Report, race},
+    manifest::{Protocol, Service},
+    node::Node,
+    place::Process,
+    pod::{Pod, Server},
+    serve::{Counts, Kind, Listener},
+};
+
+/// What the kernel programs never meet when the maps are written as they should be.
+pub(crate) const NEVER: [&str; 4] = [
+    "record_unstable",
+    "record_broken",
+    "no_backend",
+    "storage_full",
+];
+
+/// The CPU that is the readers' alone.
+pub(crate) const READER: u32 = 0;
+/// The CPU that the writer is kept to.
+pub(crate) const WRITER: u32 = 1;
+
+/// How many Services there are: few, so that what one leaves behind soon serves another.
+pub(crate) const SERVICES: u8 = 4;
+/// How many endpoints a Service can have.
+pub(crate) const ENDPOINTS: u8 = 4;
+
+pub(crate) const DNS: u16 = 53;
+pub(crate) const HTTP: u16 = 80;
+/// The first port of the backends' UDP sockets; each Service has one of its own.
+const DNS_TARGETS: u16 = 2000;
+/// The first port of the backends' HTTP servers.
+const HTTP_TARGETS: u16 = 3000;
+
+/// What the names of the Services begin with.
+const STEM: &str = "svc";
+
+/// One datagram for so many connects: the servers are to keep up.
+const SEND_EACH: u64 = 64;
+
+/// Maps with room for what is replaced during a grace period.
+pub(crate) const FRONTS: u32 = 512;
+pub(crate) const SLOTS: u32 = 2048;
+pub(crate) const BACKENDS: u32 = 2048;
+
+/// How much longer than its own time a reader or load may take.
+const SLACK: Duration = Duration::from_secs(20);
+
+/// The ClusterIP of a Service.
+pub(crate) fn vip(service: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 96, 1, service)
+}
+
+/// The name of a Service.
+pub(crate) fn name(service: u8) -> String {
+    format!("{STEM}-{service}")
+}
+
+/// The ports of a Service's backends: of UDP, and of TCP.
+pub(crate) fn targets(service: u8) -> [u16; 2] {
+    [DNS_TARGETS, HTTP_TARGETS].map(|first| first + u16::from(service))
+}
+
+fn source(service: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 4, 0, service)
+}
+
+/// A Service and which of its endpoints there are, at least one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    pub(crate) service: u8,
+    endpoints: u8,
+}
+
+impl Change {
+    /// A Service with all its endpoints.
+    pub(crate) const fn whole(service: u8) -> Self {
+        Self {
+            service,
+            endpoints: (1 << ENDPOINTS) - 1,
+        }
+    }
+
+    /// The addresses of the endpoints.
+    pub(crate) fn addresses(self) -> impl Iterator<Item = Ipv4Addr> {
+        let Self { service, endpoints } = self;
+        (0..ENDPOINTS)
+            .filter(move |number| endpoints & (1 << number) != 0)
+            .map(move |number| Ipv4Addr::new(10, 3, service, number + 1))
+    }
+
+    /// The Service as a manifest.
+    pub(crate) fn manifest(self) -> Service {
+        let [dns, http] = targets(self.service);
+        Service::new(&name(self.service), [vip(self.service).into()])
+            .port(Protocol::Udp, DNS, dns)
+            .port(Protocol::Tcp, HTTP, http)
+            .backends(self.addresses().map(IpAddr::from))
+    }
+}
+
+/// Changes of endpoints without an end: xorshift, the same for the same seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u32);
+
+impl Dice {
+    pub(crate) const fn new(seed: u32) -> Self {
+        Self(seed | 1)
+    }
+
+    pub(crate) const fn below(&mut self, limit: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0 % limit
+    }
+
+    fn byte_below(&mut self, limit: u8) -> u8 {
+        u8::try_from(self.below(limit.into())).unwrap_or(0)
+    }
+}
+
+impl Iterator for Dice {
+    type Item = Change;
+
+    fn next(&mut self) -> Option<Change> {
+        Some(Change {
+            service: self.byte_below(SERVICES),
+            endpoints: 1 + self.byte_below((1 << ENDPOINTS) - 1),
+        })
+    }
+}
+
+/// The node with the backends' servers and the readers' pod.
+pub(crate) struct Field {
+    pub(crate) node: Node,
+    pub(crate) client: Arc<Pod>,
+    server: Server,
+}
+
+impl Field {
+    pub(crate) fn new() -> Result<Self> {
+        let node = Node::with(Settings {
+            fronts: FRONTS,
+            slots: SLOTS,
+            backends: BACKENDS,
+            ..Settings::from_environment()?
+        })?;
+        // The first two pods: their host interfaces are pod1 and pod2.
+        let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
+        let topology = node.topology();
+        let (to_client, to_backends) = (client.v4(), backends.v4());
+        topology.ip(
+            node.host(),
+            "field-host",
+            &format!(
+                "route add 10.3.0.0/16 via {to_backends} dev pod2 onlink\n\
+                 route add 10.4.0.0/24 via {to_client} dev pod1 onlink\n"
+            ),
+        )?;
+        topology.ip(
+            &backends,
+            "field-backends",
+            "route add local 10.3.0.0/16 dev lo\n",
+        )?;
+        let routes: String = (0..SERVICES)
+            .map(|service| {
+                let source = source(service);
+                format!(
+                    "addr add {source}/32 dev lo\n\
+                     route add 10.3.{service}.0/24 via 169.254.1.1 dev eth0 src {source}\n"
+                )
+            })
+            .collect();
+        topology.ip(&client, "field-client", &routes)?;
+        let count = SERVICES.into();
+        let server = backends.serve(&[
+            Listener::range(Kind::Udp, DNS_TARGETS, count, STEM),
+            Listener::range(Kind::Http, HTTP_TARGETS, count, STEM),
+        ])?;
+        Ok(Self {
+            node,
+            client,
+            server,
+        })
+    }
+
+    /// Starts a reader of all Services, kept to one CPU.
+    pub(crate) fn reader(&self, cpu: u32, lasting: Duration) -> Result<Reading<race::Report>> {
+        self.start_reader(cpu, lasting, &["--source", &source(0).to_string()])
+    }
+
+    /// Starts a reader that connects one socket again and again.
+    pub(crate) fn returning_reader(
+        &self,
+        cpu: u32,
+        lasting: Duration,
+    ) -> Result<Reading<race::Report>> {
+        self.start_reader(cpu, lasting, &["--reconnect"])
+    }
+
+    fn start_reader(
+        &self,
+        cpu: u32,
+        lasting: Duration,
+        more: &[&str],
+    ) -> Result<Reading<race::Report>> {
+        let first = SocketAddr::from((vip(0), DNS)).to_string();
+        let (count, millis) = (SERVICES.to_string(), lasting.as_millis().to_string());
+        let each = SEND_EACH.to_string();
+        let mut words = vec!["race-read", "--first", &first, "--count", &count];
+        words.extend(["--stem", STEM, "--millis", &millis, "--send-each", &each]);
+        words.extend(more);
+        let lab = environment::culvert_lab()?;
+        let lab = lab.to_str().context("the laboratory's path is no UTF-8")?;
+        // The writer comes first on its CPU.
+        let nice = ["nice", "-n", if cpu == WRITER { "15" } else { "0" }, lab];
+        let words: Vec<_> = nice.into_iter().chain(words).collect();
+        let process = self.client.command(&words).cpu(cpu).start()?;
+        Ok(Reading::new(process, lasting))
+    }
+
+    /// Starts HTTP requests to one Service.
+    pub(crate) fn requests(
+        &self,
+        service: u8,
+        rate: u32,
+        lasting: Duration,
+    ) -> Result<Reading<Report>> {
+        let to = SocketAddr::from((vip(service), HTTP)).to_string();
+        let (rate, millis) = (rate.to_string(), lasting.as_millis().to_string());
+        let name = name(service);
+        let words = [
+            "load",
+            "tcp",
+            "--to",
+            &to,
+            "--service",
+            &name,
+            "--rate",
+            &rate,
+            "--millis",
+            &millis,
+        ];
+        let process = self.client.lab_command(&words)?.start()?;
+        Ok(Reading::new(process, lasting))
+    }
+
+    /// What the backends have seen so far.
+    pub(crate) fn seen(&self) -> Result<Counts> {
+        Ok(self.server.record()?.total())
+    }
+}
+
+/// A reader or load that runs.
+pub(crate) struct Reading<T> {
+    process: Process,
+    lasting: Duration,
+    report: std::marker::PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> Reading<T> {
+    pub(crate) const fn new(process: Process, lasting: Duration) -> Self {
+        Self {
+            process,
+            lasting,
+            report: std::marker::PhantomData,
+        }
+    }
+
+    /// Waits for its end; its report.
+    pub(crate) fn finish(self) -> Result<T> {
+        let output = self.process.finish(self.lasting + SLACK)?;
+        ensure!(
+            output.exit.is_success(),
+            "{:?}: {}",
+            output.exit,
+            output.stderr
+        );
+        serde_json::from_str(&output.stdout).with_context(|| output.stdout.clone())
+    }
+}

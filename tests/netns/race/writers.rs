@@ -1,0 +1,291 @@
+//! Two writers of the service maps: the product's own, and one that takes a shortcut.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use tokio::sync::{mpsc, watch};
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    service::{Algorithm, Backend, Front, FrontKey, Set, State},
+};
+use tunnel_tests::instance::NODE;
+use tunnel_userspace::{
+    bpf::{self, Counters, DataPath, KernelMaps, Pins, RcuGrace},
+    model::{
+        self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
+        Update,
+    },
+    reconcile::{self, Loop, MapWriter as _, Reconciler, Sizes, Stats},
+};
+
+use super::field::{
+    self, BACKENDS, Change, DNS, Dice, ENDPOINTS, FRONTS, Field, HTTP, SERVICES, SLOTS,
+};
+
+/// How long until the maps are compared with what is known of them: not during a test.
+const AUDIT: Duration = Duration::from_secs(3600);
+
+/// How many changes a source tells of at once.
+const TOGETHER: usize = 4;
+
+/// The kernel programs on the node, loaded without the daemon.
+pub(crate) struct Programs {
+    pub(crate) counters: Counters,
+    data_path: DataPath,
+    _pins: Pins,
+}
+
+impl Programs {
+    /// Loads the programs; nothing is attached yet.
+    pub(crate) fn load(field: &Field) -> Result<(Self, KernelMaps)> {
+        let pins = Pins::hold(&field.node.bpffs())?;
+        let sizes = Sizes {
+            fronts: FRONTS,
+            slots: SLOTS,
+            backends: BACKENDS,
+        };
+        let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?)?;
+        let (maps, counters) = data_path.take_maps()?;
+        let programs = Self {
+            counters,
+            data_path,
+            _pins: pins,
+        };
+        Ok((programs, maps))
+    }
+
+    pub(crate) fn attach(&self, field: &Field) -> Result<()> {
+        self.data_path.attach(&field.node.instance_cgroup())?;
+        Ok(())
+    }
+
+    /// How often the kernel programs met a reason, by its word.
+    pub(crate) fn reason(&self, word: &str) -> Result<u64> {
+        let counts = self.counters.read()?;
+        let found = counts.iter().find(|(reason, _)| reason.label() == word);
+        Ok(found.context("no such reason")?.1)
+    }
+}
+
+/// The product's own writer: the loop that `culvert node` runs.
+pub(crate) struct Product {
+    owner: Loop<KernelMaps, RcuGrace>,
+    stats: watch::Receiver<Stats>,
+}
+
+impl Product {
+    /// Programs every Service with all its endpoints.
+    pub(crate) fn new(programs: &Programs, maps: KernelMaps) -> Result<Self> {
+        let settings = reconcile::Settings {
+            node_name: NODE.to_owned(),
+            algorithm: model::Algorithm::Random,
+        };
+        let mut grace = RcuGrace::new()?;
+        let sizes = programs.data_path.sizes();
+        let reconciler = Reconciler::adopt(maps, sizes, &mut grace, settings)?;
+        let (mut owner, stats) = reconcile::start(reconciler, (RcuGrace::new()?, grace), AUDIT)?;
+        owner.apply(update((0..SERVICES).map(Change::whole)));
+        Ok(Self { owner, stats })
+    }
+
+    /// Changes one endpoint after another until told to stop. Gives how many changes were made, and
+    /// what the loop says of itself.
+    pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, Stats)> {
+        let Self { owner, mut stats } = self;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()?;
+        let (sender, updates) = mpsc::channel(1);
+        let (_queries, questions) = mpsc::channel(1);
+        let (_drain, draining) = watch::channel(false);
+        // The loop ends when the sender goes.
+        let feed = async {
+            let mut changes = 0;
+            let mut dice = Dice::new(seed);
+            while !stop.load(Ordering::Relaxed) {
+                sender.send(update(dice.by_ref().take(TOGETHER))).await?;
+                stats.changed().await?;
+                changes += u64::try_from(TOGETHER)?;
+            }
+            drop(sender);
+            anyhow::Ok(changes)
+        };
+        let ((), changes) =
+            runtime.block_on(async { tokio::join!(owner.run(updates, questions, draining), feed) });
+        let last = stats.borrow().clone();
+        Ok((changes?, last))
+    }
+}
+
+/// What a source tells of Services whose endpoints changed.
+fn update(changes: impl IntoIterator<Item = Change>) -> Update {
+    let state = |change: Change| {
+        let name = ObjectName::new("default", field::name(change.service));
+        (name.clone(), Some(state(change, name)))
+    };
+    Update {
+        services: changes.into_iter().map(state).collect(),
+        nodes: Vec::new(),
+        synced: true,
+        since: Duration::ZERO,
+    }
+}
+
+fn state(change: Change, name: ObjectName) -> ServiceState {
+    let [dns, http] = field::targets(change.service);
+    let ports = [
+        ("dns", DNS, dns, Protocol::UDP),
+        ("http", HTTP, http, Protocol::TCP),
+    ];
+    let service = model::Service {
+        name: name.clone(),
+        created: None,
+        cluster_ips: vec![field::vip(change.service).into()],
+        ports: ports
+            .iter()
+            .map(|(name, port, _, protocol)| ServicePort {
+                name: Arc::from(*name),
+                port: *port,
+                protocol: *protocol,
+            })
+            .collect(),
+        algorithm: None,
+    };
+    let endpoint = |address: std::net::Ipv4Addr| Endpoint {
+        address: address.into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+    };
+    let slice = EndpointSlice {
+        name: name.clone(),
+        service: name,
+        family: Family::V4,
+        ports: ports
+            .iter()
+            .map(|(name, _, target, protocol)| EndpointPort {
+                name: Arc::from(*name),
+                port: *target,
+                protocol: *protocol,
+            })
+            .collect(),
+        endpoints: change.addresses().map(endpoint).collect(),
+    };
+    ServiceState {
+        service: Arc::new(service),
+        slices: vec![Arc::new(slice)],
+    }
+}
+
+/// A writer that takes a shortcut: it writes what is new beside the old and switches over by one
+/// update of the hash, as it should, but then uses the place of the old at once for the next
+/// Service, without waiting until no program reads it any more. After each of its writes every
+/// ClusterIP leads to its own backends.
+pub(crate) struct Hasty {
+    maps: KernelMaps,
+    /// The block, a record and room for a set, that each Service has.
+    blocks: Vec<u32>,
+    spare: u32,
+}
+
+impl Hasty {
+    /// Programs every Service with all its endpoints, UDP alone.
+    pub(crate) fn new(maps: KernelMaps) -> Result<Self> {
+        let mut writer = Self {
+            maps,
+            blocks: (0..u32::from(SERVICES)).collect(),
+            spare: SERVICES.into(),
+        };
+        for service in 0..SERVICES {
+            writer.write_backends(service)?;
+            writer.write(Change::whole(service), service.into())?;
+        }
+        Ok(writer)
+    }
+
+    /// Changes endpoints until told to stop. Gives how many changes were made.
+    pub(crate) fn run(mut self, seed: u32, stop: &AtomicBool) -> Result<u64> {
+        let mut changes = 0;
+        for change in Dice::new(seed).take_while(|_| !stop.load(Ordering::Relaxed)) {
+            self.write(change, self.spare)?;
+            let block = self
+                .blocks
+                .get_mut(usize::from(change.service))
+                .context("no such Service")?;
+            std::mem::swap(block, &mut self.spare);
+            changes += 1;
+        }
+        Ok(changes)
+    }
+
+    fn write(&mut self, change: Change, block: u32) -> Result<()> {
+        let key = FrontKey::new(
+            Address::from_ip(field::vip(change.service).into()),
+            Port::from_host(DNS),
+            Protocol::UDP,
+        );
+        let base = block * u32::from(ENDPOINTS);
+        let mut len = 0;
+        for (slot, address) in (base..).zip(change.addresses()) {
+            let number = u32::from(address.octets()[3] - 1);
+            self.maps
+                .write_slot(slot, backend_index(change.service) + number)?;
+            len += 1;
+        }
+        let record = Front {
+            key,
+            service: change.service.into(),
+            cluster: Set { base, len },
+            local: Set::default(),
+            affinity: 0,
+            algorithm: Algorithm::RANDOM,
+            flags: 0,
+            reserved: 0,
+        };
+        self.maps.write_front(block, &record)?;
+        self.maps.write_svc(&key, block)?;
+        Ok(())
+    }
+
+    fn write_backends(&mut self, service: u8) -> Result<()> {
+        let [port, _] = field::targets(service);
+        for (index, address) in (backend_index(service)..).zip(Change::whole(service).addresses()) {
+            self.maps.write_backend(
+                index,
+                &Backend {
+                    address: Address::from_ip(address.into()),
+                    port: Port::from_host(port),
+                    protocol: Protocol::UDP,
+                    flags: 0,
+                    service: service.into(),
+                    state: State::default().next_use(),
+                    reserved: 0,
+                },
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn backend_index(service: u8) -> u32 {
+    u32::from(service) * u32::from(ENDPOINTS)
+}
+
+/// Keeps the calling thread to one CPU.
+pub(crate) fn keep_to(cpu: u32) -> Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(usize::try_from(cpu)?)?;
+    sched_setaffinity(Pid::from_raw(0), &cpus)?;
+    Ok(())
+}

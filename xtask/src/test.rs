@@ -89,7 +89,14 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
         Tier::Netns => {
             let programs = workspace::build_programs(false)?;
             command
-                .args(["--package", "tunnel-tests", "--test", "lab", "--test", "netns"])
+                .args([
+                    "--package",
+                    "tunnel-tests",
+                    "--test",
+                    "lab",
+                    "--test",
+                    "netns",
+                ])
                 .env("CULVERT_BIN", programs.culvert)
                 .env("CULVERT_LAB_BIN", programs.lab);
         }

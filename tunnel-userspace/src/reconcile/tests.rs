@@ -2,7 +2,7 @@ mod histories;
 mod memory;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,

@@ -58,6 +58,11 @@ const fn default_max_file_bytes() -> u64 {
 /// How often to look for what no event tells of.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How often a file is looked at that is being written while the folder is read for the first
+/// time. What is missing from the first whole set counts as deleted, so it is worth waiting for.
+const FIRST_LOOKS: u32 = 100;
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+
 /// Why a source of files can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -113,12 +118,22 @@ fn open<W>(
     let target = Target::new(&settings.path, settings.max_file_bytes).map_err(cannot_read)?;
     let watch = watch(&target)?;
     let place = target.place().map_err(cannot_read)?;
-    let listing = target.list().map_err(cannot_read)?;
-
     let mut view = View::default();
-    let jobs = view.compare(listing, &BTreeSet::new(), at);
-    for (path, reading) in target.read_all(place, jobs).unwrap_or_default() {
-        view.take(path, reading, at);
+    for look in 0..FIRST_LOOKS {
+        let listing = target.list().map_err(cannot_read)?;
+        let jobs = view.compare(listing, &BTreeSet::new(), at);
+        if jobs.is_empty() {
+            break;
+        }
+        for (path, reading) in target.read_all(place, jobs).unwrap_or_default() {
+            view.take(path, reading, at);
+        }
+        if look > 0 && !view.is_unsettled() {
+            break;
+        }
+        if view.is_unsettled() {
+            pause();
+        }
     }
     view.store.set_synced(at);
     Ok(Opened {
@@ -127,6 +142,15 @@ fn open<W>(
         view,
         watch,
     })
+}
+
+/// Waits for a writer to go on.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a blocking thread waits, before anything is served"
+)]
+fn pause() {
+    std::thread::sleep(FIRST_PAUSE);
 }
 
 /// Starts to watch a folder or a file, and reads it. [`FileSource::run`] goes on from there.

@@ -177,11 +177,13 @@ impl Target {
         if job.is_unsure && link.is_file() && link.nlink() == 1 {
             return Reading::Unsettled;
         }
-        let metadata = match fs::metadata(&job.path) {
-            Ok(metadata) if metadata.is_dir() => return Reading::Gone,
-            Ok(metadata) => metadata,
+        let (metadata, file) = match open(&job.path) {
+            Ok(opened) => opened,
             Err(error) => return unreadable(&error),
         };
+        if metadata.is_dir() {
+            return Reading::Gone;
+        }
         let fingerprint = Fingerprint::of(&metadata);
         if let Some(reason) = self.refusal(&metadata) {
             return Reading::Unreadable {
@@ -189,7 +191,7 @@ impl Target {
                 reason,
             };
         }
-        let bytes = match self.bytes(&job.path, fingerprint) {
+        let bytes = match self.bytes(&file, fingerprint) {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Reading::Unsettled,
             Err(error) => return unreadable(&error),
@@ -223,21 +225,30 @@ impl Target {
         (metadata.len() > limit).then(|| format!("can't be read: it is larger than {limit} bytes"))
     }
 
-    /// The bytes of a file, or nothing if it changed while they were read.
-    fn bytes(&self, path: &Path, fingerprint: Fingerprint) -> io::Result<Option<Vec<u8>>> {
+    /// The bytes of a file, or nothing if they changed while they were read.
+    fn bytes(&self, file: &File, fingerprint: Fingerprint) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::with_capacity(usize::try_from(fingerprint.size).unwrap_or_default());
+        file.take(self.limit).read_to_end(&mut bytes)?;
+        let now = Fingerprint::of(&file.metadata()?);
+        // The time of change is left out: it moves when another file takes the name, too.
+        let is_still = now.size == fingerprint.size && now.modified == fingerprint.modified;
+        Ok(is_still.then_some(bytes))
+    }
+}
+
+/// Opens a file, and tells what was opened: another file may take its name at any moment.
+fn open(path: &Path) -> io::Result<(Metadata, File)> {
+    let found = fs::metadata(path)?;
+    if found.is_file() {
         // Not to hang on a pipe that took the file's place meanwhile.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
-        let mut bytes = Vec::with_capacity(usize::try_from(fingerprint.size).unwrap_or_default());
-        (&file).take(self.limit).read_to_end(&mut bytes)?;
-        Ok(is_still(&file, fingerprint)?.then_some(bytes))
+        return Ok((file.metadata()?, file));
     }
-}
-
-fn is_still(file: &File, fingerprint: Fingerprint) -> io::Result<bool> {
-    Ok(Fingerprint::of(&file.metadata()?) == fingerprint)
+    // What is refused anyway isn't opened.
+    Ok((found, File::open("/dev/null")?))
 }
 
 /// The fingerprint of a file, through symbolic links.

@@ -42,6 +42,35 @@ async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
     );
 }
 
+#[test]
+fn the_first_reading_holds_a_file_that_is_being_replaced_all_the_time() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let manifests = dir.path().join("manifests");
+    fs::create_dir(&manifests).expect("a folder");
+    let replace = |ip: u8| {
+        let draft = dir.path().join("draft");
+        fs::write(&draft, service("a", &format!("10.0.0.{ip}"))).expect("written");
+        fs::rename(&draft, manifests.join("a.yaml")).expect("renamed");
+    };
+    replace(1);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                replace(2);
+            }
+        });
+        let missing = (0..500)
+            .filter(|_| {
+                let (store, _) = read(&manifests).expect("read");
+                store.service(&ObjectName::new("default", "a")).is_none()
+            })
+            .count();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(missing, 0);
+    });
+}
+
 #[tokio::test]
 async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
     let mut watched = Watched::new().await;

@@ -84,6 +84,11 @@ impl View {
         self.files.is_empty()
     }
 
+    /// Whether a file is there that could not be read because it is being written.
+    pub(super) fn is_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
     /// A file, ready to be read.
     pub(super) fn job(&self, path: Arc<Path>, is_unsure: bool) -> Job {
         let memory = self

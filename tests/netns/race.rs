@@ -39,7 +39,7 @@ const AFTERWARDS: Duration = Duration::from_millis(300);
 /// Endpoints that change in a second, at least.
 const CHANGES: u32 = 1000;
 
-/// Connects in a second, at least; natively it is five times as many.
+/// Connects in a second, at least; natively it is three times as many.
 const CONNECTS: u32 = 20_000;
 
 /// HTTP requests a second to each Service that answers them.

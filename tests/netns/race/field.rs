@@ -37,8 +37,11 @@ pub(crate) const READER: u32 = 0;
 /// The CPU that the writer is kept to.
 pub(crate) const WRITER: u32 = 1;
 
-/// How many Services there are: few, so that what one leaves behind soon serves another.
-pub(crate) const SERVICES: u8 = 4;
+/// How many Services the readers read, over UDP: few, so that what one leaves behind soon serves
+/// another.
+pub(crate) const READ: u8 = 4;
+/// How many Services there are: the others answer HTTP requests.
+pub(crate) const SERVICES: u8 = 6;
 /// How many endpoints a Service can have.
 pub(crate) const ENDPOINTS: u8 = 4;
 
@@ -73,9 +76,14 @@ pub(crate) fn name(service: u8) -> String {
     format!("{STEM}-{service}")
 }
 
-/// The ports of a Service's backends: of UDP, and of TCP.
-pub(crate) fn targets(service: u8) -> [u16; 2] {
-    [DNS_TARGETS, HTTP_TARGETS].map(|first| first + u16::from(service))
+/// The port of a Service, and that of its backends. It has only one: what it leaves behind is to
+/// serve another Service, not its own next port.
+pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
+    if service < READ {
+        (Protocol::Udp, DNS, DNS_TARGETS + u16::from(service))
+    } else {
+        (Protocol::Tcp, HTTP, HTTP_TARGETS + u16::from(service))
+    }
 }
 
 fn source(service: u8) -> Ipv4Addr {
@@ -108,10 +116,9 @@ impl Change {
 
     /// The Service as a manifest.
     pub(crate) fn manifest(self) -> Service {
-        let [dns, http] = targets(self.service);
+        let (protocol, port, target) = port(self.service);
         Service::new(&name(self.service), [vip(self.service).into()])
-            .port(Protocol::Udp, DNS, dns)
-            .port(Protocol::Tcp, HTTP, http)
+            .port(protocol, port, target)
             .backends(self.addresses().map(IpAddr::from))
     }
 }
@@ -141,8 +148,13 @@ impl Iterator for Dice {
     type Item = Change;
 
     fn next(&mut self) -> Option<Change> {
+        let service = if self.below(8) > 0 {
+            self.byte_below(READ)
+        } else {
+            READ + self.byte_below(SERVICES - READ)
+        };
         Some(Change {
-            service: self.byte_below(SERVICES),
+            service,
             endpoints: 1 + self.byte_below((1 << ENDPOINTS) - 1),
         })
     }
@@ -190,10 +202,9 @@ impl Field {
             })
             .collect();
         topology.ip(&client, "field-client", &routes)?;
-        let count = SERVICES.into();
         let server = backends.serve(&[
-            Listener::range(Kind::Udp, DNS_TARGETS, count, STEM),
-            Listener::range(Kind::Http, HTTP_TARGETS, count, STEM),
+            Listener::range(Kind::Udp, DNS_TARGETS, READ.into(), STEM),
+            Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), STEM),
         ])?;
         Ok(Self {
             node,
@@ -223,7 +234,7 @@ impl Field {
         more: &[&str],
     ) -> Result<Reading<race::Report>> {
         let first = SocketAddr::from((vip(0), DNS)).to_string();
-        let (count, millis) = (SERVICES.to_string(), lasting.as_millis().to_string());
+        let (count, millis) = (READ.to_string(), lasting.as_millis().to_string());
         let each = SEND_EACH.to_string();
         let mut words = vec!["race-read", "--first", &first, "--count", &count];
         words.extend(["--stem", STEM, "--millis", &millis, "--send-each", &each]);

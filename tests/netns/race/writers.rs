@@ -18,7 +18,7 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, Backend, Front, FrontKey, Set, State},
 };
-use tunnel_tests::instance::NODE;
+use tunnel_tests::{instance::NODE, manifest};
 use tunnel_userspace::{
     bpf::{self, Counters, DataPath, KernelMaps, Pins, RcuGrace},
     model::{
@@ -29,7 +29,7 @@ use tunnel_userspace::{
 };
 
 use super::field::{
-    self, BACKENDS, Change, DNS, Dice, ENDPOINTS, FRONTS, Field, HTTP, SERVICES, SLOTS,
+    self, BACKENDS, Change, DNS, Dice, ENDPOINTS, FRONTS, Field, READ, SERVICES, SLOTS,
 };
 
 /// How long until the maps are compared with what is known of them: not during a test.
@@ -142,23 +142,21 @@ fn update(changes: impl IntoIterator<Item = Change>) -> Update {
 }
 
 fn state(change: Change, name: ObjectName) -> ServiceState {
-    let [dns, http] = field::targets(change.service);
-    let ports = [
-        ("dns", DNS, dns, Protocol::UDP),
-        ("http", HTTP, http, Protocol::TCP),
-    ];
+    let (kind, port, target) = field::port(change.service);
+    let port_name: Arc<str> = Arc::from("main");
+    let protocol = match kind {
+        manifest::Protocol::Udp => Protocol::UDP,
+        manifest::Protocol::Tcp => Protocol::TCP,
+    };
     let service = model::Service {
         name: name.clone(),
         created: None,
         cluster_ips: vec![field::vip(change.service).into()],
-        ports: ports
-            .iter()
-            .map(|(name, port, _, protocol)| ServicePort {
-                name: Arc::from(*name),
-                port: *port,
-                protocol: *protocol,
-            })
-            .collect(),
+        ports: vec![ServicePort {
+            name: Arc::clone(&port_name),
+            port,
+            protocol,
+        }],
         algorithm: None,
     };
     let endpoint = |address: std::net::Ipv4Addr| Endpoint {
@@ -172,14 +170,11 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
         name: name.clone(),
         service: name,
         family: Family::V4,
-        ports: ports
-            .iter()
-            .map(|(name, _, target, protocol)| EndpointPort {
-                name: Arc::from(*name),
-                port: *target,
-                protocol: *protocol,
-            })
-            .collect(),
+        ports: vec![EndpointPort {
+            name: port_name,
+            port: target,
+            protocol,
+        }],
         endpoints: change.addresses().map(endpoint).collect(),
     };
     ServiceState {
@@ -200,14 +195,14 @@ pub(crate) struct Hasty {
 }
 
 impl Hasty {
-    /// Programs every Service with all its endpoints, UDP alone.
+    /// Programs every Service that is read with all its endpoints.
     pub(crate) fn new(maps: KernelMaps) -> Result<Self> {
         let mut writer = Self {
             maps,
-            blocks: (0..u32::from(SERVICES)).collect(),
-            spare: SERVICES.into(),
+            blocks: (0..u32::from(READ)).collect(),
+            spare: READ.into(),
         };
-        for service in 0..SERVICES {
+        for service in 0..READ {
             writer.write_backends(service)?;
             writer.write(Change::whole(service), service.into())?;
         }
@@ -217,7 +212,11 @@ impl Hasty {
     /// Changes endpoints until told to stop. Gives how many changes were made.
     pub(crate) fn run(mut self, seed: u32, stop: &AtomicBool) -> Result<u64> {
         let mut changes = 0;
-        for change in Dice::new(seed).take_while(|_| !stop.load(Ordering::Relaxed)) {
+        let is_read = |change: &Change| change.service < READ;
+        for change in Dice::new(seed).filter(is_read) {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
             self.write(change, self.spare)?;
             let block = self
                 .blocks
@@ -259,7 +258,7 @@ impl Hasty {
     }
 
     fn write_backends(&mut self, service: u8) -> Result<()> {
-        let [port, _] = field::targets(service);
+        let (_, _, port) = field::port(service);
         for (index, address) in (backend_index(service)..).zip(Change::whole(service).addresses()) {
             self.maps.write_backend(
                 index,

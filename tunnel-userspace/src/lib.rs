@@ -10,11 +10,13 @@
 //! - [`reconcile`]: the owner of the maps: what is, what should be, and the writes between
 //! - [`bpf`]: all that touches aya or the kernel's BPF
 //! - [`admin`]: status, metrics, health
-//! - [`tasks`], [`drain`], [`telemetry`]: tasks with an owner; the wish to stop; logs
+//! - [`tasks`], [`drain`], [`clock`], [`telemetry`]: tasks with an owner; the wish to stop; the
+//!   monotonic clock; logs
 pub mod admin;
 pub mod app;
 pub mod bpf;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod drain;
 pub mod k8s;

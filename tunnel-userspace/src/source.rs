@@ -5,9 +5,8 @@ pub mod file;
 mod problem;
 mod store;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use nix::time::{ClockId, clock_gettime};
 pub use problem::{Problem, UnknownKind};
 use serde::{Deserialize, Serialize};
 pub use store::Store;
@@ -28,11 +27,4 @@ pub struct Report {
     pub unknown_kinds: Vec<UnknownKind>,
     /// Whether the first whole set has been read.
     pub synced: bool,
-}
-
-/// Now, on the monotonic clock that [`crate::model::Update::since`] is of.
-fn monotonic() -> Duration {
-    clock_gettime(ClockId::CLOCK_MONOTONIC)
-        .map(Duration::from)
-        .unwrap_or_default()
 }

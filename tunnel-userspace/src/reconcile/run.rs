@@ -13,12 +13,15 @@ use tunnel_common::reason::Reason;
 
 use super::{Grace, MapReader, MapWriter, Reconciler, Retired, grace::Waiter, view::ServiceView};
 use crate::{
+    clock::monotonic,
     drain,
     model::{ObjectName, Update},
 };
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+/// How many more updates one pass takes, so that a busy source can't keep it from writing.
+const MOST_UPDATES: usize = 64;
 
 /// A question to the owner of the maps.
 pub enum Query {
@@ -135,7 +138,8 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
                     let since = update.since;
                     self.reconciler.update(update);
                     // What came during the last write goes into this one.
-                    while let Ok(update) = updates.try_recv() {
+                    for _ in 0..MOST_UPDATES {
+                        let Ok(update) = updates.try_recv() else { break };
                         self.reconciler.update(update);
                     }
                     self.pass(Some(since));
@@ -256,10 +260,4 @@ impl<M> Reconciler<M> {
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
         stats.counts = self.counts.iter().map(counted).collect();
     }
-}
-
-/// The time on the monotonic clock.
-pub(crate) fn monotonic() -> Duration {
-    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
-        .map_or(Duration::ZERO, Duration::from)
 }

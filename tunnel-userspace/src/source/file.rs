@@ -27,8 +27,8 @@ use tokio::{
 use view::View;
 use watch::{Changes, Watch};
 
-use super::{Problem, Report, Store, monotonic};
-use crate::model::Update;
+use super::{Problem, Report, Store};
+use crate::{clock::monotonic, model::Update};
 
 /// Where manifests are.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]

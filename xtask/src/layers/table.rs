@@ -66,18 +66,29 @@ pub(super) const USERSPACE: &[Rule] = &[
         never: &[KERNEL, OBJECTS, CLIENT],
     },
     Rule {
+        module: "clock",
+        may: &[],
+        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
+    },
+    Rule {
         module: "drain",
         may: &[],
         never: &[KERNEL, OBJECTS, CLIENT],
     },
     Rule {
         module: "tasks",
-        may: &["crate::drain"],
+        may: &["crate::clock", "crate::drain"],
         never: &[KERNEL, OBJECTS, CLIENT],
     },
     Rule {
         module: "source",
-        may: &["crate::k8s", "crate::model", "crate::drain", "crate::tasks"],
+        may: &[
+            "crate::k8s",
+            "crate::model",
+            "crate::clock",
+            "crate::drain",
+            "crate::tasks",
+        ],
         never: &[KERNEL, CLIENT, "tunnel_common::service"],
     },
     Rule {
@@ -86,6 +97,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::k8s",
             "crate::model",
             "crate::source",
+            "crate::clock",
             "crate::drain",
             "crate::tasks",
         ],
@@ -128,6 +140,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         may: &[
             "crate::model",
             "crate::plan",
+            "crate::clock",
             "crate::drain",
             "crate::tasks",
         ],
@@ -141,7 +154,12 @@ pub(super) const USERSPACE: &[Rule] = &[
     },
     Rule {
         module: "net",
-        may: &["crate::model", "crate::drain", "crate::tasks"],
+        may: &[
+            "crate::model",
+            "crate::clock",
+            "crate::drain",
+            "crate::tasks",
+        ],
         never: &[KERNEL, OBJECTS, CLIENT],
     },
     Rule {
@@ -152,6 +170,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",
             "crate::source::Report",
+            "crate::clock",
             "crate::drain",
             "crate::tasks",
         ],

@@ -14,7 +14,7 @@ use notify::{
 use tokio::sync::Notify;
 
 use super::folder::{Job, Target};
-use crate::source::monotonic;
+use crate::clock::monotonic;
 
 /// A watch over the folder, until it is dropped.
 #[derive(Debug)]

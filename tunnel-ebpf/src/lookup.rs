@@ -58,7 +58,9 @@ pub(crate) enum NoChoice {
 /// Chooses a backend for a new connection or flow.
 #[inline(always)]
 pub(crate) fn choose(front: &Front) -> Result<Choice, NoChoice> {
-    let number = if front.algorithm == Algorithm::ROUND_ROBIN {
+    let number = if front.cluster.len <= 1 {
+        0
+    } else if front.algorithm == Algorithm::ROUND_ROBIN {
         maps::turn(front.service).ok_or(NoChoice::Broken)?
     } else {
         context::random()

@@ -138,6 +138,9 @@ enum Load {
         /// How many addresses, one after another, are taken in turn.
         #[arg(long, default_value_t = 1)]
         count: u32,
+        /// How far one address is from the next.
+        #[arg(long, default_value_t = 1)]
+        apart: u32,
         #[arg(long, default_value_t = 50)]
         warm_up_millis: u64,
         #[arg(long)]
@@ -385,11 +388,16 @@ fn run_load(load: Load) -> Result<()> {
         Load::Connect {
             to,
             count,
+            apart,
             warm_up_millis,
             millis,
         } => {
             let warm_up = Duration::from_millis(warm_up_millis);
-            let plan = load::connect::Plan { first: to, count };
+            let plan = load::connect::Plan {
+                first: to,
+                count,
+                apart,
+            };
             print(&load::connect::run(
                 &plan,
                 warm_up,

@@ -33,6 +33,13 @@ const CPUS: [u32; 2] = [0, 1];
 /// Direct connects once more: how much of a difference is chance.
 const CONTROL: &str = "direct-again";
 
+/// How many Services the client connects to, spread over all there are: what differs between the
+/// variants is then how many Services there are, not how many are used.
+const USED: u32 = 100;
+
+/// How the name of the variant ends that uses all Services.
+const COLD: &str = " in turn";
+
 /// How many variants don't go through Culvert.
 const BESIDE: usize = 2;
 
@@ -62,6 +69,7 @@ struct Variant {
     client: Place,
     first: SocketAddr,
     count: u32,
+    apart: u32,
     /// Kept alive while it is measured.
     _instance: Option<Instance>,
 }
@@ -113,6 +121,7 @@ pub fn run(options: &Options) -> Result<()> {
         ));
         variants.push(variant);
     }
+    variants.extend(cold(&variants, &options.services));
 
     let mut rounds = Vec::new();
     let mut chance = Chance(since_epoch_ms() | 1);
@@ -169,6 +178,7 @@ fn direct(topology: &Topology, name: &str) -> Result<Variant> {
         client,
         first: backend.at4(TARGET),
         count: 1,
+        apart: 1,
         _instance: None,
     })
 }
@@ -201,8 +211,25 @@ fn through(topology: &Topology, options: &Options, place: usize, count: u32) -> 
         name: format!("{count} services"),
         client,
         first: SocketAddr::new(FIRST, PORT),
-        count,
+        count: count.min(USED),
+        apart: (count / USED).max(1),
         _instance: Some(instance),
+    })
+}
+
+/// The instance with most Services once more, with a connect to each of them in turn: no cache
+/// holds what the next one needs. No target belongs to it.
+fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
+    let most = services.iter().max().filter(|count| **count > USED)?;
+    let place = services.iter().position(|count| count == most)?;
+    let variant = variants.get(BESIDE + place)?;
+    Some(Variant {
+        name: format!("{most}{COLD}"),
+        client: variant.client.clone(),
+        first: variant.first,
+        count: *most,
+        apart: 1,
+        _instance: None,
     })
 }
 
@@ -237,6 +264,7 @@ fn measure(variant: &Variant, slot: Duration, prefix: &[String]) -> Result<Repor
     words.extend(["load", "connect", "--to"].map(str::to_owned));
     words.push(variant.first.to_string());
     words.extend(["--count".to_owned(), variant.count.to_string()]);
+    words.extend(["--apart".to_owned(), variant.apart.to_string()]);
     words.extend(["--millis".to_owned(), slot.as_millis().to_string()]);
     let output = variant
         .client
@@ -270,8 +298,12 @@ fn signed(report: &Report) -> i64 {
 
 fn verdicts(lines: &[Line]) -> Vec<Verdict> {
     let through = lines.get(BESIDE..).unwrap_or_default();
+    let through: Vec<&Line> = through
+        .iter()
+        .filter(|line| !line.variant.ends_with(COLD))
+        .collect();
     let mut verdicts = Vec::new();
-    for line in through {
+    for line in &through {
         verdicts.push(Verdict {
             target: format!("{}: rate at least 0.950 of direct", line.variant),
             measured: thousandths(line.rate_to_direct),
@@ -283,7 +315,7 @@ fn verdicts(lines: &[Line]) -> Vec<Verdict> {
             met: line.p50_over_direct_ns <= 3000,
         });
     }
-    if let [few, .., most] = through {
+    if let [few, .., most] = through.as_slice() {
         let over = most.p50_over_direct_ns - few.p50_over_direct_ns;
         verdicts.push(Verdict {
             target: format!("{}: p50 at most 1.0 µs above {}", most.variant, few.variant),
@@ -322,7 +354,7 @@ fn table(outcome: &Outcome) -> String {
         .iter()
         .map(|verdict| format!("  {verdict}\n"));
     format!(
-        "medians of {} rounds; a connect goes to each of the Services in turn\n{}{}",
+        "medians of {} rounds; connects go to {USED} Services spread over all, or to each in turn\n{}{}",
         outcome.rounds,
         in_columns(&lines),
         verdicts.collect::<String>()

@@ -26,13 +26,19 @@ pub struct Plan {
     pub first: SocketAddr,
     /// How many addresses.
     pub count: u32,
+    /// How far one is from the next.
+    pub apart: u32,
 }
 
 impl Plan {
     /// The addresses in an order in which neighbours are far apart, so that no cache holds what
     /// comes next, for ever.
     fn targets(&self) -> impl Iterator<Item = SocketAddr> {
-        let Self { first, count } = *self;
+        let Self {
+            first,
+            count,
+            apart,
+        } = *self;
         let count = count.max(1);
         // A stride without a common factor: every address comes before one comes again.
         let stride = (1..)
@@ -41,7 +47,7 @@ impl Plan {
             .unwrap_or(1);
         let next = move |number: &u32| Some((number + stride) % count);
         std::iter::successors(Some(0), next)
-            .map(move |number| SocketAddr::new(offset(first.ip(), number), first.port()))
+            .map(move |number| SocketAddr::new(offset(first.ip(), number * apart), first.port()))
     }
 }
 
@@ -106,6 +112,7 @@ mod tests {
             let plan = Plan {
                 first: "10.97.0.0:80".parse().unwrap(),
                 count,
+                apart: 1,
             };
             let once: std::collections::BTreeSet<_> = plan
                 .targets()
@@ -114,5 +121,19 @@ mod tests {
 
             assert_eq!(once.len(), usize::try_from(count).unwrap());
         }
+    }
+
+    #[test]
+    fn a_few_addresses_are_spread_over_all() {
+        let plan = Plan {
+            first: "10.97.0.0:80".parse().unwrap(),
+            count: 3,
+            apart: 256,
+        };
+        let mut targets: Vec<_> = plan.targets().take(3).collect();
+        targets.sort();
+
+        let wanted = ["10.97.0.0:80", "10.97.1.0:80", "10.97.2.0:80"];
+        assert_eq!(targets, wanted.map(|it| it.parse().unwrap()));
     }
 }

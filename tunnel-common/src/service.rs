@@ -99,6 +99,34 @@ impl Algorithm {
     }
 }
 
+/// How many backends a record holds itself. A set that is no larger is chosen from without a look
+/// at `slot` and `be`, which are far apart in memory where there are many Services.
+pub const NEAR: usize = 3;
+
+/// A backend as a record holds it: what its entry in `be` says.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Near {
+    /// Where connections go.
+    pub address: Address,
+    /// Where connections go.
+    pub port: Port,
+    /// Zero.
+    pub reserved: u16,
+    /// Its index in the array `be`.
+    pub index: u32,
+}
+
+impl Near {
+    /// No backend.
+    pub const NONE: Self = Self {
+        address: Address::UNSPECIFIED,
+        port: Port::from_network(0),
+        reserved: 0,
+        index: 0,
+    };
+}
+
 /// Value of the array `front`: a write-once record of one front.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
@@ -111,16 +139,20 @@ pub struct Front {
     pub service: u32,
     /// The backends for `internalTrafficPolicy` and `externalTrafficPolicy` Cluster.
     pub cluster: Set,
-    /// The backends on this node, for the policies Local.
-    pub local: Set,
-    /// Client-IP affinity in seconds; 0 for none.
-    pub affinity: u32,
     /// How a slot is chosen.
     pub algorithm: Algorithm,
     /// Zero; flags of later layouts.
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
+    /// The backends of `cluster`, if there are no more than [`NEAR`].
+    pub near: [Near; NEAR],
+    /// The backends on this node, for the policies Local.
+    pub local: Set,
+    /// Client-IP affinity in seconds; 0 for none.
+    pub affinity: u32,
+    /// Zero.
+    pub spare: [u32; 2],
 }
 
 /// Value of the array `slot`: a write-once place in a set.
@@ -186,10 +218,12 @@ const _: () = {
     assert!(size_of::<FrontKey>() == 20);
     assert!(offset_of!(FrontKey, port) == 16);
     assert!(offset_of!(FrontKey, protocol) == 18);
-    assert!(size_of::<Front>() == 48);
+    assert!(size_of::<Near>() == 24);
+    assert!(size_of::<Front>() == 128);
     assert!(offset_of!(Front, service) == 20);
     assert!(offset_of!(Front, cluster) == 24);
-    assert!(offset_of!(Front, affinity) == 40);
+    assert!(offset_of!(Front, near) == 36);
+    assert!(offset_of!(Front, local) == 108);
     assert!(size_of::<Slot>() == 4);
     assert!(size_of::<Backend>() == 32);
     assert!(offset_of!(Backend, service) == 20);

@@ -1,8 +1,9 @@
 //! Front to set to backend: the one piece that every hook shares.
 
 use tunnel_common::{
+    addr::{Address, Port},
     select,
-    service::{Algorithm, Backend, Front, FrontKey, State},
+    service::{Algorithm, Front, FrontKey, NEAR, State},
 };
 
 use crate::{context, maps};
@@ -42,9 +43,9 @@ pub(crate) struct Choice {
     /// Its index.
     pub(crate) index: u32,
     /// Where connections go.
-    pub(crate) backend: &'static Backend,
-    /// Its state at the time of the choice.
-    pub(crate) state: State,
+    pub(crate) address: Address,
+    /// Where connections go.
+    pub(crate) port: Port,
 }
 
 /// Why there is no choice.
@@ -58,19 +59,34 @@ pub(crate) enum NoChoice {
 /// Chooses a backend for a new connection or flow.
 #[inline(always)]
 pub(crate) fn choose(front: &Front) -> Result<Choice, NoChoice> {
-    let number = if front.cluster.len <= 1 {
+    let set = front.cluster;
+    let number = if set.len <= 1 {
         0
     } else if front.algorithm == Algorithm::ROUND_ROBIN {
         maps::turn(front.service).ok_or(NoChoice::Broken)?
     } else {
         context::random()
     };
-    let place = select::slot(front.cluster, number).ok_or(NoChoice::Empty)?;
-    let index = maps::slot(place).ok_or(NoChoice::Broken)?.backend;
-    let backend = maps::backend(index).ok_or(NoChoice::Broken)?;
+    let place = select::place(set, number).ok_or(NoChoice::Empty)?;
+    if set.len as usize <= NEAR {
+        let near = front.near.get(place as usize).ok_or(NoChoice::Broken)?;
+        return Ok(Choice {
+            index: near.index,
+            address: near.address,
+            port: near.port,
+        });
+    }
+    let slot = maps::slot(set.base.wrapping_add(place)).ok_or(NoChoice::Broken)?;
+    let backend = maps::backend(slot.backend).ok_or(NoChoice::Broken)?;
     Ok(Choice {
-        index,
-        backend,
-        state: maps::state(backend),
+        index: slot.backend,
+        address: backend.address,
+        port: backend.port,
     })
+}
+
+/// The state of a backend as it is now; that of none if there is no such backend.
+#[inline(always)]
+pub(crate) fn state(index: u32) -> State {
+    maps::backend(index).map_or_else(State::default, maps::state)
 }

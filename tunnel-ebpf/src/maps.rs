@@ -103,6 +103,14 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
     unsafe { used.write_volatile(now) };
 }
 
+/// Notes that a socket has older translations beside the one it remembers.
+#[inline(always)]
+pub(crate) fn mark_overflowed(origin: &'static Origin) {
+    let flags = (&raw const origin.flags).cast_mut();
+    // SAFETY: the value is in socket storage, where programs may write; one aligned word.
+    unsafe { flags.write_volatile(Origin::OVERFLOWED) };
+}
+
 /// Makes the socket remember a translation if it remembers none. Gives what it remembers now,
 /// which is another's if a thread was quicker, or nothing if there is no memory for it.
 #[inline(always)]

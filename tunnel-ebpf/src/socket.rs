@@ -122,7 +122,9 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
     }
     if origin.flags & Origin::OVERFLOWED != 0 {
         let key = overflow_key(sock.cookie(), address, port, Direction::REVERSE);
-        if let Some(older) = maps::overflow(&key) {
+        if let Some(older) = maps::overflow(&key)
+            && older.leads_to(&address, port)
+        {
             sock.set(&older.vip, older.vip_port);
         }
     }
@@ -136,9 +138,10 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     // Only UDP flows age, and the clock has its price.
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
-    let kept = match current {
-        Some(current) if is_udp => sticky(sock, current, key, front, now),
-        _ => None,
+    let kept = if is_udp {
+        sticky(sock, current, key, front, now)
+    } else {
+        None
     };
     let (mut origin, mut reason) = if let Some(kept) = kept {
         (kept, Reason::TranslatedSticky)
@@ -176,29 +179,39 @@ fn chosen(key: &FrontKey, front: &Front) -> Result<Origin, Refusal> {
     }
 }
 
-/// The choice that a UDP flow already has, if it still holds.
+/// The choice that a UDP flow already has, if it still holds. A socket that remembers nothing may
+/// be one whose value another thread is replacing at this moment, so its older ones are asked too.
 #[inline(always)]
 fn sticky<S: Sock>(
     sock: &S,
-    current: &Origin,
+    current: Option<&'static Origin>,
     key: &FrontKey,
     front: &Front,
     now: u64,
 ) -> Option<Origin> {
-    let kept = if current.is_of(key) {
-        *current
-    } else if current.flags & Origin::OVERFLOWED != 0 {
-        let forward = overflow_key(sock.cookie(), key.address, key.port, Direction::FORWARD);
-        maps::overflow(&forward)?
-    } else {
-        return None;
+    let mut kept = match current {
+        Some(current) if current.is_of(key) => *current,
+        Some(current) if current.flags & Origin::OVERFLOWED == 0 => return None,
+        Some(_) | None => {
+            let forward = overflow_key(sock.cookie(), key.address, key.port, Direction::FORWARD);
+            let mut older = maps::overflow(&forward)?;
+            older.flags |= Origin::OVERFLOWED;
+            older
+        }
     };
-    let state = maps::state(maps::backend(kept.index)?);
-    if select::is_sticky(&kept, front.service, state, now) {
-        Some(kept)
-    } else {
-        None
+    let backend = maps::backend(kept.index)?;
+    if backend.service != front.service
+        || !select::is_sticky(&kept, front.service, maps::state(backend), now)
+    {
+        return None;
     }
+    // The copy of an element that is reused meanwhile may be a mixture. The entry of a backend
+    // that is in the same use is not.
+    kept.vip = key.address;
+    kept.vip_port = key.port;
+    kept.backend = backend.address;
+    kept.backend_port = backend.port;
+    Some(kept)
 }
 
 /// Makes the socket remember a translation; what it remembered moves to `overflow` if it is a UDP
@@ -226,12 +239,12 @@ fn remember<S: Sock>(sock: &S, current: Option<&'static Origin>, origin: &mut Or
         }
         return false;
     };
-    if current.is_none() {
-        maps::count(Reason::SocketTracked);
-    }
     if !is_same(stored, origin) {
         // Another thread was quicker: its translation stays, and this one is kept beside it.
         overflow(sock.cookie(), origin);
+        maps::mark_overflowed(stored);
+    } else if current.is_none() && origin.flags & Origin::OVERFLOWED == 0 {
+        maps::count(Reason::SocketTracked);
     }
     true
 }
@@ -241,6 +254,7 @@ fn remember<S: Sock>(sock: &S, current: Option<&'static Origin>, origin: &mut Or
 fn is_same(one: &Origin, other: &Origin) -> bool {
     one.index == other.index
         && one.state == other.state
+        && one.leads_to(&other.backend, other.backend_port)
         && one.vip_port == other.vip_port
         && one.vip == other.vip
 }
@@ -340,15 +354,21 @@ fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i
 
 #[inline(always)]
 fn origin_of(key: &FrontKey, service: u32, choice: &Choice) -> Origin {
+    // A TCP socket never asks whether its choice still holds, so the look is spared.
+    let state = if key.protocol == Protocol::UDP {
+        lookup::state(choice.index)
+    } else {
+        State::default()
+    };
     Origin {
         used: 0,
         vip: key.address,
-        backend: choice.backend.address,
+        backend: choice.address,
         index: choice.index,
-        state: choice.state,
+        state,
         service,
         vip_port: key.port,
-        backend_port: choice.backend.port,
+        backend_port: choice.port,
         protocol: key.protocol,
         version: ORIGIN_VERSION,
         flags: 0,

@@ -3,8 +3,10 @@
 mod canary;
 mod cleanup;
 mod node;
+mod state;
 
 pub use self::{
     cleanup::{CleanupError, cleanup},
     node::{NodeError, node},
+    state::StateError,
 };

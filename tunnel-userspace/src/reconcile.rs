@@ -35,7 +35,7 @@ pub use self::{
 };
 use self::{
     actual::{Actual, Stray},
-    diff::Diff,
+    diff::{Diff, Shortage},
     order::{Order, Refused},
 };
 use crate::{
@@ -80,6 +80,12 @@ pub struct Reconciler<M> {
     node_eligible: bool,
     default_algorithm: Algorithm,
     synced: bool,
+    /// Whether the sources hold everything they were told.
+    whole: bool,
+    /// What an earlier process programmed and nobody asks for, while the sources are not whole.
+    orphans: BTreeSet<ObjectName>,
+    /// Services that keep the endpoints of an earlier process until then.
+    held: BTreeSet<ObjectName>,
     seeded: bool,
     drift: u64,
 }
@@ -127,6 +133,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             node_eligible: true,
             default_algorithm: settings.algorithm,
             synced: false,
+            whole: false,
+            orphans: BTreeSet::new(),
+            held: BTreeSet::new(),
             seeded: false,
             drift,
         })
@@ -150,6 +159,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// Plans what changed. Nothing is written.
     pub fn update(&mut self, update: Update) {
         self.synced |= update.synced;
+        self.whole = update.whole;
         for (name, node) in update.nodes {
             if *name.name == *self.node_name {
                 self.node_eligible = node.is_none_or(|node| node.eligible);
@@ -166,14 +176,18 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 self.claims.replace(&name, std::iter::empty())
             };
             self.dirty.extend(moved);
+            self.held.remove(&name);
             self.dirty.insert(name);
+        }
+        if self.whole && self.seeded {
+            self.dirty.append(&mut self.held);
         }
     }
 
     /// Whether something is waiting to be written.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        self.synced && !self.dirty.is_empty()
+        self.synced && (!self.dirty.is_empty() || self.whole && !self.orphans.is_empty())
     }
 
     /// Writes what changed. What can't be written stays dirty. Gives what was taken out of reach,
@@ -189,20 +203,13 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let dirty = std::mem::take(&mut self.dirty);
         let mut leftovers = Vec::new();
         for service in &dirty {
-            let mut changes = Changes::default();
-            let wanted = self.wanted(service, &mut changes);
-            let known = self
-                .actual
-                .ids
-                .get(service)
-                .into_iter()
-                .flat_map(BTreeMap::keys);
-            let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
-            for name in names {
-                self.upsert(&name, wanted.get(&name), &mut changes);
+            self.write_service(service, &mut leftovers);
+        }
+        // Orphans come after the Services that may take one over.
+        if self.whole {
+            for orphan in std::mem::take(&mut self.orphans) {
+                self.write_service(&orphan, &mut leftovers);
             }
-            leftovers.append(&mut changes.leftovers);
-            self.note(service, changes.problems);
         }
         // Deletions come last, so that an address that moves from one Service to another is never
         // without an owner.
@@ -213,6 +220,23 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let retired = std::mem::take(&mut self.retired);
         self.waiting |= !retired.is_empty();
         retired
+    }
+
+    fn write_service(&mut self, service: &ObjectName, leftovers: &mut Vec<(PortName, Diff)>) {
+        let mut changes = Changes::default();
+        let wanted = self.wanted(service, &mut changes);
+        let known = self
+            .actual
+            .ids
+            .get(service)
+            .into_iter()
+            .flat_map(BTreeMap::keys);
+        let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
+        for name in names {
+            self.upsert(&name, wanted.get(&name), &mut changes);
+        }
+        leftovers.append(&mut changes.leftovers);
+        self.note(service, changes.problems);
     }
 
     /// Gives back what no program can reach any more. `more` says whether more is on its way.
@@ -298,7 +322,10 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     }
 
     fn upsert(&mut self, name: &PortName, plan: Option<&PortPlan>, changes: &mut Changes) {
-        let Some(id) = self.id(name, plan.is_some()) else {
+        if self.held.contains(&name.service) {
+            return;
+        }
+        let Some(id) = self.id(name, plan) else {
             changes.refusal(name, Reason::FrontsFull, 0);
             return;
         };
@@ -306,12 +333,13 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let plan = plan.unwrap_or(&nothing);
         let mut diff = Diff::between(&self.actual, id, plan);
         let mut result = self.order().upsert(name, plan, &diff);
-        if let Err(Refused::Full(reason)) = result {
-            if self.waiting || !self.retired.is_empty() {
+        if let Err(Refused::Full(shortage)) = result {
+            let is_passing = matches!(shortage, Shortage::Passing(_));
+            if is_passing && (self.waiting || !self.retired.is_empty()) {
                 self.starved.insert(name.service.clone());
                 return;
             }
-            changes.refusal(name, reason, plan.cluster.len());
+            changes.refusal(name, shortage.reason(), plan.cluster.len());
             let known = self.actual.ports.get(&id).map(|port| port.backends.clone());
             let known = known.unwrap_or_default();
             if known.is_empty() {
@@ -346,6 +374,15 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// Keeps what is wrong with a Service, and tells what was not known before.
     fn note(&mut self, service: &ObjectName, problems: BTreeMap<PortName, Problem>) {
         let known = self.problems.remove(service).unwrap_or_default();
+        let mut problems = problems;
+        if self.starved.contains(service) {
+            // It was not tried to the end, so what was wrong may still be.
+            for (name, problem) in &known {
+                problems
+                    .entry(name.clone())
+                    .or_insert_with(|| problem.clone());
+            }
+        }
         for (name, problem) in &problems {
             let count = self.counts.entry(problem.reason).or_default();
             *count = count.saturating_add(1);

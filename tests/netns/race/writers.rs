@@ -137,6 +137,7 @@ fn update(changes: impl IntoIterator<Item = Change>) -> Update {
         services: changes.into_iter().map(state).collect(),
         nodes: Vec::new(),
         synced: true,
+        whole: true,
         since: Duration::ZERO,
     }
 }

@@ -3,7 +3,7 @@
 use std::{fs, io, path::PathBuf};
 
 use crate::{
-    app::node::state_marker,
+    app::state::{State, StateError, marker},
     bpf::{PinError, Pins},
     config::Config,
 };
@@ -14,6 +14,9 @@ pub enum CleanupError {
     /// The pins are held, or can't be removed.
     #[error(transparent)]
     Pins(#[from] PinError),
+    /// The folder of state is held, or can't be used.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A file can't be removed.
     #[error("cannot remove {path}")]
     File {
@@ -34,16 +37,26 @@ pub enum CleanupError {
 pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
     let mut lines = Vec::new();
     let pins = &config.bpf.bpffs;
+    let state = config
+        .state_dir
+        .is_dir()
+        .then(|| State::hold(&config.state_dir));
+    let _held = state.transpose()?;
     if pins.exists() {
         let foreign = Pins::hold(pins)?.remove()?;
-        lines.push(format!(
-            "removed the programs and maps of {}",
-            pins.display()
-        ));
+        if !foreign
+            .iter()
+            .any(|path| path.starts_with(pins.join("links")))
+        {
+            lines.push(format!(
+                "removed the programs and maps of {}",
+                pins.display()
+            ));
+        }
         let left = |path: PathBuf| format!("left alone, not Culvert's: {}", path.display());
         lines.extend(foreign.into_iter().map(left));
     }
-    let marker = state_marker(&config.state_dir);
+    let marker = marker(&config.state_dir);
     let is_ours = marker.exists();
     for path in [config.admin_socket(), marker] {
         match fs::remove_file(&path) {

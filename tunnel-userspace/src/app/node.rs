@@ -2,8 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
-    path::{Path, PathBuf},
+    io,
+    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -15,7 +15,10 @@ use tokio::{
 use tracing::{info, warn};
 use tunnel_common::LAYOUT_VERSION;
 
-use super::canary::{self, CanaryError};
+use super::{
+    canary::{self, CanaryError},
+    state::State,
+};
 use crate::{
     admin::{self, Endpoint, Setup, Views},
     bpf::{self, Counters, DataPath, Features, KernelMaps, Pins, RcuGrace},
@@ -87,7 +90,10 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     tasks.start("source", source.run(draining.clone()));
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = updates.recv() => update,
+        update = updates.recv() => match update {
+            Some(update) => Some(update),
+            None => return Err(NodeError::TaskEnded { name: tasks.ended().await }),
+        },
         () = stop.wait() => None,
         name = tasks.ended() => return Err(NodeError::TaskEnded { name }),
     };
@@ -123,6 +129,7 @@ struct Parts {
     stats: watch::Receiver<reconcile::Stats>,
     /// Held until the end, against another daemon.
     pins: Pins,
+    _state: State,
 }
 
 impl Parts {
@@ -135,7 +142,7 @@ impl Parts {
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
         bpf::raise_memory_limit();
         let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
-        make_state_dir(&config.state_dir).map_err(failed("cannot make stateDir"))?;
+        let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
         let wanted = sizes(config.bpf.maps);
@@ -174,6 +181,7 @@ impl Parts {
             owner,
             stats,
             pins,
+            _state: state,
         })
     }
 
@@ -223,17 +231,18 @@ impl Parts {
 
     /// Writes the maps, attaches the programs, and sends the canary.
     fn program(&mut self, first: Update) -> Result<(), NodeError> {
-        let since = first.since;
+        let (since, whole) = (first.since, first.whole);
         self.owner.apply(first);
         let attached = self
             .data_path
             .attach(&self.cgroup)
             .map_err(failed("cannot attach the programs"))?;
-        info!(new = attached.new, replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
+        info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
         let canary = |state: Option<ServiceState>| Update {
             services: vec![(canary::name(), state)],
             nodes: Vec::new(),
             synced: true,
+            whole,
             since,
         };
         self.owner.apply(canary(Some(canary::service())));
@@ -244,13 +253,9 @@ impl Parts {
             Ok(())
         };
         self.owner.apply(canary(None));
-        if arrived.is_err() && attached.replaced == 0 {
-            // Nobody was served yet by programs that don't do what they should.
-            self.pins
-                .detach()
-                .map_err(failed("cannot detach the programs"))?;
-        }
-        arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))
+        // Links that are not pinned end here if the canary did not arrive.
+        arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
+        attached.pin().map_err(failed("cannot pin the programs"))
     }
 }
 
@@ -289,19 +294,6 @@ fn serve(
         );
     }
     Ok(())
-}
-
-/// The file that says that the folder of state was made by a daemon, and may go with `cleanup`.
-pub(super) fn state_marker(folder: &Path) -> PathBuf {
-    folder.join("made-by-culvert")
-}
-
-fn make_state_dir(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    fs::create_dir_all(folder)?;
-    fs::write(state_marker(folder), "")
 }
 
 /// SIGTERM or SIGINT.

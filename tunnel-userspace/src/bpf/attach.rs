@@ -75,6 +75,20 @@ pub enum AttachError {
         /// The name of the program.
         program: &'static str,
     },
+    /// The hook is not to be had.
+    #[error(
+        "cannot attach program {program} on cgroup {path}: the right is missing, or another \
+         program holds the hook exclusively (bpftool cgroup show {path})"
+    )]
+    Refused {
+        /// The name of the program.
+        program: &'static str,
+        /// The folder of the cgroup.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// A step of attaching failed.
     #[error("cannot {step} program {program} on cgroup {path}")]
     Step {
@@ -91,12 +105,33 @@ pub enum AttachError {
 }
 
 /// How the programs came to be attached.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Debug, Default)]
 pub struct Attached {
-    /// Hooks that had no program of ours.
-    pub new: usize,
     /// Hooks whose program was replaced.
     pub replaced: usize,
+    /// Links that were made, and where they are to be pinned. Until they are, they end with this
+    /// value, and what was pinned there stays.
+    links: Vec<(PathBuf, OwnedFd)>,
+}
+
+impl Attached {
+    /// How many hooks had no program of ours.
+    #[must_use]
+    pub const fn new_links(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Pins the new links, so that they outlive this process. What was pinned in their place, a
+    /// link to a cgroup that is no longer ours, ends.
+    ///
+    /// # Errors
+    ///
+    /// The file system refused.
+    pub fn pin(self) -> io::Result<()> {
+        self.links
+            .iter()
+            .try_for_each(|(pin, link)| pin_in_place(link, pin))
+    }
 }
 
 /// Attaches every program to the cgroup, or puts it in the place of the one that is there.
@@ -130,16 +165,25 @@ pub(super) fn attach(ebpf: &Ebpf, links: &Path, cgroup: &Path) -> Result<Attache
             attached.replaced = attached.replaced.saturating_add(1);
             continue;
         }
-        let link = sys::create_link(program, folder.as_fd(), hook.attach_type())
-            .map_err(failed("attach"))?;
-        pin_in_place(&link, &pin).map_err(failed("pin the link of"))?;
-        attached.new = attached.new.saturating_add(1);
+        let made = sys::create_link(program, folder.as_fd(), hook.attach_type());
+        let link = made.map_err(|source| {
+            if source.kind() == io::ErrorKind::PermissionDenied {
+                let path = cgroup.to_owned();
+                AttachError::Refused {
+                    program: name,
+                    path,
+                    source,
+                }
+            } else {
+                failed("attach")(source)
+            }
+        })?;
+        attached.links.push((pin, link));
     }
     Ok(attached)
 }
 
-/// Pins a link where an older one may be pinned. The older one belongs to a cgroup that is no
-/// longer ours, and ends when its pin is replaced.
+/// Pins a link where an older one may be pinned.
 fn pin_in_place(link: &OwnedFd, pin: &Path) -> io::Result<()> {
     match sys::pin(link.as_fd(), pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

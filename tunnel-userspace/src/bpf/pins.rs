@@ -48,7 +48,9 @@ pub enum PinError {
         found: String,
     },
     /// Something that is not ours.
-    #[error("{path} is not Culvert's: {what}; nothing was touched")]
+    #[error(
+        "{path} is not Culvert's: {what}; nothing was touched. Move it away, or give bpf.bpffs a folder of its own"
+    )]
     Foreign {
         /// The pin or folder.
         path: PathBuf,
@@ -151,25 +153,20 @@ impl Pins {
     ///
     /// Something is not ours, of another layout, or missing. Nothing was touched.
     pub fn check(&self) -> Result<Option<Sizes>, PinError> {
-        for (name, path) in entries(&self.root)? {
+        for (_, path) in entries(&self.root)? {
             if path == self.maps() || path == self.links() {
                 continue;
             }
-            return Err(
-                match name
-                    .strip_prefix('v')
-                    .filter(|layout| layout.parse::<u32>().is_ok())
-                {
-                    Some(found) => PinError::Layout {
-                        path,
-                        found: found.to_owned(),
-                    },
-                    None => PinError::Foreign {
-                        path,
-                        what: "no folder of that name".to_owned(),
-                    },
+            return Err(match layout_of(&path) {
+                Some(found) => PinError::Layout {
+                    found: found.to_owned(),
+                    path: path.clone(),
                 },
-            );
+                None => PinError::Foreign {
+                    path,
+                    what: "no folder of that name".to_owned(),
+                },
+            });
         }
         let links = self.check_links()?;
         let mut shapes = Vec::new();
@@ -206,24 +203,9 @@ impl Pins {
 
     fn check_links(&self) -> Result<usize, PinError> {
         let links = entries(&self.links())?;
-        for (name, path) in &links {
-            let Some(hook) = Hook::of_program(name) else {
-                let what = "no program of that name".to_owned();
-                return Err(PinError::Foreign {
-                    path: path.clone(),
-                    what,
-                });
-            };
-            let link = sys::open_pin(path).map_err(failed("open", path))?;
-            let found = sys::cgroup_link(link.as_fd()).map_err(failed("look at", path))?;
-            if found.is_none_or(|link| link.attach_type != hook.attach_type()) {
-                let what = format!("it is no link of a cgroup's {name} hook");
-                return Err(PinError::Foreign {
-                    path: path.clone(),
-                    what,
-                });
-            }
-        }
+        links
+            .iter()
+            .try_for_each(|(name, path)| check_link(name, path))?;
         Ok(links.len())
     }
 
@@ -235,46 +217,28 @@ impl Pins {
         Ok(())
     }
 
-    /// Takes the programs off their hooks and removes the links. The maps stay.
+    /// Takes the programs off their hooks, and removes links, maps and folders that are ours. What
+    /// is not ours stays and is named. Links stay while there are maps of another layout, since
+    /// their programs are those of another version.
     ///
     /// # Errors
     ///
     /// The kernel or the file system refused.
-    pub fn detach(&self) -> Result<(), PinError> {
-        self.remove_links(&mut Vec::new())
-    }
-
-    fn remove_links(&self, foreign: &mut Vec<PathBuf>) -> Result<(), PinError> {
-        let is_link = |name: &str| names::PROGRAMS.contains(&name);
-        for (_, path) in entries(&self.links())?
-            .iter()
-            .filter(|(name, _)| is_link(name))
-        {
-            let link = sys::open_pin(path).map_err(failed("open", path))?;
-            // A link whose cgroup is gone is off its hook already.
-            if let Err(error) = sys::detach_link(link.as_fd()) {
-                tracing::debug!(%error, link = %path.display(), "nothing to detach");
-            }
-        }
-        remove_known(&self.links(), is_link, foreign)
-    }
-
-    /// Removes links, maps and folders that are ours. What is not ours stays and is named.
-    ///
-    /// # Errors
-    ///
-    /// The file system refused.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let mut foreign = Vec::new();
-        let is_map = |name: &str| names::MAPS.contains(&name);
-        // Programs go first: without them nobody reads the maps.
-        self.remove_links(&mut foreign)?;
-        remove_known(&self.maps(), is_map, &mut foreign)?;
         for (_, path) in entries(&self.root)? {
             if path != self.links() && path != self.maps() {
                 foreign.push(path);
             }
         }
+        // Programs go first: without them nobody reads the maps.
+        if foreign.iter().any(|path| layout_of(path).is_some()) {
+            foreign.push(self.links());
+        } else {
+            remove_known(&self.links(), check_link, &mut foreign)?;
+        }
+        let is_map = |name: &str, path: &Path| check_map(name, path).map(drop);
+        remove_known(&self.maps(), is_map, &mut foreign)?;
         if foreign.is_empty() {
             fs::remove_dir(&self.root).map_err(failed("remove", &self.root))?;
         }
@@ -282,23 +246,51 @@ impl Pins {
     }
 }
 
+/// The layout that a folder of maps is named after.
+fn layout_of(path: &Path) -> Option<&str> {
+    let layout = path.file_name()?.to_str()?.strip_prefix('v')?;
+    layout.parse::<u32>().ok().map(|_| layout)
+}
+
+/// Removes the entries of a folder that pass a check, and the folder if nothing is left.
 fn remove_known(
     folder: &Path,
-    is_known: impl Fn(&str) -> bool,
+    check: impl Fn(&str, &Path) -> Result<(), PinError>,
     foreign: &mut Vec<PathBuf>,
 ) -> Result<(), PinError> {
     let before = foreign.len();
     for (name, path) in entries(folder)? {
-        if is_known(&name) {
-            fs::remove_file(&path).map_err(failed("remove", &path))?;
-        } else {
+        if check(&name, &path).is_err() {
             foreign.push(path);
+            continue;
         }
+        let pin = sys::open_pin(&path).map_err(failed("open", &path))?;
+        // A map has nothing to detach, and a link whose cgroup is gone is off its hook already.
+        if let Err(error) = sys::detach_link(pin.as_fd()) {
+            tracing::debug!(%error, pin = %path.display(), "nothing to detach");
+        }
+        fs::remove_file(&path).map_err(failed("remove", &path))?;
     }
     if foreign.len() == before && folder.exists() {
         fs::remove_dir(folder).map_err(failed("remove", folder))?;
     }
     Ok(())
+}
+
+/// Checks that a pinned link is one of ours.
+fn check_link(name: &str, path: &Path) -> Result<(), PinError> {
+    let foreign = |what: String| PinError::Foreign {
+        path: path.to_owned(),
+        what,
+    };
+    let hook = Hook::of_program(name);
+    let hook = hook.ok_or_else(|| foreign("no program of that name".to_owned()))?;
+    let link = sys::open_pin(path).map_err(failed("open", path))?;
+    let found = sys::cgroup_link(link.as_fd()).map_err(failed("look at", path))?;
+    match found {
+        Some(link) if link.attach_type == hook.attach_type() => Ok(()),
+        Some(_) | None => Err(foreign(format!("it is no link of a cgroup's {name} hook"))),
+    }
 }
 
 /// Checks that a pinned map has the shape that its name promises; the number of entries is free.
@@ -315,7 +307,7 @@ fn check_map(name: &str, path: &Path) -> Result<sys::Shape, PinError> {
     if (found.kind, found.key, found.value, found.flags)
         != (wanted.kind, wanted.key, wanted.value, wanted.flags)
     {
-        return Err(foreign(format!("its shape is {found:?}, not {wanted:?}")));
+        return Err(foreign(format!("it is {found}, not {wanted}")));
     }
     Ok(found)
 }

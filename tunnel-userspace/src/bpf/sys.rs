@@ -4,7 +4,7 @@
 
 use std::{
     ffi::CString,
-    io,
+    fmt, io,
     os::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
@@ -178,6 +178,23 @@ pub(super) struct Shape {
     pub(super) entries: u32,
     /// `BPF_F_…`.
     pub(super) flags: u32,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind,
+            key,
+            value,
+            entries: _,
+            flags,
+        } = self;
+        write!(
+            f,
+            "a map of kind {kind} with keys of {key} and values of {value} bytes, "
+        )?;
+        write!(f, "flags {flags:#x}")
+    }
 }
 
 /// Reads what a map is.

@@ -50,6 +50,9 @@ fn state(port: &PortView) -> String {
     if let Some(problem) = &port.problem {
         return format!("refused: {problem}");
     }
+    if port.fronts.is_empty() {
+        return "not programmed yet".to_owned();
+    }
     if port.backends.is_empty() {
         return "no backend: connects are refused".to_owned();
     }

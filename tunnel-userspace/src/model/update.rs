@@ -11,6 +11,9 @@ pub struct Update {
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
     /// Whether every source has told its first whole list. Nothing is programmed before.
     pub synced: bool,
+    /// Whether the sources hold everything they were told. While an object was refused or a file
+    /// can't be read, what an earlier process programmed of it must not be taken for deleted.
+    pub whole: bool,
     /// When the oldest change in here was noticed, on the monotonic clock.
     pub since: Duration,
 }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use tunnel_common::service::{Backend, Front, FrontKey, Set, State};
+use tunnel_common::service::{Backend, Front, FrontKey, NEAR, Near, Set, State};
 
 use super::{
     MapReader, ReadError, Sizes,
-    alloc::{Indices, Ranges},
+    alloc::{Indices, Ranges, count},
     grace::Retired,
 };
 use crate::{
@@ -142,7 +142,8 @@ impl Actual {
         let is_sound = record.key == key
             && record.service < self.sizes.front_entries()
             && self.adopt_set(reader, backends, &record, record.cluster)?
-            && self.adopt_set(reader, backends, &record, record.local)?;
+            && self.adopt_set(reader, backends, &record, record.local)?
+            && self.is_near(backends, &record);
         if is_sound {
             self.hold(record.cluster);
             self.hold(record.local);
@@ -195,6 +196,27 @@ impl Actual {
             },
         );
         Ok(true)
+    }
+
+    /// Whether the backends that a record holds itself are those of its set.
+    fn is_near(&self, backends: &BTreeMap<u32, Backend>, record: &Front) -> bool {
+        let held = self.sets.get(&record.cluster.base);
+        let indices = held
+            .filter(|_| (1..=NEAR).contains(&count(record.cluster.len)))
+            .map(|set| set.backends.as_slice());
+        let mut wanted = [Near::NONE; NEAR];
+        for (place, index) in wanted.iter_mut().zip(indices.unwrap_or_default()) {
+            let Some(backend) = backends.get(index) else {
+                return false;
+            };
+            *place = Near {
+                address: backend.address,
+                port: backend.port,
+                reserved: 0,
+                index: *index,
+            };
+        }
+        record.near == wanted
     }
 
     fn adopt_backends(&mut self, backends: &BTreeMap<u32, Backend>) -> Vec<u32> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tunnel_common::{
     reason::Reason,
-    service::{Front, FrontKey, Set},
+    service::{Front, FrontKey, NEAR, Near, Set},
 };
 
 use super::{actual::Actual, alloc::count};
@@ -17,6 +17,24 @@ pub(crate) enum SetChange {
     Keep(Set),
     /// New slots are needed, with these backends.
     Write(Vec<Target>),
+}
+
+/// Why there is no room.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Shortage {
+    /// The sizes of the maps are used up.
+    Lasting(Reason),
+    /// There will be room once the old is freed.
+    Passing(Reason),
+}
+
+impl Shortage {
+    /// The reason, as it is counted.
+    pub(crate) const fn reason(self) -> Reason {
+        match self {
+            Self::Lasting(reason) | Self::Passing(reason) => reason,
+        }
+    }
 }
 
 /// The difference for one service id.
@@ -38,7 +56,7 @@ impl Diff {
         let local = set_change(actual, id, &plan.local, |front| front.local);
         let is_right = |key: &&FrontKey| match (&cluster, &local) {
             (SetChange::Keep(cluster), SetChange::Keep(local)) => {
-                let wanted = record(**key, id, plan, *cluster, *local);
+                let wanted = record(actual, **key, id, plan, (*cluster, *local));
                 actual
                     .fronts
                     .get(key)
@@ -87,36 +105,37 @@ impl Diff {
         }
     }
 
-    /// Whether there is room for it, counted against the sizes that the config gives. Room beyond
-    /// them is only for the time in which the old and the new are both there.
-    pub(crate) fn room(&self, actual: &Actual) -> Result<(), Reason> {
+    /// Whether there is room for it: first by the sizes that the config gives, then by what is
+    /// free at this moment. Room beyond the sizes is only for the time in which the old and the
+    /// new are both there.
+    pub(crate) fn room(&self, actual: &Actual) -> Result<(), Shortage> {
         let new_keys = self
             .upserts
             .iter()
             .filter(|key| !actual.fronts.contains_key(key))
             .count();
-        if actual.fronts.len().saturating_add(new_keys) > count(actual.sizes.fronts) && new_keys > 0
-            || self.upserts.len() > actual.free_fronts.free()
-        {
-            return Err(Reason::FrontsFull);
-        }
+        let fronts = actual.fronts.len().saturating_add(new_keys);
         let backends = count(actual.used_backends)
             .saturating_add(self.new_backends.len())
             .saturating_sub(self.gone.len());
-        if !self.new_backends.is_empty()
-            && (backends > count(actual.sizes.backends)
-                || self.new_backends.len() > actual.free_backends.free())
-        {
-            return Err(Reason::BackendsFull);
-        }
+        let new_slots = self.cluster.new_len().saturating_add(self.local.new_len());
         let slots = count(actual.used_slots)
-            .saturating_add(self.cluster.new_len())
-            .saturating_add(self.local.new_len())
+            .saturating_add(new_slots)
             .saturating_sub(self.old_slots(actual));
-        if self.cluster.new_len().saturating_add(self.local.new_len()) > 0
-            && slots > count(actual.sizes.slots)
-        {
-            return Err(Reason::SlotsFull);
+        if new_keys > 0 && fronts > count(actual.sizes.fronts) {
+            return Err(Shortage::Lasting(Reason::FrontsFull));
+        }
+        if !self.new_backends.is_empty() && backends > count(actual.sizes.backends) {
+            return Err(Shortage::Lasting(Reason::BackendsFull));
+        }
+        if new_slots > 0 && slots > count(actual.sizes.slots) {
+            return Err(Shortage::Lasting(Reason::SlotsFull));
+        }
+        if self.upserts.len() > actual.free_fronts.free() {
+            return Err(Shortage::Passing(Reason::FrontsFull));
+        }
+        if self.new_backends.len() > actual.free_backends.free() {
+            return Err(Shortage::Passing(Reason::BackendsFull));
         }
         Ok(())
     }
@@ -151,24 +170,42 @@ impl SetChange {
     }
 }
 
-/// The record of a front.
-pub(crate) const fn record(
+/// The record of a front, once its backends and sets are written.
+pub(crate) fn record(
+    actual: &Actual,
     key: FrontKey,
     id: u32,
     plan: &PortPlan,
-    cluster: Set,
-    local: Set,
+    (cluster, local): (Set, Set),
 ) -> Front {
     Front {
         key,
         service: id,
         cluster,
-        local,
-        affinity: plan.affinity,
         algorithm: plan.algorithm,
         flags: 0,
         reserved: 0,
+        near: near(actual, id, &plan.cluster),
+        local,
+        affinity: plan.affinity,
+        spare: [0; 2],
     }
+}
+
+/// The backends that a record holds itself: all of a small set, none of a larger one.
+fn near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
+    let mut near = [Near::NONE; NEAR];
+    if targets.len() <= NEAR {
+        for (place, target) in near.iter_mut().zip(targets) {
+            *place = Near {
+                address: target.address,
+                port: target.port,
+                reserved: 0,
+                index: actual.backend(id, target).unwrap_or_default(),
+            };
+        }
+    }
+    near
 }
 
 fn set_change(

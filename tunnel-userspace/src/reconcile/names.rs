@@ -7,7 +7,7 @@ use tunnel_common::{addr::Protocol, service::FrontKey};
 use super::Reconciler;
 use crate::{
     model::{Family, ObjectName},
-    plan::PortName,
+    plan::{PortName, PortPlan},
 };
 
 impl<M> Reconciler<M> {
@@ -31,8 +31,9 @@ impl<M> Reconciler<M> {
         self.retired.ids.push(id);
     }
 
-    /// The id of a port, given out now if it has none.
-    pub(super) fn id(&mut self, name: &PortName, is_wanted: bool) -> Option<u32> {
+    /// The id of a port, given out now if it has none and a plan. A port whose front an earlier
+    /// process programmed takes over its id.
+    pub(super) fn id(&mut self, name: &PortName, plan: Option<&PortPlan>) -> Option<u32> {
         let known = self
             .actual
             .ids
@@ -41,11 +42,10 @@ impl<M> Reconciler<M> {
         if let Some(id) = known {
             return Some(*id);
         }
-        let id = if is_wanted {
-            self.actual.free_ids.take()?
-        } else {
-            return None;
-        };
+        let plan = plan?;
+        let id = self
+            .orphan_of(plan)
+            .or_else(|| self.actual.free_ids.take())?;
         self.actual
             .ids
             .entry(name.service.clone())
@@ -54,8 +54,27 @@ impl<M> Reconciler<M> {
         Some(id)
     }
 
+    /// The id of an orphan that holds a front of a plan; it is an orphan no longer.
+    fn orphan_of(&mut self, plan: &PortPlan) -> Option<u32> {
+        let held = |key: &FrontKey| {
+            self.actual
+                .fronts
+                .get(key)
+                .map(|front| front.record.service)
+        };
+        let id = plan
+            .fronts
+            .iter()
+            .filter_map(held)
+            .find(|id| self.orphans.contains(&orphan(*id)))?;
+        self.orphans.remove(&orphan(id));
+        self.actual.ids.remove(&orphan(id));
+        Some(id)
+    }
+
     /// Finds the names of the ids that the maps hold: an id belongs to the port that now owns one
-    /// of its fronts. An id whose fronts nobody owns is removed as a port without a plan.
+    /// of its fronts. An id whose fronts nobody owns is removed as a port without a plan, once the
+    /// sources are whole.
     pub(super) fn seed(&mut self) {
         self.seeded = true;
         let mut taken: BTreeSet<u32> = BTreeSet::new();
@@ -92,8 +111,7 @@ impl<M> Reconciler<M> {
             .filter(|id| !taken.contains(id))
             .collect();
         for id in orphans {
-            // A name that no object can have, since a namespace is never empty.
-            let service = ObjectName::new("", format!("orphan-{id}"));
+            let service = orphan(id);
             let name = PortName {
                 service: service.clone(),
                 port: "".into(),
@@ -105,8 +123,39 @@ impl<M> Reconciler<M> {
                 .entry(service.clone())
                 .or_default()
                 .insert(name, id);
-            self.dirty.insert(service);
+            self.orphans.insert(service);
         }
         self.dirty.extend(self.plans.keys().cloned());
+        if !self.whole {
+            self.hold_endpoints();
+            let (orphans, held) = (self.orphans.len(), self.held.len());
+            tracing::warn!(
+                orphans,
+                held,
+                "something was refused, so what an earlier process programmed stays"
+            );
+        }
     }
+
+    /// Lets Services without endpoints keep those of an earlier process: what names them may be
+    /// what was refused.
+    fn hold_endpoints(&mut self) {
+        for (service, plans) in &self.plans {
+            let lost = plans.iter().any(|(name, plan)| {
+                let ids = self.actual.ids.get(service);
+                let id = ids.and_then(|ids| ids.get(name));
+                let port = id.and_then(|id| self.actual.ports.get(id));
+                plan.cluster.is_empty() && port.is_some_and(|port| !port.backends.is_empty())
+            });
+            if lost {
+                self.held.insert(service.clone());
+            }
+        }
+    }
+}
+
+/// The name of what an earlier process programmed under an id. No object can have it, since a
+/// namespace is never empty.
+fn orphan(id: u32) -> ObjectName {
+    ObjectName::new("", format!("orphan-{id}"))
 }

@@ -10,7 +10,7 @@ use tunnel_common::{
 use super::{
     MapWriter, WriteError,
     actual::{Actual, Programmed, SetUse},
-    diff::{Diff, SetChange, record},
+    diff::{Diff, SetChange, Shortage, record},
     grace::Retired,
 };
 use crate::plan::{PortName, PortPlan, Target};
@@ -19,8 +19,8 @@ use crate::plan::{PortName, PortPlan, Target};
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
     /// There is no room.
-    #[error("{}", .0.meaning())]
-    Full(Reason),
+    #[error("{}", .0.reason().meaning())]
+    Full(Shortage),
     /// The kernel refused a write.
     #[error("{}", Reason::WriteFailed.meaning())]
     Write(#[from] WriteError),
@@ -31,7 +31,7 @@ impl Refused {
     #[must_use]
     pub(super) const fn reason(&self) -> Reason {
         match self {
-            Self::Full(reason) => *reason,
+            Self::Full(shortage) => shortage.reason(),
             Self::Write(_) => Reason::WriteFailed,
         }
     }
@@ -58,10 +58,10 @@ impl<W: MapWriter> Order<'_, W> {
         }
         let cluster = self.write_set(diff.id, &diff.cluster)?;
         let written = self.write_set(diff.id, &diff.local).and_then(|local| {
-            let fronts = diff
-                .upserts
-                .iter()
-                .try_for_each(|key| self.write_front(record(*key, diff.id, plan, cluster, local)));
+            let fronts = diff.upserts.iter().try_for_each(|key| {
+                let sets = (cluster, local);
+                self.write_front(record(self.actual, *key, diff.id, plan, sets))
+            });
             self.drop_unused(local);
             fronts
         });
@@ -85,7 +85,7 @@ impl<W: MapWriter> Order<'_, W> {
             .actual
             .free_backends
             .take()
-            .ok_or(Refused::Full(Reason::BackendsFull))?;
+            .ok_or(Refused::Full(Shortage::Passing(Reason::BackendsFull)))?;
         let state = self
             .actual
             .states
@@ -123,18 +123,18 @@ impl<W: MapWriter> Order<'_, W> {
             SetChange::Keep(set) => return Ok(*set),
             SetChange::Write(targets) => targets,
         };
-        let len =
-            u32::try_from(targets.len()).map_err(|_too_long| Refused::Full(Reason::SlotsFull))?;
+        let len = u32::try_from(targets.len())
+            .map_err(|_too_long| Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
         let base = self
             .actual
             .free_slots
             .take(len)
-            .ok_or(Refused::Full(Reason::SlotsFull))?;
+            .ok_or(Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
         let mut backends = Vec::with_capacity(targets.len());
         for (place, target) in (base..).zip(targets) {
             let Some(index) = self.actual.backend(id, target) else {
                 self.actual.free_slots.give(base, len);
-                return Err(Refused::Full(Reason::BackendsFull));
+                return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
             };
             if let Err(error) = self.writer.write_slot(place, index) {
                 self.actual.free_slots.give(base, len);
@@ -172,7 +172,7 @@ impl<W: MapWriter> Order<'_, W> {
             .actual
             .free_fronts
             .take()
-            .ok_or(Refused::Full(Reason::FrontsFull))?;
+            .ok_or(Refused::Full(Shortage::Passing(Reason::FrontsFull)))?;
         let key = record.key;
         let written = self
             .writer

@@ -75,6 +75,8 @@ pub struct Loop<M, G> {
     held: Retired,
     is_waiting: bool,
     retry: Duration,
+    /// When what could not be written is tried again.
+    retry_at: Option<Instant>,
     stats: watch::Sender<Stats>,
 }
 
@@ -99,6 +101,7 @@ pub fn start<M: MapReader + MapWriter, G: Grace + 'static>(
         held: Retired::default(),
         is_waiting: false,
         retry: FIRST_RETRY,
+        retry_at: None,
         stats,
     };
     Ok((looped, follower))
@@ -128,11 +131,17 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let retry_at = Instant::now() + self.retry;
-            let is_retrying = self.reconciler.is_dirty();
+            let retry_at = self.retry_at;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
+                freed = self.waiter.freed.recv() => {
+                    let Some(freed) = freed else {
+                        error!("the thread that waits for grace periods has ended");
+                        return;
+                    };
+                    self.take_back(&freed);
+                }
                 update = updates.recv() => {
                     let Some(update) = update else { break };
                     let since = update.since;
@@ -144,15 +153,8 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
                     }
                     self.pass(Some(since));
                 }
-                freed = self.waiter.freed.recv() => {
-                    let Some(freed) = freed else {
-                        error!("the thread that waits for grace periods has ended");
-                        return;
-                    };
-                    self.take_back(&freed);
-                }
                 Some(query) = queries.recv() => self.answer(query),
-                () = sleep_until(retry_at), if is_retrying => {
+                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                     self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
                     self.pass(None);
                 }
@@ -204,7 +206,10 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
         let start = monotonic();
         let retired = self.reconciler.pass();
         self.hand_over(retired);
-        if !self.reconciler.is_dirty() {
+        if self.reconciler.is_dirty() {
+            self.retry_at = Some(Instant::now() + self.retry);
+        } else {
+            self.retry_at = None;
             self.retry = FIRST_RETRY;
         }
         let end = monotonic();

@@ -1,3 +1,4 @@
+mod adoption;
 mod histories;
 mod memory;
 
@@ -94,6 +95,7 @@ fn update(services: Vec<(&str, Option<ServiceState>)>) -> Update {
         services: services.into_iter().map(named).collect(),
         nodes: Vec::new(),
         synced: true,
+        whole: true,
         since: Duration::ZERO,
     }
 }

@@ -164,6 +164,7 @@ impl Store {
                 })
                 .collect(),
             synced: self.synced,
+            whole: true,
             since,
         })
     }

@@ -6,7 +6,7 @@ use std::{
     io,
 };
 
-use tunnel_common::service::{Backend, Front, FrontKey, Set, Slot, State};
+use tunnel_common::service::{Backend, Front, FrontKey, NEAR, Near, Set, Slot, State};
 
 use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
 
@@ -60,6 +60,12 @@ impl Memory {
         let backends = places
             .map(|place| self.be[&self.slot[&place].backend])
             .collect::<Vec<_>>();
+        if (1..=NEAR).contains(&backends.len()) {
+            for (near, backend) in front.near.iter().zip(&backends) {
+                assert_eq!((near.address, near.port), (backend.address, backend.port));
+                assert_eq!(self.be[&near.index], *backend, "a record and `be` differ");
+            }
+        }
         for backend in &backends {
             assert_eq!(
                 backend.service, front.service,

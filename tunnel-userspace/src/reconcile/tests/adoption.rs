@@ -1,0 +1,102 @@
+//! What a start makes of what an earlier process programmed.
+
+use super::{
+    Memory, ROOMY, Reason, Reconciler, Sizes, Update, adopt, apply, backends, problem, set, settle,
+    update,
+};
+
+/// A second process, after a first one that served `web` and `dns`.
+fn second() -> Reconciler<Memory> {
+    let mut first = adopt(Memory::new(ROOMY));
+    apply(
+        &mut first,
+        vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])],
+    );
+    adopt(first.maps)
+}
+
+#[test]
+fn what_was_programmed_stays_while_something_is_refused() {
+    let mut second = second();
+    second.update(Update {
+        whole: false,
+        ..update(vec![set("web", 1, &[1, 2])])
+    });
+    settle(&mut second);
+    assert_eq!(backends(&second, 2), Some(vec![3]));
+
+    apply(&mut second, Vec::new());
+
+    assert_eq!(backends(&second, 2), None);
+    assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+}
+
+#[test]
+fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
+    let mut second = second();
+    second.update(Update {
+        whole: false,
+        ..update(vec![set("web", 1, &[1, 2])])
+    });
+    settle(&mut second);
+    let before = second.maps.writes;
+
+    apply(&mut second, vec![set("dns", 2, &[3])]);
+
+    assert_eq!(second.maps.writes, before);
+    assert_eq!(backends(&second, 2), Some(vec![3]));
+}
+
+#[test]
+fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
+    let mut second = second();
+    second.update(Update {
+        whole: false,
+        ..update(vec![set("web", 1, &[]), set("dns", 2, &[3])])
+    });
+    settle(&mut second);
+    assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+
+    apply(&mut second, Vec::new());
+
+    assert_eq!(backends(&second, 1), Some(Vec::new()));
+}
+
+#[test]
+fn a_service_that_lost_its_endpoints_while_something_is_refused_refuses() {
+    let mut second = second();
+    second.update(Update {
+        whole: false,
+        ..update(vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])])
+    });
+    settle(&mut second);
+
+    second.update(Update {
+        whole: false,
+        ..update(vec![set("web", 1, &[])])
+    });
+    settle(&mut second);
+
+    assert_eq!(backends(&second, 1), Some(Vec::new()));
+}
+
+#[test]
+fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
+    let mut reconciler = adopt(Memory::new(Sizes { slots: 4, ..ROOMY }));
+    apply(
+        &mut reconciler,
+        vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
+    );
+    reconciler.update(update(vec![set("a", 1, &[1, 5])]));
+    let held = reconciler.pass();
+    assert!(!held.is_empty());
+
+    reconciler.update(update(vec![set("c", 3, &[6])]));
+    reconciler.pass();
+    reconciler.update(update(vec![set("b", 2, &[4, 7, 8])]));
+    reconciler.pass();
+
+    assert_eq!(problem(&reconciler, "c"), Some(Reason::SlotsFull));
+    assert_eq!(problem(&reconciler, "b"), Some(Reason::SlotsFull));
+    assert_eq!(backends(&reconciler, 2), Some(vec![4]));
+}

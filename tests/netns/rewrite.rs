@@ -56,7 +56,7 @@ impl Stage {
         ensure!(problems.is_empty(), "{problems:?}");
         reconciler.update(store.take_update().context("there are Services")?);
         reconciler.pass();
-        data_path.attach(&node.instance_cgroup())?;
+        data_path.attach(&node.instance_cgroup())?.pin()?;
         Ok(Self {
             node,
             client,

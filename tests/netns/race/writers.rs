@@ -16,7 +16,7 @@ use nix::{
 use tokio::sync::{mpsc, watch};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, Backend, Front, FrontKey, Set, State},
+    service::{Algorithm, Backend, Front, FrontKey, NEAR, Near, Set, State},
 };
 use tunnel_tests::{instance::NODE, manifest};
 use tunnel_userspace::{
@@ -65,7 +65,9 @@ impl Programs {
     }
 
     pub(crate) fn attach(&self, field: &Field) -> Result<()> {
-        self.data_path.attach(&field.node.instance_cgroup())?;
+        self.data_path
+            .attach(&field.node.instance_cgroup())?
+            .pin()?;
         Ok(())
     }
 
@@ -236,22 +238,34 @@ impl Hasty {
             Protocol::UDP,
         );
         let base = block * u32::from(ENDPOINTS);
+        let (_, _, port) = field::port(change.service);
         let mut len = 0;
+        let mut near = [Near::NONE; NEAR];
         for (slot, address) in (base..).zip(change.addresses()) {
             let number = u32::from(address.octets()[3] - 1);
-            self.maps
-                .write_slot(slot, backend_index(change.service) + number)?;
+            let index = backend_index(change.service) + number;
+            self.maps.write_slot(slot, index)?;
+            if let Some(near) = near.get_mut(usize::try_from(len)?) {
+                *near = Near {
+                    address: Address::from_ip(address.into()),
+                    port: Port::from_host(port),
+                    reserved: 0,
+                    index,
+                };
+            }
             len += 1;
         }
         let record = Front {
             key,
             service: change.service.into(),
             cluster: Set { base, len },
-            local: Set::default(),
-            affinity: 0,
             algorithm: Algorithm::RANDOM,
             flags: 0,
             reserved: 0,
+            near: if len > 3 { [Near::NONE; NEAR] } else { near },
+            local: Set::default(),
+            affinity: 0,
+            spare: [0; 2],
         };
         self.maps.write_front(block, &record)?;
         self.maps.write_svc(&key, block)?;

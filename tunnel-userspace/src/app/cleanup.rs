@@ -37,13 +37,14 @@ pub enum CleanupError {
 pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
     let mut lines = Vec::new();
     let pins = &config.bpf.bpffs;
+    let held = pins.exists().then(|| Pins::hold(pins)).transpose()?;
     let state = config
         .state_dir
         .is_dir()
         .then(|| State::hold(&config.state_dir));
     let _held = state.transpose()?;
-    if pins.exists() {
-        let foreign = Pins::hold(pins)?.remove()?;
+    if let Some(held) = held {
+        let foreign = held.remove()?;
         if !foreign
             .iter()
             .any(|path| path.starts_with(pins.join("links")))

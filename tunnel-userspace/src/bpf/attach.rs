@@ -106,6 +106,7 @@ pub enum AttachError {
 
 /// How the programs came to be attached.
 #[derive(Debug, Default)]
+#[must_use = "links that are not pinned end with it"]
 pub struct Attached {
     /// Hooks whose program was replaced.
     pub replaced: usize,

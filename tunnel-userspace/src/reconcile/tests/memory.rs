@@ -6,7 +6,7 @@ use std::{
     io,
 };
 
-use tunnel_common::service::{Backend, Front, FrontKey, NEAR, Near, Set, Slot, State};
+use tunnel_common::service::{Backend, Front, FrontKey, NEAR, Set, Slot, State};
 
 use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
 

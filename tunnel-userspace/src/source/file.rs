@@ -22,7 +22,7 @@ use serde::Deserialize;
 use tokio::{
     sync::{mpsc, watch as latest},
     task::spawn_blocking,
-    time::{Instant, MissedTickBehavior, interval_at},
+    time::{Instant, MissedTickBehavior, interval_at, sleep},
 };
 use view::View;
 use watch::{Changes, Watch};
@@ -121,14 +121,14 @@ fn open<W>(
     let mut view = View::default();
     for look in 0..FIRST_LOOKS {
         let listing = target.list().map_err(cannot_read)?;
-        let jobs = view.compare(listing, &BTreeSet::new(), at);
+        let jobs = view.compare(listing, &BTreeSet::new());
         if jobs.is_empty() {
             break;
         }
-        for (path, reading) in target.read_all(place, jobs).unwrap_or_default() {
-            view.take(path, reading, at);
-        }
-        if look > 0 && !view.is_unsettled() {
+        let batch = target.read_all(place, &jobs).unwrap_or_default();
+        let is_torn = batch.is_torn();
+        view.take_all(batch, &BTreeSet::new(), at);
+        if look > 0 && !is_torn && !view.is_unsettled() {
             break;
         }
         if view.is_unsettled() {
@@ -136,6 +136,7 @@ fn open<W>(
         }
     }
     view.store.set_synced(at);
+    view.store.set_whole(view.is_whole(), at);
     Ok(Opened {
         target,
         place,
@@ -215,6 +216,7 @@ impl FileSource {
         let updates = self.updates.clone();
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let held = self.watch.held();
             tokio::select! {
                 biased;
                 () = told_to_stop(&mut draining) => break,
@@ -225,6 +227,7 @@ impl FileSource {
                     }
                 }
                 () = self.watch.changed() => self.catch_up().await,
+                () = sleep(held.unwrap_or_default()), if held.is_some() => self.catch_up().await,
                 _ = look.tick() => self.look_around().await,
             }
         }
@@ -233,6 +236,9 @@ impl FileSource {
     /// Reads what the kernel told of.
     async fn catch_up(&mut self) {
         let changes = self.watch.take();
+        if changes.since.is_none() {
+            return;
+        }
         let at = changes.since.unwrap_or_else(monotonic);
         if changes.is_lost {
             self.watch_again(at).await;
@@ -251,6 +257,7 @@ impl FileSource {
             is_unclear,
             is_lost: _,
             since: _,
+            ..
         } = changes;
         if is_unclear || self.view.has_trouble() {
             self.scan(&writing, at).await;
@@ -342,7 +349,7 @@ impl FileSource {
             }
             Ok(listing) => {
                 self.view.set_trouble(None);
-                let jobs = self.view.compare(listing, writing, at);
+                let jobs = self.view.compare(listing, writing);
                 self.read(jobs, at).await;
             }
             Err(error) => self.trouble(&format!("can't be read: {error}")),
@@ -354,18 +361,8 @@ impl FileSource {
             return;
         };
         let target = self.target.clone();
-        match blocking(move || target.read_all(place, jobs)).await {
-            Ok(Some(readings)) => {
-                // What a writer has begun to change meanwhile may have been read half written.
-                let writing = self.watch.writing();
-                for (path, reading) in readings {
-                    if writing.contains(&path) {
-                        self.view.unsettle(path);
-                    } else {
-                        self.view.take(path, reading, at);
-                    }
-                }
-            }
+        match blocking(move || target.read_all(place, &jobs)).await {
+            Ok(Some(batch)) => self.view.take_all(batch, &self.watch.writing(), at),
             Ok(None) => self.lose(&io::Error::from(io::ErrorKind::NotFound)),
             Err(error) => self.trouble(&format!("can't be read: {error}")),
         }
@@ -384,6 +381,8 @@ impl FileSource {
 
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
+        let is_whole = self.view.is_whole() && self.watch.is_quiet();
+        self.view.store.set_whole(is_whole, monotonic());
         let mut report = self.view.report();
         report.refused_total = self.news.tell(&report);
         self.report.send_if_modified(|current| {

@@ -26,6 +26,7 @@ pub struct Store {
     /// When the oldest change that wasn't told was noticed.
     since: Option<Duration>,
     synced: bool,
+    whole: bool,
 }
 
 impl Store {
@@ -136,6 +137,14 @@ impl Store {
         }
     }
 
+    /// Says whether this is everything that the source was told. Once it is, that is told.
+    pub(super) fn set_whole(&mut self, whole: bool, at: Duration) {
+        if whole && !self.whole {
+            self.changed(at);
+        }
+        self.whole = whole;
+    }
+
     /// Whether there is something to tell.
     #[must_use]
     pub const fn is_changed(&self) -> bool {
@@ -164,7 +173,7 @@ impl Store {
                 })
                 .collect(),
             synced: self.synced,
-            whole: true,
+            whole: self.whole,
             since,
         })
     }

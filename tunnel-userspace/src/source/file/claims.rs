@@ -117,6 +117,18 @@ impl Claims {
         file.problems = vec![problem];
     }
 
+    /// Takes note that a file has another name. What it said counts as said under the new name
+    /// too, so that what of it is refused there stays.
+    pub(super) fn adopt(&mut self, from: &Path, to: &Arc<Path>, store: &mut Store, at: Duration) {
+        let Some(objects) = self.files.get(from).map(|file| file.objects.clone()) else {
+            return;
+        };
+        let mut file = self.files.remove(to).unwrap_or_default();
+        let before = file.objects.keys().cloned().collect();
+        file.objects.extend(objects);
+        self.put(to, before, file, store, at);
+    }
+
     /// Takes note that a file is gone, and with it what it said.
     pub(super) fn remove(&mut self, path: &Arc<Path>, store: &mut Store, at: Duration) {
         let Some(last) = self.files.remove(path) else {

@@ -2,6 +2,7 @@
 //! so it runs on tokio's blocking threads.
 
 use std::{
+    collections::BTreeMap,
     ffi::{OsStr, OsString},
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read as _},
@@ -56,7 +57,18 @@ impl Fingerprint {
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
+
+    /// Whether this is one file that wasn't written between, whatever its name was. The time of
+    /// change is left out: it moves when a file gets another name.
+    fn is_same_text(&self, other: &Self) -> bool {
+        (self.place, self.size, self.modified) == (other.place, other.size, other.modified)
+    }
 }
+
+/// How often files are looked for that change their names all the time.
+const CHASES: u32 = 16;
+/// How often a folder is listed anew that changes while it is listed.
+const LISTINGS: u32 = 8;
 
 /// A file to read.
 #[derive(Debug)]
@@ -64,6 +76,8 @@ pub(super) struct Job {
     pub(super) path: Arc<Path>,
     /// What is remembered of its last version.
     pub(super) memory: Option<Arc<Memory>>,
+    /// What it looked like when it was read last.
+    pub(super) seen: Option<Fingerprint>,
     /// It came up or was touched just now, and its writer may not be done.
     pub(super) is_unsure: bool,
 }
@@ -88,6 +102,41 @@ pub(super) enum Reading {
         statements: Vec<Statement>,
         memory: Memory,
     },
+}
+
+/// What came of reading some files.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) readings: BTreeMap<Arc<Path>, Reading>,
+    /// The files that have another name now.
+    pub(super) moved: BTreeMap<Arc<Path>, Arc<Path>>,
+}
+
+impl Batch {
+    /// Whether a file was there when the folder was listed, or before, and wasn't when it was read.
+    pub(super) fn is_torn(&self) -> bool {
+        self.readings
+            .values()
+            .any(|reading| matches!(reading, Reading::Gone))
+    }
+
+    fn is_gone(&self, path: &Path) -> bool {
+        matches!(self.readings.get(path), Some(Reading::Gone))
+    }
+
+    /// Whether that name was read while it had that text.
+    fn has(&self, path: &Path, text: &Fingerprint) -> bool {
+        match self.readings.get(path) {
+            Some(
+                Reading::Said { fingerprint, .. }
+                | Reading::Unreadable {
+                    fingerprint: Some(fingerprint),
+                    ..
+                },
+            ) => fingerprint.is_same_text(text),
+            _ => false,
+        }
+    }
 }
 
 impl Target {
@@ -132,7 +181,22 @@ impl Target {
     }
 
     /// The files that count, each with its fingerprint; without one where it can't be told.
+    /// A large folder is listed piece by piece, and what is renamed meanwhile may be in none.
     pub(super) fn list(&self) -> io::Result<Vec<(Arc<Path>, Option<Fingerprint>)>> {
+        let mut before = fingerprint(&self.folder);
+        let mut files = self.list_once()?;
+        for _ in 1..LISTINGS {
+            let after = fingerprint(&self.folder);
+            if before == after {
+                break;
+            }
+            before = after;
+            files = self.list_once()?;
+        }
+        Ok(files)
+    }
+
+    fn list_once(&self) -> io::Result<Vec<(Arc<Path>, Option<Fingerprint>)>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let name = entry?.file_name();
@@ -149,20 +213,75 @@ impl Target {
         Ok(files)
     }
 
-    /// Reads files, if the folder is still the one it was.
-    pub(super) fn read_all(
-        &self,
-        place: Place,
-        jobs: Vec<Job>,
-    ) -> Option<Vec<(Arc<Path>, Reading)>> {
+    /// Reads files, if the folder is still the one it was. Those that were renamed are read under
+    /// their new names.
+    pub(super) fn read_all(&self, place: Place, jobs: &[Job]) -> Option<Batch> {
         if self.place().ok() != Some(place) {
             return None;
         }
-        Some(
-            jobs.into_iter()
-                .map(|job| (Arc::clone(&job.path), self.read(&job)))
-                .collect(),
-        )
+        let mut batch = Batch::default();
+        for job in jobs {
+            batch.readings.insert(Arc::clone(&job.path), self.read(job));
+        }
+        for _ in 0..CHASES {
+            if self.chase(jobs, &mut batch)? {
+                return Some(batch);
+            }
+        }
+        // They are left as they were until they keep still.
+        for job in jobs.iter().filter(|job| job.seen.is_some()) {
+            if let Some(reading @ Reading::Gone) = batch.readings.get_mut(&job.path) {
+                *reading = Reading::Unsettled;
+            }
+        }
+        Some(batch)
+    }
+
+    /// Looks for the files that are gone from their names, and reads them where they are; says
+    /// whether each was found or is nowhere. Nothing if the folder can't be listed.
+    fn chase(&self, jobs: &[Job], batch: &mut Batch) -> Option<bool> {
+        batch.moved.clear();
+        let gone: Vec<(&Job, Fingerprint)> = jobs
+            .iter()
+            .filter(|job| batch.is_gone(&job.path))
+            .filter_map(|job| Some((job, job.seen?)))
+            .collect();
+        if gone.is_empty() {
+            return Some(true);
+        }
+        let listing: BTreeMap<Arc<Path>, Option<Fingerprint>> =
+            self.list().ok()?.into_iter().collect();
+        let mut is_settled = true;
+        for (job, seen) in gone {
+            if listing.contains_key(&job.path) {
+                // It is back, or another took its name.
+                let reading = self.read(job);
+                // A folder of that name is listed too, and isn't a file.
+                is_settled &= job.path.is_dir();
+                batch.readings.insert(Arc::clone(&job.path), reading);
+                continue;
+            }
+            let is_it = |found: &Option<Fingerprint>| found.is_some_and(|f| f.is_same_text(&seen));
+            let Some((to, _)) = listing.iter().find(|(_, found)| is_it(found)) else {
+                continue;
+            };
+            batch.moved.insert(Arc::clone(&job.path), Arc::clone(to));
+            if batch.has(to, &seen) {
+                continue;
+            }
+            let reading = self.read(&Job {
+                path: Arc::clone(to),
+                memory: job.memory.as_ref().map(Arc::clone),
+                seen: None,
+                is_unsure: false,
+            });
+            if matches!(reading, Reading::Gone) {
+                is_settled = false;
+            } else {
+                batch.readings.insert(Arc::clone(to), reading);
+            }
+        }
+        Some(is_settled)
     }
 
     fn read(&self, job: &Job) -> Reading {

@@ -1,4 +1,6 @@
+mod moves;
 mod watched;
+mod whole;
 
 use std::{
     fs,

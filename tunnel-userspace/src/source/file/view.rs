@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     claims::Claims,
-    folder::{Fingerprint, Job, Reading},
+    folder::{Batch, Fingerprint, Job, Reading},
     statement::Memory,
 };
 use crate::source::{Problem, Report, Store};
@@ -49,24 +49,16 @@ struct Seen {
 }
 
 impl View {
-    /// Compares the folder with what was read: forgets files that are gone, and returns those to
-    /// read. Files that are being written are left for later.
+    /// Compares the folder with what was read, and returns the files to read, those that seem to
+    /// be gone among them. Files that are being written are left for later.
     pub(super) fn compare(
-        &mut self,
+        &self,
         listing: Vec<(Arc<Path>, Option<Fingerprint>)>,
         writing: &BTreeSet<Arc<Path>>,
-        at: Duration,
     ) -> Vec<Job> {
-        let listed: BTreeSet<&Arc<Path>> = listing.iter().map(|(path, _)| path).collect();
-        let gone: Vec<Arc<Path>> = self
-            .files
-            .keys()
-            .filter(|path| !listed.contains(path))
-            .map(Arc::clone)
-            .collect();
-        for path in &gone {
-            self.forget(path, at);
-        }
+        let listed: BTreeSet<Arc<Path>> =
+            listing.iter().map(|(path, _)| Arc::clone(path)).collect();
+        let gone = self.files.keys().filter(|path| !listed.contains(*path));
         let is_stale = |path: &Arc<Path>, fingerprint: Option<Fingerprint>| {
             self.files
                 .get(path)
@@ -75,7 +67,9 @@ impl View {
         listing
             .into_iter()
             .filter(|(path, fingerprint)| is_stale(path, *fingerprint) && !writing.contains(path))
-            .map(|(path, _)| self.job(path, false))
+            .map(|(path, _)| path)
+            .chain(gone.map(Arc::clone))
+            .map(|path| self.job(path, false))
             .collect()
     }
 
@@ -91,19 +85,37 @@ impl View {
 
     /// A file, ready to be read.
     pub(super) fn job(&self, path: Arc<Path>, is_unsure: bool) -> Job {
-        let memory = self
-            .files
-            .get(&path)
-            .and_then(|seen| seen.memory.as_ref().map(Arc::clone));
+        let seen = self.files.get(&path);
         Job {
+            memory: seen.and_then(|seen| seen.memory.as_ref().map(Arc::clone)),
+            seen: seen.and_then(|seen| seen.fingerprint),
             path,
-            memory,
             is_unsure,
         }
     }
 
+    /// Takes what came of reading files. Those that a writer has begun to change meanwhile may
+    /// have been read half written.
+    pub(super) fn take_all(&mut self, batch: Batch, writing: &BTreeSet<Arc<Path>>, at: Duration) {
+        for (from, to) in &batch.moved {
+            self.claims.adopt(from, to, &mut self.store, at);
+        }
+        // What goes, goes last: another file may say the same by then.
+        let (gone, rest): (Vec<_>, Vec<_>) = batch
+            .readings
+            .into_iter()
+            .partition(|(_, reading)| matches!(reading, Reading::Gone));
+        for (path, reading) in rest.into_iter().chain(gone) {
+            if writing.contains(&path) {
+                self.unsettle(path);
+            } else {
+                self.take(path, reading, at);
+            }
+        }
+    }
+
     /// Takes what came of reading a file.
-    pub(super) fn take(&mut self, path: Arc<Path>, reading: Reading, at: Duration) {
+    fn take(&mut self, path: Arc<Path>, reading: Reading, at: Duration) {
         self.unsettled.remove(&path);
         match reading {
             Reading::Gone => self.forget(&path, at),
@@ -222,6 +234,11 @@ impl View {
         self.trouble.is_some()
     }
 
+    /// Whether all that the folder says is understood, and none of it waits to be read.
+    pub(super) fn is_whole(&self) -> bool {
+        self.unsettled.is_empty() && self.problems().is_empty()
+    }
+
     /// All that is wrong now.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self
@@ -290,11 +307,11 @@ mod tests {
         let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
         fs::write(&path, "").expect("written");
         let listing = || vec![(Arc::clone(&path), fingerprint(&path))];
-        let mut view = View::default();
+        let view = View::default();
 
         let writing = BTreeSet::from([Arc::clone(&path)]);
-        assert!(view.compare(listing(), &writing, Duration::ZERO).is_empty());
-        let jobs = view.compare(listing(), &BTreeSet::new(), Duration::ZERO);
+        assert!(view.compare(listing(), &writing).is_empty());
+        let jobs = view.compare(listing(), &BTreeSet::new());
         assert_eq!(
             jobs.iter().map(|job| &job.path).collect::<Vec<_>>(),
             [&path]

@@ -1,7 +1,7 @@
 //! What the kernel says of the folder, gathered until someone takes it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -9,12 +9,16 @@ use std::{
 
 use notify::{
     Config, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _,
-    event::{AccessKind, AccessMode, ModifyKind},
+    event::{AccessKind, AccessMode, ModifyKind, RenameMode},
 };
 use tokio::sync::Notify;
 
 use super::folder::{Job, Target};
 use crate::clock::monotonic;
+
+/// How long a file that was renamed is taken to be on its way to its new name. Both are told in
+/// one go, unless it left the folder.
+const HOLD: Duration = Duration::from_millis(20);
 
 /// A watch over the folder, until it is dropped.
 #[derive(Debug)]
@@ -38,6 +42,9 @@ pub(super) struct Changes {
     pub(super) unsure: BTreeSet<Arc<Path>>,
     /// Files that are being written: changed, and not closed since. They stay until they are.
     pub(super) writing: BTreeSet<Arc<Path>>,
+    /// Files that lost their names by a rename, by its number, and when. They are held back until
+    /// it is known where they went.
+    moved: BTreeMap<usize, (Arc<Path>, Duration)>,
     /// Something else changed, that files may be reached through.
     pub(super) is_near: bool,
     /// Events were lost.
@@ -74,14 +81,35 @@ impl Watch {
     /// Takes what happened since the last time.
     pub(super) fn take(&self) -> Changes {
         let mut changes = self.inbox.lock();
-        let writing = changes.writing.clone();
-        std::mem::replace(
-            &mut *changes,
-            Changes {
-                writing,
-                ..Changes::default()
-            },
-        )
+        let now = monotonic();
+        let left: Vec<usize> = changes
+            .moved
+            .iter()
+            .filter(|(_, (_, at))| now.saturating_sub(*at) >= HOLD)
+            .map(|(cookie, _)| *cookie)
+            .collect();
+        for cookie in left {
+            changes.release(cookie);
+        }
+        let kept = Changes {
+            writing: changes.writing.clone(),
+            moved: changes.moved.clone(),
+            ..Changes::default()
+        };
+        std::mem::replace(&mut *changes, kept)
+    }
+
+    /// How long there is to wait at most for a file that is held back.
+    pub(super) fn held(&self) -> Option<Duration> {
+        let changes = self.inbox.lock();
+        let first = changes.moved.values().map(|(_, at)| *at).min()?;
+        Some((first + HOLD).saturating_sub(monotonic()))
+    }
+
+    /// Whether no file is being written or held back.
+    pub(super) fn is_quiet(&self) -> bool {
+        let changes = self.inbox.lock();
+        changes.writing.is_empty() && changes.moved.is_empty()
     }
 
     /// The files that are being written.
@@ -95,6 +123,18 @@ impl Watch {
         for job in jobs {
             changes.writing.remove(&job.path);
         }
+    }
+}
+
+impl Changes {
+    /// Holds a file back no more; says whether it was.
+    fn release(&mut self, cookie: usize) -> bool {
+        let Some((path, at)) = self.moved.remove(&cookie) else {
+            return false;
+        };
+        self.done.insert(path);
+        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+        true
     }
 }
 
@@ -118,11 +158,18 @@ impl Listener {
         let is_news = match event {
             Ok(event) if event.need_rescan() => {
                 changes.writing.clear();
+                changes.moved.clear();
                 changes.is_unclear = true;
                 true
             }
+            Ok(event) if self.is_leaving(&event, &mut changes) => {
+                drop(changes);
+                self.inbox.notify.notify_one();
+                return;
+            }
             Ok(event) => {
-                let mut is_news = false;
+                let cookie = event.tracker();
+                let mut is_news = cookie.is_some_and(|cookie| changes.release(cookie));
                 for path in &event.paths {
                     is_news |= self.take_path(event.kind, path, &mut changes);
                 }
@@ -138,6 +185,21 @@ impl Listener {
             drop(changes);
             self.inbox.notify.notify_one();
         }
+    }
+
+    /// Takes note of a file that lost its name by a rename, if the event is about one.
+    fn is_leaving(&self, event: &Event, changes: &mut Changes) -> bool {
+        let is_from = event.kind == EventKind::Modify(ModifyKind::Name(RenameMode::From));
+        let (Some(cookie), [path]) = (event.tracker().filter(|_| is_from), &*event.paths) else {
+            return false;
+        };
+        let Some(name) = path.file_name().filter(|name| self.target.counts(name)) else {
+            return false;
+        };
+        let path: Arc<Path> = Arc::from(self.target.folder.join(name));
+        changes.writing.remove(&path);
+        changes.moved.insert(cookie, (path, monotonic()));
+        true
     }
 
     /// Takes note of an event; says whether there is something to do about it.

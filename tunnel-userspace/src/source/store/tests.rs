@@ -160,6 +160,22 @@ fn being_synced_is_told_even_if_there_is_nothing_else() {
     assert!(!store.is_changed());
 }
 
+#[test]
+fn being_whole_again_is_told_even_if_there_is_nothing_else() {
+    let mut store = Store::default();
+    store.set_synced(T1);
+    store.set_whole(false, T1);
+    assert_eq!(store.take_update().map(|update| update.whole), Some(false));
+    store.set_whole(false, T1);
+    assert!(!store.is_changed());
+
+    store.set_whole(true, T2);
+
+    assert_eq!(store.take_update().map(|update| update.whole), Some(true));
+    store.set_whole(true, T2);
+    assert!(!store.is_changed());
+}
+
 proptest! {
     /// Whoever applies every update knows what the store knows, whenever they are taken.
     #[test]

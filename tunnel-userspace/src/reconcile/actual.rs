@@ -250,6 +250,28 @@ impl Actual {
         stray
     }
 
+    /// The id of a port, if it has one.
+    pub(crate) fn id(&self, name: &PortName) -> Option<u32> {
+        self.ids.get(&name.service)?.get(name).copied()
+    }
+
+    /// Gives an id to a port.
+    pub(crate) fn set_id(&mut self, name: PortName, id: u32) {
+        let ids = self.ids.entry(name.service.clone()).or_default();
+        ids.insert(name, id);
+    }
+
+    /// The ids that hold some of these fronts.
+    pub(crate) fn holders<'a>(
+        &'a self,
+        fronts: &'a BTreeSet<FrontKey>,
+    ) -> impl Iterator<Item = u32> + 'a {
+        fronts
+            .iter()
+            .filter_map(|key| self.fronts.get(key))
+            .map(|front| front.record.service)
+    }
+
     /// The index of a backend of a service that serves there.
     pub(crate) fn backend(&self, id: u32, target: &Target) -> Option<u32> {
         self.ports.get(&id)?.backends.get(target).copied()

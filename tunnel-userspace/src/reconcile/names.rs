@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tunnel_common::{addr::Protocol, service::FrontKey};
+use tunnel_common::addr::Protocol;
 
 use super::Reconciler;
 use crate::{
@@ -34,38 +34,22 @@ impl<M> Reconciler<M> {
     /// The id of a port, given out now if it has none and a plan. A port whose front an earlier
     /// process programmed takes over its id.
     pub(super) fn id(&mut self, name: &PortName, plan: Option<&PortPlan>) -> Option<u32> {
-        let known = self
-            .actual
-            .ids
-            .get(&name.service)
-            .and_then(|ids| ids.get(name));
-        if let Some(id) = known {
-            return Some(*id);
+        if let Some(id) = self.actual.id(name) {
+            return Some(id);
         }
         let plan = plan?;
         let id = self
             .orphan_of(plan)
             .or_else(|| self.actual.free_ids.take())?;
-        self.actual
-            .ids
-            .entry(name.service.clone())
-            .or_default()
-            .insert(name.clone(), id);
+        self.actual.set_id(name.clone(), id);
         Some(id)
     }
 
     /// The id of an orphan that holds a front of a plan; it is an orphan no longer.
     fn orphan_of(&mut self, plan: &PortPlan) -> Option<u32> {
-        let held = |key: &FrontKey| {
-            self.actual
-                .fronts
-                .get(key)
-                .map(|front| front.record.service)
-        };
-        let id = plan
-            .fronts
-            .iter()
-            .filter_map(held)
+        let id = self
+            .actual
+            .holders(&plan.fronts)
             .find(|id| self.orphans.contains(&orphan(*id)))?;
         self.orphans.remove(&orphan(id));
         self.actual.ids.remove(&orphan(id));
@@ -78,18 +62,11 @@ impl<M> Reconciler<M> {
     pub(super) fn seed(&mut self) {
         self.seeded = true;
         let mut taken: BTreeSet<u32> = BTreeSet::new();
-        for (service, plans) in &self.plans {
+        for plans in self.plans.values() {
             for (name, plan) in plans {
-                let held = |key: &FrontKey| {
-                    self.actual
-                        .fronts
-                        .get(key)
-                        .map(|front| front.record.service)
-                };
-                let id = plan
-                    .fronts
-                    .iter()
-                    .filter_map(held)
+                let id = self
+                    .actual
+                    .holders(&plan.fronts)
                     .find(|id| !taken.contains(id));
                 if let Some(id) = id
                     && plan
@@ -98,8 +75,7 @@ impl<M> Reconciler<M> {
                         .any(|key| self.claims.owner(key) == Some(name))
                 {
                     taken.insert(id);
-                    let ids = self.actual.ids.entry(service.clone()).or_default();
-                    ids.insert(name.clone(), id);
+                    self.actual.set_id(name.clone(), id);
                 }
             }
         }
@@ -118,11 +94,7 @@ impl<M> Reconciler<M> {
                 protocol: Protocol::TCP,
                 family: Family::V4,
             };
-            self.actual
-                .ids
-                .entry(service.clone())
-                .or_default()
-                .insert(name, id);
+            self.actual.set_id(name, id);
             self.orphans.insert(service);
         }
         self.dirty.extend(self.plans.keys().cloned());
@@ -142,9 +114,8 @@ impl<M> Reconciler<M> {
     fn hold_endpoints(&mut self) {
         for (service, plans) in &self.plans {
             let lost = plans.iter().any(|(name, plan)| {
-                let ids = self.actual.ids.get(service);
-                let id = ids.and_then(|ids| ids.get(name));
-                let port = id.and_then(|id| self.actual.ports.get(id));
+                let id = self.actual.id(name);
+                let port = id.and_then(|id| self.actual.ports.get(&id));
                 plan.cluster.is_empty() && port.is_some_and(|port| !port.backends.is_empty())
             });
             if lost {

@@ -48,11 +48,10 @@ impl<M> Reconciler<M> {
         let mut views = Vec::with_capacity(self.plans.len());
         for (service, plans) in &self.plans {
             let problems = self.problems.get(service);
-            let ids = self.actual.ids.get(service);
             let mut ports = Vec::with_capacity(plans.len());
             for (name, plan) in plans {
-                let id = ids.and_then(|ids| ids.get(name));
-                let used = id.and_then(|id| self.actual.ports.get(id));
+                let id = self.actual.id(name);
+                let used = id.and_then(|id| self.actual.ports.get(&id));
                 let fronts = used.into_iter().flat_map(|port| &port.fronts);
                 let placed = self.placed(used);
                 let (backends, leaving) = used

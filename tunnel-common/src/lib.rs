@@ -3,7 +3,8 @@
 //! - [`addr`]: addresses, ports and protocols, with the byte order in the type
 //! - [`service`]: keys and values of the service maps
 //! - [`origin`]: what a socket remembers of its translation
-//! - [`reason`]: why a connect, datagram or object ended as it did
+//! - [`reason`]: why a connect, datagram, stream or object ended as it did
+//! - [`steering`]: keys and values of the steering maps; addresses that stand for a node and port
 //! - [`select`]: pure decisions: which slot, whether a remembered choice still holds
 //! - [`names`]: names of maps and programs
 //!
@@ -17,6 +18,7 @@ pub mod origin;
 pub mod reason;
 pub mod select;
 pub mod service;
+pub mod steering;
 
 /// The version of every map layout in this crate. It is part of the path under which maps are
 /// pinned, so programs and daemons of different layouts never share a map.

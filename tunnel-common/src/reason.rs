@@ -1,65 +1,121 @@
-//! Why a connect, a datagram or an object ended as it did: one list for the kernel's counters,
-//! the label of the metric and the word in the log.
+//! Why a connect, a datagram, a stream or an object ended as it did: one list for the kernel's
+//! counters, the label of the metric, the word in the log and the reset of a stream.
 
-/// A reason. The number is the index of the counter in the map `count`.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-#[repr(u32)]
-pub enum Reason {
+/// Declares the reasons: number, word, meaning.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $meaning:literal;)+) => {
+        /// A reason. The number is the index of the counter in the map `count`.
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        #[repr(u32)]
+        pub enum Reason {
+            $($(#[$doc])* $name = $number,)+
+        }
+
+        impl Reason {
+            /// Every reason, in the order of its number.
+            pub const ALL: [Self; [$($number),+].len()] = [$(Self::$name),+];
+
+            /// The word for metrics, logs and tables.
+            #[must_use]
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+
+            /// What it means, in a sentence for people.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$name => $meaning,)+ }
+            }
+        }
+    };
+}
+
+reasons! {
     /// A connect or datagram was sent on to a backend that was chosen for it.
-    Translated = 0,
+    Translated = 0, "translated", "sent to a backend that was chosen for it";
     /// A connect or datagram was sent on to the backend that its flow already had.
-    TranslatedSticky = 1,
+    TranslatedSticky = 1, "translated_sticky", "sent to the backend that its UDP flow already had";
     /// Refused: the front has no usable backend.
-    NoBackend = 2,
-    /// Refused: the record of the front changed under each of the reader's tries.
-    RecordUnstable = 3,
+    NoBackend = 2, "no_backend", "refused: the Service has no usable backend";
+    /// Refused: the record that was looked up changed under each of the reader's tries.
+    RecordUnstable = 3, "record_unstable", "refused: the record kept changing while it was read";
     /// Refused: a record led to a slot or backend that does not exist.
-    RecordBroken = 4,
+    RecordBroken = 4, "record_broken", "refused: a record led to nowhere";
     /// UDP refused: the socket can't remember its translation (`net.core.optmem_max`).
-    StorageFull = 5,
+    StorageFull = 5, "storage_full", "UDP refused: no socket storage (net.core.optmem_max)";
     /// TCP translated although the socket can't remember it: its peer name shows the backend.
-    TranslatedUntracked = 6,
+    TranslatedUntracked = 6, "translated_untracked", "TCP translated without socket storage; peer names show the backend";
     /// A socket began to remember a translation.
-    SocketTracked = 7,
+    SocketTracked = 7, "socket_tracked", "a socket began to remember a translation";
     /// A socket that remembered a translation was closed.
-    SocketReleased = 8,
+    SocketReleased = 8, "socket_released", "a socket that remembered a translation was closed";
     /// A socket's older translation moved to the map `overflow`.
-    Overflowed = 9,
+    Overflowed = 9, "overflowed", "an older translation of a socket moved to the overflow map";
+    /// A connect to an edge node was sent to the tunnel's ingress.
+    Steered = 10, "steered", "sent to the tunnel's ingress";
+    /// A connect was steered although the socket can't remember it: its peer name shows the ingress.
+    SteeredUntracked = 11, "steered_untracked", "sent to the tunnel's ingress without socket storage; peer names show the steering prefix";
+    /// Dropped: a packet from an uplink to a steering prefix.
+    Guarded = 12, "guarded", "dropped: a packet from an uplink to a steering prefix";
     /// Not programmed: no room for another front.
-    FrontsFull = 10,
+    FrontsFull = 13, "fronts_full", "not programmed: bpf.maps.fronts is used up";
     /// Not programmed: no room for the slots of a set.
-    SlotsFull = 11,
+    SlotsFull = 14, "slots_full", "not programmed: bpf.maps.slots is used up";
     /// Not programmed: no room for another backend.
-    BackendsFull = 12,
+    BackendsFull = 15, "backends_full", "not programmed: bpf.maps.backends is used up";
     /// Not programmed: another Service has the same address, port and protocol.
-    FrontClaimed = 13,
+    FrontClaimed = 16, "front_claimed", "not programmed: another Service has this address, port and protocol";
     /// Not programmed: a map could not be written.
-    WriteFailed = 14,
+    WriteFailed = 17, "write_failed", "not programmed: the kernel refused a map write; it is tried again";
     /// Not read: a manifest, or an object in it, is bad.
-    ObjectRefused = 15,
+    ObjectRefused = 18, "object_refused", "not read: a manifest, or an object in it, is bad";
+    /// Not steered: no room for another address and port of an edge node.
+    SteeringFull = 19, "steering_full", "not steered: bpf.maps.steering or a steering prefix is used up";
+    /// Not steered: an edge node without an address, or with that of another node.
+    NodeRefused = 20, "node_refused", "not steered: an edge node without an address, or with that of another node";
+    /// Not steered: an entry of a port list that is no port, or that another list overrules.
+    PortsRefused = 21, "ports_refused", "not steered: an entry of a port list is no port, or another list overrules it";
+    /// A stream ended as both of its ends wanted.
+    StreamServed = 22, "stream_served", "ended as both ends wanted";
+    /// A stream ended by a reset from the client.
+    ClientReset = 23, "client_reset", "the client reset it";
+    /// A stream ended by a reset from the target.
+    TargetReset = 24, "target_reset", "the target reset it";
+    /// Refused: it reached the ingress by an uplink, or without being steered.
+    ArrivedOutside = 25, "arrived_outside", "refused: it reached the ingress by an uplink, or without being steered";
+    /// Refused: its steering address stands for no node and port any more.
+    TargetUnknown = 26, "target_unknown", "refused: its steering address stands for no node and port any more";
+    /// Refused: no agent of the node is connected.
+    AgentNotConnected = 27, "agent_not_connected", "refused: agent not connected";
+    /// A stream ended because the session that carried it did.
+    AgentLost = 28, "agent_lost", "the connection to the agent was lost";
+    /// Refused: every session of the node has as many streams as it may.
+    StreamsFull = 29, "streams_full", "refused: every session of the node has as many streams as it may";
+    /// Refused by the agent: the target is not on its allow-list.
+    TargetDenied = 30, "target_denied", "refused by the agent: not on its allow-list";
+    /// The target refused the agent's connect.
+    DialRefused = 31, "dial_refused", "the target refused the agent's connect";
+    /// The agent found no way to the target.
+    DialUnreachable = 32, "dial_unreachable", "the agent found no way to the target";
+    /// The target did not answer the agent's connect in time.
+    DialTimedOut = 33, "dial_timed_out", "the target did not answer the agent's connect in time";
+    /// Refused by the agent: it waits for as many targets as it may.
+    DialsFull = 34, "dials_full", "refused by the agent: it waits for as many targets as it may";
+    /// Refused: this end is about to stop.
+    Draining = 35, "draining", "refused: this end is about to stop";
+    /// The other end of the session broke the protocol.
+    ProtocolBroken = 36, "protocol_broken", "the other end broke the protocol";
+    /// A handshake of TLS or of the tunnel failed.
+    HandshakeFailed = 37, "handshake_failed", "a handshake of TLS or of the tunnel failed";
+    /// A handshake of TLS or of the tunnel took too long.
+    HandshakeTimedOut = 38, "handshake_timed_out", "a handshake of TLS or of the tunnel took too long";
+    /// Refused: the gateway has as many unfinished handshakes, or sessions, as it may.
+    HandshakesFull = 39, "handshakes_full", "refused: the gateway has as many unfinished handshakes, or sessions, as it may";
+    /// Refused: a certificate that is not that of an agent, or names no node.
+    IdentityRefused = 40, "identity_refused", "refused: the certificate is not that of an agent, or names no node";
 }
 
 impl Reason {
-    /// Every reason, in the order of its number.
-    pub const ALL: [Self; 16] = [
-        Self::Translated,
-        Self::TranslatedSticky,
-        Self::NoBackend,
-        Self::RecordUnstable,
-        Self::RecordBroken,
-        Self::StorageFull,
-        Self::TranslatedUntracked,
-        Self::SocketTracked,
-        Self::SocketReleased,
-        Self::Overflowed,
-        Self::FrontsFull,
-        Self::SlotsFull,
-        Self::BackendsFull,
-        Self::FrontClaimed,
-        Self::WriteFailed,
-        Self::ObjectRefused,
-    ];
-
     /// How many reasons there can be before the layout changes: the size of the map `count`.
     pub const CAPACITY: u32 = 64;
 
@@ -71,64 +127,16 @@ impl Reason {
         self as u32
     }
 
-    /// The word for metrics, logs and tables.
+    /// The reason of that number.
     #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Translated => "translated",
-            Self::TranslatedSticky => "translated_sticky",
-            Self::NoBackend => "no_backend",
-            Self::RecordUnstable => "record_unstable",
-            Self::RecordBroken => "record_broken",
-            Self::StorageFull => "storage_full",
-            Self::TranslatedUntracked => "translated_untracked",
-            Self::SocketTracked => "socket_tracked",
-            Self::SocketReleased => "socket_released",
-            Self::Overflowed => "overflowed",
-            Self::FrontsFull => "fronts_full",
-            Self::SlotsFull => "slots_full",
-            Self::BackendsFull => "backends_full",
-            Self::FrontClaimed => "front_claimed",
-            Self::WriteFailed => "write_failed",
-            Self::ObjectRefused => "object_refused",
-        }
-    }
-
-    /// What it means, in a sentence for people.
-    #[must_use]
-    pub const fn meaning(self) -> &'static str {
-        match self {
-            Self::Translated => "sent to a backend that was chosen for it",
-            Self::TranslatedSticky => "sent to the backend that its UDP flow already had",
-            Self::NoBackend => "refused: the Service has no usable backend",
-            Self::RecordUnstable => {
-                "refused: the record of the front kept changing while it was read"
-            }
-            Self::RecordBroken => "refused: a record led to nowhere",
-            Self::StorageFull => "UDP refused: no socket storage (net.core.optmem_max)",
-            Self::TranslatedUntracked => {
-                "TCP translated without socket storage; peer names show the backend"
-            }
-            Self::SocketTracked => "a socket began to remember a translation",
-            Self::SocketReleased => "a socket that remembered a translation was closed",
-            Self::Overflowed => "an older translation of a socket moved to the overflow map",
-            Self::FrontsFull => "not programmed: bpf.maps.fronts is used up",
-            Self::SlotsFull => "not programmed: bpf.maps.slots is used up",
-            Self::BackendsFull => "not programmed: bpf.maps.backends is used up",
-            Self::FrontClaimed => {
-                "not programmed: another Service has this address, port and protocol"
-            }
-            Self::WriteFailed => {
-                "not programmed: the kernel refused a map write; it is tried again"
-            }
-            Self::ObjectRefused => "not read: a manifest, or an object in it, is bad",
-        }
+    pub fn of_index(index: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.index() == index)
     }
 
     /// Whether the kernel programs count it; the daemon counts the others.
     #[must_use]
     pub const fn is_of_kernel(self) -> bool {
-        self.index() <= Self::Overflowed.index()
+        self.index() <= Self::Guarded.index()
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod duration;
 mod section;
+mod tunnel;
 
 use std::{
     fs, io,
@@ -13,6 +14,7 @@ pub use section::{
     Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service, Source, SourceFile,
 };
 use serde::{Deserialize, Serialize};
+pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
 
 /// Everything that can be configured.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -42,6 +44,9 @@ pub struct Config {
     /// Health for load balancers and probes.
     #[serde(default)]
     pub healthz: Healthz,
+    /// The tunnel to edge nodes.
+    #[serde(default)]
+    pub tunnel: Tunnel,
 }
 
 /// A configuration that can't be used.
@@ -100,7 +105,10 @@ impl Config {
         let value: serde_json::Value = if text.trim().is_empty() {
             serde_json::Value::Object(serde_json::Map::default())
         } else {
-            serde_saphyr::from_str(text).map_err(|error| (whole(), error.to_string()))?
+            // Comments are kept for nobody, and more than 96 in a row would be refused.
+            let options = serde_saphyr::options! { emit_comments: false };
+            serde_saphyr::from_str_with_options(text, options)
+                .map_err(|error| (whole(), error.to_string()))?
         };
         let value = if value.is_null() {
             serde_json::json!({})
@@ -138,6 +146,7 @@ impl Config {
             ("bpf.maps.fronts", self.bpf.maps.fronts),
             ("bpf.maps.slots", self.bpf.maps.slots),
             ("bpf.maps.backends", self.bpf.maps.backends),
+            ("bpf.maps.steering", self.bpf.maps.steering),
         ] {
             if !(1..=section::MOST_ENTRIES).contains(&entries) {
                 let most = section::MOST_ENTRIES;
@@ -156,7 +165,8 @@ impl Config {
                 "must name a folder or file of manifests",
             );
         }
-        self.service.check()
+        self.service.check()?;
+        self.tunnel.check()
     }
 
     fn resolve(&mut self, folder: &Path) {
@@ -165,6 +175,9 @@ impl Config {
             &mut self.bpf.bpffs,
             &mut self.state_dir,
         ] {
+            *path = folder.join(&path);
+        }
+        for path in self.tunnel.paths() {
             *path = folder.join(&path);
         }
         if let Some(cgroup) = &mut self.bpf.cgroup.0 {

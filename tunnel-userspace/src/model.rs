@@ -2,15 +2,19 @@
 
 mod endpoint;
 mod node;
+mod selector;
 mod service;
+mod steering;
 mod update;
 
 use std::{fmt, sync::Arc};
 
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use node::{ConfigMap, Node, ServiceCidr};
+pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
 pub use service::{Algorithm, Service, ServicePort};
+pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 
 /// Namespace and name of an object; the namespace of a cluster-wide object is empty.

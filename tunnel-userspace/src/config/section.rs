@@ -196,6 +196,8 @@ pub struct Maps {
     pub slots: u32,
     /// Backends: each endpoint of each Service port counts once.
     pub backends: u32,
+    /// Addresses and ports of edge nodes that are steered.
+    pub steering: u32,
 }
 
 impl Default for Maps {
@@ -204,6 +206,7 @@ impl Default for Maps {
             fronts: 32_768,
             slots: 131_072,
             backends: 65_536,
+            steering: 16_384,
         }
     }
 }

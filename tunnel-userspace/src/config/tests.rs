@@ -14,8 +14,11 @@ fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
 
 #[test]
 fn the_documented_file_names_every_field() {
-    let documented: serde_json::Value =
-        serde_saphyr::from_str(Config::default_file()).expect("YAML");
+    let documented: serde_json::Value = serde_saphyr::from_str_with_options(
+        Config::default_file(),
+        serde_saphyr::options! { emit_comments: false },
+    )
+    .expect("YAML");
     let defaults = serde_json::to_value(Config::parse("").expect("good")).expect("JSON");
 
     assert_eq!(fields(&documented, ""), fields(&defaults, ""));
@@ -106,4 +109,83 @@ fn the_page_on_configuration_shows_the_file_of_defaults() {
         page.contains(Config::default_file()),
         "docs/configuration.md is out of date"
     );
+}
+
+/// The sections of the tunnel stand in the documented file behind a sign of comment.
+fn documented_tunnel() -> String {
+    let (_, tunnel) = Config::default_file()
+        .split_once("\ntunnel:\n")
+        .expect("a section");
+    let lines = tunnel.lines().map(|line| {
+        let is_field = |line: &str| line.trim_start_matches("# ").contains(": ");
+        match line.strip_prefix("  # ") {
+            Some(rest) if is_field(rest) && rest.starts_with("  ") => format!("  {rest}"),
+            Some(rest) if rest.ends_with(':') && !rest.contains(' ') => format!("  {rest}"),
+            _ => line.to_owned(),
+        }
+    });
+    format!("tunnel:\n{}\n", lines.collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn the_documented_sections_of_the_tunnel_are_the_defaults() {
+    let config = Config::parse(&documented_tunnel()).expect("good");
+
+    assert_eq!(config.tunnel.steering, Some(Steering::default()));
+    assert_eq!(config.tunnel.gateway, Some(Gateway::default()));
+    let agent = Agent {
+        gateways: vec!["gw.example:10262".to_owned()],
+        ..Agent::default()
+    };
+    assert_eq!(config.tunnel.agent, Some(agent));
+    assert!(config.tunnel.identity.is_some());
+}
+
+#[test]
+fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
+    let identity = "identity: { files: { ca: a, cert: b, key: c } }";
+    let with = |section: &str| refusal(&format!("tunnel: {{ {identity}, {section} }}"));
+
+    for (section, field) in [
+        ("steering: {}", "tunnel.gateway"),
+        ("steering: { whenDown: pass }", "tunnel.steering.whenDown"),
+        ("steering: { prefixes: [] }", "tunnel.steering.prefixes"),
+        (
+            "steering: { prefixes: [10.0.0.0/33] }",
+            "tunnel.steering.prefixes[0]",
+        ),
+        (
+            "steering: { prefixes: [10.0.0.1/16] }",
+            "tunnel.steering.prefixes[0]",
+        ),
+        (
+            "steering: { prefixes: [10.0.0.0/16, 10.1.0.0/16] }",
+            "tunnel.steering.prefixes[1]",
+        ),
+        (
+            "steering: { edgeSelector: a b }",
+            "tunnel.steering.edgeSelector",
+        ),
+        (
+            "steering: { edgeSelector: '' }",
+            "tunnel.steering.edgeSelector",
+        ),
+        ("steering: { mark: 0 }", "tunnel.steering.mark"),
+        ("steering: { configMap: x }", "tunnel.steering.configMap"),
+        ("agent: {}", "tunnel.agent.gateways"),
+        ("agent: { gateways: ['gw'] }", "tunnel.agent.gateways[0]"),
+        (
+            "agent: { gateways: ['gw:1'], allow: ['self'] }",
+            "tunnel.agent.allow[0]",
+        ),
+        (
+            "agent: { gateways: ['gw:1'], connections: 5 }",
+            "tunnel.agent.connections",
+        ),
+        ("session: { window: 1 }", "tunnel.session.window"),
+        ("session: { streams: 4096 }", "tunnel.session.window"),
+    ] {
+        assert_eq!(with(section).0, field, "{section}");
+    }
+    assert_eq!(refusal("tunnel: { gateway: {} }").0, "tunnel.identity");
 }

@@ -36,6 +36,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::admin",
             "crate::bpf",
             "crate::config",
+            "crate::identity::ca",
             "crate::net",
             "crate::reconcile::PortView",
             "crate::reconcile::ServiceView",
@@ -54,6 +55,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         may: &[
             "crate::admin",
             "crate::bpf",
+            "crate::model::Selector",
             "crate::net",
             "crate::plan",
             "crate::source",
@@ -163,6 +165,22 @@ pub(super) const USERSPACE: &[Rule] = &[
         never: &[KERNEL, OBJECTS, CLIENT],
     },
     Rule {
+        module: "identity",
+        may: &["crate::clock", "crate::drain", "crate::tasks"],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "tunnel",
+        may: &[
+            "crate::identity",
+            "crate::model",
+            "crate::clock",
+            "crate::drain",
+            "crate::tasks",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
         module: "admin",
         // What the parts publish of themselves; `app` hands in the receiving ends.
         may: &[
@@ -170,6 +188,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",
             "crate::source::Report",
+            "crate::tunnel::NodeView",
             "crate::clock",
             "crate::drain",
             "crate::tasks",

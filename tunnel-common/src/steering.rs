@@ -1,0 +1,254 @@
+//! Steering: connects to ports of edge nodes are sent to the tunnel's ingress, by way of an address
+//! that stands for the node and port.
+
+use core::mem::{offset_of, size_of};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::addr::{Address, Port};
+
+/// Key of the hash `steer`: what is dialled, over TCP.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    FromBytes,
+    Hash,
+    Immutable,
+    IntoBytes,
+    KnownLayout,
+    Ord,
+    PartialEq,
+    PartialOrd,
+)]
+#[repr(C)]
+pub struct SteeringKey {
+    /// The address of the edge node.
+    pub address: Address,
+    /// The port on it.
+    pub port: Port,
+    /// Zero.
+    pub reserved: u16,
+}
+
+impl SteeringKey {
+    /// The key of an address and port.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(address: Address, port: Port) -> Self {
+        Self {
+            address,
+            port,
+            reserved: 0,
+        }
+    }
+}
+
+/// Value of the array `steered`: one address and port of an edge node. Written before its index is
+/// in `steer`, and not written again for as long as the quarantine lasts after it was taken out.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Steered {
+    /// When it was taken out of `steer`, in nanoseconds since the machine started; 0 while it is
+    /// in there, and for a place that was never used.
+    pub removed: u64,
+    /// The key that it was written for.
+    pub key: SteeringKey,
+    /// Where connects go: the steering address.
+    pub to: Address,
+    /// Where connects go: the port of the ingress.
+    pub to_port: Port,
+    /// [`Steered::UNUSED`], [`Steered::NODE`] or [`Steered::CANARY`].
+    pub kind: u16,
+}
+
+impl Steered {
+    /// Kind: the place was never used.
+    pub const UNUSED: u16 = 0;
+    /// Kind: an address and port of an edge node.
+    pub const NODE: u16 = 1;
+    /// Kind: the daemon's own probe. A connect to it notes the network namespace that it came from
+    /// as that of the host.
+    pub const CANARY: u16 = 2;
+}
+
+const _: () = {
+    assert!(size_of::<SteeringKey>() == 20);
+    assert!(offset_of!(SteeringKey, port) == 16);
+    assert!(size_of::<Steered>() == 48);
+    assert!(offset_of!(Steered, key) == 8);
+    assert!(offset_of!(Steered, to) == 28);
+    assert!(offset_of!(Steered, to_port) == 44);
+};
+
+#[cfg(feature = "user")]
+#[expect(unsafe_code, reason = "aya takes keys and values by their bytes")]
+mod pod {
+    use super::{Steered, SteeringKey};
+
+    // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes` that
+    // every bit pattern is a value.
+    unsafe impl aya::Pod for SteeringKey {}
+    // SAFETY: as for `SteeringKey`.
+    unsafe impl aya::Pod for Steered {}
+}
+
+/// A range of addresses of one family, whose addresses are numbered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Prefix {
+    network: u128,
+    /// Of the 128 bits that the address has in its IPv6 form.
+    bits: u32,
+    is_v4: bool,
+}
+
+impl Prefix {
+    /// The range of an address and the length of its network part, in bits of its own family.
+    /// Nothing if the length is too long for the family, or the address has bits beyond it.
+    #[must_use]
+    pub fn new(address: Address, length: u8) -> Option<Self> {
+        let is_v4 = address.is_v4();
+        let (most, before) = if is_v4 { (32, 96) } else { (128, 0) };
+        if length > most {
+            return None;
+        }
+        let bits = before + u32::from(length);
+        let network = number_of(&address);
+        let host = u128::MAX.checked_shr(bits).unwrap_or(0);
+        (network & host == 0).then_some(Self {
+            network,
+            bits,
+            is_v4,
+        })
+    }
+
+    /// Whether it is of IPv4.
+    #[must_use]
+    pub const fn is_v4(&self) -> bool {
+        self.is_v4
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn network(&self) -> Address {
+        address_of(self.network)
+    }
+
+    /// The length of the network part, in bits of its own family.
+    #[must_use]
+    pub fn length(&self) -> u8 {
+        let length = if self.is_v4 {
+            self.bits - 96
+        } else {
+            self.bits
+        };
+        u8::try_from(length).unwrap_or(u8::MAX)
+    }
+
+    /// How many addresses can be numbered; the first one, the network itself, and the last one,
+    /// where IPv4 has its broadcast, are not counted.
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        let host = u128::MAX.checked_shr(self.bits).unwrap_or(0);
+        u32::try_from(host.saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+
+    /// The address of an index; nothing if it is beyond the range.
+    #[must_use]
+    pub fn address(&self, index: u32) -> Option<Address> {
+        (index < self.room()).then(|| address_of(self.network + u128::from(index) + 1))
+    }
+
+    /// The index of an address; nothing if it is outside the range.
+    #[must_use]
+    pub fn index(&self, address: &Address) -> Option<u32> {
+        let place = number_of(address)
+            .checked_sub(self.network)?
+            .checked_sub(1)?;
+        u32::try_from(place)
+            .ok()
+            .filter(|index| *index < self.room())
+    }
+}
+
+fn number_of(address: &Address) -> u128 {
+    let [a, b, c, d] = address.words().map(|word| u128::from(u32::from_be(word)));
+    a << 96 | b << 64 | c << 32 | d
+}
+
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "each shift leaves the word that is wanted in the low 32 bits"
+)]
+fn address_of(number: u128) -> Address {
+    let word = |shift: u32| ((number >> shift) as u32).to_be();
+    Address::from_words([word(96), word(64), word(32), word(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::IpAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        Address::from_ip(text.parse::<IpAddr>().expect("an address"))
+    }
+
+    fn prefix(text: &str, length: u8) -> Prefix {
+        Prefix::new(address(text), length).expect("a range")
+    }
+
+    #[test]
+    fn indices_begin_behind_the_network_address_in_both_families() {
+        assert_eq!(
+            prefix("198.19.0.0", 16).address(0),
+            Some(address("198.19.0.1"))
+        );
+        assert_eq!(
+            prefix("fd00:c01e::", 64).address(255),
+            Some(address("fd00:c01e::100"))
+        );
+    }
+
+    #[test]
+    fn the_network_and_the_broadcast_stand_for_nothing() {
+        let range = prefix("198.19.0.0", 16);
+
+        assert_eq!(range.room(), 65_534);
+        assert_eq!(range.address(65_533), Some(address("198.19.255.254")));
+        assert_eq!(range.address(65_534), None);
+        assert_eq!(range.index(&address("198.19.0.0")), None);
+        assert_eq!(range.index(&address("198.19.255.255")), None);
+        assert_eq!(range.index(&address("198.20.0.1")), None);
+        assert_eq!(range.index(&address("fd00::1")), None);
+    }
+
+    #[test]
+    fn a_length_beyond_the_family_and_an_address_inside_the_range_are_no_prefix() {
+        assert_eq!(Prefix::new(address("198.19.0.0"), 33), None);
+        assert_eq!(Prefix::new(address("198.19.0.1"), 16), None);
+        assert_eq!(Prefix::new(address("fd00:c01e::1"), 64), None);
+        assert!(Prefix::new(address("fd00:c01e::1"), 128).is_some());
+        assert_eq!(prefix("10.0.0.1", 32).room(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn an_index_comes_back_from_its_address(index: u32, length in 0_u8..=128, word: u128) {
+            let network = word & !u128::MAX.checked_shr(length.into()).unwrap_or(0);
+            let address = address_of(network);
+            prop_assume!(!address.is_v4());
+            let range = Prefix::new(address, length).expect("a range");
+            prop_assert_eq!(range.length(), length);
+            match range.address(index) {
+                Some(found) => prop_assert_eq!(range.index(&found), Some(index)),
+                None => prop_assert!(index >= range.room()),
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Label selectors as kubectl takes them: `a=b,c!=d,e in (x,y),f notin (z),g,!h`
+//! (apimachinery `pkg/labels/selector.go`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    str::FromStr,
+};
+
+/// What labels an object must have. Empty: anything goes.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Selector {
+    requirements: Vec<Requirement>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Requirement {
+    key: String,
+    /// Nothing: the label must be there, whatever its value.
+    values: Option<BTreeSet<String>>,
+    /// Turns the answer round; a label that is absent has none of the values.
+    negated: bool,
+}
+
+/// A text that is no label selector.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "`{requirement}` is no label requirement such as a=b, a!=b, a in (b,c), a notin (b), a or !a"
+)]
+pub struct SelectorError {
+    requirement: String,
+}
+
+impl Selector {
+    /// Whether labels are as they must be.
+    #[must_use]
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.requirements.iter().all(|requirement| {
+            let Requirement {
+                key,
+                values,
+                negated,
+            } = requirement;
+            let found = match (labels.get(key), values) {
+                (Some(value), Some(values)) => values.contains(value),
+                (found, None) => found.is_some(),
+                (None, Some(_)) => false,
+            };
+            found != *negated
+        })
+    }
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        let requirements = split(text).into_iter().map(Requirement::read);
+        Ok(Self {
+            requirements: requirements.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Splits at the commas that are not in parentheses.
+fn split(text: &str) -> Vec<&str> {
+    let mut depth = 0_u32;
+    text.split(|letter: char| {
+        match letter {
+            '(' => depth = depth.saturating_add(1),
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        letter == ',' && depth == 0
+    })
+    .collect()
+}
+
+impl Requirement {
+    fn read(text: &str) -> Result<Self, SelectorError> {
+        let refused = || SelectorError {
+            requirement: text.trim().to_owned(),
+        };
+        let text = text.trim();
+        let (key, values, negated) = if let Some((key, value)) = text.split_once("!=") {
+            (key, Some(one(value)), true)
+        } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
+            (key, Some(one(value)), false)
+        } else if let Some(list) = text.strip_suffix(')') {
+            let (head, list) = list.split_once('(').ok_or_else(refused)?;
+            let (key, word) = head
+                .trim()
+                .rsplit_once(char::is_whitespace)
+                .ok_or_else(refused)?;
+            let negated = match word {
+                "in" => false,
+                "notin" => true,
+                _ => return Err(refused()),
+            };
+            (
+                key,
+                Some(
+                    list.split(',')
+                        .map(|value| value.trim().to_owned())
+                        .collect(),
+                ),
+                negated,
+            )
+        } else if let Some(key) = text.strip_prefix('!') {
+            (key, None, true)
+        } else {
+            (text, None, false)
+        };
+        let values: Option<BTreeSet<String>> = values;
+        let key = key.trim();
+        let is_sound = is_key(key) && values.iter().flatten().all(|value| is_value(value));
+        is_sound
+            .then(|| Self {
+                key: key.to_owned(),
+                values,
+                negated,
+            })
+            .ok_or_else(refused)
+    }
+}
+
+fn one(value: &str) -> BTreeSet<String> {
+    BTreeSet::from([value.trim().to_owned()])
+}
+
+/// An optional DNS prefix with a slash, and a name of at most 63 characters.
+fn is_key(key: &str) -> bool {
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("x", key));
+    let is_prefix = (1..=253).contains(&prefix.len())
+        && prefix
+            .chars()
+            .all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.'));
+    is_prefix && !name.is_empty() && is_value(name)
+}
+
+/// At most 63 letters, digits, `-`, `_` and `.`, at both ends a letter or digit; or nothing.
+fn is_value(value: &str) -> bool {
+    let is_end = |letter: Option<char>| letter.is_none_or(|letter| letter.is_ascii_alphanumeric());
+    value.len() <= 63
+        && is_end(value.chars().next())
+        && is_end(value.chars().next_back())
+        && value
+            .chars()
+            .all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.'))
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (
+            number,
+            Requirement {
+                key,
+                values,
+                negated,
+            },
+        ) in self.requirements.iter().enumerate()
+        {
+            let comma = if number == 0 { "" } else { "," };
+            let word = match (values.is_some(), *negated) {
+                (true, true) => " notin ",
+                (true, false) => " in ",
+                (false, _) => "",
+            };
+            let sign = if values.is_none() && *negated {
+                "!"
+            } else {
+                ""
+            };
+            write!(f, "{comma}{sign}{key}{word}")?;
+            if let Some(values) = values {
+                let list: Vec<_> = values.iter().map(String::as_str).collect();
+                write!(f, "({})", list.join(","))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(selector: &str, labels: &[(&str, &str)]) -> bool {
+        let labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let selector: Selector = selector.parse().expect("a selector");
+        selector.matches(&labels.collect())
+    }
+
+    #[test]
+    fn each_kind_of_requirement_means_what_kubectl_means() {
+        let edge = [("openyurt.io/is-edge-worker", "true"), ("site", "north")];
+
+        assert!(matches("openyurt.io/is-edge-worker=true", &edge));
+        assert!(matches("openyurt.io/is-edge-worker == true , site", &edge));
+        assert!(!matches("openyurt.io/is-edge-worker=false", &edge));
+        assert!(matches("site in (south, north)", &edge));
+        assert!(!matches("site notin (south,north)", &edge));
+        assert!(matches("zone notin (a)", &edge));
+        assert!(matches("zone!=a", &edge));
+        assert!(matches("!zone", &edge));
+        assert!(!matches("!site", &edge));
+        assert!(matches("", &edge));
+        assert!(!matches("absent=", &edge));
+    }
+
+    #[test]
+    fn a_text_that_is_no_selector_is_refused_with_the_part_that_is_wrong() {
+        for bad in [
+            "a=b,,c=d",
+            "a b",
+            "a in b",
+            "a within (b)",
+            "=b",
+            "a=b c",
+            "-a",
+            "a=b=c",
+        ] {
+            let error = bad.parse::<Selector>().expect_err(bad);
+            assert!(
+                error.to_string().contains("is no label requirement"),
+                "{bad}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_selector_that_was_printed_reads_the_same() {
+        let selector: Selector = "a=b,c!=d,e in (x,y),f,!g".parse().expect("a selector");
+
+        assert_eq!(selector.to_string().parse(), Ok(selector));
+    }
+}

@@ -25,6 +25,7 @@ use tunnel_tests::{
     instance::Settings,
     interrupt,
     load::{self, Plan, race, udp::Mode},
+    pki::Files,
     serve::{self, Listener},
     topology::Topology,
 };
@@ -84,7 +85,14 @@ enum Command {
         name: String,
         #[arg(long)]
         record: PathBuf,
-        /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp or sink.
+        /// The certificate of ports of kind kubelet.
+        #[arg(long, requires = "key")]
+        cert: Option<PathBuf>,
+        /// Its key.
+        #[arg(long, requires = "cert")]
+        key: Option<PathBuf>,
+        /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp, sink
+        /// or kubelet.
         #[arg(required = true)]
         listeners: Vec<Listener>,
     },
@@ -129,6 +137,26 @@ enum Load {
         /// Send without connecting.
         #[arg(long)]
         unconnected: bool,
+    },
+    /// Requests over TLS to a kubelet-like server, each over a connection of its own.
+    Kubelet {
+        #[command(flatten)]
+        paced: Paced,
+        /// The authority of the server's certificate.
+        #[arg(long)]
+        ca: PathBuf,
+    },
+    /// One connection to a kubelet-like server, and one request after another.
+    Dialog {
+        #[arg(long)]
+        to: SocketAddr,
+        /// The authority of the server's certificate.
+        #[arg(long)]
+        ca: PathBuf,
+        /// healthz, bytes=N, sum=N, echo=TEXT, upgrade, exchange=TEXT, pause=MILLIS, until-end=N,
+        /// close, reset.
+        #[arg(required = true)]
+        asks: Vec<String>,
     },
     /// Connects one after another, as fast as can be.
     Connect {
@@ -287,8 +315,17 @@ fn run(command: Command) -> Result<()> {
         Command::Serve {
             name,
             record,
+            cert,
+            key,
             listeners,
-        } => serve::run::serve(&name, &listeners, &record),
+        } => {
+            let certificate = cert.zip(key).map(|(cert, key)| Files {
+                ca: PathBuf::new(),
+                cert,
+                key,
+            });
+            serve::run::serve(&name, &listeners, &record, certificate.as_ref())
+        }
         Command::Load { load } => run_load(load),
         Command::RaceRead {
             first,
@@ -384,6 +421,12 @@ fn run_load(load: Load) -> Result<()> {
                 Mode::Connected
             };
             print(&load::udp::run(&paced.into(), mode, &load::own_sockets))
+        }
+        Load::Kubelet { paced, ca } => {
+            print(&load::kubelet::run(&paced.into(), &ca, &load::own_sockets)?)
+        }
+        Load::Dialog { to, ca, asks } => {
+            print(&load::kubelet::dialog(to, &ca, &asks, &load::own_sockets)?)
         }
         Load::Connect {
             to,

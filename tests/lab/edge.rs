@@ -1,6 +1,6 @@
 //! The edge: it dials the cloud, the cloud can't dial it, and its link can be cut.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
@@ -62,7 +62,7 @@ fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
         SocketAddr::from((EDGE_V6, PORT)),
     ] {
         let stream = edge.place().connect(address)?;
-        let mut client = Client::over(stream, address.ip(), tls.clone())?;
+        let mut client = Client::over(stream, address.ip(), Arc::clone(&tls))?;
         client.healthz()?;
         ensure!(client.subject().contains("system:node:edge-7"));
     }

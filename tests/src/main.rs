@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tunnel_tests::{
     agent::{
@@ -21,7 +21,7 @@ use tunnel_tests::{
         run::{Exec, exec, serve as hold},
     },
     bench::{self, connect, program::Options},
-    demo, environment,
+    demo, ends, environment,
     instance::Settings,
     interrupt,
     load::{self, Plan, race, udp::Mode},
@@ -96,6 +96,15 @@ enum Command {
         #[arg(required = true)]
         listeners: Vec<Listener>,
     },
+    /// Run an end of a tunnel without kernel programs, and tell of it to whoever connects to a
+    /// Unix socket.
+    End {
+        role: EndRole,
+        #[arg(long)]
+        settings: PathBuf,
+        #[arg(long)]
+        record: PathBuf,
+    },
     /// Make connections and print a report.
     Load {
         #[command(subcommand)]
@@ -124,6 +133,14 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         send_each: u64,
     },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum EndRole {
+    /// A gateway with an ingress.
+    Cloud,
+    /// An agent.
+    Agent,
 }
 
 #[derive(Subcommand)]
@@ -326,6 +343,17 @@ fn run(command: Command) -> Result<()> {
             });
             serve::run::serve(&name, &listeners, &record, certificate.as_ref())
         }
+        Command::End {
+            role,
+            settings,
+            record,
+        } => match role {
+            EndRole::Cloud => {
+                drop((settings, record));
+                Ok(())
+            }
+            EndRole::Agent => Ok(()),
+        },
         Command::Load { load } => run_load(load),
         Command::RaceRead {
             first,

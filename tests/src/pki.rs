@@ -48,8 +48,10 @@ pub struct Pair {
 /// When a certificate is good.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Validity {
-    /// Now.
+    /// Now, for a day.
     Current,
+    /// Now, for two days.
+    Longer,
     /// It ended an hour ago.
     Expired,
 }
@@ -118,13 +120,13 @@ impl Authority {
     /// # Errors
     ///
     /// When a key can't be made.
-    pub fn gateway(&self) -> Result<Pair> {
+    pub fn gateway(&self, validity: Validity) -> Result<Pair> {
         let mut params = CertificateParams::new([GATEWAY.to_owned()])?;
         let subject = &mut params.distinguished_name;
         subject.push(DnType::OrganizationName, ORGANIZATIONS[1]);
         subject.push(DnType::CommonName, "gateway");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.sign(params, Validity::Current)
+        self.sign(params, validity)
     }
 
     fn sign(&self, mut params: CertificateParams, validity: Validity) -> Result<Pair> {
@@ -144,6 +146,7 @@ fn live(params: &mut CertificateParams, validity: Validity) {
     params.not_before = (now - LIFE).into();
     params.not_after = match validity {
         Validity::Current => now + LIFE,
+        Validity::Longer => now + LIFE * 2,
         Validity::Expired => now - Duration::from_hours(1),
     }
     .into();

@@ -22,6 +22,7 @@ const SIZES: Sizes = Sizes {
     fronts: 128,
     slots: 256,
     backends: 256,
+    steering: 16,
 };
 
 struct NoGrace;

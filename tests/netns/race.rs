@@ -54,8 +54,8 @@ fn endpoint_churn_fails_no_connect_and_leads_none_to_another_service() -> Result
     let scale = Scale::from_environment();
     let lasting = scale.lasting(LASTING);
     let field = Field::new()?;
-    let (programs, maps) = Programs::load(&field)?;
-    let product = Product::new(&programs, maps)?;
+    let (mut programs, maps) = Programs::load(&field)?;
+    let product = Product::new(&mut programs, maps)?;
     programs.attach(&field)?;
     let stop = AtomicBool::new(false);
 

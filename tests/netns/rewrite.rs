@@ -13,7 +13,7 @@ use tunnel_tests::{
     wait,
 };
 use tunnel_userspace::{
-    bpf::{DataPath, Features, Pins, RcuGrace},
+    bpf::{self, DataPath, Features, Pins, RcuGrace, Switches},
     model::Algorithm,
     reconcile::{Reconciler, Settings, Sizes},
     source::file,
@@ -34,7 +34,11 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(features: Features) -> Result<Self> {
+    fn new(set_retval: bool) -> Result<Self> {
+        let features = Features {
+            set_retval,
+            ..bpf::probe()?
+        };
         let node = Node::new()?;
         let (client, backend) = (node.pod("client")?, node.pod("backend")?);
         node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
@@ -43,9 +47,10 @@ impl Stage {
             fronts: 16,
             slots: 16,
             backends: 16,
+            steering: 1,
         };
         let pins = Pins::hold(&node.bpffs())?;
-        let mut data_path = DataPath::load(&pins, sizes, features)?;
+        let mut data_path = DataPath::load(&pins, sizes, features, &Switches::default())?;
         let (maps, _counters) = data_path.take_maps()?;
         let settings = Settings {
             node_name: tunnel_tests::instance::NODE.to_owned(),
@@ -65,14 +70,14 @@ impl Stage {
     }
 
     fn rewriting() -> Result<Self> {
-        Self::new(Features { set_retval: false })
+        Self::new(false)
     }
 }
 
 #[test]
 fn every_variant_loads_and_translates() -> Result<()> {
     for set_retval in [false, true] {
-        let stage = Stage::new(Features { set_retval })?;
+        let stage = Stage::new(set_retval)?;
         let _server = serve(&*stage.node.pod("backend")?)?;
         for (from, place) in clients(stage.node.host(), &stage.client) {
             for way in Way::TCP {

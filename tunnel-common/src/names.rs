@@ -17,10 +17,22 @@ pub const COUNT: &str = "count";
 /// Per-CPU array: round-robin counters by service.
 pub const TURN: &str = "turn";
 
-/// Every map of the object, in the order in which they are created.
-pub const MAPS: [&str; 8] = [SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN];
+/// Hash: address and port of an edge node to the index of its record.
+pub const STEER: &str = "steer";
+/// Array: addresses and ports of edge nodes that are steered.
+pub const STEERED: &str = "steered";
+/// Array with one entry: the cookie of the host's network namespace.
+pub const HOST: &str = "host";
 
-/// Every program of the object, named as its hook, in the order in which they are attached:
+/// Every map of the object, in the order in which they are created.
+pub const MAPS: [&str; 11] = [
+    SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN, STEER, STEERED, HOST,
+];
+
+/// The program at tc of the uplinks: nothing from outside reaches a steering prefix.
+pub const GUARD: &str = "guard";
+
+/// Every program of a cgroup, named as its hook, in the order in which they are attached:
 /// what brings a VIP back stands before what takes it away.
 pub const PROGRAMS: [&str; 9] = [
     "sock_release",

@@ -146,6 +146,12 @@ impl Prefix {
         u8::try_from(length).unwrap_or(u8::MAX)
     }
 
+    /// The mask: the bits of the network part, of the IPv6 form.
+    #[must_use]
+    pub fn mask(&self) -> Address {
+        address_of(!u128::MAX.checked_shr(self.bits).unwrap_or(0))
+    }
+
     /// How many addresses can be numbered; the first one, the network itself, and the last one,
     /// where IPv4 has its broadcast, are not counted.
     #[must_use]

@@ -10,7 +10,8 @@ use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{bpf_sock, bpf_sock_addr},
     helpers::generated::{
-        bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_set_retval,
+        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_ktime_get_ns,
+        bpf_set_retval,
     },
     programs::SockAddrContext,
 };
@@ -34,6 +35,33 @@ static LICENSE: [u8; 4] = *b"GPL\0";
 /// loader; where it is 0 the verifier never sees the call.
 #[unsafe(no_mangle)]
 static RETVAL_SETTABLE: Global<u8> = Global::new(0);
+
+/// The mark of the daemon's own sockets, which are left alone. Set by the loader; where it is 0
+/// there are none, and the verifier never sees the look at the mark.
+#[unsafe(no_mangle)]
+static OWN_MARK: Global<u32> = Global::new(0);
+
+/// Whether connects to edge nodes are steered. Set by the loader.
+#[unsafe(no_mangle)]
+static STEERING: Global<u8> = Global::new(0);
+
+/// The steering prefixes that the guard keeps outsiders from: the network, then the mask, as words in network byte order. Set by the loader. A
+/// network that its own mask takes bits from is that of no address.
+#[unsafe(no_mangle)]
+pub(crate) static GUARD_V4: [Global<u32>; 2] = [Global::new(u32::MAX), Global::new(0)];
+/// As [`GUARD_V4`], with four words each.
+#[unsafe(no_mangle)]
+pub(crate) static GUARD_V6: [Global<u32>; 8] = {
+    const NONE: Global<u32> = Global::new(u32::MAX);
+    const ALL: Global<u32> = Global::new(0);
+    [NONE, NONE, NONE, NONE, ALL, ALL, ALL, ALL]
+};
+
+/// Whether connects to edge nodes are steered.
+#[inline(always)]
+pub(crate) fn is_steering() -> bool {
+    STEERING.load() != 0
+}
 
 /// The socket of a hook and the address it dials, sends to or heard from.
 pub(crate) trait Sock {
@@ -72,12 +100,21 @@ pub(crate) trait Sock {
     /// Whether the socket is bound to a network device.
     #[inline(always)]
     fn is_bound_to_device(&self) -> bool {
-        let device = socket(self.context())
-            .cast_const()
-            .cast::<u32>()
-            .wrapping_byte_add(offset_of!(bpf_sock, bound_dev_if));
-        // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the field.
-        unsafe { device.read_volatile() != 0 }
+        field(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
+    }
+
+    /// Whether the socket is one of the daemon's own.
+    #[inline(always)]
+    fn is_own(&self) -> bool {
+        let mark = OWN_MARK.load();
+        mark != 0 && field(self.context(), offset_of!(bpf_sock, mark)) == mark
+    }
+
+    /// The cookie of the network namespace that the socket is in.
+    #[inline(always)]
+    fn namespace(&self) -> u64 {
+        // SAFETY: the helper takes the context of this program type.
+        unsafe { bpf_get_netns_cookie(self.context().as_ptr()) }
     }
 
     /// The cookie of the socket: a number that no other socket has or had.
@@ -95,6 +132,17 @@ pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
     let context = unsafe { &*ctx.sock_addr };
     // SAFETY: the field of the union that the kernel fills.
     unsafe { context.__bindgen_anon_1.sk }
+}
+
+/// Reads a word of the socket.
+#[inline(always)]
+fn field(ctx: &SockAddrContext, offset: usize) -> u32 {
+    let place = socket(ctx)
+        .cast_const()
+        .cast::<u32>()
+        .wrapping_byte_add(offset);
+    // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the field.
+    unsafe { place.read_volatile() }
 }
 
 /// Reads a word of the context.

@@ -3,14 +3,17 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod bytes;
 mod context;
+mod guard;
 mod lookup;
 mod maps;
 mod socket;
+mod steering;
 
 use aya_ebpf::{
-    macros::{cgroup_sock, cgroup_sock_addr},
-    programs::{SockAddrContext, SockContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier},
+    programs::{SockAddrContext, SockContext, TcContext},
 };
 
 use crate::context::{ALLOW, Sock4, Sock6};
@@ -63,6 +66,11 @@ fn getpeername6(ctx: SockAddrContext) -> i32 {
 fn sock_release(ctx: SockContext) -> i32 {
     socket::release(&ctx);
     ALLOW
+}
+
+#[classifier]
+fn guard(ctx: TcContext) -> i32 {
+    guard::keep_out(&ctx)
 }
 
 #[cfg(not(test))]

@@ -14,6 +14,7 @@ use tunnel_common::{
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
     service::{Backend, Front, FrontKey, Slot, State},
+    steering::{Steered, SteeringKey},
 };
 
 use crate::context;
@@ -35,6 +36,12 @@ static ORIGIN: SkStorage<Origin> = SkStorage::new();
 static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> = LruHashMap::new();
 #[btf_map(name = "count")]
 static COUNT: PerCpuArray<u64, REASONS> = PerCpuArray::new();
+#[btf_map(name = "steer")]
+static STEER: HashMap<SteeringKey, u32, 1> = HashMap::new();
+#[btf_map(name = "steered")]
+static STEERED: Array<Steered, 1> = Array::new();
+#[btf_map(name = "host")]
+static HOST: Array<u64, 1> = Array::new();
 
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 const REASONS: usize = Reason::CAPACITY as usize;
@@ -170,6 +177,35 @@ pub(crate) fn insert_overflow(entry: &Overflow) {
 #[inline(always)]
 pub(crate) fn remove_overflow(key: &OverflowKey) {
     let _absent: Result<(), i32> = OVERFLOW.remove(key);
+}
+
+/// The index of the record of an address and port of an edge node.
+#[inline(always)]
+pub(crate) fn steer_index(key: &SteeringKey) -> Option<u32> {
+    // SAFETY: as for `front_index`; `steering::find` compares the key that the record echoes.
+    unsafe { STEER.get(key) }.copied()
+}
+
+/// The record of an address and port of an edge node; but for the time of its removal it is not
+/// changed while a program can reach it.
+#[inline(always)]
+pub(crate) fn steered(index: u32) -> Option<&'static Steered> {
+    STEERED.get(index)
+}
+
+/// The cookie of the host's network namespace; 0 as long as it is not known.
+#[inline(always)]
+pub(crate) fn host() -> u64 {
+    HOST.get(0).copied().unwrap_or(0)
+}
+
+/// Notes the cookie of the host's network namespace.
+#[inline(always)]
+pub(crate) fn note_host(cookie: u64) {
+    if let Some(host) = HOST.get_ptr_mut(0) {
+        // SAFETY: the entry stays mapped; one aligned word, written by the canary only.
+        unsafe { host.write_volatile(cookie) };
+    }
 }
 
 /// Counts a reason, on this CPU.

@@ -13,6 +13,7 @@ use crate::{
     context::{self, ALLOW, DENY, Sock},
     lookup::{self, Choice, Lookup, NoChoice},
     maps,
+    steering::{self, Steering},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -41,10 +42,15 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
             Err(refusal) => refusal,
         },
         Lookup::Unstable => UNSTABLE,
-        Lookup::None => {
-            forget(sock, &key);
-            return ALLOW;
-        }
+        Lookup::None => match steering::redirect(sock, &key) {
+            Steering::Redirected => return ALLOW,
+            Steering::Refused => return DENY,
+            Steering::None => {
+                forget(sock, &key);
+                return ALLOW;
+            }
+            Steering::Unstable => UNSTABLE,
+        },
     };
     refuse(sock, &key, Call::Connect, &refusal)
 }
@@ -134,6 +140,9 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
 /// Sends a connect or datagram on to a backend.
 #[inline(always)]
 fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Refusal> {
+    if sock.is_own() {
+        return Ok(());
+    }
     let current = maps::origin(sock.context());
     // Only UDP flows age, and the clock has its price.
     let is_udp = key.protocol == Protocol::UDP;
@@ -220,7 +229,11 @@ fn sticky<S: Sock>(
 /// The value is replaced, not changed: another thread that sends on the same socket sees the old
 /// translation or the new one, never a mixture of two.
 #[inline(always)]
-fn remember<S: Sock>(sock: &S, current: Option<&'static Origin>, origin: &mut Origin) -> bool {
+pub(crate) fn remember<S: Sock>(
+    sock: &S,
+    current: Option<&'static Origin>,
+    origin: &mut Origin,
+) -> bool {
     let ctx = sock.context();
     if let Some(old) = current {
         if is_same(old, origin) {

@@ -24,6 +24,7 @@ pub use self::{
     status::{Maps, Setup, Status},
 };
 use crate::{
+    net::View,
     reconcile::{Query, Stats},
     source::Report,
 };
@@ -39,6 +40,8 @@ pub struct Views {
     pub ready: watch::Receiver<Option<String>>,
     /// The owner of the maps.
     pub stats: watch::Receiver<Stats>,
+    /// The network as steering needs it; empty where steering is off.
+    pub network: watch::Receiver<View>,
     /// Questions to the owner of the maps.
     pub queries: mpsc::Sender<Query>,
     /// The source.

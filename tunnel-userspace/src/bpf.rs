@@ -5,7 +5,8 @@
 //! - `shapes`: the shapes of the pinned maps
 //! - `load`: the object, loaded on the pinned maps
 //! - `attach`: programs on a cgroup, by pinned links
-//! - `maps`: the service maps, and the counters
+//! - `guard`: the program that keeps outsiders from the steering prefixes
+//! - `maps`: the service maps, the steering maps, and the counters
 //! - `grace`: waiting until no program runs that ran before
 //! - `cgroup`: where the cgroup v2 hierarchy is
 //! - `sys`: calls that aya lacks
@@ -13,6 +14,7 @@
 mod attach;
 mod cgroup;
 mod grace;
+mod guard;
 mod load;
 mod maps;
 mod pins;
@@ -24,8 +26,9 @@ pub use self::{
     attach::{AttachError, Attached},
     cgroup::{CgroupError, check as check_cgroup, find_root},
     grace::RcuGrace,
-    load::{DataPath, LoadError, raise_memory_limit},
-    maps::{Counters, KernelMaps},
+    guard::{Guard, GuardError},
+    load::{DataPath, LoadError, Switches, raise_memory_limit},
+    maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::{Features, ProbeError, probe},
 };

@@ -4,6 +4,14 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
+/// The time since the machine started, with the time it slept.
+#[must_use]
+pub fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(Duration::from)
+        .unwrap_or_default()
+}
+
 /// Now, on the monotonic clock.
 #[must_use]
 pub fn monotonic() -> Duration {

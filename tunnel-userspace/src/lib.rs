@@ -6,6 +6,7 @@
 //! - [`source`]: where objects come from
 //! - [`k8s`]: Kubernetes objects to domain types, with the field in each error
 //! - [`model`]: plain domain types
+//! - [`net`]: links, addresses and routes of this node
 //! - [`plan`]: what the maps should hold (pure)
 //! - [`reconcile`]: the owner of the maps: what is, what should be, and the writes between
 //! - [`bpf`]: all that touches aya or the kernel's BPF
@@ -24,6 +25,7 @@ pub mod drain;
 pub mod identity;
 pub mod k8s;
 pub mod model;
+pub mod net;
 pub mod plan;
 pub mod reconcile;
 pub mod source;

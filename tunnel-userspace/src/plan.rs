@@ -2,9 +2,11 @@
 //!
 //! - `claims`: who owns an address that several Services claim
 //! - `endpoints`: which endpoints count
+//! - `steering`: which addresses and ports go to the tunnel
 
 mod claims;
 mod endpoints;
+mod steering;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,6 +16,7 @@ use std::{
 };
 
 pub use claims::{Claims, Rank};
+pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, FrontKey},

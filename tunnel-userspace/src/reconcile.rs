@@ -8,6 +8,7 @@
 //! - `order`: the writes, in an order that is safe at every step
 //! - `grace`: what was taken out of reach, until it can be freed
 //! - `run`: the loop
+//! - `steering`: the owner of the steering maps
 //! - `view`: what is shown of it
 
 mod access;
@@ -18,6 +19,7 @@ mod grace;
 mod names;
 mod order;
 mod run;
+mod steering;
 mod view;
 
 use std::{
@@ -28,9 +30,10 @@ use std::{
 use tunnel_common::{reason::Reason, service::FrontKey};
 
 pub use self::{
-    access::{MapReader, MapWriter, ReadError, Sizes, WriteError, without_spare},
+    access::{MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError, without_spare},
     grace::{Grace, Retired},
     run::{Loop, Query, Stats, start},
+    steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
     view::{PortView, ServiceView},
 };
 use self::{

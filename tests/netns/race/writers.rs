@@ -20,12 +20,12 @@ use tunnel_common::{
 };
 use tunnel_tests::{instance::NODE, manifest};
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, KernelMaps, Pins, RcuGrace},
+    bpf::{self, Counters, DataPath, KernelMaps, KernelSteering, Pins, RcuGrace, Switches},
     model::{
         self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
         Update,
     },
-    reconcile::{self, Loop, MapWriter as _, Reconciler, Sizes, Stats},
+    reconcile::{self, Loop, MapWriter as _, Reconciler, Sizes, Stats, Steering, SteeringSettings},
 };
 
 use super::field::{
@@ -53,8 +53,9 @@ impl Programs {
             fronts: FRONTS,
             slots: SLOTS,
             backends: BACKENDS,
+            steering: 1,
         };
-        let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?)?;
+        let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?, &Switches::default())?;
         let (maps, counters) = data_path.take_maps()?;
         let programs = Self {
             counters,
@@ -81,13 +82,13 @@ impl Programs {
 
 /// The product's own writer: the loop that `culvert node` runs.
 pub(crate) struct Product {
-    owner: Loop<KernelMaps, RcuGrace>,
+    owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     stats: watch::Receiver<Stats>,
 }
 
 impl Product {
     /// Programs every Service with all its endpoints.
-    pub(crate) fn new(programs: &Programs, maps: KernelMaps) -> Result<Self> {
+    pub(crate) fn new(programs: &mut Programs, maps: KernelMaps) -> Result<Self> {
         let settings = reconcile::Settings {
             node_name: NODE.to_owned(),
             algorithm: model::Algorithm::Random,
@@ -95,7 +96,15 @@ impl Product {
         let mut grace = RcuGrace::new()?;
         let sizes = programs.data_path.sizes();
         let reconciler = Reconciler::adopt(maps, sizes, &mut grace, settings)?;
-        let (mut owner, stats) = reconcile::start(reconciler, (RcuGrace::new()?, grace), AUDIT)?;
+        let off = SteeringSettings {
+            rules: None,
+            prefixes: Vec::new(),
+            port: 0,
+        };
+        let steering = programs.data_path.take_steering()?;
+        let steering = Steering::adopt(steering, sizes, off, Duration::ZERO)?;
+        let grace = (RcuGrace::new()?, grace);
+        let (mut owner, stats) = reconcile::start(reconciler, steering, grace, AUDIT)?;
         owner.apply(update((0..SERVICES).map(Change::whole)));
         Ok(Self { owner, stats })
     }
@@ -137,10 +146,9 @@ fn update(changes: impl IntoIterator<Item = Change>) -> Update {
     };
     Update {
         services: changes.into_iter().map(state).collect(),
-        nodes: Vec::new(),
         synced: true,
         whole: true,
-        since: Duration::ZERO,
+        ..Update::default()
     }
 }
 

@@ -254,6 +254,7 @@ mod tests {
             ready: watch::channel(None).1,
             stats: watch::channel(stats).1,
             queries: mpsc::channel(1).0,
+            network: watch::Sender::default().subscribe(),
             source: watch::channel(Arc::new(Report::default())).1,
             counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
             listening: watch::Sender::new(BTreeMap::new()),

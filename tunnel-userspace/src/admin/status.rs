@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Views;
-use crate::reconcile::Stats;
+use crate::{net::View, reconcile::Stats};
 
 /// What does not change while the daemon runs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -53,6 +53,8 @@ pub struct Status {
     pub setup: Setup,
     /// What the owner of the maps did.
     pub programmed: Stats,
+    /// The network as steering needs it; empty where steering is off.
+    pub network: View,
     /// What the source read, and what it refused.
     pub source: serde_json::Value,
     /// How often the kernel met each reason since the maps were made.
@@ -81,6 +83,7 @@ impl Status {
             not_ready,
             setup: views.setup.clone(),
             programmed: views.stats.borrow().clone(),
+            network: views.network.borrow().clone(),
             source: source.unwrap_or_default(),
             reasons,
             not_listening: views.listening.borrow().clone(),

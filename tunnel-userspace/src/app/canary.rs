@@ -8,7 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use tunnel_common::addr::Protocol;
+use socket2::{Domain, Socket, Type};
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    steering::SteeringKey,
+};
 
 use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, Service, ServicePort, ServiceState,
@@ -107,6 +111,20 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
     } else {
         Err(CanaryError::NotRestored { shown })
     }
+}
+
+/// What a connect that shows the programs this process's network namespace is for.
+pub(super) fn steering_key() -> SteeringKey {
+    SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
+}
+
+/// Connects to it; the programs let nothing leave.
+pub(super) fn knock() {
+    let knocked = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        socket.connect(&SocketAddr::from((VIP, PORT)).into())
+    });
+    tracing::debug!(?knocked, "the steering canary was sent");
 }
 
 /// The v2 cgroup of this process, as the kernel names it.

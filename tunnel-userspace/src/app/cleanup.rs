@@ -5,7 +5,8 @@ use std::{fs, io, path::PathBuf};
 use crate::{
     app::state::{State, StateError, marker},
     bpf::{PinError, Pins},
-    config::Config,
+    config::{self, Config},
+    net,
 };
 
 /// Something could not be removed.
@@ -17,6 +18,12 @@ pub enum CleanupError {
     /// The folder of state is held, or can't be used.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The routes can't be removed.
+    #[error(transparent)]
+    Routes(#[from] net::NetError),
+    /// The routes can't be asked for.
+    #[error("cannot start the runtime")]
+    Runtime(#[source] io::Error),
     /// A file can't be removed.
     #[error("cannot remove {path}")]
     File {
@@ -44,6 +51,11 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
         .then(|| State::hold(&config.state_dir));
     let _held = state.transpose()?;
     if let Some(held) = held {
+        // Routes go before the guards do.
+        if held.has_guards() {
+            let routes = remove_routes(config)?;
+            lines.push(format!("removed {routes} routes"));
+        }
         let foreign = held.remove()?;
         if !foreign
             .iter()
@@ -87,4 +99,15 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
         lines.push("there was nothing to remove".to_owned());
     }
     Ok(lines)
+}
+
+/// Removes the routes to the steering prefixes; says how many there were.
+fn remove_routes(config: &Config) -> Result<usize, CleanupError> {
+    let off = config::Steering::default();
+    let steering = config.tunnel.steering.as_ref().unwrap_or(&off);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CleanupError::Runtime)?;
+    Ok(runtime.block_on(net::remove_routes(steering.route_protocol))?)
 }

@@ -1,9 +1,10 @@
 //! `culvert node`: the service proxy of a node.
 
+mod parts;
+
 use std::{
     collections::BTreeMap,
     io,
-    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -12,20 +13,14 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
 };
-use tracing::{info, warn};
-use tunnel_common::LAYOUT_VERSION;
+use tracing::info;
 
-use super::{
-    canary::{self, CanaryError},
-    state::State,
-};
+use self::parts::Parts;
 use crate::{
-    admin::{self, Endpoint, Setup, Views},
-    bpf::{self, Counters, DataPath, Features, KernelMaps, Pins, RcuGrace},
+    admin::{self, Endpoint, Views},
     config::{self, Config},
-    model::{Algorithm, ServiceState, Update},
-    reconcile::{self, Loop, Query, Reconciler, Settings, Sizes},
-    source::file::{self, FileSource},
+    net::{self, Net},
+    source::file,
     tasks::Tasks,
 };
 
@@ -85,7 +80,8 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let (ready, is_ready) = watch::channel(Some("waiting for the sources".to_owned()));
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
-    let views = parts.views(&config, &source, is_ready, queries);
+    let (view, network) = watch::channel(net::View::default());
+    let views = parts.views(&config, &source, is_ready, queries, network);
     serve(&config, &Arc::new(views), &mut tasks, &draining)?;
     tasks.start("source", source.run(draining.clone()));
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
@@ -103,7 +99,24 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             "every source has told its first whole list"
         );
         parts.program(first)?;
-        let owner = parts.owner.run(updates, questions, draining.clone());
+        let running = parts.into_running();
+        if let Some(steering) = &config.tunnel.steering {
+            let settings = net::Settings {
+                uplinks: config.service.uplinks.clone(),
+                prefixes: steering.ranges(),
+                protocol: steering.route_protocol,
+            };
+            let mut network = Net::open(settings, running.guard, view)
+                .map_err(failed("cannot follow the network"))?;
+            network.look().await;
+            tasks.start("net", network.run(draining.clone()));
+        } else {
+            let protocol = config::Steering::default().route_protocol;
+            Net::clear(running.guard, protocol)
+                .await
+                .map_err(failed("cannot remove what steering left"))?;
+        }
+        let owner = running.owner.run(updates, questions, draining.clone());
         tasks.start("reconcile", owner);
         ready.send_replace(None);
         info!("ready");
@@ -117,154 +130,6 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     drain.send_replace(true);
     tasks.finish(DRAIN).await;
     Ok(())
-}
-
-/// The parts of the data path, in the order in which they are made.
-struct Parts {
-    cgroup: PathBuf,
-    features: Features,
-    data_path: DataPath,
-    counters: Option<Counters>,
-    owner: Loop<KernelMaps, RcuGrace>,
-    stats: watch::Receiver<reconcile::Stats>,
-    /// Held until the end, against another daemon.
-    pins: Pins,
-    _state: State,
-}
-
-impl Parts {
-    /// Everything up to, and without, the first write and the first attached program.
-    fn load(config: &Config) -> Result<Self, NodeError> {
-        let cgroup = match &config.bpf.cgroup.0 {
-            Some(path) => path.clone(),
-            None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
-        };
-        bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
-        bpf::raise_memory_limit();
-        let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
-        let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
-        let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
-        info!(?features, "probed the kernel");
-        let wanted = sizes(config.bpf.maps);
-        let mut data_path =
-            DataPath::load(&pins, wanted, features).map_err(failed("cannot load the data path"))?;
-        let found = data_path.sizes();
-        if found != wanted {
-            warn!(
-                ?wanted,
-                ?found,
-                "the maps that are there keep the sizes they were made with"
-            );
-        }
-        let (maps, counters) = data_path
-            .take_maps()
-            .map_err(failed("cannot use the maps"))?;
-        let grace = || RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"));
-        let settings = Settings {
-            node_name: config.node_name.clone(),
-            algorithm: match config.service.algorithm {
-                config::Algorithm::Random => Algorithm::Random,
-                config::Algorithm::RoundRobin => Algorithm::RoundRobin,
-            },
-        };
-        let mut first = grace()?;
-        let reconciler = Reconciler::adopt(maps, found, &mut first, settings)
-            .map_err(failed("cannot take over the maps"))?;
-        let (owner, stats) =
-            reconcile::start(reconciler, (grace()?, first), config.service.full_sync)
-                .map_err(failed("cannot start the owner of the maps"))?;
-        Ok(Self {
-            cgroup,
-            features,
-            data_path,
-            counters: Some(counters),
-            owner,
-            stats,
-            pins,
-            _state: state,
-        })
-    }
-
-    fn views(
-        &mut self,
-        config: &Config,
-        source: &FileSource,
-        ready: watch::Receiver<Option<String>>,
-        queries: mpsc::Sender<Query>,
-    ) -> Views {
-        let counters = self.counters.take();
-        let sizes = self.data_path.sizes();
-        let refusing = if self.features.set_retval {
-            "bpf_set_retval"
-        } else {
-            "rewrite"
-        };
-        let setup = Setup {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            node: config.node_name.clone(),
-            started: jiff::Timestamp::now().to_string(),
-            cgroup: self.cgroup.display().to_string(),
-            pins: self.pins.root().display().to_string(),
-            layout: LAYOUT_VERSION,
-            refusing: refusing.to_owned(),
-            maps: admin::Maps {
-                fronts: sizes.fronts,
-                slots: sizes.slots,
-                backends: sizes.backends,
-            },
-        };
-        let read = move || match &counters {
-            Some(counters) => counters.read().map_err(|error| error.to_string()),
-            None => Ok(Vec::new()),
-        };
-        Views {
-            setup,
-            ready,
-            stats: self.stats.clone(),
-            queries,
-            source: source.report(),
-            counters: Box::new(read),
-            listening: watch::Sender::new(BTreeMap::new()),
-        }
-    }
-
-    /// Writes the maps, attaches the programs, and sends the canary.
-    fn program(&mut self, first: Update) -> Result<(), NodeError> {
-        let (since, whole) = (first.since, first.whole);
-        self.owner.apply(first);
-        let attached = self
-            .data_path
-            .attach(&self.cgroup)
-            .map_err(failed("cannot attach the programs"))?;
-        info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
-        let canary = |state: Option<ServiceState>| Update {
-            services: vec![(canary::name(), state)],
-            nodes: Vec::new(),
-            synced: true,
-            whole,
-            since,
-        };
-        self.owner.apply(canary(Some(canary::service())));
-        let arrived = if self.owner.is_programmed(&canary::name()) {
-            canary::connect(self.cgroup.clone())
-        } else {
-            warn!("no canary was sent: the maps have no room for it");
-            Ok(())
-        };
-        self.owner.apply(canary(None));
-        // Links that are not pinned end here if the canary did not arrive.
-        arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
-        attached.pin().map_err(failed("cannot pin the programs"))
-    }
-}
-
-const fn sizes(maps: config::Maps) -> Sizes {
-    Sizes {
-        fronts: maps.fronts,
-        slots: maps.slots,
-        backends: maps.backends,
-    }
 }
 
 fn serve(

@@ -12,11 +12,12 @@ use aya::{
     util::nr_cpus,
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use tunnel_common::names;
+use tunnel_common::{names, steering::Prefix};
 
 use super::{
     attach::{self, AttachError, Attached},
-    maps::{Counters, KernelMaps},
+    guard::Guard,
+    maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::Features,
     shapes,
@@ -76,6 +77,26 @@ pub fn raise_memory_limit() {
     }
 }
 
+/// What the programs are told when they are loaded.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Switches {
+    /// The mark of the daemon's own sockets, which are left alone; 0 for none.
+    pub own_mark: u32,
+    /// The ranges that connects to edge nodes are sent to, one of each family at most; without any,
+    /// nothing is steered.
+    pub prefixes: Vec<Prefix>,
+}
+
+impl Switches {
+    /// Network and mask of the range of a family; that of no address if there is none.
+    fn range(&self, is_v4: bool) -> ([u32; 4], [u32; 4]) {
+        let range = self.prefixes.iter().find(|prefix| prefix.is_v4() == is_v4);
+        range.map_or(([u32::MAX; 4], [0; 4]), |prefix| {
+            (prefix.network().words(), prefix.mask().words())
+        })
+    }
+}
+
 /// Older translations that each CPU has room for.
 const OVERFLOW_PER_CPU: u32 = 1024;
 
@@ -84,6 +105,7 @@ pub struct DataPath {
     ebpf: Ebpf,
     links: PathBuf,
     sizes: Sizes,
+    features: Features,
 }
 
 impl DataPath {
@@ -92,13 +114,27 @@ impl DataPath {
     /// # Errors
     ///
     /// What is pinned is not ours, or the kernel refuses.
-    pub fn load(pins: &Pins, wanted: Sizes, features: Features) -> Result<Self, LoadError> {
+    pub fn load(
+        pins: &Pins,
+        wanted: Sizes,
+        features: Features,
+        switches: &Switches,
+    ) -> Result<Self, LoadError> {
         let sizes = pins.check()?.unwrap_or(wanted);
         pins.make_folders()?;
         let folder = pins.maps();
         let retval_settable = u8::from(features.set_retval);
+        let is_steering = u8::from(!switches.prefixes.is_empty());
+        let (network4, mask4) = switches.range(true);
+        let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
+        let (network6, mask6) = switches.range(false);
+        let guard6: [[u32; 4]; 2] = [network6, mask6];
         let mut loader = EbpfLoader::new();
         loader.override_global("RETVAL_SETTABLE", &retval_settable, true);
+        loader.override_global("OWN_MARK", &switches.own_mark, true);
+        loader.override_global("STEERING", &is_steering, true);
+        loader.override_global("GUARD_V4", &guard4, true);
+        loader.override_global("GUARD_V6", &guard6, true);
         for (map, entries) in shapes::entries(sizes) {
             loader.map_max_entries(map, entries);
         }
@@ -121,10 +157,42 @@ impl DataPath {
                 _ => return Err(LoadError::NoProgram { program: name }),
             }
         }
+        let failed = |source| LoadError::Program {
+            program: names::GUARD,
+            source,
+        };
+        match ebpf.program_mut(names::GUARD) {
+            Some(Program::SchedClassifier(program)) => program.load().map_err(failed)?,
+            _ => {
+                return Err(LoadError::NoProgram {
+                    program: names::GUARD,
+                });
+            }
+        }
         Ok(Self {
             ebpf,
             links: pins.links(),
             sizes,
+            features,
+        })
+    }
+
+    /// What is left once the programs of the cgroup are attached: the guard of the uplinks.
+    #[must_use]
+    pub fn into_guard(self) -> Guard {
+        Guard::new(self.ebpf, self.links, self.features)
+    }
+
+    /// Takes the steering maps out.
+    ///
+    /// # Errors
+    ///
+    /// They were taken out before.
+    pub fn take_steering(&mut self) -> Result<KernelSteering, LoadError> {
+        Ok(KernelSteering {
+            steer: self.take(names::STEER)?,
+            steered: self.take(names::STEERED)?,
+            host: self.take(names::HOST)?,
         })
     }
 

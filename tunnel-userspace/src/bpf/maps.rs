@@ -13,9 +13,10 @@ use tunnel_common::{
     names,
     reason::Reason,
     service::{Backend, Front, FrontKey, Slot},
+    steering::{Steered, SteeringKey},
 };
 
-use crate::reconcile::{MapReader, MapWriter, ReadError, WriteError};
+use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
 pub struct KernelMaps {
@@ -52,22 +53,48 @@ fn read<V: Pod>(array: &Array<MapData, V>, map: &'static str, index: u32) -> Res
     })
 }
 
+fn insert<K: Pod>(
+    hash: &mut HashMap<MapData, K, u32>,
+    map: &'static str,
+    key: &K,
+    index: u32,
+) -> Result<(), WriteError> {
+    hash.insert(key, index, 0).map_err(|error| WriteError {
+        map,
+        source: to_io(error),
+    })
+}
+
+/// Removes a key; that it is absent is no error.
+fn remove<K: Pod>(
+    hash: &mut HashMap<MapData, K, u32>,
+    map: &'static str,
+    key: &K,
+) -> Result<(), WriteError> {
+    match hash.remove(key).map_err(to_io) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(WriteError { map, source }),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn entries<K: Pod>(
+    hash: &HashMap<MapData, K, u32>,
+    map: &'static str,
+) -> Result<Vec<(K, u32)>, ReadError> {
+    let failed = |error| ReadError {
+        map,
+        source: to_io(error),
+    };
+    hash.iter().map(|entry| entry.map_err(failed)).collect()
+}
+
 impl MapWriter for KernelMaps {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
-        self.svc.insert(key, index, 0).map_err(|error| WriteError {
-            map: names::SVC,
-            source: to_io(error),
-        })
+        insert(&mut self.svc, names::SVC, key, index)
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
-        match self.svc.remove(key).map_err(to_io) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(WriteError {
-                map: names::SVC,
-                source: error,
-            }),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        remove(&mut self.svc, names::SVC, key)
     }
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
@@ -97,15 +124,7 @@ impl MapWriter for KernelMaps {
 
 impl MapReader for KernelMaps {
     fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
-        self.svc
-            .iter()
-            .map(|entry| {
-                entry.map_err(|error| ReadError {
-                    map: names::SVC,
-                    source: to_io(error),
-                })
-            })
-            .collect()
+        entries(&self.svc, names::SVC)
     }
 
     fn front(&self, index: u32) -> Result<Front, ReadError> {
@@ -118,6 +137,39 @@ impl MapReader for KernelMaps {
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
         read(&self.be, names::BE, index)
+    }
+}
+
+/// The steering maps in the kernel.
+pub struct KernelSteering {
+    pub(super) steer: HashMap<MapData, SteeringKey, u32>,
+    pub(super) steered: Array<MapData, Steered>,
+    pub(super) host: Array<MapData, u64>,
+}
+
+impl SteeringMaps for KernelSteering {
+    fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
+        entries(&self.steer, names::STEER)
+    }
+
+    fn record(&self, index: u32) -> Result<Steered, ReadError> {
+        read(&self.steered, names::STEERED, index)
+    }
+
+    fn host(&self) -> Result<u64, ReadError> {
+        read(&self.host, names::HOST, 0)
+    }
+
+    fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
+        insert(&mut self.steer, names::STEER, key, index)
+    }
+
+    fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
+        remove(&mut self.steer, names::STEER, key)
+    }
+
+    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError> {
+        write(&mut self.steered, names::STEERED, index, *record)
     }
 }
 

@@ -14,7 +14,7 @@ use nix::{
 };
 use tunnel_common::{LAYOUT_VERSION, names};
 
-use super::{attach::Hook, shapes, sys};
+use super::{attach::Hook, guard, shapes, sys};
 use crate::reconcile::Sizes;
 
 /// The folder can't be used.
@@ -217,6 +217,12 @@ impl Pins {
         Ok(())
     }
 
+    /// Whether an uplink is guarded, so that there may be routes of ours too.
+    #[must_use]
+    pub fn has_guards(&self) -> bool {
+        guard::is_anywhere(&self.links())
+    }
+
     /// Takes the programs off their hooks, and removes links, maps and folders that are ours. What
     /// is not ours stays and is named. Links stay while there are maps of another layout, since
     /// their programs are those of another version.
@@ -264,6 +270,9 @@ fn remove_known(
             foreign.push(path);
             continue;
         }
+        if let Some(device) = guard::device_of(&name) {
+            guard::remove_filter(&path, device).map_err(failed("take off", &path))?;
+        }
         let pin = sys::open_pin(&path).map_err(failed("open", &path))?;
         // A map has nothing to detach, and a link whose cgroup is gone is off its hook already.
         if let Err(error) = sys::detach_link(pin.as_fd()) {
@@ -283,6 +292,13 @@ fn check_link(name: &str, path: &Path) -> Result<(), PinError> {
         path: path.to_owned(),
         what,
     };
+    if let Some(device) = guard::device_of(name) {
+        return match guard::is_guard(path, device) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(foreign(format!("it is no guard of device {device}"))),
+            Err(error) => Err(failed("look at", path)(error)),
+        };
+    }
     let hook = Hook::of_program(name);
     let hook = hook.ok_or_else(|| foreign("no program of that name".to_owned()))?;
     let link = sys::open_pin(path).map_err(failed("open", path))?;

@@ -10,6 +10,8 @@ pub struct Features {
     /// `bpf_set_retval` may be called from socket hooks (Linux 6.1): a refused connect gets its
     /// own error. Otherwise it is sent to a place that refuses.
     pub set_retval: bool,
+    /// Programs at tc are attached by links (Linux 6.6). Otherwise by filters.
+    pub tcx: bool,
 }
 
 /// A feature could not be asked for.
@@ -29,6 +31,10 @@ pub struct ProbeError {
 pub fn probe() -> Result<Features, ProbeError> {
     Ok(Features {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
+        tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError {
+            feature: "links at tc",
+            source,
+        })?,
     })
 }
 

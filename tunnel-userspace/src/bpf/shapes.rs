@@ -5,6 +5,7 @@ use tunnel_common::{
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
     service::{Backend, Front, FrontKey, Slot},
+    steering::{Steered, SteeringKey},
 };
 
 use super::sys::Shape;
@@ -41,19 +42,24 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
             0,
             NO_COMMON_LRU,
         ),
+        names::STEER => shape(HASH, bytes::<SteeringKey>(), 4, 0, 0),
+        names::STEERED => shape(ARRAY, 4, bytes::<Steered>(), 0, 0),
+        names::HOST => shape(ARRAY, 4, 8, 1, 0),
         names::COUNT => shape(PERCPU_ARRAY, 4, 8, Reason::CAPACITY, 0),
         _ => return None,
     })
 }
 
 /// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 5] {
+pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 7] {
     [
         (names::SVC, sizes.fronts),
         (names::FRONT, sizes.front_entries()),
         (names::SLOT, sizes.slot_entries()),
         (names::BE, sizes.backend_entries()),
         (names::TURN, sizes.front_entries()),
+        (names::STEER, sizes.steering),
+        (names::STEERED, sizes.steered_entries()),
     ]
 }
 
@@ -64,6 +70,7 @@ pub(super) fn sizes_of(entries: impl Fn(&str) -> Option<u32>) -> Option<Sizes> {
         fronts: entries(names::SVC)?,
         slots: without_spare(entries(names::SLOT)?),
         backends: without_spare(entries(names::BE)?),
+        steering: entries(names::STEER)?,
     })
 }
 

@@ -26,8 +26,12 @@ const BPF_LINK_DETACH: i64 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_LINK_TYPE_CGROUP: u32 = 3;
+const BPF_LINK_TYPE_TCX: u32 = 11;
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_F_BEFORE: u32 = 8;
 
 /// Room for the largest attribute that is used here; what is not written is zero.
 #[repr(C, align(8))]
@@ -127,6 +131,29 @@ pub(super) fn create_link(
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
+/// Attaches a program to what comes in by a network device, before all others that are there.
+pub(super) fn create_tcx_link(program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
+    let attr = Attr::new()
+        .fd(0, program)
+        .u32(4, device)
+        .u32(8, BPF_TCX_INGRESS)
+        .u32(12, BPF_F_BEFORE);
+    // SAFETY: no pointers; the command gives a descriptor.
+    unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
+}
+
+/// Whether programs at tc are attached by links: of a device that there isn't, a kernel that knows
+/// them says so, and another that the request makes no sense.
+pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
+    let program = load(instructions, BPF_PROG_TYPE_SCHED_CLS, 0)?;
+    match create_tcx_link(program.as_fd(), i32::MAX.unsigned_abs()) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other("a device has the last index")),
+    }
+}
+
 /// Puts another program in the place of a link's, with no moment without one.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
     let attr = Attr::new().fd(0, link).fd(4, program.as_fd());
@@ -163,6 +190,54 @@ pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<Option<CgroupLink>
         cgroup,
         attach_type,
     }))
+}
+
+/// The device of a link at tc, for what comes in; 0 if the device is gone. Nothing if the object is
+/// no such link.
+///
+/// `struct bpf_link_info`: type, id, program id, then for tcx the device and the hook.
+pub(super) fn tcx_device(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    if kind_of(link)? != Kind::Link {
+        return Ok(None);
+    }
+    let info = object_info(link)?;
+    let [kind, _, _, _] = words(&info, 0);
+    let [device, attach_type, _, _] = words(&info, 16);
+    let is_ingress = kind == BPF_LINK_TYPE_TCX && attach_type == BPF_TCX_INGRESS;
+    Ok(is_ingress.then_some(device))
+}
+
+/// Whether an object is a program at tc of that name.
+///
+/// `struct bpf_prog_info`: the type at 0, the name at 64.
+pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    if kind_of(object)? != Kind::Program {
+        return Ok(false);
+    }
+    let info = object_info(object)?;
+    let [kind, _, _, _] = words(&info, 0);
+    let held = info.get(64..80).unwrap_or_default();
+    let held = held.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(kind == BPF_PROG_TYPE_SCHED_CLS && held == name.as_bytes())
+}
+
+/// What a descriptor of bpf(2) stands for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    Link,
+    Program,
+    Other,
+}
+
+/// The kernel says it in the name of the file that the descriptor stands for.
+fn kind_of(object: BorrowedFd<'_>) -> io::Result<Kind> {
+    let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
+    Ok(match file.to_str() {
+        // Without brackets since Linux 6.8.
+        Some("anon_inode:bpf_link" | "anon_inode:[bpf_link]") => Kind::Link,
+        Some("anon_inode:bpf-prog" | "anon_inode:[bpf-prog]") => Kind::Program,
+        _ => Kind::Other,
+    })
 }
 
 /// What a map is.
@@ -213,12 +288,16 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
     })
 }
 
+/// How much is read of what the kernel tells of an object.
+const INFO: usize = 80;
+const INFO_LENGTH: u32 = 80;
+
 /// The first bytes of what the kernel tells of a map, program or link.
-fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; 64]> {
-    let mut info = [0_u8; 64];
+fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; INFO]> {
+    let mut info = [0_u8; INFO];
     let attr = Attr::new()
         .fd(0, object)
-        .u32(4, 64)
+        .u32(4, INFO_LENGTH)
         .pointer(8, info.as_mut_ptr());
     // SAFETY: the buffer is as long as the attribute says, and outlives the call.
     unsafe {
@@ -227,7 +306,7 @@ fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; 64]> {
     Ok(info)
 }
 
-fn words(info: &[u8; 64], offset: usize) -> [u32; 4] {
+fn words(info: &[u8; INFO], offset: usize) -> [u32; 4] {
     let word = |number: usize| {
         let start = offset.saturating_add(number.saturating_mul(4));
         let bytes = info.get(start..).and_then(|rest| rest.first_chunk());
@@ -272,19 +351,23 @@ pub(super) fn update_map_in_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) ->
 /// Whether a program of these instructions loads for a socket-address hook of that attach type.
 /// The verifier's refusal is EINVAL (an unknown helper) or EACCES (a wrong use of one).
 pub(super) fn loads(instructions: &[u64], attach_type: u32) -> io::Result<bool> {
+    match load(instructions, BPF_PROG_TYPE_CGROUP_SOCK_ADDR, attach_type) {
+        Ok(_program) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn load(instructions: &[u64], kind: u32, attach_type: u32) -> io::Result<OwnedFd> {
     let count = u32::try_from(instructions.len()).map_err(io::Error::other)?;
     let license = c"GPL";
     let attr = Attr::new()
-        .u32(0, BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
+        .u32(0, kind)
         .u32(4, count)
         .pointer(8, instructions.as_ptr())
         .pointer(16, license.as_ptr())
         .u32(68, attach_type);
     // SAFETY: the instructions are as many as the attribute says, the licence is a C string, both
     // outlive the call; the command gives a descriptor.
-    match unsafe { attr.call_for_fd(BPF_PROG_LOAD) } {
-        Ok(_program) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-        Err(error) => Err(error),
-    }
+    unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }

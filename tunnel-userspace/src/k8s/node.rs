@@ -15,6 +15,10 @@ pub(super) fn read(name: ObjectName, object: v1::Node) -> Node {
         .unwrap_or_default();
     Node {
         name,
+        created: object
+            .metadata
+            .creation_timestamp
+            .map(|time| time.0.as_second()),
         labels: object.metadata.labels.unwrap_or_default(),
         internal_ips: addresses
             .iter()

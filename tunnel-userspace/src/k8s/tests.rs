@@ -109,6 +109,7 @@ fn a_node_is_read_with_its_internal_addresses() {
         object(manifest),
         Object::Node(Arc::new(Node {
             name: ObjectName::new("", "edge-1"),
+            created: None,
             labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
             internal_ips: vec![ip("192.168.1.7"), ip("fd00::7")],
             eligible: true,

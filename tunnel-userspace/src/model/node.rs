@@ -7,6 +7,8 @@ use super::ObjectName;
 pub struct Node {
     /// The name; no namespace.
     pub name: ObjectName,
+    /// When it was created, in seconds since the epoch; decides between two Nodes with one address.
+    pub created: Option<i64>,
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// Addresses of type InternalIP that are IP addresses, in the order of the object.

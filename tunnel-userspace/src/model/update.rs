@@ -1,14 +1,16 @@
 use std::{sync::Arc, time::Duration};
 
-use super::{EndpointSlice, Node, ObjectName, Service};
+use super::{ConfigMap, EndpointSlice, Node, ObjectName, Service};
 
 /// What a source tells the control loop: everything that planning needs of what changed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Update {
     /// The Services that changed, or whose endpoints did, each once, as they stand now.
     pub services: Vec<(ObjectName, Option<ServiceState>)>,
     /// The Nodes that changed, as they stand now.
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
+    /// The ConfigMaps that changed, as they stand now.
+    pub config_maps: Vec<(ObjectName, Option<Arc<ConfigMap>>)>,
     /// Whether every source has told its first whole list. Nothing is programmed before.
     pub synced: bool,
     /// Whether the sources hold everything they were told. While an object was refused or a file

@@ -2,7 +2,10 @@
 
 use std::io;
 
-use tunnel_common::service::{Backend, Front, FrontKey, Slot};
+use tunnel_common::{
+    service::{Backend, Front, FrontKey, Slot},
+    steering::{Steered, SteeringKey},
+};
 
 /// How many entries the maps give room for, as the config says. The arrays are an eighth larger,
 /// for the time in which the old and the new are both there.
@@ -14,6 +17,8 @@ pub struct Sizes {
     pub slots: u32,
     /// Backends.
     pub backends: u32,
+    /// Addresses and ports of edge nodes that are steered.
+    pub steering: u32,
 }
 
 impl Sizes {
@@ -21,6 +26,13 @@ impl Sizes {
     #[must_use]
     pub const fn front_entries(self) -> u32 {
         with_spare(self.fronts)
+    }
+
+    /// Entries of the array `steered`: as many as are steered, and as many that were and whose index
+    /// is not yet to be used again.
+    #[must_use]
+    pub const fn steered_entries(self) -> u32 {
+        self.steering.saturating_mul(2)
     }
 
     /// Entries of the array `slot`.
@@ -104,4 +116,28 @@ pub trait MapReader {
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
     /// A backend.
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
+}
+
+/// Reads and writes single entries of the steering maps.
+pub trait SteeringMaps: Send {
+    /// Every key and the index of its record.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the read. So for the others that read.
+    fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
+    /// A record.
+    fn record(&self, index: u32) -> Result<Steered, ReadError>;
+    /// The cookie of the network namespace that the canary was seen in; 0 for none.
+    fn host(&self) -> Result<u64, ReadError>;
+    /// Points a key at a record.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the write; the entry is as it was. So for the others that write.
+    fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError>;
+    /// Removes a key; that it is absent is no error.
+    fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError>;
+    /// Writes a record that no key leads to.
+    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError>;
 }

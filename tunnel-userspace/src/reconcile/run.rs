@@ -11,9 +11,12 @@ use tokio::{
 use tracing::{error, info, warn};
 use tunnel_common::reason::Reason;
 
-use super::{Grace, MapReader, MapWriter, Reconciler, Retired, grace::Waiter, view::ServiceView};
+use super::{
+    Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps, SteeringView,
+    grace::Waiter, view::ServiceView,
+};
 use crate::{
-    clock::monotonic,
+    clock::{monotonic, since_boot},
     drain,
     model::{ObjectName, Update},
 };
@@ -64,11 +67,14 @@ pub struct Stats {
     pub node_eligible: bool,
     /// Differences found between the maps and what was known of them.
     pub drift: u64,
+    /// What is steered to the tunnel.
+    pub steering: SteeringView,
 }
 
 /// The loop, and its ends for others.
-pub struct Loop<M, G> {
+pub struct Loop<M, S, G> {
     reconciler: Reconciler<M>,
+    steering: Steering<S>,
     waiter: Waiter,
     audit_grace: G,
     audit_every: Duration,
@@ -86,15 +92,17 @@ pub struct Loop<M, G> {
 /// # Errors
 ///
 /// The thread that waits for grace periods can't be started.
-pub fn start<M: MapReader + MapWriter, G: Grace + 'static>(
+pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
     reconciler: Reconciler<M>,
+    steering: Steering<S>,
     grace: (G, G),
     audit_every: Duration,
-) -> io::Result<(Loop<M, G>, watch::Receiver<Stats>)> {
+) -> io::Result<(Loop<M, S, G>, watch::Receiver<Stats>)> {
     let (stats, follower) = watch::channel(Stats::default());
     let (free_grace, audit_grace) = grace;
     let looped = Loop {
         reconciler,
+        steering,
         waiter: Waiter::start(free_grace)?,
         audit_grace,
         audit_every,
@@ -107,7 +115,12 @@ pub fn start<M: MapReader + MapWriter, G: Grace + 'static>(
     Ok((looped, follower))
 }
 
-impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
+impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
+    /// The owner of the steering maps.
+    pub const fn steering(&mut self) -> &mut Steering<S> {
+        &mut self.steering
+    }
+
     /// Whether a Service is programmed as planned.
     #[must_use]
     pub fn is_programmed(&self, service: &ObjectName) -> bool {
@@ -117,8 +130,13 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
     /// Takes one update and writes it.
     pub fn apply(&mut self, update: Update) {
         let since = update.since;
-        self.reconciler.update(update);
+        self.update(update);
         self.pass(Some(since));
+    }
+
+    fn update(&mut self, update: Update) {
+        self.steering.update(&update);
+        self.reconciler.update(update);
     }
 
     /// Runs until the drain begins or every source is gone. What is programmed stays.
@@ -145,11 +163,11 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
                 update = updates.recv() => {
                     let Some(update) = update else { break };
                     let since = update.since;
-                    self.reconciler.update(update);
+                    self.update(update);
                     // What came during the last write goes into this one.
                     for _ in 0..MOST_UPDATES {
                         let Ok(update) = updates.try_recv() else { break };
-                        self.reconciler.update(update);
+                        self.update(update);
                     }
                     self.pass(Some(since));
                 }
@@ -204,9 +222,10 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
 
     fn pass(&mut self, since: Option<Duration>) {
         let start = monotonic();
+        self.steering.pass(since_boot());
         let retired = self.reconciler.pass();
         self.hand_over(retired);
-        if self.reconciler.is_dirty() {
+        if self.reconciler.is_dirty() || self.steering.is_dirty() {
             self.retry_at = Some(Instant::now() + self.retry);
         } else {
             self.retry_at = None;
@@ -215,6 +234,11 @@ impl<M: MapReader + MapWriter, G: Grace> Loop<M, G> {
         let end = monotonic();
         self.stats.send_modify(|stats| {
             self.reconciler.describe(stats);
+            stats.steering = self.steering.view();
+            for (reason, count) in self.steering.counts() {
+                let total = stats.counts.entry(reason.label().to_owned()).or_default();
+                *total = total.saturating_add(*count);
+            }
             stats.passes = stats.passes.saturating_add(1);
             stats.last_pass_seconds = end.saturating_sub(start).as_secs_f64();
             stats.all_passes_seconds += stats.last_pass_seconds;

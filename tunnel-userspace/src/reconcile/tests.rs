@@ -7,7 +7,6 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
-    time::Duration,
 };
 
 use memory::Memory;
@@ -33,6 +32,7 @@ const ROOMY: Sizes = Sizes {
     fronts: 64,
     slots: 256,
     backends: 256,
+    steering: 16,
 };
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {
@@ -93,10 +93,9 @@ fn update(services: Vec<(&str, Option<ServiceState>)>) -> Update {
     let named = |(name, state)| (ObjectName::new("default", name), state);
     Update {
         services: services.into_iter().map(named).collect(),
-        nodes: Vec::new(),
         synced: true,
         whole: true,
-        since: Duration::ZERO,
+        ..Update::default()
     }
 }
 
@@ -307,6 +306,7 @@ fn full_maps_still_take_a_change_that_needs_no_more_room() {
         fronts: 2,
         slots: 4,
         backends: 4,
+        ..ROOMY
     }));
     apply(
         &mut reconciler,
@@ -362,6 +362,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
         fronts: 1,
         slots: 2,
         backends: 2,
+        ..ROOMY
     }));
     let mut held = Retired::default();
     // More changes than there is spare room for, and nothing is freed meanwhile.

@@ -23,6 +23,7 @@ pub struct Store {
     service_cidrs: BTreeMap<ObjectName, Arc<ServiceCidr>>,
     dirty_services: BTreeSet<ObjectName>,
     dirty_nodes: BTreeSet<ObjectName>,
+    dirty_config_maps: BTreeSet<ObjectName>,
     /// When the oldest change that wasn't told was noticed.
     since: Option<Duration>,
     synced: bool,
@@ -47,7 +48,9 @@ impl Store {
                 }
             }
             Object::ConfigMap(config_map) => {
-                replace(&mut self.config_maps, &name, config_map);
+                if replace(&mut self.config_maps, &name, config_map) {
+                    self.config_map_changed(name, at);
+                }
             }
             Object::ServiceCidr(cidr) => {
                 replace(&mut self.service_cidrs, &name, cidr);
@@ -71,7 +74,9 @@ impl Store {
                 }
             }
             Kind::ConfigMap => {
-                self.config_maps.remove(name);
+                if self.config_maps.remove(name).is_some() {
+                    self.config_map_changed(name.clone(), at);
+                }
             }
             Kind::ServiceCidr => {
                 self.service_cidrs.remove(name);
@@ -125,6 +130,11 @@ impl Store {
         self.changed(at);
     }
 
+    fn config_map_changed(&mut self, name: ObjectName, at: Duration) {
+        self.dirty_config_maps.insert(name);
+        self.changed(at);
+    }
+
     fn changed(&mut self, at: Duration) {
         self.since = Some(self.since.map_or(at, |since| since.min(at)));
     }
@@ -157,6 +167,7 @@ impl Store {
         let since = self.since.take()?;
         let services = std::mem::take(&mut self.dirty_services);
         let nodes = std::mem::take(&mut self.dirty_nodes);
+        let config_maps = std::mem::take(&mut self.dirty_config_maps);
         Some(Update {
             services: services
                 .into_iter()
@@ -170,6 +181,13 @@ impl Store {
                 .map(|name| {
                     let node = self.nodes.get(&name).map(Arc::clone);
                     (name, node)
+                })
+                .collect(),
+            config_maps: config_maps
+                .into_iter()
+                .map(|name| {
+                    let config_map = self.config_maps.get(&name).map(Arc::clone);
+                    (name, config_map)
                 })
                 .collect(),
             synced: self.synced,

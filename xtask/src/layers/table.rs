@@ -184,6 +184,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         module: "admin",
         // What the parts publish of themselves; `app` hands in the receiving ends.
         may: &[
+            "crate::net::View",
             "crate::reconcile::Query",
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",

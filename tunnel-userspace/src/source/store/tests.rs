@@ -33,6 +33,7 @@ fn slice(text: &str, owner: &str) -> Object {
 fn node(text: &str) -> Object {
     Object::Node(Arc::new(Node {
         name: ObjectName::new("", text),
+        created: None,
         labels: BTreeMap::new(),
         internal_ips: Vec::new(),
         eligible: true,

@@ -20,6 +20,7 @@ fn id(name: &str) -> ObjectId {
 fn node(name: &str, version: &str) -> Said {
     Said::Object(Object::Node(Arc::new(Node {
         name: ObjectName::new("", name),
+        created: None,
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),
         internal_ips: Vec::new(),
         eligible: true,

@@ -1,0 +1,35 @@
+//! Checked access to packets.
+#![expect(unsafe_code, reason = "packets are read by helpers of the kernel")]
+
+use aya_ebpf::{
+    EbpfContext as _, bindings::bpf_hdr_start_off::BPF_HDR_START_NET,
+    helpers::generated::bpf_skb_load_bytes_relative, programs::TcContext,
+};
+
+/// The protocol of the network layer (`ETH_P_…`), in host byte order.
+#[inline(always)]
+pub(crate) fn protocol(ctx: &TcContext) -> u16 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the protocol is in the first two bytes, in network byte order"
+    )]
+    u16::from_be(ctx.skb.protocol() as u16)
+}
+
+/// Words of the network header, from an offset in it, as they are in the packet; nothing if the
+/// packet ends before.
+#[inline(always)]
+pub(crate) fn load<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
+    let mut words = [0_u32; WORDS];
+    // SAFETY: the helper writes as many bytes as the array has, or none, and checks the packet.
+    let failed = unsafe {
+        bpf_skb_load_bytes_relative(
+            ctx.as_ptr(),
+            offset,
+            words.as_mut_ptr().cast(),
+            size_of::<[u32; WORDS]>() as u32,
+            BPF_HDR_START_NET,
+        )
+    };
+    if failed == 0 { Some(words) } else { None }
+}

@@ -1,0 +1,53 @@
+//! What keeps outsiders from the steering prefixes: they are local addresses of this node, so
+//! whatever came from an uplink would reach the ingress.
+
+use aya_ebpf::programs::TcContext;
+use tunnel_common::reason::Reason;
+
+use crate::{
+    bytes,
+    context::{GUARD_V4, GUARD_V6},
+    maps,
+};
+
+/// The next program decides (`TC_ACT_UNSPEC`, which is `TCX_NEXT` too).
+const NEXT: i32 = -1;
+/// The packet is dropped (`TC_ACT_SHOT`, which is `TCX_DROP` too).
+const DROP: i32 = 2;
+
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
+
+/// Where the destination is in the header (RFC 791 section 3.1, RFC 8200 section 3).
+const DESTINATION_V4: u32 = 16;
+const DESTINATION_V6: u32 = 24;
+
+/// Drops a packet to a steering prefix; leaves any other to the next program.
+#[inline(always)]
+pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
+    let is_kept_out = match bytes::protocol(ctx) {
+        ETH_P_IP => bytes::load::<1>(ctx, DESTINATION_V4).is_some_and(|to| is_inside_v4(&to)),
+        ETH_P_IPV6 => bytes::load::<4>(ctx, DESTINATION_V6).is_some_and(|to| is_inside_v6(&to)),
+        _ => false,
+    };
+    if is_kept_out {
+        maps::count(Reason::Guarded);
+        return DROP;
+    }
+    NEXT
+}
+
+#[inline(always)]
+fn is_inside_v4([to]: &[u32; 1]) -> bool {
+    let [network, mask] = &GUARD_V4;
+    to & mask.load() == network.load()
+}
+
+#[inline(always)]
+fn is_inside_v6([a, b, c, d]: &[u32; 4]) -> bool {
+    let [n0, n1, n2, n3, m0, m1, m2, m3] = &GUARD_V6;
+    a & m0.load() == n0.load()
+        && b & m1.load() == n1.load()
+        && c & m2.load() == n2.load()
+        && d & m3.load() == n3.load()
+}

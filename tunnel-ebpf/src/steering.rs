@@ -1,0 +1,104 @@
+//! Ports of edge nodes: a connect to one goes to an address that stands for it, where the tunnel's
+//! ingress listens.
+
+use tunnel_common::{
+    addr::Protocol,
+    origin::{ORIGIN_VERSION, Origin},
+    reason::Reason,
+    service::{FrontKey, State},
+    steering::{Steered, SteeringKey},
+};
+
+use crate::{
+    context::{self, Sock},
+    maps, socket,
+};
+
+/// How often a record is looked up that turns out to be another key's.
+const TRIES: u32 = 4;
+
+/// The number in the place of a service's and a backend's. Only UDP asks for those.
+const NOBODY: u32 = u32::MAX;
+
+/// What became of a connect.
+pub(crate) enum Steering {
+    /// It goes to the ingress.
+    Redirected,
+    /// It was the daemon's probe, and is not to leave.
+    Refused,
+    /// It is none of the tunnel's.
+    None,
+    /// Each try met an index that was being replaced.
+    Unstable,
+}
+
+/// Sends a connect to a port of an edge node to the ingress. Of TCP only: kubelets serve nothing
+/// over UDP.
+#[inline(always)]
+pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
+    if !context::is_steering() || key.protocol != Protocol::TCP {
+        return Steering::None;
+    }
+    let steered = match find(&SteeringKey::new(key.address, key.port)) {
+        Ok(Some(steered)) => steered,
+        Ok(None) => return Steering::None,
+        Err(Unstable) => return Steering::Unstable,
+    };
+    if steered.kind == Steered::CANARY {
+        maps::note_host(sock.namespace());
+        return Steering::Refused;
+    }
+    if sock.is_own() || sock.is_bound_to_device() && is_of_host(sock) {
+        return Steering::None;
+    }
+    let mut origin = Origin {
+        used: 0,
+        vip: key.address,
+        backend: steered.to,
+        index: NOBODY,
+        state: State::default(),
+        service: NOBODY,
+        vip_port: key.port,
+        backend_port: steered.to_port,
+        protocol: key.protocol,
+        version: ORIGIN_VERSION,
+        flags: 0,
+        reserved: 0,
+    };
+    let current = maps::origin(sock.context());
+    let is_remembered = socket::remember(sock, current, &mut origin);
+    maps::count(if is_remembered {
+        Reason::Steered
+    } else {
+        Reason::SteeredUntracked
+    });
+    sock.set(&origin.backend, origin.backend_port);
+    Steering::Redirected
+}
+
+struct Unstable;
+
+/// The record of an address and port. An element of the hash that is replaced is reused at once, so
+/// the index may be another key's; the record tells by the key it echoes.
+#[inline(always)]
+fn find(key: &SteeringKey) -> Result<Option<&'static Steered>, Unstable> {
+    // Bounded by TRIES for the verifier.
+    for _ in 0..TRIES {
+        let Some(index) = maps::steer_index(key) else {
+            return Ok(None);
+        };
+        match maps::steered(index) {
+            Some(steered) if steered.key == *key => return Ok(Some(steered)),
+            _ => {}
+        }
+    }
+    Err(Unstable)
+}
+
+/// Whether a socket is in the host's network namespace. There, one that is bound to a device can't
+/// reach the ingress, which is reached by loopback. While the namespace is not known, any may be.
+#[inline(always)]
+fn is_of_host<S: Sock>(sock: &S) -> bool {
+    let host = maps::host();
+    host == 0 || host == sock.namespace()
+}

@@ -1,0 +1,271 @@
+//! The data path of a node: its maps and programs, and their owner.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+use tunnel_common::LAYOUT_VERSION;
+
+use super::{NodeError, failed};
+use crate::{
+    admin::{self, Setup, Views},
+    app::{
+        canary::{self, CanaryError},
+        state::State,
+    },
+    bpf::{
+        self, Counters, DataPath, Features, Guard, KernelMaps, KernelSteering, Pins, RcuGrace,
+        Switches,
+    },
+    clock::since_boot,
+    config::{self, Config},
+    model::{Algorithm, ObjectName, ServiceState, Targets, Update},
+    net::View,
+    plan::SteeringRules,
+    reconcile::{self, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings},
+    source::file::FileSource,
+};
+
+/// The parts of the data path, in the order in which they are made.
+pub(super) struct Parts {
+    cgroup: PathBuf,
+    features: Features,
+    data_path: DataPath,
+    counters: Option<Counters>,
+    pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    /// What each index of a steering address stands for.
+    pub(super) targets: watch::Receiver<std::sync::Arc<Targets>>,
+    is_steering: bool,
+    stats: watch::Receiver<reconcile::Stats>,
+    /// Held until the end, against another daemon.
+    pins: Pins,
+    _state: State,
+}
+
+impl Parts {
+    /// Everything up to, and without, the first write and the first attached program.
+    pub(super) fn load(config: &Config) -> Result<Self, NodeError> {
+        let cgroup = match &config.bpf.cgroup.0 {
+            Some(path) => path.clone(),
+            None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
+        };
+        bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
+        bpf::raise_memory_limit();
+        let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
+        let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
+        let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
+        info!(?features, "probed the kernel");
+        let wanted = sizes(config.bpf.maps);
+        let mut data_path = DataPath::load(&pins, wanted, features, &switches(config))
+            .map_err(failed("cannot load the data path"))?;
+        let found = data_path.sizes();
+        if found != wanted {
+            warn!(
+                ?wanted,
+                ?found,
+                "the maps that are there keep the sizes they were made with"
+            );
+        }
+        let (maps, counters) = data_path
+            .take_maps()
+            .map_err(failed("cannot use the maps"))?;
+        let grace = || RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"));
+        let settings = Settings {
+            node_name: config.node_name.clone(),
+            algorithm: match config.service.algorithm {
+                config::Algorithm::Random => Algorithm::Random,
+                config::Algorithm::RoundRobin => Algorithm::RoundRobin,
+            },
+        };
+        let steering = data_path
+            .take_steering()
+            .map_err(failed("cannot use the maps"))?;
+        let steering = Steering::adopt(steering, found, steering_settings(config)?, since_boot())
+            .map_err(failed("cannot take over the steering maps"))?;
+        let targets = steering.targets();
+        let mut first = grace()?;
+        let reconciler = Reconciler::adopt(maps, found, &mut first, settings)
+            .map_err(failed("cannot take over the maps"))?;
+        let (owner, stats) = reconcile::start(
+            reconciler,
+            steering,
+            (grace()?, first),
+            config.service.full_sync,
+        )
+        .map_err(failed("cannot start the owner of the maps"))?;
+        Ok(Self {
+            cgroup,
+            features,
+            data_path,
+            counters: Some(counters),
+            owner,
+            targets,
+            is_steering: config.tunnel.steering.is_some(),
+            stats,
+            pins,
+            _state: state,
+        })
+    }
+
+    pub(super) fn views(
+        &mut self,
+        config: &Config,
+        source: &FileSource,
+        ready: watch::Receiver<Option<String>>,
+        queries: mpsc::Sender<Query>,
+        network: watch::Receiver<View>,
+    ) -> Views {
+        let counters = self.counters.take();
+        let sizes = self.data_path.sizes();
+        let refusing = if self.features.set_retval {
+            "bpf_set_retval"
+        } else {
+            "rewrite"
+        };
+        let setup = Setup {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            node: config.node_name.clone(),
+            started: jiff::Timestamp::now().to_string(),
+            cgroup: self.cgroup.display().to_string(),
+            pins: self.pins.root().display().to_string(),
+            layout: LAYOUT_VERSION,
+            refusing: refusing.to_owned(),
+            maps: admin::Maps {
+                fronts: sizes.fronts,
+                slots: sizes.slots,
+                backends: sizes.backends,
+            },
+        };
+        let read = move || match &counters {
+            Some(counters) => counters.read().map_err(|error| error.to_string()),
+            None => Ok(Vec::new()),
+        };
+        Views {
+            setup,
+            ready,
+            stats: self.stats.clone(),
+            queries,
+            network,
+            source: source.report(),
+            counters: Box::new(read),
+            listening: watch::Sender::new(BTreeMap::new()),
+        }
+    }
+
+    /// Writes the maps, attaches the programs, and sends the canary.
+    pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
+        let (since, whole) = (first.since, first.whole);
+        self.owner.apply(first);
+        let attached = self
+            .data_path
+            .attach(&self.cgroup)
+            .map_err(failed("cannot attach the programs"))?;
+        info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
+        let canary = |state: Option<ServiceState>| Update {
+            services: vec![(canary::name(), state)],
+            synced: true,
+            whole,
+            since,
+            ..Update::default()
+        };
+        self.owner.apply(canary(Some(canary::service())));
+        let arrived = if self.owner.is_programmed(&canary::name()) {
+            canary::connect(self.cgroup.clone())
+        } else {
+            warn!("no canary was sent: the maps have no room for it");
+            Ok(())
+        };
+        self.owner.apply(canary(None));
+        // Links that are not pinned end here if the canary did not arrive.
+        if self.is_steering && arrived.is_ok() {
+            self.find_host()?;
+        }
+        arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
+        attached.pin().map_err(failed("cannot pin the programs"))
+    }
+
+    /// Shows the programs the network namespace of the host: that which this connect comes from.
+    fn find_host(&mut self) -> Result<(), NodeError> {
+        let steering = self.owner.steering();
+        let key = canary::steering_key();
+        steering
+            .put_canary(&key)
+            .map_err(failed("cannot write the steering maps"))?;
+        canary::knock();
+        let cookie = steering
+            .take_canary(&key)
+            .map_err(failed("cannot use the steering maps"))?;
+        if cookie == 0 {
+            return Err(failed("the steering canary did not arrive")(
+                "the programs saw no connect of this process",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What is left once everything is attached: the guard, and the loop to run.
+    pub(super) fn into_running(self) -> Running {
+        Running {
+            guard: self.data_path.into_guard(),
+            owner: self.owner,
+            _held: (self.pins, self._state),
+        }
+    }
+}
+
+/// A data path that is programmed and attached.
+pub(super) struct Running {
+    pub(super) guard: Guard,
+    pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    /// Held until the end, against another daemon.
+    pub(super) _held: (Pins, State),
+}
+
+/// What the programs are told.
+fn switches(config: &Config) -> Switches {
+    let steering = config.tunnel.steering.as_ref();
+    Switches {
+        own_mark: steering.map_or(0, |steering| steering.mark),
+        prefixes: steering.map(config::Steering::ranges).unwrap_or_default(),
+    }
+}
+
+fn steering_settings(config: &Config) -> Result<SteeringSettings, NodeError> {
+    let Some(steering) = &config.tunnel.steering else {
+        return Ok(SteeringSettings {
+            rules: None,
+            prefixes: Vec::new(),
+            port: 0,
+        });
+    };
+    let prefixes = steering.ranges();
+    let has = |v4: bool| prefixes.iter().any(|prefix| prefix.is_v4() == v4);
+    let (namespace, name) = steering
+        .config_map
+        .split_once('/')
+        .unwrap_or(("", &steering.config_map));
+    let rules = SteeringRules {
+        own_node: config.node_name.clone(),
+        edge: steering
+            .edge_selector
+            .parse()
+            .map_err(failed("cannot use tunnel.steering.edgeSelector"))?,
+        config_map: ObjectName::new(namespace, name),
+        families: [has(true), has(false)],
+    };
+    Ok(SteeringSettings {
+        rules: Some(rules),
+        prefixes,
+        port: steering.port,
+    })
+}
+
+const fn sizes(maps: config::Maps) -> Sizes {
+    Sizes {
+        fronts: maps.fronts,
+        slots: maps.slots,
+        backends: maps.backends,
+        steering: maps.steering,
+    }
+}

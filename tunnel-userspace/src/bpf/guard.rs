@@ -1,0 +1,246 @@
+//! The guard of the uplinks: a program at tc that drops what comes from outside for a steering
+//! prefix. By a pinned link (tcx) where the kernel has them; else by a filter (clsact) with a fixed
+//! priority and handle, and the pinned program as a note that it is there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::CString,
+    fs, io,
+    mem::ManuallyDrop,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    programs::{
+        Program, ProgramError, SchedClassifier, TcAttachType, TestRun as _, TestRunOptions,
+        tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
+    },
+};
+use nix::net::if_::if_indextoname;
+use tunnel_common::names;
+
+use super::{probe::Features, sys};
+use crate::net::Keeper;
+
+/// The filter's place: before all others, under a handle that nobody counts up to.
+const PRIORITY: u16 = 1;
+const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
+
+/// How the pins of guards are named, before the index of the device.
+const PREFIX: &str = "guard-";
+
+/// An uplink could not be guarded.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} the guard of uplink {device}")]
+pub struct GuardError {
+    step: &'static str,
+    device: String,
+    #[source]
+    source: io::Error,
+}
+
+/// The program, and where it is.
+pub struct Guard {
+    ebpf: Ebpf,
+    links: PathBuf,
+    features: Features,
+    /// The devices on which this process has put it.
+    placed: BTreeSet<u32>,
+}
+
+impl Guard {
+    pub(super) const fn new(ebpf: Ebpf, links: PathBuf, features: Features) -> Self {
+        Self {
+            ebpf,
+            links,
+            features,
+            placed: BTreeSet::new(),
+        }
+    }
+
+    fn program(&mut self) -> io::Result<&mut SchedClassifier> {
+        match self.ebpf.program_mut(names::GUARD) {
+            Some(Program::SchedClassifier(program)) => Ok(program),
+            _ => Err(io::Error::other("the object has no guard")),
+        }
+    }
+
+    /// Runs the program on a frame and gives its verdict: -1 to pass, 2 to drop.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused.
+    pub fn run(&mut self, frame: &[u8]) -> io::Result<i32> {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ..TestRunOptions::default()
+        };
+        let result = self.program()?.test_run(options).map_err(to_io)?;
+        Ok(result.return_value.cast_signed())
+    }
+
+    fn put(&mut self, device: u32, name: &str) -> Result<(), GuardError> {
+        let failed = |step| {
+            let device = name.to_owned();
+            move |source| GuardError {
+                step,
+                device,
+                source,
+            }
+        };
+        let pin = self.links.join(format!("{PREFIX}{device}"));
+        if self.features.tcx {
+            self.put_link(device, &pin).map_err(failed("attach"))
+        } else {
+            self.put_filter(name, &pin).map_err(failed("attach"))
+        }
+    }
+
+    fn put_link(&mut self, device: u32, pin: &Path) -> io::Result<()> {
+        let program = self.program()?.fd().map_err(to_io)?;
+        if let Some(link) = open(pin)? {
+            if sys::tcx_device(link.as_fd())? == Some(device) {
+                return sys::update_link(link.as_fd(), program);
+            }
+            fs::remove_file(pin)?;
+        }
+        let link = sys::create_tcx_link(program.as_fd(), device)?;
+        sys::pin(link.as_fd(), pin)
+    }
+
+    fn put_filter(&mut self, name: &str, pin: &Path) -> io::Result<()> {
+        match qdisc_add_clsact(name) {
+            Err(aya::programs::TcError::AlreadyAttached) | Ok(()) => {}
+            Err(error) => return Err(io::Error::other(error)),
+        }
+        let program = self.program()?;
+        let there = place_of(name)?;
+        // An attach that replaces fails where there is nothing to replace.
+        let id = if let Ok(id) = program.attach_to_link(there) {
+            id
+        } else {
+            let options = NlOptions {
+                priority: PRIORITY,
+                handle: HANDLE,
+                classid: None,
+            };
+            let options = TcAttachOptions::Netlink(options);
+            program
+                .attach_with_options(name, TcAttachType::Ingress, options)
+                .map_err(to_io)?
+        };
+        // The filter is to outlive this process; a link that is dropped takes it off.
+        let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
+        // The note comes after the filter: one without the other is put there again.
+        if open(pin)?.is_some() {
+            fs::remove_file(pin)?;
+        }
+        sys::pin(program.fd().map_err(to_io)?.as_fd(), pin)
+    }
+}
+
+impl Keeper for Guard {
+    type Error = GuardError;
+
+    fn keep(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
+        self.placed.retain(|device| uplinks.contains_key(device));
+        for (device, name) in uplinks {
+            if !self.placed.contains(device) {
+                self.put(*device, name)?;
+                self.placed.insert(*device);
+                tracing::info!(uplink = %name, "guarded: nothing from there reaches a steering prefix");
+            }
+        }
+        Ok(())
+    }
+
+    fn is_anywhere(&self) -> bool {
+        is_anywhere(&self.links)
+    }
+
+    fn tidy(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
+        for (device, pin) in pinned(&self.links) {
+            if uplinks.contains_key(&device) {
+                continue;
+            }
+            let failed = |source| GuardError {
+                step: "take off",
+                device: device.to_string(),
+                source,
+            };
+            remove_filter(&pin, device).map_err(failed)?;
+            fs::remove_file(&pin).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether any device is guarded.
+pub(super) fn is_anywhere(links: &Path) -> bool {
+    !pinned(links).is_empty()
+}
+
+/// Every pinned guard, with its device.
+fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
+    let Ok(entries) = fs::read_dir(links) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| Some((device_of(entry.file_name().to_str()?)?, entry.path())))
+        .collect()
+}
+
+/// The device that a pin of that name guards; nothing if it is no guard.
+pub(super) fn device_of(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// Whether a pin is a guard of that device: a link at tc, of it or of one that is gone, or the note
+/// of a filter.
+pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
+    let object = sys::open_pin(pin)?;
+    if let Some(found) = sys::tcx_device(object.as_fd())? {
+        return Ok(found == device || found == 0);
+    }
+    sys::is_classifier(object.as_fd(), names::GUARD)
+}
+
+/// Takes off the filter that a pin is the note of, if it is one and the device is there.
+pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
+    let object = sys::open_pin(pin)?;
+    if !sys::is_classifier(object.as_fd(), names::GUARD)? {
+        return Ok(());
+    }
+    let Ok(name) = if_indextoname(device) else {
+        return Ok(());
+    };
+    let name: CString = name;
+    let there = place_of(&name.to_string_lossy())?;
+    // It may be gone already.
+    if let Err(error) = aya::programs::links::Link::detach(there) {
+        tracing::debug!(%error, device, "no filter to take off");
+    }
+    Ok(())
+}
+
+fn place_of(name: &str) -> io::Result<SchedClassifierLink> {
+    SchedClassifierLink::attached(name, TcAttachType::Ingress, PRIORITY, HANDLE, None)
+}
+
+fn open(pin: &Path) -> io::Result<Option<std::os::fd::OwnedFd>> {
+    match sys::open_pin(pin) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn to_io(error: ProgramError) -> io::Error {
+    match error {
+        ProgramError::SyscallError(error) => error.io_error,
+        other => io::Error::other(other),
+    }
+}

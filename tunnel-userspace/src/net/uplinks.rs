@@ -1,0 +1,125 @@
+//! Which links lead to the world. A link is taken for an uplink unless it is known to lead to pods
+//! of this node, so that one of a kind that nobody thought of is guarded.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A link, as far as it matters here.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Link {
+    pub(super) index: u32,
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    /// The bridge that it is a port of.
+    pub(super) bridge: Option<u32>,
+}
+
+/// The kinds of links that may lead to pods.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kind {
+    Loopback,
+    /// One end of a pair (veth, netkit) whose other end is in another network namespace.
+    Pair,
+    Bridge,
+    Other,
+}
+
+/// The uplinks: those that the config names, or else all links that don't lead to pods: loopback,
+/// pairs into other namespaces and bridges of nothing but such, unless a route by a gateway leads
+/// over them.
+pub(super) fn find(
+    links: &[Link],
+    gateways: &BTreeSet<u32>,
+    named: &[String],
+) -> BTreeMap<u32, String> {
+    let is_uplink = |link: &&Link| {
+        if named.is_empty() {
+            !is_inside(link, links, gateways)
+        } else {
+            named.contains(&link.name)
+        }
+    };
+    let uplinks = links.iter().filter(is_uplink);
+    uplinks
+        .map(|link| (link.index, link.name.clone()))
+        .collect()
+}
+
+fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
+    match link.kind {
+        Kind::Loopback => true,
+        Kind::Pair => !gateways.contains(&link.index) && !has_outside_bridge(link, links, gateways),
+        Kind::Bridge => is_inner_bridge(link, links, gateways),
+        Kind::Other => false,
+    }
+}
+
+/// A port of a bridge that has a way out is as far outside as the bridge.
+fn has_outside_bridge(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
+    let bridge = links.iter().find(|other| Some(other.index) == link.bridge);
+    bridge.is_some_and(|bridge| gateways.contains(&bridge.index))
+}
+
+fn is_inner_bridge(bridge: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
+    let mut ports = links
+        .iter()
+        .filter(|port| port.bridge == Some(bridge.index));
+    !gateways.contains(&bridge.index) && ports.all(|port| port.kind == Kind::Pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(index: u32, kind: Kind, bridge: Option<u32>) -> Link {
+        Link {
+            index,
+            name: format!("link{index}"),
+            kind,
+            bridge,
+        }
+    }
+
+    fn found(links: &[Link], gateways: &[u32]) -> Vec<u32> {
+        find(links, &gateways.iter().copied().collect(), &[])
+            .into_keys()
+            .collect()
+    }
+
+    #[test]
+    fn pairs_into_pods_and_loopback_are_inside_and_all_else_is_an_uplink() {
+        let links = [
+            link(1, Kind::Loopback, None),
+            link(2, Kind::Other, None),
+            link(3, Kind::Pair, None),
+        ];
+
+        assert_eq!(found(&links, &[2]), [2]);
+    }
+
+    #[test]
+    fn a_pair_that_a_gateway_is_behind_is_an_uplink() {
+        let links = [link(2, Kind::Pair, None), link(3, Kind::Pair, None)];
+
+        assert_eq!(found(&links, &[2]), [2]);
+    }
+
+    #[test]
+    fn a_bridge_is_inside_as_long_as_all_its_ports_are() {
+        let bridge = link(4, Kind::Bridge, None);
+        let pod = link(5, Kind::Pair, Some(4));
+        let card = link(6, Kind::Other, Some(4));
+
+        assert_eq!(found(&[bridge.clone(), pod.clone()], &[]), [0_u32; 0]);
+        assert_eq!(found(&[bridge.clone(), pod.clone(), card], &[]), [4, 6]);
+        assert_eq!(found(&[bridge, pod], &[4]), [4, 5]);
+    }
+
+    #[test]
+    fn the_config_has_the_last_word() {
+        let links = [link(2, Kind::Other, None), link(3, Kind::Pair, None)];
+
+        let named = find(&links, &BTreeSet::new(), &["link3".to_owned()]);
+
+        assert_eq!(named, BTreeMap::from([(3, "link3".to_owned())]));
+    }
+}

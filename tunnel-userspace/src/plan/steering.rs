@@ -1,0 +1,153 @@
+//! Which addresses and ports are steered to the tunnel: those of edge nodes.
+
+mod ports;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use tunnel_common::{
+    addr::{Address, Port},
+    reason::Reason,
+    steering::SteeringKey,
+};
+
+use crate::model::{ConfigMap, Node, ObjectName, Selector, Target};
+
+/// What steering goes by.
+#[derive(Clone, Debug)]
+pub struct SteeringRules {
+    /// The name of this node's own Node; nothing is steered where it is an edge node.
+    pub own_node: String,
+    /// Which Nodes are edge nodes.
+    pub edge: Selector,
+    /// The ConfigMap with further ports.
+    pub config_map: ObjectName,
+    /// The families that there is a steering prefix of: IPv4, IPv6.
+    pub families: [bool; 2],
+}
+
+/// Something that is not steered, and why.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct SteeringProblem {
+    /// The reason, as it is counted.
+    pub reason: Reason,
+    /// The object, and the field or entry.
+    pub object: String,
+    /// What is wrong with it.
+    pub text: String,
+}
+
+/// What is to be steered.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SteeringPlan {
+    /// Every address and port, and whose it is.
+    pub targets: BTreeMap<SteeringKey, Target>,
+    /// How many Nodes are edge nodes.
+    pub edge_nodes: usize,
+    /// What is left out.
+    pub problems: BTreeSet<SteeringProblem>,
+}
+
+/// Plans which connects are steered.
+#[must_use]
+pub fn steering(
+    nodes: &BTreeMap<ObjectName, Arc<Node>>,
+    config_map: Option<&ConfigMap>,
+    rules: &SteeringRules,
+) -> SteeringPlan {
+    let mut plan = SteeringPlan::default();
+    let is_edge = |node: &Node| rules.edge.matches(&node.labels);
+    let is_own = |node: &Node| *node.name.name == *rules.own_node;
+    if nodes.values().any(|node| is_own(node) && is_edge(node)) {
+        return plan;
+    }
+    let ports = ports::read(config_map, &mut plan.problems);
+    let owners = owners(nodes, &is_edge);
+    for node in nodes.values().filter(|node| is_edge(node)) {
+        plan.edge_nodes = plan.edge_nodes.saturating_add(1);
+        for address in own_addresses(node, &owners, rules, &mut plan.problems) {
+            for (port, is_loopback) in &ports {
+                let key = SteeringKey::new(Address::from_ip(address), Port::from_host(*port));
+                let target = Target {
+                    node: Arc::clone(&node.name.name),
+                    address,
+                    port: *port,
+                    loopback: *is_loopback,
+                };
+                plan.targets.insert(key, target);
+            }
+        }
+    }
+    plan
+}
+
+/// Who has which address. Of several Nodes it is one that is no edge node, whose traffic must not
+/// be taken, then the older one, then the first by name.
+fn owners<'a>(
+    nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
+    is_edge: &impl Fn(&Node) -> bool,
+) -> BTreeMap<IpAddr, (bool, i64, &'a ObjectName)> {
+    let mut owners = BTreeMap::new();
+    for node in nodes.values() {
+        let rank = (is_edge(node), node.created.unwrap_or(i64::MAX), &node.name);
+        for address in &node.internal_ips {
+            let owner = owners.entry(address.to_canonical()).or_insert(rank);
+            *owner = rank.min(*owner);
+        }
+    }
+    owners
+}
+
+/// The addresses of a Node that are its own and can be steered; what is wrong with the others is
+/// noted.
+fn own_addresses(
+    node: &Node,
+    owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,
+    rules: &SteeringRules,
+    problems: &mut BTreeSet<SteeringProblem>,
+) -> Vec<IpAddr> {
+    let mut refuse = |text: String| {
+        problems.insert(SteeringProblem {
+            reason: Reason::NodeRefused,
+            object: format!("Node {}: status.addresses", node.name.name),
+            text,
+        });
+    };
+    if node.internal_ips.is_empty() {
+        refuse("has no InternalIP, so nothing of it is steered".to_owned());
+    }
+    let mut own = Vec::new();
+    for address in node.internal_ips.iter().map(IpAddr::to_canonical) {
+        let [has_v4, has_v6] = rules.families;
+        let has_family = if address.is_ipv4() { has_v4 } else { has_v6 };
+        match owners.get(&address) {
+            _ if !is_of_one_host(address) => {
+                refuse(format!("{address} is not the address of one host"));
+            }
+            Some((is_edge, _, owner)) if **owner != node.name => {
+                let kind = if *is_edge { "edge node" } else { "cloud node" };
+                let owner = &owner.name;
+                refuse(format!(
+                    "{address} is that of {kind} {owner} too, which has it"
+                ));
+            }
+            _ if has_family => own.push(address),
+            _ => {}
+        }
+    }
+    own
+}
+
+fn is_of_one_host(address: IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !(address.is_loopback() || address.is_unspecified() || address.is_multicast() || is_link_local)
+}
+
+#[cfg(test)]
+mod tests;

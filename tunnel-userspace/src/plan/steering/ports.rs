@@ -1,0 +1,103 @@
+//! The ports of kubelets, and the further ones of yurt-tunnel's ConfigMap
+//! (OpenYurt v1.7.0 `pkg/yurttunnel/util/util.go`, `trafficforward/iptables`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tunnel_common::reason::Reason;
+
+use super::SteeringProblem;
+use crate::model::ConfigMap;
+
+/// The kubelet's own ports: always steered, whatever a list says.
+const KUBELET: [u16; 2] = [10_250, 10_255];
+/// What a pair of `dnat-ports-pair` must lead to: the port of yurt-tunnel-server for plain HTTP.
+const HTTP_LISTENER: u16 = 10_264;
+
+const DNAT: &str = "dnat-ports-pair";
+const HTTP: &str = "http-proxy-ports";
+const HTTPS: &str = "https-proxy-ports";
+const LOCALHOST: &str = "localhost-proxy-ports";
+
+/// Every port that is steered, and whether the agent is to dial loopback for it. An entry that is
+/// no port is noted and left out; the others stand. No ConfigMap is an empty one.
+pub(super) fn read(
+    config_map: Option<&ConfigMap>,
+    problems: &mut BTreeSet<SteeringProblem>,
+) -> BTreeMap<u16, bool> {
+    let mut ports: BTreeMap<u16, bool> = KUBELET.map(|port| (port, false)).into();
+    let Some(config_map) = config_map else {
+        return ports;
+    };
+    let mut lists = Lists {
+        config_map,
+        problems,
+    };
+    let http = lists.of(HTTP, port);
+    let https = lists.of(HTTPS, port);
+    let dnat = lists.of(DNAT, pair);
+    for both in http.intersection(&https) {
+        lists.note(HTTP, format!("{both} is in {HTTPS} too, which is taken"));
+    }
+    for port in http.iter().chain(&https).chain(&dnat) {
+        ports.entry(*port).or_insert(false);
+    }
+    for port in lists.of(LOCALHOST, port) {
+        ports.insert(port, true);
+    }
+    ports
+}
+
+struct Lists<'a> {
+    config_map: &'a ConfigMap,
+    problems: &'a mut BTreeSet<SteeringProblem>,
+}
+
+impl Lists<'_> {
+    fn of(&mut self, key: &str, read: fn(&str) -> Result<u16, String>) -> BTreeSet<u16> {
+        let list = self.config_map.data.get(key).map_or("", String::as_str);
+        let mut ports = BTreeSet::new();
+        for entry in list
+            .split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty())
+        {
+            match read(entry) {
+                Ok(port) => {
+                    ports.insert(port);
+                }
+                Err(text) => self.note(key, text),
+            }
+        }
+        ports
+    }
+
+    fn note(&mut self, key: &str, text: String) {
+        let name = &self.config_map.name;
+        self.problems.insert(SteeringProblem {
+            reason: Reason::PortsRefused,
+            object: format!("ConfigMap {name}: data[{key}]"),
+            text,
+        });
+    }
+}
+
+fn port(entry: &str) -> Result<u16, String> {
+    match entry.parse() {
+        Ok(port) if port != 0 && entry.bytes().all(|byte| byte.is_ascii_digit()) => Ok(port),
+        _ => Err(format!("`{entry}` is no port from 1 to 65535")),
+    }
+}
+
+fn pair(entry: &str) -> Result<u16, String> {
+    let Some((from, to)) = entry.split_once('=') else {
+        return Err(format!("`{entry}` is no pair such as 9100={HTTP_LISTENER}"));
+    };
+    let (from, to) = (port(from.trim())?, port(to.trim())?);
+    if to == HTTP_LISTENER {
+        Ok(from)
+    } else {
+        Err(format!(
+            "`{entry}` does not lead to {HTTP_LISTENER}, the only listener that counts"
+        ))
+    }
+}

@@ -1,0 +1,258 @@
+use super::*;
+
+fn node(name: &str, edge: bool, addresses: &[&str]) -> Arc<Node> {
+    let label = ("openyurt.io/is-edge-worker".to_owned(), edge.to_string());
+    Arc::new(Node {
+        name: ObjectName::new("", name),
+        created: None,
+        labels: BTreeMap::from([label]),
+        internal_ips: addresses
+            .iter()
+            .map(|ip| ip.parse().expect("an address"))
+            .collect(),
+        eligible: true,
+    })
+}
+
+fn created(node: &Arc<Node>, at: i64) -> Arc<Node> {
+    Arc::new(Node {
+        created: Some(at),
+        ..(**node).clone()
+    })
+}
+
+fn rules() -> SteeringRules {
+    SteeringRules {
+        own_node: "cloud-1".to_owned(),
+        edge: "openyurt.io/is-edge-worker=true"
+            .parse()
+            .expect("a selector"),
+        config_map: ObjectName::new("kube-system", "yurt-tunnel-server-cfg"),
+        families: [true, true],
+    }
+}
+
+fn config_map(entries: &[(&str, &str)]) -> ConfigMap {
+    let data = entries
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    ConfigMap {
+        name: rules().config_map,
+        data: data.collect(),
+    }
+}
+
+fn plan(nodes: &[Arc<Node>], config_map: Option<&ConfigMap>) -> SteeringPlan {
+    let nodes = nodes
+        .iter()
+        .map(|node| (node.name.clone(), Arc::clone(node)));
+    steering(&nodes.collect(), config_map, &rules())
+}
+
+fn targets(plan: &SteeringPlan) -> Vec<String> {
+    let mut words: Vec<_> = plan
+        .targets
+        .values()
+        .map(|target| format!("{target}{}", if target.loopback { " loopback" } else { "" }))
+        .collect();
+    words.sort();
+    words
+}
+
+fn problems(plan: &SteeringPlan) -> Vec<String> {
+    plan.problems
+        .iter()
+        .map(|problem| {
+            format!(
+                "{}: {} {}",
+                problem.reason.label(),
+                problem.object,
+                problem.text
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn edge_nodes_are_steered_by_each_internal_address_and_cloud_nodes_are_not() {
+    let nodes = [
+        node("cloud-1", false, &["10.0.0.1"]),
+        node("edge-7", true, &["10.1.2.3", "fd00::3"]),
+    ];
+
+    let plan = plan(&nodes, None);
+
+    assert_eq!(
+        targets(&plan),
+        [
+            "edge-7 (10.1.2.3:10250)",
+            "edge-7 (10.1.2.3:10255)",
+            "edge-7 ([fd00::3]:10250)",
+            "edge-7 ([fd00::3]:10255)",
+        ]
+    );
+    assert_eq!(plan.problems, BTreeSet::new());
+}
+
+#[test]
+fn an_address_in_its_mapped_form_is_the_ipv4_address() {
+    let plan = plan(&[node("edge-7", true, &["::ffff:10.1.2.3"])], None);
+
+    assert_eq!(
+        targets(&plan),
+        ["edge-7 (10.1.2.3:10250)", "edge-7 (10.1.2.3:10255)"]
+    );
+}
+
+#[test]
+fn where_the_own_node_is_an_edge_node_nothing_is_steered() {
+    let nodes = [
+        node("cloud-1", true, &["10.0.0.1"]),
+        node("edge-7", true, &["10.1.2.3"]),
+    ];
+
+    assert_eq!(plan(&nodes, None), SteeringPlan::default());
+}
+
+#[test]
+fn without_a_prefix_of_its_family_an_address_is_not_steered() {
+    let nodes = BTreeMap::from([(
+        ObjectName::new("", "edge-7"),
+        node("edge-7", true, &["10.1.2.3", "fd00::3"]),
+    )]);
+    let rules = SteeringRules {
+        families: [true, false],
+        ..rules()
+    };
+
+    assert_eq!(steering(&nodes, None, &rules).targets.len(), 2);
+}
+
+#[test]
+fn of_two_edge_nodes_with_one_address_the_older_has_it_and_the_other_is_named() {
+    let old = created(&node("edge-9", true, &["10.1.2.3"]), 100);
+    let young = created(&node("edge-1", true, &["10.1.2.3", "10.1.2.4"]), 200);
+
+    let plan = plan(&[old, young], None);
+
+    assert_eq!(
+        targets(&plan),
+        [
+            "edge-1 (10.1.2.4:10250)",
+            "edge-1 (10.1.2.4:10255)",
+            "edge-9 (10.1.2.3:10250)",
+            "edge-9 (10.1.2.3:10255)",
+        ]
+    );
+    assert_eq!(
+        problems(&plan),
+        [
+            "node_refused: Node edge-1: status.addresses 10.1.2.3 is that of edge node edge-9 too, \
+          which has it"
+        ]
+    );
+}
+
+#[test]
+fn the_traffic_of_a_cloud_node_is_never_taken() {
+    let nodes = [
+        created(&node("edge-7", true, &["10.1.2.3"]), 100),
+        created(&node("cloud-2", false, &["10.1.2.3"]), 200),
+    ];
+
+    let plan = plan(&nodes, None);
+
+    assert_eq!(targets(&plan), Vec::<String>::new());
+    assert_eq!(
+        problems(&plan),
+        [
+            "node_refused: Node edge-7: status.addresses 10.1.2.3 is that of cloud node cloud-2 too, \
+          which has it"
+        ]
+    );
+}
+
+#[test]
+fn a_node_without_an_address_of_its_own_is_named_and_the_rest_goes_on() {
+    let nodes = [
+        node("edge-1", true, &[]),
+        node(
+            "edge-2",
+            true,
+            &["127.0.0.1", "fe80::1", "0.0.0.0", "224.0.0.1"],
+        ),
+        node("edge-3", true, &["10.1.2.3"]),
+    ];
+
+    let plan = plan(&nodes, None);
+
+    assert_eq!(targets(&plan).len(), 2);
+    assert_eq!(plan.edge_nodes, 3);
+    assert_eq!(plan.problems.len(), 5);
+    assert!(problems(&plan)[0].contains("Node edge-1: status.addresses has no InternalIP"));
+}
+
+#[test]
+fn every_list_of_the_config_map_adds_ports_and_one_sends_them_to_loopback() {
+    let config_map = config_map(&[
+        ("dnat-ports-pair", "9051=10264, 9052 = 10264"),
+        ("http-proxy-ports", "9445, 9100"),
+        ("https-proxy-ports", "9443,9443"),
+        ("localhost-proxy-ports", "10266, 9100"),
+    ]);
+
+    let plan = plan(&[node("edge-7", true, &["10.1.2.3"])], Some(&config_map));
+
+    assert_eq!(
+        targets(&plan),
+        [
+            "edge-7 (10.1.2.3:10250)",
+            "edge-7 (10.1.2.3:10255)",
+            "edge-7 (10.1.2.3:10266) loopback",
+            "edge-7 (10.1.2.3:9051)",
+            "edge-7 (10.1.2.3:9052)",
+            "edge-7 (10.1.2.3:9100) loopback",
+            "edge-7 (10.1.2.3:9443)",
+            "edge-7 (10.1.2.3:9445)",
+        ]
+    );
+    assert_eq!(problems(&plan), Vec::<String>::new());
+}
+
+#[test]
+fn a_bad_entry_is_named_with_its_list_and_the_others_stand() {
+    let config_map = config_map(&[
+        (
+            "dnat-ports-pair",
+            "9051=10263,9052,a=10264,9053=10264=1,9054=10264",
+        ),
+        ("http-proxy-ports", "0,65536,x,,+80,9100, 9443"),
+        ("https-proxy-ports", "9443"),
+        ("localhost-proxy-ports", "-1"),
+    ]);
+
+    let plan = plan(&[node("edge-7", true, &["10.1.2.3"])], Some(&config_map));
+
+    let ports: BTreeSet<u16> = plan.targets.values().map(|target| target.port).collect();
+    assert_eq!(ports, BTreeSet::from([9054, 9100, 9443, 10250, 10255]));
+    let object = "ConfigMap kube-system/yurt-tunnel-server-cfg: data";
+    let text = problems(&plan).join("\n");
+    for words in [
+        "[dnat-ports-pair] `9051=10263` does not lead to 10264",
+        "[dnat-ports-pair] `9052` is no pair such as 9100=10264",
+        "[dnat-ports-pair] `a` is no port",
+        "[dnat-ports-pair] `10264=1` is no port",
+        "[http-proxy-ports] `0` is no port from 1 to 65535",
+        "[http-proxy-ports] `65536` is no port",
+        "[http-proxy-ports] `x` is no port",
+        "[http-proxy-ports] `+80` is no port",
+        "[http-proxy-ports] 9443 is in https-proxy-ports too",
+        "[localhost-proxy-ports] `-1` is no port",
+    ] {
+        assert!(
+            text.contains(&format!("ports_refused: {object}{words}")),
+            "{words}:\n{text}"
+        );
+    }
+    assert_eq!(plan.problems.len(), 10);
+}

@@ -1,0 +1,436 @@
+//! The owner of the steering maps. The index of an address and port is part of the address that
+//! connects are sent to, so it stands for the same one as long as any of them may be under way:
+//! one that was taken out is not used again for [`QUARANTINE`], and the maps remember it, across
+//! restarts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tunnel_common::{
+    addr::Port,
+    reason::Reason,
+    steering::{Prefix, Steered, SteeringKey},
+};
+
+use super::{ReadError, Sizes, SteeringMaps, WriteError};
+use crate::{
+    model::{ConfigMap, Node, ObjectName, Targets, Update},
+    plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
+};
+
+/// How long the index of something that is no longer steered stands for nothing else.
+pub const QUARANTINE: Duration = Duration::from_secs(600);
+
+/// What steering goes by.
+#[derive(Clone, Debug)]
+pub struct SteeringSettings {
+    /// Which nodes and ports; nothing where steering is off.
+    pub rules: Option<SteeringRules>,
+    /// The ranges of steering addresses.
+    pub prefixes: Vec<Prefix>,
+    /// The port of the ingress.
+    pub port: u16,
+}
+
+/// How it is, for status.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SteeringView {
+    /// How many Nodes are edge nodes.
+    pub edge_nodes: usize,
+    /// How many addresses and ports are steered.
+    pub entries: usize,
+    /// What is not steered, and why.
+    pub problems: Vec<String>,
+}
+
+/// The owner of the steering maps.
+pub struct Steering<M> {
+    maps: M,
+    /// How many keys there may be, and how many records.
+    capacity: u32,
+    entries: u32,
+    settings: SteeringSettings,
+    nodes: BTreeMap<ObjectName, Arc<Node>>,
+    config_map: Option<Arc<ConfigMap>>,
+    /// What the maps hold: the index of each key, and every record that was ever written.
+    keys: BTreeMap<SteeringKey, u32>,
+    records: BTreeMap<u32, Steered>,
+    plan: SteeringPlan,
+    /// Keys of an earlier process that nobody has asked for yet. They stay until the sources hold
+    /// everything they were told.
+    orphans: BTreeSet<SteeringKey>,
+    /// Keys that found no room.
+    homeless: BTreeSet<SteeringKey>,
+    synced: bool,
+    whole: bool,
+    is_dirty: bool,
+    known: BTreeSet<SteeringProblem>,
+    counts: BTreeMap<Reason, u64>,
+    targets: watch::Sender<Arc<Targets>>,
+}
+
+impl<M: SteeringMaps> Steering<M> {
+    /// Takes over what the maps hold. The time is that since the machine started.
+    ///
+    /// # Errors
+    ///
+    /// The maps can't be read or written.
+    pub fn adopt(
+        mut maps: M,
+        sizes: Sizes,
+        settings: SteeringSettings,
+        now: Duration,
+    ) -> Result<Self, AdoptSteeringError> {
+        let mut records = BTreeMap::new();
+        for index in 0..sizes.steered_entries() {
+            let record = maps.record(index)?;
+            if record.kind == Steered::NODE {
+                records.insert(index, record);
+            }
+        }
+        let mut keys = BTreeMap::new();
+        for (key, index) in maps.keys()? {
+            match records.get(&index) {
+                Some(record) if record.key == key && record.kind == Steered::NODE => {
+                    keys.insert(key, index);
+                }
+                _ => maps.delete_key(&key)?,
+            }
+        }
+        let mut steering = Self {
+            maps,
+            capacity: sizes.steering,
+            entries: sizes.steered_entries(),
+            orphans: keys.keys().copied().collect(),
+            settings,
+            nodes: BTreeMap::new(),
+            config_map: None,
+            keys,
+            records,
+            plan: SteeringPlan::default(),
+            homeless: BTreeSet::new(),
+            synced: false,
+            whole: false,
+            is_dirty: true,
+            known: BTreeSet::new(),
+            counts: BTreeMap::new(),
+            targets: watch::Sender::default(),
+        };
+        // A process that was killed may have left records that no key leads to.
+        for index in steering.strays() {
+            steering.retire(index, now)?;
+        }
+        Ok(steering)
+    }
+
+    /// Follows what each index stands for.
+    #[must_use]
+    pub fn targets(&self) -> watch::Receiver<Arc<Targets>> {
+        self.targets.subscribe()
+    }
+
+    /// Takes what changed. Nothing is written.
+    pub fn update(&mut self, update: &Update) {
+        for (name, node) in &update.nodes {
+            self.is_dirty = true;
+            match node {
+                Some(node) => self.nodes.insert(name.clone(), Arc::clone(node)),
+                None => self.nodes.remove(name),
+            };
+        }
+        let wanted = self.settings.rules.as_ref().map(|rules| &rules.config_map);
+        for (name, config_map) in &update.config_maps {
+            if Some(name) == wanted {
+                self.is_dirty = true;
+                self.config_map.clone_from(config_map);
+            }
+        }
+        self.is_dirty |= (update.synced, update.whole) != (self.synced, self.whole);
+        self.synced |= update.synced;
+        self.whole = update.whole;
+    }
+
+    /// Whether something is waiting to be written.
+    #[must_use]
+    pub const fn is_dirty(&self) -> bool {
+        self.synced && self.is_dirty
+    }
+
+    /// Writes what changed. What can't be written stays dirty.
+    pub fn pass(&mut self, now: Duration) {
+        if !self.is_dirty() {
+            return;
+        }
+        self.plan = match &self.settings.rules {
+            Some(rules) => plan::steering(&self.nodes, self.config_map.as_deref(), rules),
+            None => SteeringPlan::default(),
+        };
+        let written = self.write(now);
+        self.is_dirty = written.is_err() || !self.homeless.is_empty();
+        let mut problems = self.plan.problems.clone();
+        problems.extend(self.homeless.iter().map(|key| no_room(key, &self.plan)));
+        problems.extend(written.err().map(|error| SteeringProblem {
+            reason: Reason::WriteFailed,
+            object: "the steering maps".to_owned(),
+            text: format!("{error}: {}", error.source),
+        }));
+        self.note(problems);
+    }
+
+    fn write(&mut self, now: Duration) -> Result<(), WriteError> {
+        self.homeless.clear();
+        let wanted: Vec<SteeringKey> = self.plan.targets.keys().copied().collect();
+        self.orphans
+            .retain(|key| !self.plan.targets.contains_key(key));
+        if self.whole {
+            self.orphans.clear();
+        }
+        let is_stale =
+            |key: &SteeringKey| !self.plan.targets.contains_key(key) && !self.orphans.contains(key);
+        let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
+        let staying = self.keys.len().saturating_sub(stale.len());
+        let mut room = usize_of(self.capacity).saturating_sub(staying);
+        let mut free = self.free_indices(now).into_iter();
+        // Records first, and what they stand for told, then the keys that lead to them.
+        let mut homes = BTreeMap::new();
+        for key in &wanted {
+            if let Some(index) = self.home_of(key) {
+                homes.insert(*key, index);
+                continue;
+            }
+            let is_new = !self.keys.contains_key(key);
+            let index = if is_new && room == 0 {
+                None
+            } else {
+                free.next()
+            };
+            let Some((index, to)) =
+                index.and_then(|index| Some((index, self.address_of(key, index)?)))
+            else {
+                self.homeless.insert(*key);
+                continue;
+            };
+            room = room.saturating_sub(usize::from(is_new));
+            let record = Steered {
+                removed: 0,
+                key: *key,
+                to,
+                to_port: Port::from_host(self.settings.port),
+                kind: Steered::NODE,
+            };
+            self.maps.write_record(index, &record)?;
+            self.records.insert(index, record);
+            homes.insert(*key, index);
+        }
+        self.publish(&homes, true);
+        let mut left = Vec::new();
+        // Keys that go make room for those that come.
+        for key in stale {
+            self.maps.delete_key(&key)?;
+            left.extend(self.keys.remove(&key));
+        }
+        for (key, index) in &homes {
+            if self.keys.get(key) != Some(index) {
+                self.maps.write_key(key, *index)?;
+                left.extend(self.keys.insert(*key, *index));
+            }
+        }
+        for index in left {
+            self.retire(index, now)?;
+        }
+        self.publish(&homes, false);
+        Ok(())
+    }
+
+    /// The index that a key has already, if its record leads where it should.
+    fn home_of(&self, key: &SteeringKey) -> Option<u32> {
+        let index = *self.keys.get(key)?;
+        let record = self.records.get(&index)?;
+        let to = self.address_of(key, index)?;
+        (record.to == to && record.to_port == Port::from_host(self.settings.port)).then_some(index)
+    }
+
+    fn address_of(&self, key: &SteeringKey, index: u32) -> Option<tunnel_common::addr::Address> {
+        let is_v4 = key.address.is_v4();
+        let mut prefixes = self.settings.prefixes.iter();
+        prefixes
+            .find(|prefix| prefix.is_v4() == is_v4)?
+            .address(index)
+    }
+
+    /// The indices that may be given out: those that were never used, then those that were not for
+    /// long enough, the longest first.
+    fn free_indices(&self, now: Duration) -> Vec<u32> {
+        let last = self.records.last_key_value().map(|(index, _)| *index);
+        let unused = last.map_or(0, |last| last.saturating_add(1))..self.canary_index();
+        let before = nanos(now).saturating_sub(nanos(QUARANTINE));
+        let rested = self
+            .records
+            .iter()
+            .filter(|(_, record)| record.removed != 0 && record.removed <= before);
+        let mut rested: Vec<_> = rested
+            .map(|(index, record)| (record.removed, *index))
+            .collect();
+        rested.sort_unstable();
+        unused
+            .chain(rested.into_iter().map(|(_, index)| index))
+            .collect()
+    }
+
+    /// The last index is that of the canary, and never given out.
+    const fn canary_index(&self) -> u32 {
+        self.entries.saturating_sub(1)
+    }
+
+    /// Puts a key in the maps that a connect to shows the daemon's own network namespace by.
+    ///
+    /// # Errors
+    ///
+    /// The maps can't be written. So for the others.
+    pub fn put_canary(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
+        let record = Steered {
+            removed: 0,
+            key: *key,
+            to: key.address,
+            to_port: key.port,
+            kind: Steered::CANARY,
+        };
+        let index = self.canary_index();
+        self.maps.write_record(index, &record)?;
+        self.maps.write_key(key, index)
+    }
+
+    /// Takes it out again, and gives the cookie of the network namespace that the programs noted; 0
+    /// if they saw no connect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::put_canary`], or the maps can't be read.
+    pub fn take_canary(&mut self, key: &SteeringKey) -> Result<u64, AdoptSteeringError> {
+        self.maps.delete_key(key)?;
+        Ok(self.maps.host()?)
+    }
+
+    /// Records that are not marked as removed, and that no key leads to.
+    fn strays(&self) -> Vec<u32> {
+        let led: BTreeSet<u32> = self.keys.values().copied().collect();
+        let strays = self
+            .records
+            .iter()
+            .filter(|(index, record)| record.removed == 0 && !led.contains(index));
+        strays.map(|(index, _)| *index).collect()
+    }
+
+    /// Marks a record as removed: only that word of it changes.
+    fn retire(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
+        if let Some(record) = self.records.get_mut(&index) {
+            let removed = Steered {
+                removed: nanos(now).max(1),
+                ..*record
+            };
+            self.maps.write_record(index, &removed)?;
+            *record = removed;
+        }
+        Ok(())
+    }
+
+    /// Tells what each index stands for; before the keys are written, the old ones still do.
+    fn publish(&self, homes: &BTreeMap<SteeringKey, u32>, with_old: bool) {
+        let mut targets: Targets = homes
+            .iter()
+            .filter_map(|(key, index)| Some((*index, self.plan.targets.get(key)?.clone())))
+            .collect();
+        if with_old {
+            for (index, target) in self.targets.borrow().iter() {
+                targets.entry(*index).or_insert_with(|| target.clone());
+            }
+        }
+        self.targets.send_if_modified(|old| {
+            let is_new = **old != targets;
+            if is_new {
+                *old = Arc::new(targets);
+            }
+            is_new
+        });
+    }
+
+    /// Keeps what is wrong, and tells what was not known before.
+    fn note(&mut self, problems: BTreeSet<SteeringProblem>) {
+        for problem in problems.difference(&self.known) {
+            let SteeringProblem {
+                reason,
+                object,
+                text,
+            } = problem;
+            let count = self.counts.entry(*reason).or_default();
+            *count = count.saturating_add(1);
+            tracing::warn!(
+                reason = reason.label(),
+                object,
+                text,
+                "not steered as planned"
+            );
+        }
+        for problem in self.known.difference(&problems) {
+            let SteeringProblem { object, text, .. } = problem;
+            tracing::info!(object, text, "steering problem resolved");
+        }
+        self.known = problems;
+    }
+}
+
+impl<M> Steering<M> {
+    /// How it is.
+    #[must_use]
+    pub fn view(&self) -> SteeringView {
+        let in_words = |problem: &SteeringProblem| format!("{}: {}", problem.object, problem.text);
+        SteeringView {
+            edge_nodes: self.plan.edge_nodes,
+            entries: self.keys.len(),
+            problems: self.known.iter().map(in_words).collect(),
+        }
+    }
+
+    /// How often each reason was met by this process.
+    #[must_use]
+    pub const fn counts(&self) -> &BTreeMap<Reason, u64> {
+        &self.counts
+    }
+}
+
+/// What an earlier process left could not be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptSteeringError {
+    /// The maps can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// They can't be put in order.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+fn no_room(key: &SteeringKey, plan: &SteeringPlan) -> SteeringProblem {
+    let target = plan.targets.get(key);
+    SteeringProblem {
+        reason: Reason::SteeringFull,
+        object: target.map_or_else(String::new, ToString::to_string),
+        text: Reason::SteeringFull.meaning().to_owned(),
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn usize_of(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;

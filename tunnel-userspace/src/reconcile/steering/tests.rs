@@ -1,0 +1,441 @@
+use std::io;
+
+use tunnel_common::{addr::Address, names};
+
+use super::*;
+
+const NOW: Duration = Duration::from_secs(10_000);
+
+/// The maps in memory.
+#[derive(Clone, Default)]
+struct Memory {
+    keys: BTreeMap<SteeringKey, u32>,
+    records: BTreeMap<u32, Steered>,
+    capacity: usize,
+    /// How many writes go through before they fail.
+    writes: Option<u32>,
+    /// Records that were written while a key led to them, and more than their removal changed.
+    torn: u32,
+}
+
+impl Memory {
+    fn spend(&mut self) -> Result<(), WriteError> {
+        match &mut self.writes {
+            Some(0) => Err(WriteError {
+                map: names::STEER,
+                source: io::Error::other("refused"),
+            }),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl SteeringMaps for Memory {
+    fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
+        Ok(self
+            .keys
+            .iter()
+            .map(|(key, index)| (*key, *index))
+            .collect())
+    }
+
+    fn record(&self, index: u32) -> Result<Steered, ReadError> {
+        Ok(self.records.get(&index).copied().unwrap_or(Steered {
+            removed: 0,
+            key: SteeringKey::new(Address::from_words([0; 4]), Port::from_host(0)),
+            to: Address::from_words([0; 4]),
+            to_port: Port::from_host(0),
+            kind: Steered::UNUSED,
+        }))
+    }
+
+    fn host(&self) -> Result<u64, ReadError> {
+        Ok(0)
+    }
+
+    fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
+        self.spend()?;
+        self.keys.insert(*key, index);
+        assert!(self.keys.len() <= self.capacity, "the hash is full");
+        Ok(())
+    }
+
+    fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
+        self.spend()?;
+        self.keys.remove(key);
+        Ok(())
+    }
+
+    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError> {
+        self.spend()?;
+        let old = self.records.insert(index, *record);
+        let is_led_to = self.keys.values().any(|led| *led == index);
+        if is_led_to
+            && old.is_some_and(|old| {
+                Steered {
+                    removed: record.removed,
+                    ..old
+                } != *record
+            })
+        {
+            self.torn += 1;
+        }
+        Ok(())
+    }
+}
+
+fn settings() -> SteeringSettings {
+    let prefix = |text: &str, length| {
+        Prefix::new(Address::from_ip(text.parse().expect("an address")), length).expect("a range")
+    };
+    SteeringSettings {
+        rules: Some(SteeringRules {
+            own_node: "cloud".to_owned(),
+            edge: "edge".parse().expect("a selector"),
+            config_map: ObjectName::new("kube-system", "ports"),
+            families: [true, true],
+        }),
+        prefixes: vec![prefix("198.19.0.0", 16), prefix("fd00:c01e::", 64)],
+        port: 10_270,
+    }
+}
+
+fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
+    let sizes = Sizes {
+        fronts: 1,
+        slots: 1,
+        backends: 1,
+        steering: capacity,
+    };
+    let maps = Memory {
+        capacity: usize_of(capacity),
+        ..maps
+    };
+    Steering::adopt(maps, sizes, settings(), now).expect("taken over")
+}
+
+fn node(name: &str, addresses: &[&str]) -> (ObjectName, Option<Arc<Node>>) {
+    let name = ObjectName::new("", name);
+    let node = Node {
+        name: name.clone(),
+        created: None,
+        labels: BTreeMap::from([("edge".to_owned(), String::new())]),
+        internal_ips: addresses
+            .iter()
+            .map(|ip| ip.parse().expect("an address"))
+            .collect(),
+        eligible: true,
+    };
+    (name, Some(Arc::new(node)))
+}
+
+fn gone(name: &str) -> (ObjectName, Option<Arc<Node>>) {
+    (ObjectName::new("", name), None)
+}
+
+fn update(nodes: Vec<(ObjectName, Option<Arc<Node>>)>) -> Update {
+    Update {
+        nodes,
+        synced: true,
+        whole: true,
+        ..Update::default()
+    }
+}
+
+fn apply(
+    steering: &mut Steering<Memory>,
+    nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
+    now: Duration,
+) {
+    steering.update(&update(nodes));
+    steering.pass(now);
+}
+
+/// What is steered where, and what the ingress is told of it.
+fn shown(steering: &Steering<Memory>) -> Vec<String> {
+    let targets = steering.targets.borrow();
+    let word = |(key, index): (&SteeringKey, &u32)| {
+        let record = steering.maps.records[index];
+        assert_eq!(record.key, *key);
+        assert_eq!(record.removed, 0);
+        let target = targets
+            .get(index)
+            .map_or_else(|| "unknown".to_owned(), ToString::to_string);
+        format!("{} {target}", record.to.to_ip())
+    };
+    steering.maps.keys.iter().map(word).collect()
+}
+
+#[test]
+fn each_address_and_port_gets_an_address_of_its_family_and_the_ingress_is_told() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+
+    apply(
+        &mut steering,
+        vec![node("edge-7", &["10.1.2.3", "fd00::3"])],
+        NOW,
+    );
+
+    assert_eq!(
+        shown(&steering),
+        [
+            "198.19.0.1 edge-7 (10.1.2.3:10250)",
+            "198.19.0.2 edge-7 (10.1.2.3:10255)",
+            "fd00:c01e::3 edge-7 ([fd00::3]:10250)",
+            "fd00:c01e::4 edge-7 ([fd00::3]:10255)",
+        ]
+    );
+}
+
+#[test]
+fn nothing_is_written_before_the_sources_have_told_all() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+
+    steering.update(&Update {
+        nodes: vec![node("edge-7", &["10.1.2.3"])],
+        ..Update::default()
+    });
+    steering.pass(NOW);
+
+    assert_eq!(shown(&steering), Vec::<String>::new());
+}
+
+#[test]
+fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+
+    apply(
+        &mut steering,
+        vec![gone("a"), node("b", &["10.0.0.2"])],
+        NOW,
+    );
+
+    assert_eq!(
+        shown(&steering),
+        [
+            "198.19.0.3 b (10.0.0.2:10250)",
+            "198.19.0.4 b (10.0.0.2:10255)"
+        ]
+    );
+    assert!(!steering.targets.borrow().contains_key(&0));
+    assert_ne!(steering.maps.records[&0].removed, 0);
+}
+
+#[test]
+fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
+    // Four records, one of them the canary's: room for two at a time.
+    let mut steering = adopt(Memory::default(), 2, NOW);
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    apply(&mut steering, vec![gone("a")], NOW);
+    let almost = NOW + QUARANTINE - Duration::from_secs(1);
+    let mut steering = adopt(steering.maps, 2, almost);
+
+    apply(&mut steering, vec![node("b", &["10.0.0.2"])], almost);
+
+    assert_eq!(shown(&steering), ["198.19.0.3 b (10.0.0.2:10250)"]);
+    assert!(steering.is_dirty(), "what found no room is tried again");
+    assert_eq!(steering.counts()[&Reason::SteeringFull], 1);
+
+    steering.pass(NOW + QUARANTINE);
+
+    assert_eq!(
+        shown(&steering),
+        [
+            "198.19.0.3 b (10.0.0.2:10250)",
+            "198.19.0.1 b (10.0.0.2:10255)"
+        ]
+    );
+    assert!(!steering.is_dirty());
+}
+
+#[test]
+fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
+    let mut steering = adopt(Memory::default(), 2, NOW);
+    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+
+    assert_eq!(
+        shown(&steering),
+        [
+            "198.19.0.1 b (10.0.0.2:10250)",
+            "198.19.0.2 b (10.0.0.2:10255)"
+        ]
+    );
+    let view = steering.view();
+    assert_eq!(view.problems.len(), 2);
+    assert!(view.problems[0].starts_with("a (10.0.0.1:10250): not steered: bpf.maps.steering"));
+}
+
+#[test]
+fn a_restart_keeps_every_index_and_writes_nothing() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    apply(
+        &mut steering,
+        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
+        NOW,
+    );
+    let before = shown(&steering);
+    let mut again = adopt(
+        Memory {
+            writes: Some(0),
+            ..steering.maps
+        },
+        16,
+        NOW,
+    );
+
+    apply(
+        &mut again,
+        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
+        NOW,
+    );
+
+    assert_eq!(shown(&again), before);
+    assert!(!again.is_dirty());
+}
+
+#[test]
+fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    apply(
+        &mut steering,
+        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
+        NOW,
+    );
+    let mut again = adopt(steering.maps, 16, NOW);
+    let part = |nodes| Update {
+        whole: false,
+        ..update(nodes)
+    };
+
+    again.update(&part(vec![node("b", &["10.0.0.2"])]));
+    again.pass(NOW);
+    assert_eq!(again.maps.keys.len(), 4);
+    // What this process planned itself is let go at once.
+    again.update(&part(vec![gone("b")]));
+    again.pass(NOW);
+    assert_eq!(again.maps.keys.len(), 2);
+    apply(&mut again, Vec::new(), NOW);
+
+    assert_eq!(again.maps.keys.len(), 0);
+}
+
+#[test]
+fn another_prefix_moves_every_key_to_a_new_index() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    let mut again = adopt(steering.maps, 16, NOW);
+    let network = Address::from_ip("198.18.0.0".parse().expect("an address"));
+    again.settings.prefixes = vec![Prefix::new(network, 16).expect("a range")];
+
+    apply(&mut again, vec![node("a", &["10.0.0.1"])], NOW);
+
+    assert_eq!(
+        shown(&again),
+        [
+            "198.18.0.3 a (10.0.0.1:10250)",
+            "198.18.0.4 a (10.0.0.1:10255)"
+        ]
+    );
+    assert_eq!(again.maps.torn, 0);
+}
+
+#[test]
+fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    let name = ObjectName::new("kube-system", "ports");
+    let with = |config_map: Option<Arc<ConfigMap>>| Update {
+        config_maps: vec![(name.clone(), config_map)],
+        ..update(Vec::new())
+    };
+    let data = BTreeMap::from([("http-proxy-ports".to_owned(), "9100".to_owned())]);
+
+    steering.update(&with(Some(Arc::new(ConfigMap {
+        name: name.clone(),
+        data,
+    }))));
+    steering.pass(NOW);
+    assert_eq!(steering.maps.keys.len(), 3);
+    steering.update(&with(None));
+    steering.pass(NOW);
+
+    assert_eq!(steering.maps.keys.len(), 2);
+}
+
+#[test]
+fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
+    let mut first = adopt(Memory::default(), 8, NOW);
+    apply(
+        &mut first,
+        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
+        NOW,
+    );
+    let change = || {
+        vec![
+            gone("a"),
+            node("c", &["10.0.0.3"]),
+            node("b", &["10.0.0.2"]),
+        ]
+    };
+    for writes in 0..16 {
+        let maps = Memory {
+            writes: Some(writes),
+            ..first.maps.clone()
+        };
+        let mut killed = adopt(maps, 8, NOW);
+        apply(&mut killed, change(), NOW);
+        assert_eq!(killed.maps.torn, 0, "after {writes} writes");
+        for (key, index) in &killed.maps.keys {
+            assert_eq!(
+                killed.maps.records[index].key, *key,
+                "after {writes} writes"
+            );
+        }
+        let maps = Memory {
+            writes: None,
+            ..killed.maps
+        };
+        let mut again = adopt(maps, 8, NOW);
+        apply(&mut again, change(), NOW);
+
+        let words: Vec<_> = shown(&again)
+            .iter()
+            .filter_map(|word| word.split_once(' ').map(|(_, target)| target.to_owned()))
+            .collect();
+        assert_eq!(
+            words,
+            [
+                "b (10.0.0.2:10250)",
+                "b (10.0.0.2:10255)",
+                "c (10.0.0.3:10250)",
+                "c (10.0.0.3:10255)"
+            ],
+            "after {writes} writes"
+        );
+    }
+}
+
+#[test]
+fn a_write_that_fails_is_tried_again() {
+    let maps = Memory {
+        writes: Some(1),
+        ..Memory::default()
+    };
+    let mut steering = adopt(maps, 8, NOW);
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    assert!(steering.is_dirty());
+
+    steering.maps.writes = None;
+    steering.pass(NOW);
+
+    assert_eq!(shown(&steering).len(), 2);
+    assert!(!steering.is_dirty());
+    assert_eq!(steering.counts()[&Reason::WriteFailed], 1);
+}

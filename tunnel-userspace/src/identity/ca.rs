@@ -277,3 +277,6 @@ const fn check_days(days: u32) -> Result<(), CaError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,4 +31,6 @@ mod restart;
 #[cfg(test)]
 mod rewrite;
 #[cfg(test)]
+mod tunnel;
+#[cfg(test)]
 mod untouched;

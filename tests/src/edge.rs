@@ -122,10 +122,10 @@ impl Edge {
         NodeObject::edge(EDGE, [IpAddr::from(EDGE_V4), IpAddr::from(EDGE_V6)])
     }
 
-    /// Where the agent's files go.
+    /// Where the agent's certificate is expected, as `culvert ca issue` writes it.
     #[must_use]
-    pub fn files(&self) -> Files {
-        Files::of(&self.folder, "agent")
+    pub fn identity(&self) -> PathBuf {
+        self.folder.join("identity")
     }
 
     /// The authority that the kubelet's certificate comes from, once one was served.
@@ -188,7 +188,7 @@ impl Edge {
             allow,
             ping: [every, within],
         } = settings;
-        let Files { ca, cert, key } = self.files();
+        let Files { ca, cert, key } = Files::issued(&self.identity());
         Ok(format!(
             "nodeName: {EDGE}\n\
              stateDir: {state}\n\
@@ -206,7 +206,7 @@ impl Edge {
         ))
     }
 
-    /// Starts `culvert agent`; its certificate lies in [`Edge::files`].
+    /// Starts `culvert agent`; its certificate lies in [`Edge::identity`].
     ///
     /// # Errors
     ///

@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 use crate::{
     admin, environment,
     manifest::Manifest,
+    pki::Files,
     place::{COMMAND, Output, Place, Process},
     scale::Scale,
     topology, wait,
@@ -44,6 +45,8 @@ pub struct Settings {
     pub admin: SocketAddr,
     /// Where health is served in the host's namespace.
     pub healthz: SocketAddr,
+    /// Whether it has the cloud's end of a tunnel: steering, ingress and gateway.
+    pub tunnel: bool,
 }
 
 impl Settings {
@@ -57,6 +60,7 @@ impl Settings {
             backends: 65_536,
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
+            tunnel: false,
         }
     }
 
@@ -155,6 +159,7 @@ impl Instance {
             backends,
             admin,
             healthz,
+            tunnel,
         } = &self.settings;
         let [pods4, pods6] = topology::PODS;
         format!(
@@ -170,12 +175,44 @@ impl Instance {
              \x20 maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends} }}\n\
              stateDir: {state}\n\
              admin: {{ address: \"{admin}\" }}\n\
-             healthz: {{ address: \"{healthz}\" }}\n",
+             healthz: {{ address: \"{healthz}\" }}\n\
+             {tunnel}",
             manifests = self.manifests().display(),
             cgroup = cgroup.display(),
             bpffs = self.bpffs_inside().display(),
             state = self.state().display(),
+            tunnel = if *tunnel {
+                self.tunnel_config()
+            } else {
+                String::new()
+            },
         )
+    }
+
+    fn tunnel_config(&self) -> String {
+        let Files { ca, cert, key } = Files::issued(&self.identity());
+        format!(
+            "tunnel:\n\
+             \x20 steering: {{}}\n\
+             \x20 gateway: {{}}\n\
+             \x20 identity: {{ files: {{ ca: {ca}, cert: {cert}, key: {key} }} }}\n\
+             \x20 session: {{ pingEvery: 1s, pingTimeout: 2s, drain: 1s }}\n",
+            ca = ca.display(),
+            cert = cert.display(),
+            key = key.display(),
+        )
+    }
+
+    /// Where the gateway's certificate is expected, as `culvert ca issue` writes it.
+    #[must_use]
+    pub fn identity(&self) -> PathBuf {
+        self.folder.join("identity")
+    }
+
+    /// The program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.settings.culvert
     }
 
     /// Puts a manifest into the folder, as editors do: written beside it, then renamed into it.

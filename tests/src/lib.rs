@@ -26,6 +26,7 @@ pub mod place;
 pub mod pod;
 pub mod scale;
 pub mod serve;
+pub mod site;
 pub mod topology;
 pub mod usage;
 pub mod wait;

@@ -175,6 +175,16 @@ impl Files {
         }
     }
 
+    /// The files of an end as `culvert ca` writes them into a folder.
+    #[must_use]
+    pub fn issued(folder: &Path) -> Self {
+        Self {
+            ca: folder.join("ca.pem"),
+            cert: folder.join("cert.pem"),
+            key: folder.join("key.pem"),
+        }
+    }
+
     /// Writes them, each whole: beside its place, then renamed into it.
     ///
     /// # Errors

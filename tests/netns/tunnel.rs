@@ -1,0 +1,165 @@
+//! Connects to a kubelet on an edge node, from the cloud, through steering and the tunnel.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
+use socket2::{Domain, Socket, Type};
+use tunnel_tests::{
+    clock::Instant,
+    kubelet::client::Client,
+    place::{ANSWER, Place, connect_within},
+    site::Site,
+    topology::{HOST_V4, HOST_V6},
+    wait,
+};
+
+use crate::support::{Vip, errno};
+
+mod changes;
+mod faults;
+mod guarded;
+mod steered;
+
+/// The addresses of the host.
+const HOST: Vip = Vip {
+    v4: HOST_V4,
+    v6: HOST_V6,
+};
+
+/// How soon a refusal has to come.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// A place on the cloud node, with its name and its addresses.
+struct From<'a> {
+    name: &'static str,
+    place: &'a Place,
+    own: Vip,
+    is_pod: bool,
+}
+
+/// How a socket is before it connects.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    Plain,
+    /// Bound to an address of its place.
+    Bound,
+    NonBlocking,
+    /// IPv6, and dials a v4-mapped address.
+    Mapped,
+    /// Bound to the link of its place.
+    Device,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [
+        Self::Plain,
+        Self::Bound,
+        Self::NonBlocking,
+        Self::Mapped,
+        Self::Device,
+    ];
+
+    /// The address, as a socket of this kind dials it.
+    fn dialled(self, to: SocketAddr) -> SocketAddr {
+        match (self, to) {
+            (Self::Mapped, SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+            _ => to,
+        }
+    }
+
+    fn connect(self, from: &From<'_>, to: SocketAddr) -> io::Result<Socket> {
+        let to = self.dialled(to);
+        let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
+        match self {
+            Self::Plain | Self::Mapped => {}
+            Self::Bound => {
+                let own = if to.is_ipv4() {
+                    SocketAddr::from((from.own.v4, 0))
+                } else {
+                    SocketAddr::from((from.own.v6, 0))
+                };
+                socket.bind(&own.into())?;
+            }
+            Self::Device => {
+                let device = if from.is_pod { "eth0" } else { "uplink" };
+                socket.bind_device(Some(device.as_bytes()))?;
+            }
+            Self::NonBlocking => {
+                socket.set_nonblocking(true)?;
+                match socket.connect(&to.into()) {
+                    Err(error) if error.raw_os_error() != Some(nix::libc::EINPROGRESS) => {
+                        return Err(error);
+                    }
+                    Ok(()) | Err(_) => {}
+                }
+                // It has a peer only once it is connected.
+                let end = || match socket.take_error() {
+                    Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
+                    Ok(Some(error)) | Err(error) => Some(Err(error)),
+                };
+                wait::some(ANSWER, end).map_err(io::Error::other)??;
+                socket.set_nonblocking(false)?;
+                return Ok(socket);
+            }
+        }
+        connect_within(&socket, to, ANSWER)?;
+        Ok(socket)
+    }
+}
+
+/// Runs something for the host and for a pod.
+fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()> {
+    let pod = site.node().pod("client")?;
+    let host = From {
+        name: "host",
+        place: site.node().host(),
+        own: HOST,
+        is_pod: false,
+    };
+    let pod = From {
+        name: "pod",
+        place: &pod,
+        own: Vip::of_pod(&pod),
+        is_pod: true,
+    };
+    for from in [host, pod] {
+        body(&from).with_context(|| from.name)?;
+    }
+    Ok(())
+}
+
+/// The ways to a port of the edge: one of each family.
+const fn both(port: u16) -> [SocketAddr; 2] {
+    [Site::at4(port), Site::at6(port)]
+}
+
+/// A client over a new plain socket.
+fn client(site: &Site, place: &Place, to: SocketAddr) -> Result<Client> {
+    site.client(place.connect(to)?, to)
+}
+
+/// Whether an error is that of an address that leads nowhere, so of a connect that wasn't steered.
+fn is_nowhere(error: Errno) -> bool {
+    matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
+}
+
+/// That a plain connect isn't steered.
+fn expect_unsteered(place: &Place, to: SocketAddr) -> Result<()> {
+    let error = errno(place.connect(to));
+    ensure!(is_nowhere(error), "{to}: {error:?}");
+    Ok(())
+}
+
+/// That a plain connect is refused, at once.
+fn expect_refused(place: &Place, to: SocketAddr) -> Result<()> {
+    let start = Instant::now();
+    let error = errno(place.connect(to));
+    ensure!(error == Errno::ECONNREFUSED, "{to}: {error:?}");
+    ensure!(
+        start.elapsed() < AT_ONCE,
+        "{to}: refused after {:?}",
+        start.elapsed()
+    );
+    Ok(())
+}

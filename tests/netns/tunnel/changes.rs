@@ -1,0 +1,182 @@
+//! Nodes and ConfigMaps change while the daemon runs.
+#![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    clock::Instant,
+    edge::{AgentSettings, EDGE_V4, Edge},
+    instance::Settings,
+    manifest::{
+        Manifest,
+        objects::{ConfigMap, NodeObject},
+    },
+    place::Place,
+    scale::Scale,
+    site::{FURTHER, KUBELET, Site},
+    wait,
+};
+
+use super::{both, client, expect_unsteered};
+use crate::support::CHANGE;
+
+/// How soon a change must be followed.
+const FOLLOWED: Duration = Duration::from_millis(200);
+
+/// The time from the rename of a manifest until something holds.
+fn followed(
+    site: &Site,
+    manifest: impl Into<Manifest>,
+    what: &str,
+    holds: impl FnMut() -> bool,
+) -> Result<()> {
+    let start = Instant::now();
+    site.node().apply(manifest)?;
+    wait::until(CHANGE, holds).with_context(|| what.to_owned())?;
+    let took = start.elapsed();
+    println!("{what}: followed after {} ms", took.as_millis());
+    let most = Scale::from_environment().patience(FOLLOWED);
+    ensure!(took < most, "{what}: followed after {took:?}");
+    Ok(())
+}
+
+/// Whether a connect is steered: the addresses lead nowhere else.
+fn is_steered(place: &Place, to: SocketAddr) -> bool {
+    place.connect(to).is_ok()
+}
+
+#[test]
+fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on() -> Result<()> {
+    let site = Site::new()?;
+    let (host, pod) = (site.node().host(), site.node().pod("client")?);
+    let [v4, v6] = both(KUBELET[0]);
+    let mut live = [client(&site, host, v4)?, client(&site, &pod, v6)?];
+    for client in &mut live {
+        client.upgrade()?;
+    }
+
+    let gone = || [v4, v6].iter().all(|to| !is_steered(host, *to));
+    followed(&site, Edge::node().unlabelled(), "a label less", gone)?;
+
+    for to in [v4, v6] {
+        expect_unsteered(host, to)?;
+        expect_unsteered(&pod, to)?;
+    }
+    for (client, to) in live.iter_mut().zip([v4, v6]) {
+        client.exchange(b"still there")?;
+        ensure!(client.peer()? == to);
+    }
+
+    let back = || [v4, v6].iter().all(|to| is_steered(host, *to));
+    followed(&site, Edge::node(), "the label again", back)?;
+    for client in &mut live {
+        client.exchange(b"still there")?;
+    }
+    site.until_served()
+}
+
+#[test]
+fn ports_of_the_config_map_are_followed() -> Result<()> {
+    let site = Site::set(Settings::from_environment()?)?;
+    site.node().start()?;
+    site.edge().start_agent(&AgentSettings {
+        allow: [KUBELET[0], FURTHER]
+            .map(|port| format!("self:{port}"))
+            .into(),
+        ..AgentSettings::default()
+    })?;
+    site.until_served()?;
+    let host = site.node().host();
+    let [v4, v6] = both(FURTHER);
+    expect_unsteered(host, v4)?;
+
+    let list = |ports: &str| ConfigMap::of_tunnel().data("https-proxy-ports", ports);
+    let all = || [v4, v6].iter().all(|to| is_steered(host, *to));
+    followed(&site, list("9101, 9100"), "a port more", all)?;
+    for to in [v4, v6] {
+        client(&site, host, to)?.healthz()?;
+        client(&site, &*site.node().pod("client")?, to)?.healthz()?;
+    }
+    let mut live = client(&site, host, v4)?;
+
+    let none = || [v4, v6].iter().all(|to| !is_steered(host, *to));
+    followed(&site, list("9101"), "a port less", none)?;
+    live.healthz().context("what is open lives on")?;
+
+    followed(&site, list("9100"), "the port again", all)?;
+    site.node().withdraw(&list("").file())?;
+    wait::until(CHANGE, none).context("the ConfigMap is gone")?;
+    site.until_served()
+}
+
+#[test]
+fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<()> {
+    let site = Site::new()?;
+    let node = site.node();
+    let twin = NodeObject::edge("edge-9", [IpAddr::from(EDGE_V4)]);
+    let other: IpAddr = "10.20.0.8".parse()?;
+
+    node.apply(twin.address(other))?;
+    node.apply(NodeObject::edge("edge-0", []))?;
+    node.apply(ConfigMap::of_tunnel().data("http-proxy-ports", "9100, 99999, x, 9102"))?;
+
+    let named = |words: &[&str]| {
+        let status = node.status().unwrap_or_default().to_string();
+        words.iter().all(|word| status.contains(word))
+    };
+    let words = [
+        "edge-9",
+        "10.20.0.7",
+        "edge-0",
+        "yurt-tunnel-server-cfg",
+        "99999",
+    ];
+    wait::until(CHANGE, || named(&words))
+        .with_context(|| format!("not named: {:#}", node.status().unwrap_or_default()))?;
+    let shown = node.culvert(&["status"])?.stdout;
+    for word in ["edge-9", "edge-0", "99999"] {
+        ensure!(shown.contains(word), "no {word} in\n{shown}");
+    }
+    site.ask(node.host()).context("the older one is served")?;
+    // What is right of them counts: an agent that isn't there is another matter.
+    for to in [
+        SocketAddr::new(other, KUBELET[0]),
+        Site::at4(FURTHER),
+        Site::at4(9102),
+    ] {
+        ensure!(is_steered(node.host(), to), "{to}");
+    }
+
+    for name in ["edge-9", "edge-0"] {
+        node.withdraw(&NodeObject::new(name).file())?;
+    }
+    node.withdraw(&ConfigMap::of_tunnel().file())?;
+    wait::until(CHANGE, || {
+        !named(&["edge-9"]) && !named(&["edge-0"]) && !named(&["99999"])
+    })?;
+    expect_unsteered(node.host(), SocketAddr::new(other, KUBELET[0]))?;
+    site.ask(node.host())
+}
+
+#[test]
+fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
+    let site = Site::new()?;
+    let Manifest { file, text } = Manifest::node(tunnel_tests::instance::NODE);
+    let labelled = text.replace(
+        "metadata: { name: node-a }",
+        "metadata: { name: node-a, labels: { openyurt.io/is-edge-worker: \"true\" } }",
+    );
+    ensure!(labelled != text);
+
+    site.node().apply((&*file, &*labelled))?;
+    let [v4, v6] = both(KUBELET[0]);
+    wait::until(CHANGE, || !is_steered(site.node().host(), v4))?;
+    expect_unsteered(site.node().host(), v6)?;
+
+    site.node().apply((&*file, &*text))?;
+    site.until_served()
+}

@@ -1,0 +1,156 @@
+//! The daemon, the agent or the link is gone, and comes back; Services don't notice.
+#![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use tunnel_tests::{
+    clock::Instant,
+    edge::AgentSettings,
+    place::{COMMAND, Place},
+    pod::Server,
+    site::{KUBELET, Site},
+    wait,
+};
+
+use super::{both, client, each_place, expect_refused};
+use crate::support::{HTTP, Vip, Way, addresses, http, same, serve, until_backends};
+
+const WEB: Vip = Vip::of(10);
+
+/// A site with a Service, too.
+fn start() -> Result<(Site, Server)> {
+    let site = Site::new()?;
+    let backend = site.node().pod("backend")?;
+    let server = serve(&backend)?;
+    site.node()
+        .apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+    until_backends(site.node(), "web", 1)?;
+    Ok((site, server))
+}
+
+fn expect_service(place: &Place) -> Result<()> {
+    for way in Way::TCP {
+        same(
+            "server",
+            http(way.connect(place, WEB, HTTP)?)?,
+            "backend".to_owned(),
+        )?;
+    }
+    Ok(())
+}
+
+/// That a new client of the kubelet is told, by a refused or reset connection.
+fn expect_told(site: &Site) -> Result<()> {
+    each_place(site, |from| {
+        for to in both(KUBELET[0]) {
+            let start = Instant::now();
+            let outcome = client(site, from.place, to).and_then(|mut it| it.healthz());
+            ensure!(outcome.is_err(), "{to} is served");
+            ensure!(
+                start.elapsed() < COMMAND,
+                "{to}: told after {:?}",
+                start.elapsed()
+            );
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_killed_daemon_refuses_at_once_and_leaves_services_alone() -> Result<()> {
+    let (site, _server) = start()?;
+    let node = site.node();
+    let mut old = client(&site, node.host(), Site::at4(KUBELET[0]))?;
+    old.upgrade()?;
+
+    node.kill9()?;
+
+    each_place(&site, |from| {
+        for to in KUBELET.into_iter().flat_map(both) {
+            expect_refused(from.place, to)?;
+        }
+        expect_service(from.place)
+    })?;
+    old.exchange(b"anybody?").expect_err("its stream has ended");
+
+    let start = Instant::now();
+    node.start()?;
+    site.until_served()?;
+    println!(
+        "served again {} ms after the start",
+        start.elapsed().as_millis()
+    );
+    each_place(&site, |from| {
+        for to in both(KUBELET[0]) {
+            client(&site, from.place, to)?.healthz()?;
+        }
+        expect_service(from.place)
+    })
+}
+
+#[test]
+fn a_daemon_that_stops_politely_refuses_and_serves_again() -> Result<()> {
+    let (site, _server) = start()?;
+    let node = site.node();
+
+    node.stop()?;
+    each_place(&site, |from| {
+        both(KUBELET[0])
+            .into_iter()
+            .try_for_each(|to| expect_refused(from.place, to))?;
+        expect_service(from.place)
+    })?;
+
+    node.start()?;
+    site.until_served()
+}
+
+#[test]
+fn a_link_that_is_cut_is_told_and_clients_are_served_once_it_is_back() -> Result<()> {
+    let (site, _server) = start()?;
+    let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
+    old.upgrade()?;
+
+    let start = Instant::now();
+    site.edge().cut()?;
+    old.exchange(b"anybody?").expect_err("told");
+    println!(
+        "a stream was told {} ms after the cut",
+        start.elapsed().as_millis()
+    );
+    expect_told(&site)?;
+    each_place(&site, |from| expect_service(from.place))?;
+
+    site.edge().mend()?;
+    let start = Instant::now();
+    site.until_served()?;
+    println!(
+        "served again {} ms after the link came back",
+        start.elapsed().as_millis()
+    );
+    each_place(&site, |from| {
+        both(KUBELET[0])
+            .into_iter()
+            .try_for_each(|to| client(&site, from.place, to)?.healthz().map(drop))
+    })
+}
+
+#[test]
+fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_back() -> Result<()>
+{
+    let (site, _server) = start()?;
+    let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
+    old.upgrade()?;
+
+    site.edge().freeze_agent()?;
+    old.exchange(b"anybody?").expect_err("told");
+    expect_told(&site)?;
+    site.edge().thaw_agent()?;
+    site.until_served()?;
+
+    site.edge().end_agent(Signal::SIGKILL)?;
+    wait::until(COMMAND, || expect_told(&site).is_ok()).context("still served")?;
+    each_place(&site, |from| expect_service(from.place))?;
+    site.edge().start_agent(&AgentSettings::default())?;
+    site.until_served()
+}

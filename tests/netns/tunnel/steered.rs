@@ -1,0 +1,153 @@
+//! What is steered, and what isn't.
+
+use std::{
+    net::{TcpStream, UdpSocket},
+    sync::Arc,
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Type};
+use tunnel_tests::{
+    edge::EDGE,
+    place::{ANSWER, connect_within},
+    site::{FURTHER, KUBELET, Site},
+};
+
+use super::{Kind, both, client, each_place, expect_unsteered, is_nowhere};
+use crate::support::{counted, errno, same};
+
+/// The mark of the product's own sockets, by default.
+const MARK: u32 = 0x1_0000;
+
+#[test]
+fn every_socket_reaches_the_kubelet_and_shows_what_it_dialled() -> Result<()> {
+    let site = Site::new()?;
+
+    each_place(&site, |from| {
+        for kind in Kind::ALL {
+            // Such a socket of the host can't reach the ingress, which is reached by loopback.
+            if kind == Kind::Device && !from.is_pod {
+                continue;
+            }
+            for to in KUBELET.into_iter().flat_map(both) {
+                if kind == Kind::Mapped && to.is_ipv6() {
+                    continue;
+                }
+                let what = || format!("{kind:?} → {to}");
+                let connect = || {
+                    let stream = kind.connect(from, to)?;
+                    site.client(TcpStream::from(stream), to)
+                };
+                let (mut client, steered) =
+                    counted(site.node(), &["steered"], connect).with_context(what)?;
+                client.healthz().with_context(what)?;
+                same(&what(), client.peer()?, kind.dialled(to))?;
+                same(&what(), steered, vec![1])?;
+                let subject = client.subject();
+                ensure!(
+                    subject.contains(&format!("system:node:{EDGE}")),
+                    "{subject}"
+                );
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn whole_dialogs_pass_as_on_a_flat_network() -> Result<()> {
+    let site = Site::new()?;
+
+    each_place(&site, |from| {
+        for to in both(KUBELET[0]) {
+            let mut one = client(&site, from.place, to)?;
+            one.bytes(1 << 20)?;
+            one.sum(1 << 20)?;
+            one.until_end(100_000)?;
+
+            let mut two = client(&site, from.place, to)?;
+            two.upgrade()?;
+            for _ in 0..20 {
+                two.exchange(b"a frame")?;
+            }
+            two.close()?;
+            client(&site, from.place, to)?.reset()?;
+        }
+        Ok(())
+    })?;
+
+    let exchanges = site.kubelet().record()?.exchanges;
+    let steps = exchanges.iter().flat_map(|it| &it.steps);
+    same("upgrades", steps.filter(|it| *it == "upgraded").count(), 4)
+}
+
+#[test]
+fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
+    const EACH: usize = 25;
+    let site = Arc::new(Site::new()?);
+    let mut threads = Vec::new();
+    for place in [
+        site.node().host().clone(),
+        (**site.node().pod("client")?).clone(),
+    ] {
+        for to in both(KUBELET[0]) {
+            let (site, place) = (Arc::clone(&site), place.clone());
+            threads.push(thread::spawn(move || {
+                (0..EACH).try_for_each(|_| client(&site, &place, to)?.echo("hello"))
+            }));
+        }
+    }
+
+    for thread in threads {
+        thread.join().expect("no panic")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
+    let site = Site::new()?;
+
+    each_place(&site, |from| {
+        for to in both(KUBELET[0]) {
+            let send = || {
+                let socket = from.place.socket(Domain::for_address(to), Type::DGRAM)?;
+                socket.set_read_timeout(Some(ANSWER))?;
+                let socket = UdpSocket::from(socket);
+                let outcome = socket.connect(to).and_then(|()| {
+                    socket.send(b"anybody?")?;
+                    // From a pod it is the router that says so.
+                    socket.recv(&mut [0; 16])
+                });
+                Ok(errno(outcome))
+            };
+            let (error, grown) = counted(site.node(), &["steered"], send)?;
+            ensure!(is_nowhere(error), "{to}: {error:?}");
+            same("steered", grown, vec![0])?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn own_sockets_other_ports_and_sockets_of_a_device_of_the_host_are_not_steered() -> Result<()> {
+    let site = Site::new()?;
+
+    each_place(&site, |from| {
+        for to in both(KUBELET[0]) {
+            let socket = from.place.socket(Domain::for_address(to), Type::STREAM)?;
+            socket.set_mark(MARK)?;
+            let error = errno(connect_within(&socket, to, ANSWER));
+            ensure!(is_nowhere(error), "with our mark: {to}: {error:?}");
+            if !from.is_pod {
+                let error = errno(Kind::Device.connect(from, to));
+                ensure!(is_nowhere(error), "of a device: {to}: {error:?}");
+            }
+        }
+        for to in both(FURTHER).into_iter().chain(both(22)) {
+            expect_unsteered(from.place, to)?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,178 @@
+//! A cloud node and an edge node with a tunnel between them, and a kubelet on the edge.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpStream},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustls::ClientConfig;
+
+use crate::{
+    edge::{AgentSettings, EDGE, EDGE_V4, EDGE_V6, Edge},
+    instance::Settings,
+    kubelet::client::Client,
+    node::Node,
+    pki,
+    place::{ANSWER, COMMAND, Place},
+    pod::{Server, text},
+    scale::Scale,
+    wait,
+};
+
+/// The ports of a kubelet.
+pub const KUBELET: [u16; 2] = [10_250, 10_255];
+/// A port of the edge that is steered only if a ConfigMap names it.
+pub const FURTHER: u16 = 9100;
+
+/// How long until an agent is connected, also again: its tries are spread over some seconds.
+pub const CONNECTED: Duration = Duration::from_secs(30);
+
+/// A cloud node and an edge node. Everything of them ends when it is dropped.
+#[derive(Debug)]
+pub struct Site {
+    kubelet: Server,
+    tls: Arc<ClientConfig>,
+    edge: Edge,
+    node: Node,
+}
+
+impl Site {
+    /// Both nodes, with certificates and manifests; neither the daemon nor the agent is started.
+    ///
+    /// # Errors
+    ///
+    /// Without the rights of root, or when the kernel refuses something.
+    pub fn set(settings: Settings) -> Result<Self> {
+        let settings = Settings {
+            tunnel: true,
+            ..settings
+        };
+        let node = Node::with(settings)?;
+        let edge = Edge::new(node.topology(), node.program().to_owned())?;
+        let folder = node.topology().lab().folder().join("ca");
+        let ca = |words: &[&str]| issue(node.host(), node.program(), words, &folder);
+        ca(&["init"])?;
+        let gateway = text(&node.identity())?;
+        ca(&["issue", "gateway", "--out", &gateway])?;
+        let agent = text(&edge.identity())?;
+        ca(&["issue", "agent", "--node", EDGE, "--out", &agent])?;
+        node.apply(Edge::node())?;
+        let [secure, plain] = KUBELET;
+        let kubelet = edge.serve_kubelet(&[secure, plain, FURTHER])?;
+        let tls = pki::trusting(&edge.kubelet_ca())?;
+        Ok(Self {
+            kubelet,
+            tls,
+            edge,
+            node,
+        })
+    }
+
+    /// Both nodes, with daemon and agent, and the agent connected.
+    ///
+    /// # Errors
+    ///
+    /// As [`Site::set`], and when they don't find each other.
+    pub fn new() -> Result<Self> {
+        let site = Self::set(Settings::from_environment()?)?;
+        site.start()?;
+        Ok(site)
+    }
+
+    /// Starts daemon and agent, and waits until the kubelet is reached.
+    ///
+    /// # Errors
+    ///
+    /// When they don't find each other.
+    pub fn start(&self) -> Result<()> {
+        self.node.start()?;
+        self.edge.start_agent(&AgentSettings::default())?;
+        self.until_served()
+    }
+
+    /// Waits until a client on the cloud host is served by the kubelet.
+    ///
+    /// # Errors
+    ///
+    /// When none is in time.
+    pub fn until_served(&self) -> Result<()> {
+        let mut last = None;
+        let within = Scale::from_environment().patience(CONNECTED);
+        wait::until(within, || match self.ask(self.node.host()) {
+            Ok(()) => true,
+            Err(error) => {
+                last = Some(error);
+                false
+            }
+        })
+        .with_context(|| {
+            let (node, edge) = (self.node.logs(), self.edge.logs());
+            format!("the kubelet isn't reached: {last:?}\n{node}\n{edge}")
+        })
+    }
+
+    /// Whether a new client in a place is served.
+    ///
+    /// # Errors
+    ///
+    /// When it isn't.
+    pub fn ask(&self, place: &Place) -> Result<()> {
+        let to = Self::at4(KUBELET[0]);
+        self.client(place.connect(to)?, to)?.healthz().map(drop)
+    }
+
+    /// A client of the kubelet over a connection to an address of the edge.
+    ///
+    /// # Errors
+    ///
+    /// When the server can't prove that the address is its own.
+    pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
+        stream.set_read_timeout(Some(ANSWER))?;
+        let client = Client::over(stream, dialled.ip(), Arc::clone(&self.tls))?;
+        client.patience(ANSWER)?;
+        Ok(client)
+    }
+
+    /// A port of the edge's IPv4 address.
+    #[must_use]
+    pub const fn at4(port: u16) -> SocketAddr {
+        SocketAddr::new(IpAddr::V4(EDGE_V4), port)
+    }
+
+    /// A port of the edge's IPv6 address.
+    #[must_use]
+    pub const fn at6(port: u16) -> SocketAddr {
+        SocketAddr::new(IpAddr::V6(EDGE_V6), port)
+    }
+
+    /// The cloud node.
+    #[must_use]
+    pub const fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// The edge node.
+    #[must_use]
+    pub const fn edge(&self) -> &Edge {
+        &self.edge
+    }
+
+    /// The kubelet on the edge node.
+    #[must_use]
+    pub const fn kubelet(&self) -> &Server {
+        &self.kubelet
+    }
+}
+
+/// Runs `culvert ca` for a CA in a folder.
+fn issue(place: &Place, culvert: &Path, words: &[&str], folder: &Path) -> Result<()> {
+    let mut argv = vec![text(culvert)?, "ca".to_owned()];
+    argv.extend(words.iter().map(|word| (*word).to_owned()));
+    argv.extend(["--dir".to_owned(), text(folder)?]);
+    let output = place.command(&argv).start()?.finish(COMMAND)?;
+    ensure!(output.exit.is_success(), "`{}`: {output:?}", argv.join(" "));
+    Ok(())
+}

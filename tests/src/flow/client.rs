@@ -1,0 +1,163 @@
+//! The clients.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+    time,
+};
+use tokio_rustls::TlsConnector;
+
+use super::{CHUNK, ECHO, Echoes, FLOOD, Flood, own_cpu};
+use crate::{
+    clock::Instant,
+    load::{Latency, nanoseconds},
+};
+
+/// How long a connect, or an echo, may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long floods run before they are measured.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// The length of an echo.
+const BYTES: usize = 64;
+
+/// Where to, and how.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// What is dialled.
+    pub to: SocketAddr,
+    /// Over TLS: whom to trust, and the address that the server must prove to have.
+    pub tls: Option<(Arc<ClientConfig>, IpAddr)>,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+async fn open(way: &Way, what: u8) -> io::Result<Pin<Box<dyn Stream>>> {
+    let stream = TcpStream::connect(way.to).await?;
+    stream.set_nodelay(true)?;
+    let mut stream: Pin<Box<dyn Stream>> = match &way.tls {
+        None => Box::pin(stream),
+        Some((tls, address)) => {
+            let name = ServerName::IpAddress((*address).into());
+            let connector = TlsConnector::from(Arc::clone(tls));
+            Box::pin(connector.connect(name, stream).await?)
+        }
+    };
+    stream.write_all(&[what]).await?;
+    stream.flush().await?;
+    Ok(stream)
+}
+
+fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(work)
+}
+
+/// Takes floods over several connections at once, for some time.
+///
+/// # Errors
+///
+/// When one of them fails.
+pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
+    run(async {
+        let counted = Arc::new(AtomicU64::new(0));
+        let over = Arc::new(AtomicBool::new(false));
+        let mut readers = JoinSet::new();
+        for _ in 0..connections {
+            let mut stream = time::timeout(PATIENCE, open(way, FLOOD)).await??;
+            let (counted, over) = (Arc::clone(&counted), Arc::clone(&over));
+            readers.spawn(async move {
+                let mut buffer = vec![0; CHUNK];
+                while !over.load(Ordering::Relaxed) {
+                    let length = stream.read(&mut buffer).await?;
+                    if length == 0 {
+                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+                    }
+                    let length = u64::try_from(length).unwrap_or(u64::MAX);
+                    counted.fetch_add(length, Ordering::Relaxed);
+                }
+                Ok(())
+            });
+        }
+        time::sleep(WARM_UP).await;
+        let (before, cpu, start) = (
+            counted.load(Ordering::Relaxed),
+            own_cpu()?,
+            Instant::now(),
+        );
+        time::sleep(lasting).await;
+        let flood = Flood {
+            bytes: counted.load(Ordering::Relaxed) - before,
+            took_ns: nanoseconds(start.elapsed()),
+            cpu_ns: nanoseconds(own_cpu()?.saturating_sub(cpu)),
+        };
+        over.store(true, Ordering::Relaxed);
+        while let Some(ended) = readers.join_next().await {
+            ended?.context("a flood ended")?;
+        }
+        Ok(flood)
+    })
+}
+
+/// Has 64 bytes sent back, one time after another.
+///
+/// # Errors
+///
+/// When one doesn't come back.
+pub fn echo(way: &Way, lasting: Duration) -> Result<Echoes> {
+    run(async {
+        let mut stream = time::timeout(PATIENCE, open(way, ECHO)).await??;
+        let mut times = Vec::new();
+        let bytes = [7; BYTES];
+        let mut back = [0; BYTES];
+        let begun = Instant::now();
+        while begun.elapsed() < lasting {
+            let start = Instant::now();
+            stream.write_all(&bytes).await?;
+            stream.flush().await?;
+            time::timeout(PATIENCE, stream.read_exact(&mut back)).await??;
+            times.push(nanoseconds(start.elapsed()));
+        }
+        // What comes first also opens the stream.
+        times.drain(..times.len().min(20));
+        Ok(Echoes {
+            times: Latency::of(times),
+        })
+    })
+}
+
+/// Asks for floods and reads nothing of them; tells once all are open, and holds them for ever.
+///
+/// # Errors
+///
+/// When one can't be opened.
+pub fn stall(way: &Way, connections: u32, tell: impl FnOnce()) -> Result<()> {
+    run(async {
+        let mut held = Vec::new();
+        for _ in 0..connections {
+            held.push(time::timeout(PATIENCE, open(way, FLOOD)).await??);
+        }
+        tell();
+        std::future::pending::<Result<()>>().await
+    })
+}

@@ -12,6 +12,7 @@
 //! - [`identity`]: certificates of gateways and agents: the CA that makes them, the store that
 //!   watches them, and TLS made from them
 //! - [`admin`]: status, metrics, health
+//! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
 //! - [`tasks`], [`drain`], [`clock`], [`telemetry`]: tasks with an owner; the wish to stop; the
 //!   monotonic clock; logs
 pub mod admin;
@@ -29,3 +30,4 @@ pub mod reconcile;
 pub mod source;
 pub mod tasks;
 pub mod telemetry;
+pub mod tunnel;

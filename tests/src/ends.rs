@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{environment, wait};
 
-// pub mod run;
+pub mod run;
 
 /// How long an end may take to serve, or to end.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -348,11 +348,8 @@ fn run(command: Command) -> Result<()> {
             settings,
             record,
         } => match role {
-            EndRole::Cloud => {
-                drop((settings, record));
-                Ok(())
-            }
-            EndRole::Agent => Ok(()),
+            EndRole::Cloud => ends::run::cloud(&settings, &record),
+            EndRole::Agent => ends::run::agent(&settings, &record),
         },
         Command::Load { load } => run_load(load),
         Command::RaceRead {

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tunnel_tests::{clock::Instant, scale::Scale, usage, wait};
 
 use crate::{
-    support::{ANSWER, BACK, Plan, Tunnel, dial, echo, expect_reset},
+    support::{ANSWER, BACK, Plan, Tunnel, dial, echo, expect_refused, expect_reset},
     targets::{Act, Server, closed},
 };
 
@@ -77,8 +77,7 @@ fn clients_of_a_frozen_agent_are_told_and_those_after_it_are_served() -> Result<
     tunnel.until_counted("agent_lost", 1)?;
     tunnel.until_disconnected("a")?;
     let mut refused = tunnel.connect(server.at())?;
-    refused.write_all(b"anybody?")?;
-    expect_reset(&mut refused)?;
+    expect_refused(&mut refused)?;
     ensure!(tunnel.count("agent_not_connected")? >= 1);
 
     tunnel.agent("a")?.signal(Signal::SIGCONT)?;
@@ -127,9 +126,7 @@ fn fail(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
     let work = || -> Result<()> {
         for _ in 0..count / 8 {
             let mut stream = dial(way)?;
-            // It may be reset before or after this.
-            drop(stream.write_all(b"anybody?"));
-            expect_reset(&mut stream)?;
+            expect_refused(&mut stream)?;
         }
         Ok(())
     };

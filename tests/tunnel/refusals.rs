@@ -1,15 +1,12 @@
 //! A client that is refused is reset, and the same word tells why everywhere.
 
-use std::{
-    io::Write as _,
-    net::{Ipv4Addr, SocketAddr},
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
 
 use crate::{
-    support::{ANSWER, Plan, Tunnel, dial, echo, expect_reset},
+    support::{ANSWER, Plan, Tunnel, dial, echo, expect_refused},
     targets::{Act, Blackhole, Server, closed},
 };
 
@@ -17,9 +14,7 @@ use crate::{
 fn expect(tunnel: &Tunnel, to: SocketAddr, reason: &str) -> Result<()> {
     let before = tunnel.count(reason)?;
     let mut stream = dial(to)?;
-    // It may be reset before or after this.
-    drop(stream.write_all(b"anybody?"));
-    expect_reset(&mut stream).with_context(|| reason.to_owned())?;
+    expect_refused(&mut stream).with_context(|| reason.to_owned())?;
 
     tunnel.until_counted(reason, before + 1)?;
     let logged = || tunnel.logs().lines().any(|line| line.contains(reason));
@@ -85,8 +80,7 @@ fn more_streams_than_a_session_may_have_are_refused_and_the_others_live_on() -> 
         echo(stream, b"still there")?;
     }
     held.pop();
-    wait::until(ANSWER, || {
-        tunnel.record().is_ok_and(|it| it.streams("a") == 7)
-    })?;
+    let left = || tunnel.record().is_ok_and(|it| it.streams("a") == 7);
+    wait::until(ANSWER, left).with_context(|| format!("{:?}", tunnel.record()))?;
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }

@@ -3,7 +3,7 @@
 
 use std::{io::Write as _, net::TcpStream, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{load, scale::Scale};
 
 use crate::{
@@ -33,7 +33,8 @@ fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;
-        reader.write_all(b"go")?;
+        let asked = reader.write_all(b"go");
+        asked.with_context(|| format!("{:?}", tunnel.record()))?;
         Ok(reader)
     });
     let readers = readers.collect::<Result<Vec<_>>>()?;

@@ -333,6 +333,16 @@ pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
     .context("it keeps changing, or never began")
 }
 
+/// That a client who says something is reset, not only left.
+pub(crate) fn expect_refused(stream: &mut TcpStream) -> Result<()> {
+    match stream.write_all(b"anybody?") {
+        // The reset was there first, and is told once.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(()) => expect_reset(stream),
+    }
+}
+
 /// That the other end resets a connection, not ends it.
 pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
     let mut rest = Vec::new();

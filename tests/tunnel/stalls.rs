@@ -54,7 +54,8 @@ fn live_beside(count: usize) -> Result<()> {
     expect_live(&format!("beside {count} stalled readers"), &mut live)?;
     let mut new = tunnel.connect(server.at())?;
     expect_live("on a stream opened beside them", &mut new)?;
-    ensure!(flood.accepted() == u64::try_from(count)?);
+    let counts = tunnel.record()?.counts;
+    ensure!(flood.accepted() == u64::try_from(count)?, "{counts:?}");
     drop(readers);
     Ok(())
 }

@@ -99,9 +99,10 @@ impl Session {
         let of_agent = self.sender.current_max_send_streams().saturating_sub(1);
         let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
         let most = most.min(self.streams);
-        self.traffic
-            .take_place(most)
-            .then_some(Place { session: self })
+        if !self.traffic.take_place(most) {
+            return None;
+        }
+        Some(Place { session: self })
     }
 
     pub(super) fn view(&self) -> SessionView {

@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Longer than anything here takes.
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(10);
 
 pub(super) fn limits() -> Limits {
     Limits {
@@ -190,7 +190,14 @@ impl Cloud {
     }
 
     pub(super) async fn counted(&self, reason: Reason, times: u64) {
-        until(reason.label(), || self.count(reason) >= times).await;
+        let wait = async {
+            while self.count(reason) < times {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(SOON, wait).await.is_err() {
+            panic!("{times} of {reason:?} in {:?}", self.registry.counts());
+        }
         assert_eq!(self.count(reason), times, "{}", reason.label());
     }
 

@@ -144,7 +144,9 @@ impl Place {
             let reason = stop.wait_for(Option::is_some).await.map(|reason| *reason);
             match reason {
                 Ok(Some(reason)) => reason,
-                Ok(None) | Err(_) => Reason::AgentLost,
+                // The session is over. What came before its end is still to be copied; if the end
+                // of the stream was not among it, the stream itself says so.
+                Ok(None) | Err(_) => std::future::pending().await,
             }
         }
     }

@@ -1,1 +1,7 @@
+//! The whole tunnel in one process, on loopback: client, ingress, gateway, agent, target.
 
+mod ends;
+mod flow;
+mod harness;
+mod refusals;
+mod sessions;

@@ -1,0 +1,100 @@
+//! Resets: each end hears of the other's, whatever the stream is at.
+
+use std::time::Duration;
+
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+use tunnel_common::reason::Reason;
+
+use super::harness::{World, read, reset, rest, until_reset};
+
+/// Writes until nothing more is taken.
+async fn stuff(stream: &mut TcpStream) {
+    let chunk = vec![0_u8; 64 << 10];
+    while timeout(Duration::from_millis(300), stream.write_all(&chunk))
+        .await
+        .is_ok()
+    {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_of_the_client_resets_the_target() {
+    let world = World::new().await;
+    let (client, mut target) = world.pair().await;
+
+    reset(client);
+
+    until_reset(&mut target).await;
+    world.cloud.counted(Reason::ClientReset, 1).await;
+    world.edge.counted(Reason::ClientReset, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_of_the_target_resets_the_client() {
+    let world = World::new().await;
+    let (mut client, target) = world.pair().await;
+
+    reset(target);
+
+    until_reset(&mut client).await;
+    world.cloud.counted(Reason::TargetReset, 1).await;
+    world.edge.counted(Reason::TargetReset, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_is_noticed_while_the_stream_has_no_window() {
+    let world = World::new().await;
+    let (mut client, mut target) = world.pair().await;
+    stuff(&mut client).await;
+    reset(client);
+    world.cloud.counted(Reason::ClientReset, 1).await;
+    until_reset(&mut target).await;
+
+    let (mut client, mut target) = world.pair().await;
+    stuff(&mut target).await;
+    reset(target);
+    world.edge.counted(Reason::TargetReset, 1).await;
+    until_reset(&mut client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
+    let world = World::new().await;
+    let (mut client, mut target) = world.pair().await;
+    client.write_all(b"all").await.expect("written");
+    client.shutdown().await.expect("ended");
+    assert_eq!(rest(&mut target).await, b"all");
+    sleep(Duration::from_millis(50)).await;
+
+    // Bytes that nobody will read make the client's close a reset.
+    reset(client);
+
+    world.cloud.counted(Reason::ClientReset, 1).await;
+    world.edge.counted(Reason::ClientReset, 1).await;
+    let gone = async { while target.write_all(b"more").await.is_ok() {} };
+    timeout(Duration::from_secs(10), gone).await.expect("reset");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
+    let world = World::new().await;
+    let (mut client, mut target) = world.pair().await;
+    for _ in 0..40 {
+        let mut burst = Vec::new();
+        for _ in 0..25 {
+            let stream = TcpStream::connect(world.steered).await.expect("connected");
+            stream.try_write(b"!").expect("written");
+            burst.push(stream);
+        }
+        burst.into_iter().for_each(reset);
+    }
+
+    client.write_all(b"ping").await.expect("written");
+    assert_eq!(read(&mut target, 4).await, b"ping");
+    assert_eq!(world.cloud.sessions("edge-7"), 1);
+    assert_eq!(world.cloud.count(Reason::AgentLost), 0);
+    assert_eq!(world.cloud.count(Reason::ProtocolBroken), 0);
+}

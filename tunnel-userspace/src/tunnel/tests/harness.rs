@@ -1,0 +1,372 @@
+//! Parts of a tunnel, and what its ends do.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use socket2::SockRef;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
+
+use crate::{
+    identity::{self, Role, ca},
+    model::{Target, Targets},
+    tunnel::{
+        AgentView, ConnectionState, Limits, Registry,
+        agent::{self, Agent},
+        gateway::{self, Gateway},
+        ingress::{self, Ingress},
+    },
+};
+
+/// Longer than anything here takes.
+pub(super) const SOON: Duration = Duration::from_secs(10);
+
+pub(super) fn limits() -> Limits {
+    Limits {
+        streams: 250,
+        window: 1 << 20,
+        ping_every: Duration::from_secs(1),
+        ping_timeout: Duration::from_secs(2),
+        drain: Duration::from_secs(5),
+    }
+}
+
+/// Waits until something is so.
+pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, wait)
+        .await
+        .unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// A CA and what it issued.
+pub(super) struct Pki {
+    dir: TempDir,
+}
+
+impl Pki {
+    pub(super) fn new() -> Self {
+        let dir = TempDir::new().expect("a folder");
+        ca::init(dir.path(), 10, Timestamp::now()).expect("a CA");
+        Self { dir }
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(super) fn gateway(&self) -> identity::Receiver {
+        let out = self
+            .dir
+            .path()
+            .join(format!("gateway-{}", fastrand::u64(..)));
+        let issued = ca::issue_gateway(self.dir(), Some(&out), 1, Timestamp::now());
+        open(issued.expect("issued").files, Role::Gateway)
+    }
+
+    pub(super) fn agent(&self, node: &str) -> identity::Receiver {
+        let out = self.dir.path().join(format!("agent-{}", fastrand::u64(..)));
+        let issued = ca::issue_agent(self.dir(), node, Some(&out), 1, Timestamp::now());
+        open(issued.expect("issued").files, Role::Agent)
+    }
+}
+
+fn open(files: identity::Files, role: Role) -> identity::Receiver {
+    let (store, receiver) = identity::Store::open(files, role);
+    assert_eq!(store.problem(), None);
+    receiver
+}
+
+/// The node whose agent it is.
+pub(super) const NODE: &str = "edge-7";
+
+/// A gateway with its ingress, and what is steered to it.
+pub(super) struct Cloud {
+    pub(super) registry: Arc<Registry>,
+    pub(super) gateway: SocketAddr,
+    ingress: SocketAddr,
+    targets: watch::Sender<Arc<Targets>>,
+    pub(super) uplinks: watch::Sender<Arc<BTreeSet<u32>>>,
+    draining: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Cloud {
+    pub(super) fn new(pki: &Pki, limits: &Limits) -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let settings = gateway::Settings {
+            listen,
+            sessions: 100,
+            handshakes: 16,
+            handshake_timeout: Duration::from_secs(5),
+            limits: limits.clone(),
+            mark: None,
+        };
+        Self::with(settings, pki.gateway())
+    }
+
+    pub(super) fn with(settings: gateway::Settings, identity: identity::Receiver) -> Self {
+        let registry = Registry::new();
+        let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
+        let ingress = ingress::Settings {
+            prefixes: vec![Prefix::new(network, 16).expect("a range")],
+            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            limits: settings.limits.clone(),
+            mark: None,
+        };
+        let targets = watch::Sender::new(Arc::default());
+        let uplinks = watch::Sender::new(Arc::default());
+        let draining = watch::Sender::new(false);
+        let ingress = Ingress::bind(
+            ingress,
+            targets.subscribe(),
+            uplinks.subscribe(),
+            Arc::clone(&registry),
+        )
+        .expect("an ingress");
+        let gateway = Gateway::bind(settings, identity, Arc::clone(&registry)).expect("a gateway");
+        let (at_gateway, at_ingress) = (gateway.local_addr(), ingress.local_addr());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(gateway.run(draining.subscribe()));
+        tasks.spawn(ingress.run(draining.subscribe()));
+        Self {
+            registry,
+            gateway: at_gateway,
+            ingress: at_ingress,
+            targets,
+            uplinks,
+            draining,
+            tasks,
+        }
+    }
+
+    /// Steers a port of the node, and gives the address where a client ends up.
+    pub(super) fn steer(&self, node: &str, address: SocketAddr) -> SocketAddr {
+        let mut index = 0;
+        self.targets.send_modify(|targets| {
+            let mut next = Targets::clone(targets);
+            index = u32::try_from(next.len()).expect("few");
+            let target = Target {
+                node: node.into(),
+                address: address.ip(),
+                port: address.port(),
+                loopback: false,
+            };
+            next.insert(index, target);
+            *targets = Arc::new(next);
+        });
+        self.place(index)
+    }
+
+    /// The steering address of an index.
+    pub(super) fn place(&self, index: u32) -> SocketAddr {
+        let number = u32::from(Ipv4Addr::new(127, 19, 0, 1)) + index;
+        SocketAddr::new(Ipv4Addr::from(number).into(), self.ingress.port())
+    }
+
+    pub(super) fn outside(&self) -> SocketAddr {
+        SocketAddr::new(IpAddr::from([127, 0, 0, 1]), self.ingress.port())
+    }
+
+    pub(super) fn count(&self, reason: Reason) -> u64 {
+        self.registry.counts().get(&reason).copied().unwrap_or(0)
+    }
+
+    pub(super) async fn counted(&self, reason: Reason, times: u64) {
+        let wait = async {
+            while self.count(reason) < times {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(SOON, wait).await.is_err() {
+            panic!("{times} of {reason:?} in {:?}", self.registry.counts());
+        }
+        assert_eq!(self.count(reason), times, "{}", reason.label());
+    }
+
+    pub(super) fn sessions(&self, node: &str) -> usize {
+        let nodes = self.registry.nodes();
+        let mut nodes = nodes.iter().filter(|view| view.node == node);
+        nodes.next().map_or(0, |view| view.sessions.len())
+    }
+
+    pub(super) fn last_error(&self, node: &str) -> String {
+        let nodes = self.registry.nodes();
+        let view = nodes.iter().find(|view| view.node == node);
+        view.and_then(|view| view.last_error.clone())
+            .unwrap_or_default()
+    }
+
+    pub(super) async fn connected(&self, node: &str, sessions: usize) {
+        until("connected", || self.sessions(node) == sessions).await;
+    }
+
+    pub(super) fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    pub(super) async fn drained(mut self) {
+        self.drain();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.expect("no panic");
+        }
+    }
+}
+
+/// A running agent.
+pub(super) struct Edge {
+    pub(super) view: watch::Receiver<Arc<AgentView>>,
+    draining: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> agent::Settings {
+    agent::Settings {
+        gateways: gateways.iter().map(ToString::to_string).collect(),
+        allow: allow.iter().map(ToString::to_string).collect(),
+        connections: 1,
+        dial_timeout: Duration::from_secs(2),
+        dials: 64,
+        limits: limits(),
+        mark: None,
+    }
+}
+
+impl Edge {
+    pub(super) fn new(settings: agent::Settings, identity: identity::Receiver) -> Self {
+        let agent = Agent::new(settings, identity).expect("an agent");
+        let draining = watch::Sender::new(false);
+        let view = agent.view();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(agent.run(draining.subscribe()));
+        Self {
+            view,
+            draining,
+            tasks,
+        }
+    }
+
+    pub(super) fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    pub(super) async fn drained(mut self) {
+        self.drain();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.expect("no panic");
+        }
+    }
+
+    pub(super) fn state(&self) -> ConnectionState {
+        self.view.borrow().connections[0].state
+    }
+
+    pub(super) fn last_error(&self) -> String {
+        let view = self.view.borrow();
+        view.connections[0].last_error.clone().unwrap_or_default()
+    }
+
+    pub(super) async fn counted(&self, reason: Reason, times: u64) {
+        let count = || self.view.borrow().counts.get(reason.label()).copied();
+        until(reason.label(), || count() == Some(times)).await;
+    }
+}
+
+/// A cloud and an edge that are connected, and a listening target that is steered to and allowed.
+pub(super) struct World {
+    pub(super) cloud: Cloud,
+    pub(super) edge: Edge,
+    pub(super) target: TcpListener,
+    pub(super) steered: SocketAddr,
+    pub(super) pki: Pki,
+}
+
+impl World {
+    pub(super) async fn new() -> Self {
+        Self::with(&limits(), &limits()).await
+    }
+
+    pub(super) async fn with(of_cloud: &Limits, of_edge: &Limits) -> Self {
+        let pki = Pki::new();
+        let target = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = target.local_addr().expect("an address");
+        let cloud = Cloud::new(&pki, of_cloud);
+        let mut settings = agent_settings(&[cloud.gateway], &[address]);
+        settings.limits = of_edge.clone();
+        let edge = Edge::new(settings, pki.agent(NODE));
+        let steered = cloud.steer(NODE, address);
+        cloud.connected(NODE, 1).await;
+        Self {
+            cloud,
+            edge,
+            target,
+            steered,
+            pki,
+        }
+    }
+
+    /// A client and the target's end of its stream. The first byte is spent on it.
+    pub(super) async fn pair(&self) -> (TcpStream, TcpStream) {
+        let mut client = TcpStream::connect(self.steered).await.expect("connected");
+        client.write_all(b"!").await.expect("written");
+        let accepted = timeout(SOON, self.target.accept()).await.expect("soon");
+        let (mut target, _) = accepted.expect("accepted");
+        assert_eq!(read(&mut target, 1).await, b"!");
+        (client, target)
+    }
+}
+
+/// Reads so many bytes.
+pub(super) async fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let read = timeout(SOON, stream.read_exact(&mut bytes)).await;
+    read.expect("soon").expect("read");
+    bytes
+}
+
+/// Reads until the end, which must be one.
+pub(super) async fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let read = timeout(SOON, stream.read_to_end(&mut bytes)).await;
+    read.expect("soon").expect("an end and no reset");
+    bytes
+}
+
+/// Reads until the reset that must come.
+pub(super) async fn until_reset(stream: &mut TcpStream) {
+    let mut bytes = Vec::new();
+    let read = timeout(SOON, stream.read_to_end(&mut bytes)).await;
+    let error = read.expect("soon").expect_err("a reset and no end");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+pub(super) fn reset(stream: TcpStream) {
+    let linger = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+    linger.expect("set");
+    drop(stream);
+}
+
+/// Bytes that show where one is missing or out of place.
+pub(super) fn pattern(length: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(7);
+    std::iter::repeat_with(|| random.u8(..))
+        .take(length)
+        .collect()
+}

@@ -1,0 +1,180 @@
+//! Who is refused, and what is said of it.
+
+use std::{io::ErrorKind, sync::Arc, time::Duration};
+
+use nix::net::if_::if_nametoindex;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+};
+use tunnel_common::reason::Reason;
+
+use super::harness::{
+    Cloud, Edge, NODE, Pki, World, agent_settings, limits, read, until, until_reset,
+};
+
+async fn refused(at: std::net::SocketAddr) {
+    let mut client = match TcpStream::connect(at).await {
+        Ok(client) => client,
+        Err(error) => {
+            // The reset may be quicker than tokio's look at the socket.
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            return;
+        }
+    };
+    // Or than this.
+    drop(client.write_all(b"hello").await);
+    until_reset(&mut client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_does_not_listen_is_refused_with_its_name_and_reason() {
+    let world = World::new().await;
+    let address = world.target.local_addr().expect("an address");
+    drop(world.target);
+
+    refused(world.steered).await;
+
+    world.cloud.counted(Reason::DialRefused, 1).await;
+    world.edge.counted(Reason::DialRefused, 1).await;
+    assert_eq!(
+        world.cloud.last_error(NODE),
+        format!("edge-7 ({address}): the target refused the agent's connect")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_on_the_allow_list_is_never_dialled() {
+    let world = World::new().await;
+    let other = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = other.local_addr().expect("an address");
+
+    refused(world.cloud.steer(NODE, address)).await;
+
+    world.cloud.counted(Reason::TargetDenied, 1).await;
+    world.edge.counted(Reason::TargetDenied, 1).await;
+    assert_eq!(
+        world.cloud.last_error(NODE),
+        format!("edge-7 ({address}): refused by the agent: not on its allow-list")
+    );
+    let other = other.into_std().expect("a listener");
+    other.accept().expect_err("nobody dialled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_session_a_client_is_reset_at_once_and_told_since_when() {
+    let world = World::new().await;
+    let never = "10.1.2.3:10250".parse().expect("an address");
+    refused(world.cloud.steer("edge-8", never)).await;
+    assert_eq!(
+        world.cloud.last_error("edge-8"),
+        "edge-8 (10.1.2.3:10250): agent not connected, never seen"
+    );
+
+    world.edge.drained().await;
+    world.cloud.connected(NODE, 0).await;
+    refused(world.steered).await;
+
+    world.cloud.counted(Reason::AgentNotConnected, 2).await;
+    let said = world.cloud.last_error(NODE);
+    assert!(
+        said.ends_with("agent not connected, last seen 0 s ago"),
+        "{said}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_did_not_come_as_a_steered_connect_is_reset() {
+    let world = World::new().await;
+
+    refused(world.cloud.outside()).await;
+    world.cloud.counted(Reason::ArrivedOutside, 1).await;
+
+    refused(world.cloud.place(99)).await;
+    world.cloud.counted(Reason::TargetUnknown, 1).await;
+
+    let loopback = if_nametoindex("lo").expect("an index");
+    world
+        .cloud
+        .uplinks
+        .send_replace(Arc::new([loopback].into()));
+    refused(world.steered).await;
+    world.cloud.counted(Reason::ArrivedOutside, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_too_many_is_refused_and_not_queued() {
+    let mut few = limits();
+    few.streams = 3;
+    let world = World::with(&limits(), &few).await;
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        open.push(world.pair().await);
+    }
+
+    refused(world.steered).await;
+    world.cloud.counted(Reason::StreamsFull, 1).await;
+
+    drop(open.pop());
+    world.cloud.counted(Reason::StreamServed, 1).await;
+    open.push(world.pair().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
+    let pki = Pki::new();
+    let cloud = Cloud::new(&pki, &limits());
+    // A full accept queue answers nobody.
+    let full = full_listener();
+    let slow = full.0.local_addr().expect("an address");
+    let quick = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let at_quick = quick.local_addr().expect("an address");
+    let mut settings = agent_settings(&[cloud.gateway], &[slow, at_quick]);
+    settings.dials = 2;
+    settings.dial_timeout = Duration::from_secs(3);
+    let edge = Edge::new(settings, pki.agent(NODE));
+    let (slow, steered) = (cloud.steer(NODE, slow), cloud.steer(NODE, at_quick));
+    cloud.connected(NODE, 1).await;
+
+    let mut first = TcpStream::connect(slow).await.expect("connected");
+    until("dials", || {
+        cloud.registry.nodes()[0].sessions[0].streams == 1
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut beside = TcpStream::connect(steered).await.expect("connected");
+    beside.write_all(b"ping").await.expect("written");
+    let (mut accepted, _) = quick.accept().await.expect("accepted");
+    assert_eq!(read(&mut accepted, 4).await, b"ping");
+
+    let mut second = TcpStream::connect(slow).await.expect("connected");
+    until("dials", || {
+        cloud.registry.nodes()[0].sessions[0].streams == 3
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    refused(steered).await;
+    edge.counted(Reason::DialsFull, 1).await;
+
+    until_reset(&mut first).await;
+    until_reset(&mut second).await;
+    cloud.counted(Reason::DialTimedOut, 2).await;
+}
+
+/// A listener whose accept queue is full, and those who fill it.
+fn full_listener() -> (std::net::TcpListener, Vec<socket2::Socket>) {
+    use socket2::{Domain, Socket, Type};
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let any: std::net::SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    listener.bind(&any.into()).expect("bound");
+    listener.listen(0).expect("listening");
+    let address = listener.local_addr().expect("an address");
+    let fill = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_nonblocking(true).expect("set");
+        drop(socket.connect(&address));
+        socket
+    };
+    let filled = std::iter::repeat_with(fill).take(4).collect();
+    (listener.into(), filled)
+}

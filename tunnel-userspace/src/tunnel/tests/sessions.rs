@@ -1,0 +1,222 @@
+//! Sessions: who may have one, how long they live, and what replaces them.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::{Instant, timeout},
+};
+use tunnel_common::reason::Reason;
+
+use super::harness::{
+    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, limits, read, rest, until, until_reset,
+};
+use crate::tunnel::{ConnectionState, Registry, gateway};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_shows_whose_it_is_and_what_it_carries() {
+    let world = World::new().await;
+    let (mut client, mut target) = world.pair().await;
+    client.write_all(&[0; 99]).await.expect("written");
+    read(&mut target, 99).await;
+    target.write_all(&[0; 50]).await.expect("written");
+    read(&mut client, 50).await;
+    until("a ping", || {
+        world.cloud.registry.nodes()[0].sessions[0]
+            .rtt_seconds
+            .is_some()
+    })
+    .await;
+
+    let nodes = world.cloud.registry.nodes();
+    let session = &nodes[0].sessions[0];
+    assert_eq!(nodes[0].node, NODE);
+    assert_eq!(session.release, env!("CARGO_PKG_VERSION"));
+    assert_eq!((session.bytes_out, session.bytes_in), (100, 50));
+    assert_eq!(session.streams, 1);
+
+    let shown = || world.edge.view.borrow().connections[0].bytes_in == 100;
+    until("the agent's view", shown).await;
+    let view = world.edge.view.borrow().connections[0].clone();
+    assert_eq!((view.state, view.streams), (ConnectionState::Connected, 1));
+    assert_eq!((view.bytes_in, view.bytes_out), (100, 50));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_connection_stands_beside_the_first_and_takes_its_share() {
+    let pki = Pki::new();
+    let cloud = Cloud::new(&pki, &limits());
+    let mut settings = agent_settings(&[cloud.gateway], &[]);
+    settings.connections = 2;
+    let edge = Edge::new(settings, pki.agent(NODE));
+    cloud.connected(NODE, 2).await;
+
+    edge.drained().await;
+    cloud.connected(NODE, 0).await;
+    let nodes = cloud.registry.nodes();
+    assert!(nodes[0].last_seen.is_some());
+    cloud.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_no_certificate_of_an_agent_gets_no_session() {
+    let (pki, stranger) = (Pki::new(), Pki::new());
+    let cloud = Cloud::new(&pki, &limits());
+
+    let other_ca = Edge::new(agent_settings(&[cloud.gateway], &[]), stranger.agent(NODE));
+    until("refused", || !other_ca.last_error().is_empty()).await;
+    assert!(
+        other_ca.last_error().contains("TLS"),
+        "{}",
+        other_ca.last_error()
+    );
+
+    let mut garbage = TcpStream::connect(cloud.gateway).await.expect("connected");
+    garbage
+        .write_all(b"GET / HTTP/1.1\r\n\r\n")
+        .await
+        .expect("written");
+    drop(
+        timeout(SOON, garbage.read_to_end(&mut Vec::new()))
+            .await
+            .expect("closed"),
+    );
+    until("counted", || cloud.count(Reason::HandshakeFailed) >= 2).await;
+    assert_eq!(cloud.sessions(NODE), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_handshakes_that_stall_do_not_keep_an_agent_out() {
+    let pki = Pki::new();
+    let cloud = Cloud::new(&pki, &limits());
+    let mut stalled = Vec::new();
+    for _ in 0..200 {
+        stalled.push(TcpStream::connect(cloud.gateway).await.expect("connected"));
+    }
+
+    let _edge = Edge::new(agent_settings(&[cloud.gateway], &[]), pki.agent(NODE));
+
+    cloud.connected(NODE, 1).await;
+    assert!(cloud.count(Reason::HandshakesFull) > 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handshake_that_takes_too_long_is_ended() {
+    let pki = Pki::new();
+    let settings = gateway::Settings {
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        sessions: 1,
+        handshakes: 16,
+        handshake_timeout: Duration::from_millis(100),
+        limits: limits(),
+        mark: None,
+    };
+    let cloud = Cloud::with(settings, pki.gateway());
+    let mut slow = TcpStream::connect(cloud.gateway).await.expect("connected");
+
+    rest(&mut slow).await;
+
+    cloud.counted(Reason::HandshakeTimedOut, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
+    let world = World::new().await;
+    let (mut client, mut target) = world.pair().await;
+    // A replacement within the first second would count as one that flaps.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+
+    world.cloud.drain();
+
+    world.cloud.connected(NODE, 0).await;
+    client.write_all(b"still").await.expect("written");
+    assert_eq!(read(&mut target, 5).await, b"still");
+    // The listener is gone, so the replacement is tried in vain.
+    until("tried", || world.edge.last_error().contains("refused")).await;
+    drop(client);
+    rest(&mut target).await;
+    drop(target);
+    timeout(SOON, world.cloud.drained()).await.expect("drained");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_outlast_the_drain_are_reset() {
+    let mut brief = limits();
+    brief.drain = Duration::from_millis(200);
+    let world = World::with(&brief, &limits()).await;
+    let (mut client, mut target) = world.pair().await;
+
+    timeout(SOON, world.cloud.drained()).await.expect("drained");
+
+    until_reset(&mut client).await;
+    until_reset(&mut target).await;
+    world.edge.counted(Reason::Draining, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
+    let world = World::new().await;
+    let (mut client, mut target) = world.pair().await;
+    world.edge.drain();
+    until("draining", || {
+        world.edge.state() == ConnectionState::Draining
+    })
+    .await;
+
+    client.write_all(b"still").await.expect("written");
+    assert_eq!(read(&mut target, 5).await, b"still");
+    // No new ones meanwhile.
+    let placed = || world.cloud.registry.place(&NODE.into()).map(drop);
+    until("closed", || placed() == Err(Reason::AgentNotConnected)).await;
+    drop(client);
+    rest(&mut target).await;
+    drop(target);
+
+    timeout(SOON, world.edge.drained()).await.expect("gone");
+    world.cloud.counted(Reason::StreamServed, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found() {
+    let pki = Pki::new();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bound");
+    let at = silent.local_addr().expect("an address");
+    let cloud = Cloud::new(&pki, &limits());
+    let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));
+    // A wire between them that can be cut without a word.
+    let (mut to_agent, _) = silent.accept().await.expect("accepted");
+    let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
+    {
+        let both = tokio::io::copy_bidirectional(&mut to_agent, &mut to_gateway);
+        tokio::select! {
+            _ = both => panic!("it holds"),
+            () = cloud.connected(NODE, 1) => {}
+        }
+    }
+    let cut = Instant::now();
+
+    cloud.connected(NODE, 0).await;
+    assert!(
+        cut.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        cut.elapsed()
+    );
+    assert!(cloud.last_error(NODE).contains("no sign of life"));
+
+    let again = timeout(SOON, silent.accept()).await.expect("soon");
+    let (mut to_agent, _) = again.expect("accepted");
+    let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
+    tokio::select! {
+        _ = tokio::io::copy_bidirectional(&mut to_agent, &mut to_gateway) => panic!("it holds"),
+        () = cloud.connected(NODE, 1) => {}
+    }
+}
+
+#[test]
+fn a_registry_is_shared_between_threads() {
+    const fn shared<T: Send + Sync>(_: &T) {}
+    shared(&Registry::new());
+}

@@ -2,6 +2,8 @@
 //! Needs the rights of root and a cgroup v2 hierarchy.
 
 #[cfg(test)]
+mod edge;
+#[cfg(test)]
 mod ends;
 #[cfg(test)]
 mod places;

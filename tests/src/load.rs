@@ -20,6 +20,7 @@ use crate::clock::{self, Instant};
 
 pub mod connect;
 pub mod hold;
+pub mod kubelet;
 pub mod race;
 pub mod tcp;
 pub mod udp;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tunnel_tests::{
     agent::{
@@ -21,10 +21,11 @@ use tunnel_tests::{
         run::{Exec, exec, serve as hold},
     },
     bench::{self, connect, program::Options},
-    demo, environment,
+    demo, ends, environment,
     instance::Settings,
     interrupt,
     load::{self, Plan, race, udp::Mode},
+    pki::Files,
     serve::{self, Listener},
     topology::Topology,
 };
@@ -84,9 +85,25 @@ enum Command {
         name: String,
         #[arg(long)]
         record: PathBuf,
-        /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp or sink.
+        /// The certificate of ports of kind kubelet.
+        #[arg(long, requires = "key")]
+        cert: Option<PathBuf>,
+        /// Its key.
+        #[arg(long, requires = "cert")]
+        key: Option<PathBuf>,
+        /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp, sink
+        /// or kubelet.
         #[arg(required = true)]
         listeners: Vec<Listener>,
+    },
+    /// Run an end of a tunnel without kernel programs, and tell of it to whoever connects to a
+    /// Unix socket.
+    End {
+        role: EndRole,
+        #[arg(long)]
+        settings: PathBuf,
+        #[arg(long)]
+        record: PathBuf,
     },
     /// Make connections and print a report.
     Load {
@@ -118,6 +135,14 @@ enum Command {
     },
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum EndRole {
+    /// A gateway with an ingress.
+    Cloud,
+    /// An agent.
+    Agent,
+}
+
 #[derive(Subcommand)]
 enum Load {
     /// HTTP requests, each over a connection of its own.
@@ -129,6 +154,26 @@ enum Load {
         /// Send without connecting.
         #[arg(long)]
         unconnected: bool,
+    },
+    /// Requests over TLS to a kubelet-like server, each over a connection of its own.
+    Kubelet {
+        #[command(flatten)]
+        paced: Paced,
+        /// The authority of the server's certificate.
+        #[arg(long)]
+        ca: PathBuf,
+    },
+    /// One connection to a kubelet-like server, and one request after another.
+    Dialog {
+        #[arg(long)]
+        to: SocketAddr,
+        /// The authority of the server's certificate.
+        #[arg(long)]
+        ca: PathBuf,
+        /// healthz, bytes=N, sum=N, echo=TEXT, upgrade, exchange=TEXT, pause=MILLIS, until-end=N,
+        /// close, reset.
+        #[arg(required = true)]
+        asks: Vec<String>,
     },
     /// Connects one after another, as fast as can be.
     Connect {
@@ -287,8 +332,28 @@ fn run(command: Command) -> Result<()> {
         Command::Serve {
             name,
             record,
+            cert,
+            key,
             listeners,
-        } => serve::run::serve(&name, &listeners, &record),
+        } => {
+            let certificate = cert.zip(key).map(|(cert, key)| Files {
+                ca: PathBuf::new(),
+                cert,
+                key,
+            });
+            serve::run::serve(&name, &listeners, &record, certificate.as_ref())
+        }
+        Command::End {
+            role,
+            settings,
+            record,
+        } => match role {
+            EndRole::Cloud => {
+                drop((settings, record));
+                Ok(())
+            }
+            EndRole::Agent => Ok(()),
+        },
         Command::Load { load } => run_load(load),
         Command::RaceRead {
             first,
@@ -384,6 +449,12 @@ fn run_load(load: Load) -> Result<()> {
                 Mode::Connected
             };
             print(&load::udp::run(&paced.into(), mode, &load::own_sockets))
+        }
+        Load::Kubelet { paced, ca } => {
+            print(&load::kubelet::run(&paced.into(), &ca, &load::own_sockets)?)
+        }
+        Load::Dialog { to, ca, asks } => {
+            print(&load::kubelet::dialog(to, &ca, &asks, &load::own_sockets)?)
         }
         Load::Connect {
             to,

@@ -7,6 +7,8 @@ use std::{
 
 use crate::topology::{HOST_V4, HOST_V6};
 
+pub mod objects;
+
 /// A file for the folder of manifests.
 #[derive(Clone, Debug)]
 pub struct Manifest {

@@ -4,7 +4,7 @@ use std::{
     fs::OpenOptions,
     net::{IpAddr, SocketAddr},
     ops::Deref,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
+    pki::Files,
     place::{Place, Process},
     serve::{self, Kind, Listener, Record},
     topology, wait,
@@ -118,35 +119,14 @@ impl Pod {
     pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let stem = self.folder.join(format!("{}-{number}", self.name));
-        let record = stem.with_extension("record");
-        let mut arguments = vec!["serve".to_owned(), "--name".to_owned(), self.name.clone()];
-        arguments.push("--record".to_owned());
-        arguments.push(
-            record
-                .to_str()
-                .context("the laboratory's folder is no UTF-8")?
-                .to_owned(),
-        );
-        arguments.extend(listeners.iter().map(ToString::to_string));
-
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(stem.with_extension("log"))?;
-        let mut command = self.lab_command(&arguments)?.log(log);
-        if let Some(cpu) = cpu {
-            command = command.cpu(cpu);
-        }
-        let process = command.start()?;
-        let server = Server { process, record };
-        let listening = wait::some(LISTENING, || {
-            let ended = server.process.ended().transpose();
-            ended.map(Err).or_else(|| server.record().ok().map(Ok))
-        });
-        match listening.with_context(|| format!("a server in pod {}", self.name))? {
-            Ok(_) => Ok(server),
-            Err(ended) => bail!("a server in pod {} ended: {:?}", self.name, ended?),
-        }
+        let options = Options {
+            name: &self.name,
+            stem: &stem,
+            listeners,
+            cpu,
+            certificate: None,
+        };
+        Server::start(&self.place, &options)
     }
 }
 
@@ -165,7 +145,54 @@ pub struct Server {
     record: PathBuf,
 }
 
+/// How a server is started.
+pub(crate) struct Options<'a> {
+    pub(crate) name: &'a str,
+    /// The beginning of the names of its files.
+    pub(crate) stem: &'a Path,
+    pub(crate) listeners: &'a [Listener],
+    pub(crate) cpu: Option<u32>,
+    pub(crate) certificate: Option<&'a Files>,
+}
+
 impl Server {
+    pub(crate) fn start(place: &Place, options: &Options<'_>) -> Result<Self> {
+        let Options {
+            name,
+            stem,
+            listeners,
+            cpu,
+            certificate,
+        } = options;
+        let record = stem.with_extension("record");
+        let mut arguments = vec!["serve".to_owned(), "--name".to_owned(), (*name).to_owned()];
+        arguments.extend(["--record".to_owned(), text(&record)?]);
+        if let Some(Files { ca: _, cert, key }) = certificate {
+            arguments.extend(["--cert".to_owned(), text(cert)?]);
+            arguments.extend(["--key".to_owned(), text(key)?]);
+        }
+        arguments.extend(listeners.iter().map(ToString::to_string));
+
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(stem.with_extension("log"))?;
+        let mut command = place.lab_command(&arguments)?.log(log);
+        if let Some(cpu) = *cpu {
+            command = command.cpu(cpu);
+        }
+        let process = command.start()?;
+        let server = Self { process, record };
+        let listening = wait::some(LISTENING, || {
+            let ended = server.process.ended().transpose();
+            ended.map(Err).or_else(|| server.record().ok().map(Ok))
+        });
+        match listening.with_context(|| format!("server {name}"))? {
+            Ok(_) => Ok(server),
+            Err(ended) => bail!("server {name} ended: {:?}", ended?),
+        }
+    }
+
     /// What it has served so far, by its own record.
     ///
     /// # Errors
@@ -180,4 +207,12 @@ impl Server {
     pub const fn process(&self) -> &Process {
         &self.process
     }
+}
+
+/// A path as a word of a command line.
+pub(crate) fn text(path: &Path) -> Result<String> {
+    let text = path
+        .to_str()
+        .context("the laboratory's folder is no UTF-8")?;
+    Ok(text.to_owned())
 }

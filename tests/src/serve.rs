@@ -18,6 +18,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::kubelet::Exchange;
+
 pub mod run;
 
 /// How long a server may take to give its record.
@@ -34,10 +36,12 @@ pub enum Kind {
     Udp,
     /// TCP: accepted and closed, as fast as can be.
     Sink,
+    /// TLS: as a kubelet is to its clients.
+    Kubelet,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Http, Self::Echo, Self::Udp, Self::Sink];
+    const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::Udp, Self::Sink, Self::Kubelet];
 
     const fn word(self) -> &'static str {
         match self {
@@ -45,6 +49,7 @@ impl Kind {
             Self::Echo => "echo",
             Self::Udp => "udp",
             Self::Sink => "sink",
+            Self::Kubelet => "kubelet",
         }
     }
 }
@@ -169,6 +174,9 @@ pub struct Record {
     pub name: String,
     /// What each port has seen.
     pub ports: BTreeMap<String, Counts>,
+    /// What was seen of each connection to a port of kind `kubelet`, in the order in which they
+    /// came.
+    pub exchanges: Vec<Exchange>,
 }
 
 impl Record {

@@ -160,6 +160,20 @@ impl Topology {
         })
     }
 
+    /// A further place with a network of its own, outside the instance's cgroup; nothing is joined
+    /// to it yet.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses something.
+    pub fn elsewhere(&self, name: &str) -> Result<Place> {
+        place(&Ground {
+            network: Network::Own,
+            cgroup: self.lab.cgroup().join(name),
+            bpffs: None,
+        })
+    }
+
     fn join_outside(&self) -> Result<()> {
         for (name, value) in FORWARDING {
             self.host.sysctl(name, value)?;

@@ -10,6 +10,8 @@
 //! - [`plan`]: what the maps should hold (pure)
 //! - [`reconcile`]: the owner of the maps: what is, what should be, and the writes between
 //! - [`bpf`]: all that touches aya or the kernel's BPF
+//! - [`identity`]: certificates of gateways and agents: the CA that makes them, the store that
+//!   watches them, and TLS made from them
 //! - [`admin`]: status, metrics, health
 //! - [`tasks`], [`drain`], [`clock`], [`telemetry`]: tasks with an owner; the wish to stop; the
 //!   monotonic clock; logs
@@ -20,6 +22,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod drain;
+pub mod identity;
 pub mod k8s;
 pub mod model;
 pub mod net;

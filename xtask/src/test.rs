@@ -17,24 +17,27 @@ pub(crate) enum Tier {
     Unit,
     /// Kubernetes objects in, map content out.
     Golden,
+    /// The tunnel from end to end over loopback.
+    Tunnel,
     /// Real sockets through real programs (root).
     Netns,
 }
 
 impl Tier {
-    const ALL: [Self; 3] = [Self::Unit, Self::Golden, Self::Netns];
+    const ALL: [Self; 4] = [Self::Unit, Self::Golden, Self::Tunnel, Self::Netns];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Unit => "unit",
             Self::Golden => "golden",
+            Self::Tunnel => "tunnel",
             Self::Netns => "netns",
         }
     }
 
     const fn needs_root(self) -> bool {
         match self {
-            Self::Unit | Self::Golden => false,
+            Self::Unit | Self::Golden | Self::Tunnel => false,
             Self::Netns => true,
         }
     }
@@ -86,6 +89,12 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
         Tier::Golden => {
             command.args(["--package", "tunnel-tests", "--lib", "--test", "golden"]);
         }
+        Tier::Tunnel => {
+            let programs = workspace::build_programs(false)?;
+            command
+                .args(["--package", "tunnel-tests", "--test", "tunnel"])
+                .env("CULVERT_LAB_BIN", programs.lab);
+        }
         Tier::Netns => {
             let programs = workspace::build_programs(false)?;
             command
@@ -121,7 +130,7 @@ mod tests {
     fn without_root_the_netns_tier_is_left_out_and_named() {
         let (able, left_out) = split(&Tier::ALL, false);
 
-        assert_eq!(able, [Tier::Unit, Tier::Golden]);
+        assert_eq!(able, [Tier::Unit, Tier::Golden, Tier::Tunnel]);
         assert_eq!(
             left_out_line(&left_out).as_deref(),
             Some("left out (need root): netns")

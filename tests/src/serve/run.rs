@@ -18,6 +18,10 @@ use tokio::{
 };
 
 use super::{ANY, Kind, Listener, Port, Record};
+use crate::{
+    kubelet::serve::{self as kubelet, Journal},
+    pki::Files,
+};
 
 /// How many connections wait to be accepted.
 const BACKLOG: i32 = 4096;
@@ -34,10 +38,17 @@ const HEAD: usize = 8 * 1024;
 /// # Errors
 ///
 /// When it can't listen.
-pub fn serve(name: &str, listeners: &[Listener], record: &Path) -> Result<()> {
+pub fn serve(
+    name: &str,
+    listeners: &[Listener],
+    record: &Path,
+    certificate: Option<&Files>,
+) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
+    let tls = certificate.map(Files::server).transpose()?;
+    let journal = Journal::default();
     runtime.block_on(async {
         let name: Arc<str> = Arc::from(name);
         let mut ports = BTreeMap::new();
@@ -49,6 +60,12 @@ pub fn serve(name: &str, listeners: &[Listener], record: &Path) -> Result<()> {
                     format!("{}:{number}", listener.kind.word()),
                     Arc::clone(&port),
                 );
+                if listener.kind == Kind::Kubelet {
+                    let tls = tls.clone().context("a kubelet needs a certificate")?;
+                    let listener = tcp(SocketAddr::from((ANY, number)))?;
+                    tasks.spawn(kubelet::accept(listener, tls, journal.clone()));
+                    continue;
+                }
                 listen(listener.kind, number, &name, port, &mut tasks)
                     .with_context(|| format!("cannot listen on port {number}"))?;
             }
@@ -64,6 +81,7 @@ pub fn serve(name: &str, listeners: &[Listener], record: &Path) -> Result<()> {
             let record = Record {
                 name: name.to_string(),
                 ports,
+                exchanges: journal.exchanges(),
             };
             // Whoever asked may have gone.
             drop(stream.write_all(&serde_json::to_vec(&record)?).await);
@@ -101,6 +119,7 @@ fn listen(
                 }
             });
         }
+        Kind::Kubelet => return Err(io::ErrorKind::Unsupported.into()),
     }
     Ok(())
 }

@@ -1,0 +1,89 @@
+//! The edge: it dials the cloud, the cloud can't dial it, and its link can be cut.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use anyhow::{Result, ensure};
+use tunnel_tests::{
+    edge::{EDGE_V4, EDGE_V6, Edge},
+    environment,
+    kubelet::client::Client,
+    pki,
+    place::Place,
+    topology::{HOST_V4, HOST_V6, Topology},
+};
+
+const PORT: u16 = 10_250;
+
+fn dials(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
+    let listener = host.listen(at)?;
+    let stream = edge.place().connect(at)?;
+    let (_, peer) = listener.accept()?;
+    ensure!(stream.local_addr()? == peer, "no NAT is between them");
+    Ok(())
+}
+
+#[test]
+fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
+    let topology = Topology::new()?;
+    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    let pod = topology.pod("pod")?;
+    let _server = edge.serve_kubelet(&[PORT])?;
+
+    dials(&edge, topology.host(), (HOST_V4, 10_262).into())?;
+    dials(&edge, topology.host(), (HOST_V6, 10_262).into())?;
+
+    for place in [topology.host(), &*pod, topology.outside()] {
+        for address in [
+            SocketAddr::from((EDGE_V4, PORT)),
+            SocketAddr::from((EDGE_V6, PORT)),
+        ] {
+            let error = place.connect(address).expect_err("no way there");
+            ensure!(
+                matches!(
+                    error.kind(),
+                    io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+                ),
+                "{error}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
+    let topology = Topology::new()?;
+    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    let server = edge.serve_kubelet(&[PORT])?;
+    let tls = pki::trusting(&edge.kubelet_ca())?;
+
+    for address in [
+        SocketAddr::from((EDGE_V4, PORT)),
+        SocketAddr::from((EDGE_V6, PORT)),
+    ] {
+        let stream = edge.place().connect(address)?;
+        let mut client = Client::over(stream, address.ip(), Arc::clone(&tls))?;
+        client.healthz()?;
+        ensure!(client.subject().contains("system:node:edge-7"));
+    }
+
+    let exchanges = server.record()?.exchanges;
+    ensure!(exchanges.len() == 2, "{exchanges:?}");
+    ensure!(exchanges[0].steps[0] == "GET /healthz", "{exchanges:?}");
+    Ok(())
+}
+
+#[test]
+fn a_link_that_is_cut_loses_everything_without_a_word_until_it_is_back() -> Result<()> {
+    let topology = Topology::new()?;
+    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    let at = SocketAddr::from((HOST_V4, 10_262));
+
+    edge.cut()?;
+    let error = dials(&edge, topology.host(), at).expect_err("cut");
+    let late = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    ensure!(late == Some(io::ErrorKind::TimedOut), "{error:#}");
+    edge.mend()?;
+
+    dials(&edge, topology.host(), at)
+}

@@ -1,0 +1,324 @@
+//! The ends of a tunnel as processes of their own: gateway with ingress, and agent. They are the
+//! product's parts, wired without kernel programs, so they need no rights: an ingress whose prefix
+//! lies in 127.0.0.0/8 is reached without a route.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Read as _,
+    net::{IpAddr, SocketAddr},
+    os::unix::{net::UnixStream, process::ExitStatusExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{environment, wait};
+
+// pub mod run;
+
+/// How long an end may take to serve, or to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// PEM files of an end.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Certificate {
+    /// What the other end's certificate must come from.
+    pub ca: PathBuf,
+    /// The own certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl From<&crate::pki::Files> for Certificate {
+    fn from(files: &crate::pki::Files) -> Self {
+        let crate::pki::Files { ca, cert, key } = files.clone();
+        Self { ca, cert, key }
+    }
+}
+
+/// Bounds of a session.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Session {
+    /// How many streams it may carry.
+    pub streams: u32,
+    /// How many bytes of a stream may be under way.
+    pub window: u32,
+    /// How often a sign of life is asked for.
+    pub ping_every: Duration,
+    /// How long it may take.
+    pub ping_timeout: Duration,
+    /// How long streams may go on after SIGTERM.
+    pub drain: Duration,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self {
+            streams: 250,
+            window: 1 << 20,
+            ping_every: Duration::from_secs(1),
+            ping_timeout: Duration::from_secs(2),
+            drain: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Where a steering address leads.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Target {
+    /// Its number in the prefix.
+    pub index: u32,
+    /// The node.
+    pub node: String,
+    /// What the node's agent dials.
+    pub at: SocketAddr,
+}
+
+/// How a gateway with an ingress runs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct CloudSettings {
+    /// Where agents connect to.
+    pub gateway: SocketAddr,
+    /// Where steered connects land.
+    pub ingress: SocketAddr,
+    /// The steering prefix: its first address and its length.
+    pub prefix: (IpAddr, u8),
+    /// What its addresses stand for.
+    pub targets: Vec<Target>,
+    /// How many sessions there may be.
+    pub sessions: usize,
+    /// How many handshakes may be under way.
+    pub handshakes: usize,
+    /// How long a handshake may take.
+    pub handshake_timeout: Duration,
+    /// The gateway's own certificate.
+    pub certificate: Certificate,
+    /// Bounds of a session.
+    pub session: Session,
+}
+
+/// How an agent runs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct AgentSettings {
+    /// The gateways.
+    pub gateways: Vec<String>,
+    /// What may be dialled.
+    pub allow: Vec<String>,
+    /// Connections to each gateway.
+    pub connections: u8,
+    /// How long a target may take to answer.
+    pub dial_timeout: Duration,
+    /// How many dials may be under way.
+    pub dials: usize,
+    /// The agent's own certificate.
+    pub certificate: Certificate,
+    /// Bounds of a session.
+    pub session: Session,
+}
+
+/// What a gateway with an ingress tells of itself.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct CloudRecord {
+    /// Where agents connect to.
+    pub gateway: SocketAddr,
+    /// Where steered connects land.
+    pub ingress: SocketAddr,
+    /// How often each reason was counted, by its word.
+    pub counts: BTreeMap<String, u64>,
+    /// The nodes, as the product shows them.
+    pub nodes: serde_json::Value,
+    /// Its identity, as the product shows it.
+    pub identity: serde_json::Value,
+}
+
+impl CloudRecord {
+    /// How many sessions of a node there are.
+    #[must_use]
+    pub fn sessions(&self, node: &str) -> usize {
+        let nodes = self.nodes.as_array().into_iter().flatten();
+        nodes
+            .filter(|it| it["node"] == node)
+            .filter_map(|it| it["sessions"].as_array())
+            .map(Vec::len)
+            .sum()
+    }
+
+    /// How many streams the sessions of a node carry.
+    #[must_use]
+    pub fn streams(&self, node: &str) -> u64 {
+        let nodes = self.nodes.as_array().into_iter().flatten();
+        nodes
+            .filter(|it| it["node"] == node)
+            .filter_map(|it| it["sessions"].as_array())
+            .flatten()
+            .filter_map(|session| session["streams"].as_u64())
+            .sum()
+    }
+
+    /// How often a reason was counted.
+    #[must_use]
+    pub fn count(&self, reason: &str) -> u64 {
+        self.counts.get(reason).copied().unwrap_or(0)
+    }
+}
+
+/// What an agent tells of itself.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct AgentRecord {
+    /// As the product shows it.
+    pub view: serde_json::Value,
+    /// Its identity, as the product shows it.
+    pub identity: serde_json::Value,
+}
+
+/// An end that runs as a process of its own; killed when it is dropped, and when the thread that
+/// started it ends.
+#[derive(Debug)]
+pub struct End {
+    process: Child,
+    record: PathBuf,
+    log: PathBuf,
+}
+
+impl End {
+    /// Starts one; `role` is `cloud` or `agent`, its files begin with `stem`.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't serve in time.
+    pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
+        let words = prepare(role, stem, settings)?;
+        let log = stem.with_extension("log");
+        let output = File::options().create(true).append(true).open(&log)?;
+        let lab = environment::culvert_lab()?;
+        // By way of the laboratory's `exec`, which makes it end with its parent.
+        let process = Command::new(&lab)
+            .args(["exec", "--parent", &std::process::id().to_string(), "--"])
+            .arg(&lab)
+            .args(&words)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .context("cannot start an end")?;
+        let mut end = Self {
+            process,
+            record: stem.with_extension("record"),
+            log,
+        };
+        let serving = wait::some(PATIENCE, || match end.process.try_wait() {
+            Ok(None) => end.ask::<serde_json::Value>().is_ok().then_some(Ok(())),
+            Ok(Some(status)) => Some(Err(anyhow::anyhow!("it ended: {status}"))),
+            Err(error) => Some(Err(error.into())),
+        });
+        serving
+            .and_then(|serving| serving)
+            .with_context(|| format!("{role}; its log ends\n{}", end.log()))?;
+        Ok(end)
+    }
+
+    fn ask<T: DeserializeOwned>(&self) -> Result<T> {
+        read(&self.record)
+    }
+
+    /// What a cloud end tells of itself.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone or frozen.
+    pub fn cloud(&self) -> Result<CloudRecord> {
+        self.ask()
+    }
+
+    /// What an agent tells of itself.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone or frozen.
+    pub fn agent(&self) -> Result<AgentRecord> {
+        self.ask()
+    }
+
+    /// What it logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let bytes = fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.process.id()).unwrap_or(0)
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    ///
+    /// When it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        if let Some(status) = self.process.try_wait()? {
+            bail!("it has ended: {status}");
+        }
+        Ok(kill(Pid::from_raw(self.pid()), signal)?)
+    }
+
+    /// Ends it by a signal, and waits for its end: the signal that killed it, if one did.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't end.
+    pub fn end(mut self, signal: Signal) -> Result<Option<i32>> {
+        self.signal(signal)?;
+        let status = wait::some(PATIENCE, || self.process.try_wait().ok().flatten())?;
+        Ok(status.signal())
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// Writes the settings; the words that start an end with them.
+///
+/// # Errors
+///
+/// When they can't be written.
+pub fn prepare(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Vec<String>> {
+    let file = stem.with_extension("json");
+    let record = stem.with_extension("record");
+    fs::write(&file, serde_json::to_vec_pretty(settings)?)?;
+    // Left by one that was killed.
+    drop(fs::remove_file(&record));
+    let mut words = ["end", role].map(str::to_owned).to_vec();
+    for (option, path) in [("--settings", &file), ("--record", &record)] {
+        words.extend([option.to_owned(), crate::pod::text(path)?]);
+    }
+    Ok(words)
+}
+
+/// What an end tells of itself, over its Unix socket.
+///
+/// # Errors
+///
+/// When it is gone or frozen.
+pub fn read<T: DeserializeOwned>(record: &Path) -> Result<T> {
+    let mut stream = UnixStream::connect(record).context("an end has gone")?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    serde_json::from_str(&text).context("an end's record is cut off")
+}

@@ -1,0 +1,214 @@
+//! The processes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use serde::de::DeserializeOwned;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+use tunnel_common::{addr::Address, steering::Prefix};
+use tunnel_userspace::{
+    identity::{Files, Role, Store},
+    model, telemetry,
+    tunnel::{
+        Limits, Registry,
+        agent::{self, Agent},
+        gateway::{self, Gateway},
+        ingress::{self, Ingress},
+    },
+};
+
+use super::{AgentRecord, AgentSettings, Certificate, CloudRecord, CloudSettings, Session, Target};
+
+/// What the ends log.
+const LOG: &str = "debug,h2=warn,rustls=warn";
+
+impl From<&Session> for Limits {
+    fn from(session: &Session) -> Self {
+        let Session {
+            streams,
+            window,
+            ping_every,
+            ping_timeout,
+            drain,
+        } = session.clone();
+        Self {
+            streams,
+            window,
+            ping_every,
+            ping_timeout,
+            drain,
+        }
+    }
+}
+
+impl From<&Certificate> for Files {
+    fn from(certificate: &Certificate) -> Self {
+        let Certificate { ca, cert, key } = certificate.clone();
+        Self { ca, cert, key }
+    }
+}
+
+fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
+    let settings = serde_json::from_slice(&fs::read(settings)?)?;
+    telemetry::start(LOG, false)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    Ok((settings, runtime))
+}
+
+/// Runs a gateway with an ingress until SIGTERM.
+///
+/// # Errors
+///
+/// When it can't listen.
+pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
+    let (settings, runtime) = start::<CloudSettings>(settings)?;
+    runtime.block_on(serve_cloud(settings, record))
+}
+
+async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
+    let (store, identity) = Store::open(Files::from(&settings.certificate), Role::Gateway);
+    let registry = Registry::new();
+    let gateway = Gateway::bind(
+        gateway::Settings {
+            listen: settings.gateway,
+            sessions: settings.sessions,
+            handshakes: settings.handshakes,
+            handshake_timeout: settings.handshake_timeout,
+            limits: Limits::from(&settings.session),
+            mark: None,
+        },
+        identity.clone(),
+        Arc::clone(&registry),
+    )?;
+    let (address, length) = settings.prefix;
+    let prefix =
+        Prefix::new(Address::from_ip(address), length).context("the prefix is no range")?;
+    let (_targets, targets) = watch::channel(Arc::new(model_of(&settings.targets)));
+    let (_uplinks, uplinks) = watch::channel(Arc::new(BTreeSet::new()));
+    let ingress = Ingress::bind(
+        ingress::Settings {
+            prefixes: vec![prefix],
+            listen: settings.ingress,
+            limits: Limits::from(&settings.session),
+            mark: None,
+        },
+        targets,
+        uplinks,
+        Arc::clone(&registry),
+    )?;
+    let (at, landing) = (gateway.local_addr(), ingress.local_addr());
+    let record = listen(record)?;
+    let tell = || {
+        let counts = registry.counts().into_iter();
+        let counts = counts.map(|(reason, count)| (reason.label().to_owned(), count));
+        Ok(serde_json::to_vec(&CloudRecord {
+            gateway: at,
+            ingress: landing,
+            counts: counts.collect::<BTreeMap<_, _>>(),
+            nodes: serde_json::to_value(registry.nodes())?,
+            identity: serde_json::to_value(identity.state())?,
+        })?)
+    };
+    let (drain, draining) = watch::channel(false);
+    let work = async {
+        tokio::join!(
+            store.run(draining.clone()),
+            gateway.run(draining.clone()),
+            ingress.run(draining.clone())
+        );
+    };
+    until_told(work, &drain, &record, tell).await
+}
+
+fn model_of(targets: &[Target]) -> model::Targets {
+    let one = |target: &Target| {
+        let Target { index, node, at } = target;
+        let target = model::Target {
+            node: node.as_str().into(),
+            address: at.ip(),
+            port: at.port(),
+            loopback: false,
+        };
+        (*index, target)
+    };
+    targets.iter().map(one).collect()
+}
+
+/// Runs an agent until SIGTERM.
+///
+/// # Errors
+///
+/// When its settings are bad.
+pub fn agent(settings: &Path, record: &Path) -> Result<()> {
+    let (settings, runtime) = start::<AgentSettings>(settings)?;
+    runtime.block_on(serve_agent(settings, record))
+}
+
+async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
+    let (store, identity) = Store::open(Files::from(&settings.certificate), Role::Agent);
+    let agent = Agent::new(
+        agent::Settings {
+            gateways: settings.gateways,
+            allow: settings.allow,
+            connections: settings.connections,
+            dial_timeout: settings.dial_timeout,
+            dials: settings.dials,
+            limits: Limits::from(&settings.session),
+            mark: None,
+        },
+        identity.clone(),
+    )?;
+    let view = agent.view();
+    let record = listen(record)?;
+    let tell = || {
+        let view = Arc::clone(&view.borrow());
+        Ok(serde_json::to_vec(&AgentRecord {
+            view: serde_json::to_value(&*view)?,
+            identity: serde_json::to_value(identity.state())?,
+        })?)
+    };
+    let (drain, draining) = watch::channel(false);
+    let work = async {
+        tokio::join!(store.run(draining.clone()), agent.run(draining.clone()));
+    };
+    until_told(work, &drain, &record, tell).await
+}
+
+fn listen(record: &Path) -> Result<UnixListener> {
+    UnixListener::bind(record).with_context(|| format!("cannot listen on {}", record.display()))
+}
+
+/// Works until SIGTERM and the drain after it, and tells of it to whoever asks.
+async fn until_told(
+    work: impl Future<Output = ()>,
+    drain: &watch::Sender<bool>,
+    record: &UnixListener,
+    tell: impl Fn() -> Result<Vec<u8>>,
+) -> Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            () = &mut work => return Ok(()),
+            _ = term.recv() => drop(drain.send_replace(true)),
+            asked = record.accept() => {
+                let (mut stream, _) = asked?;
+                // Whoever asked may have gone.
+                drop(stream.write_all(&tell()?).await);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! A server as a kubelet is to its clients, and a client of it: TLS 1.3 with a certificate of its
+//! own, HTTP/1.1, upgrades, half-closes, stalls and resets. Both ends record what happened.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /healthz` | `ok` |
+//! | `GET /bytes/N` | N bytes of the pattern |
+//! | `POST /sum` | how many bytes the body has, and their digest |
+//! | `POST /echo` | the body |
+//! | `POST /until-end` | the same as `/sum`, for all until the client ends its half; then the end |
+//! | `GET /upgrade` | 101 and [`FIRST`] in one segment; then everything comes back, until the end |
+//! | `GET /reset` | a reset |
+//! | `GET /stall` | nothing, and nothing is read any more |
+
+use std::{
+    fmt::{self, Display},
+    net::SocketAddr,
+    str::FromStr,
+};
+
+use anyhow::{Context as _, Result};
+use aws_lc_rs::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
+
+pub mod client;
+pub mod serve;
+
+/// What follows the head of an upgrade in the same segment.
+pub const FIRST: &[u8] = b"first bytes of the upgraded stream";
+
+/// The length of the pattern that bodies repeat: prime, so that blocks that change places show.
+const PATTERN: usize = 65_521;
+
+/// A body: the pattern again and again.
+#[must_use]
+pub fn pattern() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(PATTERN + 8);
+    while bytes.len() < PATTERN {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(PATTERN);
+    bytes
+}
+
+/// How many bytes came, and their SHA-256.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Sum {
+    /// How many.
+    pub bytes: u64,
+    /// In hexadecimal digits.
+    pub digest: String,
+}
+
+impl Display for Sum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.bytes, self.digest)
+    }
+}
+
+impl FromStr for Sum {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (bytes, digest) = text.split_once(' ').context("no sum")?;
+        Ok(Self {
+            bytes: bytes.parse()?,
+            digest: digest.to_owned(),
+        })
+    }
+}
+
+/// A sum under way.
+#[derive(Clone)]
+pub struct Summing {
+    bytes: u64,
+    context: Context,
+}
+
+impl Default for Summing {
+    fn default() -> Self {
+        Self {
+            bytes: 0,
+            context: Context::new(&SHA256),
+        }
+    }
+}
+
+impl Summing {
+    /// Takes what came next.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.context.update(bytes);
+        self.bytes += count(bytes.len());
+    }
+
+    /// How many bytes came so far.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What it came to.
+    #[must_use]
+    pub fn sum(self) -> Sum {
+        let digest = self.context.finish();
+        Sum {
+            bytes: self.bytes,
+            digest: digest
+                .as_ref()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        }
+    }
+}
+
+/// A number of bytes, as records have it.
+pub(crate) fn count(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// What a server saw of one connection.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Exchange {
+    /// Where it came from.
+    pub peer: SocketAddr,
+    /// What happened on it, one after another.
+    pub steps: Vec<String>,
+    /// Whether it is over.
+    pub over: bool,
+}
+
+/// The value of a header in a head.
+pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        key.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
+}
+
+/// Where the head ends, if it is whole.
+pub(crate) fn head_end(bytes: &[u8]) -> Option<usize> {
+    bytes
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .map(|at| at + 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_is_read_as_it_is_written() {
+        let mut summing = Summing::default();
+        summing.add(b"abc");
+
+        let sum = summing.sum();
+
+        assert!(sum.to_string().starts_with("3 ba7816bf8f01cfea"));
+        assert_eq!(sum.to_string().parse::<Sum>().unwrap(), sum);
+    }
+
+    #[test]
+    fn the_pattern_does_not_repeat_within_itself() {
+        let pattern = pattern();
+
+        assert_eq!(pattern.len(), PATTERN);
+        assert_ne!(pattern[..32], pattern[32..64]);
+    }
+
+    #[test]
+    fn a_head_ends_with_a_blank_line() {
+        assert_eq!(head_end(b"GET / HTTP/1.1\r\n\r\nrest"), Some(18));
+        assert_eq!(head_end(b"GET / HTTP/1.1\r\n"), None);
+        assert_eq!(
+            header("GET /\r\nContent-Length: 5\r\n", "content-length"),
+            Some("5")
+        );
+    }
+}

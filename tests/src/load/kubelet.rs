@@ -1,0 +1,159 @@
+//! Requests to a kubelet-like server: many, each over a connection of its own, or one after another
+//! over the same.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use rustls::ClientConfig;
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Type};
+
+use super::{Answered, Failed, PATIENCE, Plan, Report, Sockets, milliseconds, since_epoch_ms};
+use crate::{
+    clock::{self, Instant},
+    kubelet::client::Client,
+    pki, place,
+};
+
+/// Runs a load of `GET /healthz`; what is counted as the server is the subject of its certificate.
+///
+/// # Errors
+///
+/// When the authority's certificate can't be read.
+pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
+    let tls = pki::trusting(ca)?;
+    Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
+}
+
+fn attempt(
+    to: SocketAddr,
+    tls: &Arc<ClientConfig>,
+    sockets: Sockets<'_>,
+) -> Result<Answered, Failed> {
+    let socket = sockets(Domain::for_address(to), Type::STREAM).map_err(Failed::at("socket"))?;
+    socket
+        .set_read_timeout(Some(PATIENCE))
+        .map_err(Failed::at("socket"))?;
+    let start = Instant::now();
+    place::connect_within(&socket, to, PATIENCE).map_err(Failed::at("connect"))?;
+    let connect = start.elapsed();
+
+    let mut client = Client::over(socket.into(), to.ip(), Arc::clone(tls))
+        .map_err(|error| Failed::at("handshake")(cause(&error)))?;
+    client
+        .healthz()
+        .map_err(|error| Failed::at("answer")(cause(&error)))?;
+    Ok(Answered {
+        server: client.subject().to_owned(),
+        connect,
+        peer_as_dialled: client.peer().is_ok_and(|peer| peer == to),
+    })
+}
+
+/// The kernel's error under another one, by its number if it has one.
+#[must_use]
+pub fn cause(error: &anyhow::Error) -> io::Error {
+    let found = error.chain().find_map(|it| it.downcast_ref::<io::Error>());
+    match found {
+        Some(error) => error
+            .raw_os_error()
+            .map_or_else(|| error.kind().into(), io::Error::from_raw_os_error),
+        None => io::ErrorKind::InvalidData.into(),
+    }
+}
+
+/// What became of one request of a dialog.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Step {
+    /// What was asked for.
+    pub ask: String,
+    /// How long it took.
+    pub took_ms: u64,
+    /// What came of it.
+    pub outcome: Result<String, String>,
+}
+
+/// What a client saw of one connection.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Dialog {
+    /// When it began, in milliseconds since 1970.
+    pub began_ms: u64,
+    /// What was dialled.
+    pub dialled: SocketAddr,
+    /// What the socket shows as its peer.
+    pub peer: SocketAddr,
+    /// Whom the server's certificate is for.
+    pub subject: String,
+    /// What was asked for, and what came of it.
+    pub steps: Vec<Step>,
+}
+
+/// Connects and asks one thing after another; an ask that fails is the last one.
+///
+/// Asks are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`, `pause=MILLIS`,
+/// `until-end=N`, `close` and `reset`.
+///
+/// # Errors
+///
+/// When there is no connection to ask over.
+pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) -> Result<Dialog> {
+    let tls = pki::trusting(ca)?;
+    let began_ms = since_epoch_ms();
+    let socket = sockets(Domain::for_address(to), Type::STREAM)?;
+    place::connect_within(&socket, to, PATIENCE).with_context(|| format!("connect to {to}"))?;
+    let client = Client::over(TcpStream::from(socket), to.ip(), tls)?;
+    client.patience(place::COMMAND)?;
+    let mut dialog = Dialog {
+        began_ms,
+        dialled: to,
+        peer: client.peer()?,
+        subject: client.subject().to_owned(),
+        steps: Vec::new(),
+    };
+    let mut client = Some(client);
+    for ask in asks {
+        let start = Instant::now();
+        let outcome = step(&mut client, ask);
+        let failed = outcome.is_err();
+        dialog.steps.push(Step {
+            ask: ask.clone(),
+            took_ms: milliseconds(start.elapsed()),
+            outcome: outcome.map_err(|error| format!("{error:#}")),
+        });
+        if failed {
+            break;
+        }
+    }
+    Ok(dialog)
+}
+
+fn step(held: &mut Option<Client>, ask: &str) -> Result<String> {
+    let (word, value) = ask.split_once('=').unwrap_or((ask, ""));
+    let mut last = || held.take().context("the connection is over");
+    match word {
+        "until-end" => return Ok(last()?.until_end(value.parse()?)?.to_string()),
+        "close" => return last()?.close().map(|()| "closed by both".to_owned()),
+        "reset" => return last()?.reset().map(|()| "reset".to_owned()),
+        _ => {}
+    }
+    let client = held.as_mut().context("the connection is over")?;
+    match word {
+        "healthz" => client.healthz(),
+        "bytes" => Ok(client.bytes(value.parse()?)?.to_string()),
+        "sum" => Ok(client.sum(value.parse()?)?.to_string()),
+        "echo" => client.echo(value).map(|()| value.to_owned()),
+        "upgrade" => client.upgrade(),
+        "exchange" => client.exchange(value.as_bytes()).map(|()| value.to_owned()),
+        "pause" => {
+            clock::pause(Duration::from_millis(value.parse()?));
+            Ok(String::new())
+        }
+        _ => bail!("`{ask}` can't be asked"),
+    }
+}

@@ -1,0 +1,242 @@
+//! Certificates of the laboratory's own: those of servers behind the edge, and those of the tunnel's
+//! ends, good and bad ones.
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    version::TLS13,
+};
+
+/// How long a certificate is good, before and after now.
+const LIFE: Duration = Duration::from_hours(24);
+
+/// The organization of agents, and of gateways, in their certificates.
+const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
+
+/// The name that every agent asks its gateway for.
+const GATEWAY: &str = "gateway.culvert.dev";
+
+/// An authority that signs certificates.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate and its key, in PEM.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The certificate.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+/// When a certificate is good.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Validity {
+    /// Now, for a day.
+    Current,
+    /// Now, for two days.
+    Longer,
+    /// It ended an hour ago.
+    Expired,
+}
+
+impl Authority {
+    /// A new one.
+    ///
+    /// # Errors
+    ///
+    /// When a key can't be made.
+    pub fn new(name: &str) -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        live(&mut params, Validity::Current);
+        Ok(Self {
+            issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)?,
+        })
+    }
+
+    /// Its own certificate, in PEM.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// The certificate of a server with these addresses.
+    ///
+    /// # Errors
+    ///
+    /// When a key can't be made.
+    pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Pair> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.subject_alt_names = addresses.iter().copied().map(SanType::IpAddress).collect();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(params, Validity::Current)
+    }
+
+    /// The certificate of a node's agent.
+    ///
+    /// # Errors
+    ///
+    /// When a key can't be made.
+    pub fn agent(&self, node: &str, validity: Validity) -> Result<Pair> {
+        self.client(node, ORGANIZATIONS[0], validity)
+    }
+
+    /// The certificate of a client of any organization.
+    ///
+    /// # Errors
+    ///
+    /// When a key can't be made.
+    pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<Pair> {
+        let mut params = CertificateParams::default();
+        let subject = &mut params.distinguished_name;
+        subject.push(DnType::OrganizationName, organization);
+        subject.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(params, validity)
+    }
+
+    /// The certificate of a gateway.
+    ///
+    /// # Errors
+    ///
+    /// When a key can't be made.
+    pub fn gateway(&self, validity: Validity) -> Result<Pair> {
+        let mut params = CertificateParams::new([GATEWAY.to_owned()])?;
+        let subject = &mut params.distinguished_name;
+        subject.push(DnType::OrganizationName, ORGANIZATIONS[1]);
+        subject.push(DnType::CommonName, "gateway");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(params, validity)
+    }
+
+    fn sign(&self, mut params: CertificateParams, validity: Validity) -> Result<Pair> {
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        live(&mut params, validity);
+        let key = KeyPair::generate()?;
+        Ok(Pair {
+            cert: params.signed_by(&key, &self.issuer)?.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+fn live(params: &mut CertificateParams, validity: Validity) {
+    let now = SystemTime::now();
+    params.not_before = (now - LIFE).into();
+    params.not_after = match validity {
+        Validity::Current => now + LIFE,
+        Validity::Longer => now + LIFE * 2,
+        Validity::Expired => now - Duration::from_hours(1),
+    }
+    .into();
+}
+
+/// The files of one end: what it trusts, its certificate and its key.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The authorities that the other end's certificate must come from.
+    pub ca: PathBuf,
+    /// The own certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl Files {
+    /// The files of an end in a folder.
+    #[must_use]
+    pub fn of(folder: &Path, stem: &str) -> Self {
+        let file = |kind: &str| folder.join(format!("{stem}.{kind}"));
+        Self {
+            ca: file("ca.pem"),
+            cert: file("pem"),
+            key: file("key"),
+        }
+    }
+
+    /// Writes them, each whole: beside its place, then renamed into it.
+    ///
+    /// # Errors
+    ///
+    /// When one can't be written.
+    pub fn write(&self, ca: &str, pair: &Pair) -> Result<()> {
+        for (path, text) in [
+            (&self.ca, ca),
+            (&self.cert, &pair.cert),
+            (&self.key, &pair.key),
+        ] {
+            let draft = path.with_added_extension("draft");
+            fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
+            fs::rename(&draft, path)?;
+        }
+        Ok(())
+    }
+
+    /// The settings of a TLS 1.3 server with this certificate, which asks its clients for none.
+    ///
+    /// # Errors
+    ///
+    /// When the files are no certificate and key.
+    pub fn server(&self) -> Result<Arc<ServerConfig>> {
+        let chain = CertificateDer::pem_file_iter(&self.cert)?.collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_file(&self.key)?;
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+        Ok(Arc::new(config))
+    }
+
+    /// The settings of a TLS 1.3 client that trusts the authorities and shows no certificate.
+    ///
+    /// # Errors
+    ///
+    /// When the file holds no certificate.
+    pub fn client(&self) -> Result<Arc<ClientConfig>> {
+        trusting(&self.ca)
+    }
+}
+
+/// The settings of a TLS 1.3 client that trusts the authorities in a file.
+///
+/// # Errors
+///
+/// When the file holds no certificate.
+pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    for root in CertificateDer::pem_file_iter(ca)? {
+        roots.add(root?)?;
+    }
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// The provider that the product uses, too.
+#[must_use]
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}

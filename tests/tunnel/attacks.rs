@@ -1,0 +1,96 @@
+//! Hostile and broken peers beside a good agent.
+#![expect(clippy::print_stdout, reason = "times are told, not only bounded")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{clock::Instant, pki::Validity, scale::Scale, usage, wait};
+
+use crate::{
+    support::{ANSWER, BACK, Plan, delays, dial, echo, in_words},
+    targets::{Act, Server},
+};
+
+/// How many handshakes are begun and not ended.
+const SLOW: u32 = 1000;
+
+/// The head of a TLS record with a ClientHello of 512 bytes, of which the rest never comes.
+const BEGINNING: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
+
+#[test]
+fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let mut tunnel = Plan::of(&[server.at()]).start()?;
+    let mut live = tunnel.connect(server.at())?;
+    echo(&mut live, b"hello")?;
+    let pid = tunnel.cloud()?.pid();
+    let files = usage::open_files(pid)?;
+
+    let mut slow = Vec::new();
+    for _ in 0..Scale::from_environment().count(SLOW) {
+        let mut stream = TcpStream::connect(tunnel.gateway())?;
+        // The gateway may have turned it away already.
+        drop(stream.write_all(BEGINNING));
+        slow.push(stream);
+    }
+    println!(
+        "{}",
+        in_words("beside slow handshakes", &delays(&mut live, 200)?)
+    );
+    echo(&mut tunnel.connect(server.at())?, b"hello")?;
+
+    // One more agent gets in while they are held, once those before it have had their time.
+    let start = Instant::now();
+    let pair = tunnel.authority().agent("b", Validity::Current)?;
+    tunnel.launch_agent("b", &pair)?;
+    tunnel.until_connected("b")?;
+    println!(
+        "another agent is in after {} ms",
+        start.elapsed().as_millis()
+    );
+    let turned_away = ["handshakes_full", "handshake_timed_out"];
+    wait::until(BACK, || {
+        let counts = turned_away.map(|reason| tunnel.count(reason).unwrap_or(0));
+        counts.iter().sum::<u64>() == u64::try_from(slow.len()).unwrap_or(0)
+    })
+    .with_context(|| format!("{:?}", tunnel.record().map(|it| it.counts)))?;
+    wait::until(ANSWER, || {
+        usage::open_files(pid).is_ok_and(|now| now <= files + 8)
+    })
+    .context("the gateway still holds them")?;
+    echo(&mut live, b"still there")
+}
+
+#[test]
+fn garbage_ends_its_own_connection_only() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let tunnel = Plan::of(&[server.at()]).start()?;
+    let mut live = tunnel.connect(server.at())?;
+    echo(&mut live, b"hello")?;
+
+    let garbage: [&[u8]; 4] = [
+        b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+        &[0xff; 4096],
+        &[22, 3, 1, 0, 4, 1, 0, 0, 0],
+    ];
+    for bytes in garbage {
+        let mut stream = dial(tunnel.gateway())?;
+        stream.write_all(bytes)?;
+        let mut rest = Vec::new();
+        // Whether by an end or a reset, it is over, perhaps after an alert of TLS.
+        drop(stream.read_to_end(&mut rest));
+        ensure!(rest.len() < 32, "{rest:?}");
+    }
+    tunnel.until_counted("handshake_failed", 4)?;
+
+    // A peer that says nothing and ends.
+    dial(tunnel.gateway())?.shutdown(Shutdown::Write)?;
+    tunnel.until_counted("handshake_failed", 5)?;
+    echo(&mut live, b"still there")?;
+    ensure!(tunnel.record()?.sessions("a") == 2);
+    Ok(())
+}

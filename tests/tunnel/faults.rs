@@ -1,0 +1,175 @@
+//! What breaks, and comes back.
+#![expect(
+    clippy::print_stdout,
+    reason = "times and sizes are told, not only bounded"
+)]
+
+use std::{io::Write as _, net::SocketAddr, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use tunnel_tests::{clock::Instant, scale::Scale, usage, wait};
+
+use crate::{
+    support::{ANSWER, BACK, Plan, Tunnel, dial, echo, expect_reset},
+    targets::{Act, Server, closed},
+};
+
+/// How many dials fail before memory is looked at, and after.
+const DIALS: [u32; 2] = [1000, 5000];
+
+/// How much memory an end may gain by failed dials: less than a kilobyte for each.
+const GROWTH: u64 = 3 << 20;
+
+fn echoing() -> Result<(Server, Tunnel)> {
+    let server = Server::start(Act::Echo)?;
+    let tunnel = Plan::of(&[server.at()]).start()?;
+    Ok((server, tunnel))
+}
+
+/// Waits until a new client is served.
+fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
+    let start = Instant::now();
+    wait::until(BACK, || {
+        let stream = tunnel.connect(target);
+        stream.is_ok_and(|mut stream| echo(&mut stream, b"back").is_ok())
+    })
+    .with_context(|| tunnel.logs())?;
+    Ok(start.elapsed())
+}
+
+#[test]
+fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
+    let (server, mut tunnel) = echoing()?;
+    let mut old = tunnel.connect(server.at())?;
+    echo(&mut old, b"hello")?;
+
+    tunnel.kill_cloud()?;
+    let error = dial(tunnel.way_to(server.at())?).expect_err("nobody listens");
+    ensure!(
+        error.kind() == std::io::ErrorKind::ConnectionRefused,
+        "{error}"
+    );
+    echo(&mut old, b"hello").expect_err("its stream has ended");
+    wait::until(ANSWER, || server.reset() + server.ended() == 1)
+        .context("the target's connection is still open")?;
+
+    tunnel.start_cloud()?;
+    let took = until_served(&tunnel, server.at())?;
+    println!(
+        "served again {} ms after the start of the gateway",
+        took.as_millis()
+    );
+    Ok(())
+}
+
+#[test]
+fn clients_of_a_frozen_agent_are_told_and_those_after_it_are_served() -> Result<()> {
+    let (server, mut tunnel) = echoing()?;
+    let mut old = tunnel.connect(server.at())?;
+    echo(&mut old, b"hello")?;
+
+    tunnel.agent("a")?.signal(Signal::SIGSTOP)?;
+    let start = Instant::now();
+    old.write_all(b"anybody?")?;
+    expect_reset(&mut old)?;
+    println!("told {} ms after the freeze", start.elapsed().as_millis());
+    tunnel.until_counted("agent_lost", 1)?;
+    tunnel.until_disconnected("a")?;
+    let mut refused = tunnel.connect(server.at())?;
+    refused.write_all(b"anybody?")?;
+    expect_reset(&mut refused)?;
+    ensure!(tunnel.count("agent_not_connected")? >= 1);
+
+    tunnel.agent("a")?.signal(Signal::SIGCONT)?;
+    let took = until_served(&tunnel, server.at())?;
+    println!("served again {} ms after it goes on", took.as_millis());
+    Ok(())
+}
+
+#[test]
+fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
+    let (server, mut tunnel) = echoing()?;
+    let mut old = tunnel.connect(server.at())?;
+    echo(&mut old, b"hello")?;
+
+    let start = Instant::now();
+    tunnel.kill_agent("a")?;
+    expect_reset(&mut old)?;
+
+    ensure!(
+        start.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        start.elapsed()
+    );
+    tunnel.until_disconnected("a")?;
+    tunnel.start_agent("a")?;
+    echo(&mut tunnel.connect(server.at())?, b"hello")
+}
+
+#[test]
+fn a_stream_of_the_drain_ends_well_and_new_ones_are_refused() -> Result<()> {
+    let (server, mut tunnel) = echoing()?;
+    let mut old = tunnel.connect(server.at())?;
+    echo(&mut old, b"hello")?;
+
+    tunnel.agent("a")?.signal(Signal::SIGTERM)?;
+
+    tunnel.until_refused(server.at())?;
+    // Its drain lasts a second.
+    wait::until(ANSWER, || echo(&mut old, b"still there").is_err())
+}
+
+/// Dials that fail, from several threads.
+fn fail(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
+    const THREADS: usize = 8;
+    let way = tunnel.way_to(target)?;
+    let work = || -> Result<()> {
+        for _ in 0..count / 8 {
+            let mut stream = dial(way)?;
+            // It may be reset before or after this.
+            drop(stream.write_all(b"anybody?"));
+            expect_reset(&mut stream)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        for thread in [(); THREADS].map(|()| scope.spawn(work)) {
+            thread.join().expect("no panic")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn five_thousand_failed_dials_leave_memory_and_files_as_they_were() -> Result<()> {
+    let (server, nobody) = (Server::start(Act::Echo)?, closed()?);
+    let mut tunnel = Plan::of(&[server.at(), nobody]).start()?;
+    let pids = [tunnel.cloud()?.pid(), tunnel.agent("a")?.pid()];
+    let [first, then] = DIALS.map(|count| Scale::from_environment().count(count).max(8) / 8 * 8);
+
+    fail(&tunnel, nobody, first)?;
+    tunnel.until_counted("dial_refused", first.into())?;
+    let looks = |pid| -> Result<_> { Ok((usage::resident(pid)?, usage::open_files(pid)?)) };
+    let before = [looks(pids[0])?, looks(pids[1])?];
+    fail(&tunnel, nobody, then)?;
+    tunnel.until_counted("dial_refused", (first + then).into())?;
+
+    for ((what, pid), before) in ["cloud", "agent"].iter().zip(pids).zip(before) {
+        let after = looks(pid)?;
+        let growth = after.0.saturating_sub(before.0);
+        println!(
+            "{what}: {} kB before, {} kB after",
+            before.0 / 1024,
+            after.0 / 1024
+        );
+        ensure!(growth < GROWTH, "{what} has grown by {growth} bytes");
+        ensure!(
+            after.1 <= before.1 + 2,
+            "{what}: {} files, then {}",
+            before.1,
+            after.1
+        );
+    }
+    echo(&mut tunnel.connect(server.at())?, b"hello")
+}

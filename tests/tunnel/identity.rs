@@ -1,0 +1,291 @@
+//! Who is let in, and as whom.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    version::TLS13,
+};
+use tunnel_tests::{
+    pki::{Authority, Pair, Validity, provider},
+    wait,
+};
+
+use crate::{
+    support::{ANSWER, BACK, Plan, Tunnel, echo, expect_reset},
+    targets::{Act, Server},
+};
+
+/// What a session speaks.
+const PROTOCOL: &[u8] = b"culvert/1";
+
+/// What a gateway sends first to an agent that it let in: it is the client of HTTP/2.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A client of a gateway, with any certificate and protocol.
+fn client(ca: &str, pair: Option<&Pair>, protocol: &[u8]) -> Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.as_bytes())?)?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots);
+    let mut config = match pair {
+        None => builder.with_no_client_auth(),
+        Some(Pair { cert, key }) => builder.with_client_auth_cert(
+            vec![CertificateDer::from_pem_slice(cert.as_bytes())?],
+            PrivateKeyDer::from_pem_slice(key.as_bytes())?,
+        )?,
+    };
+    config.alpn_protocols = vec![protocol.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Whether a gateway lets a client in: it begins to speak HTTP/2 with it.
+fn is_let_in(gateway: SocketAddr, config: Arc<ClientConfig>) -> Result<bool> {
+    let socket = TcpStream::connect(gateway)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let connection = ClientConnection::new(config, "gateway.culvert.dev".try_into()?)?;
+    let mut stream = StreamOwned::new(connection, socket);
+    let mut preface = vec![0; PREFACE.len()];
+    Ok(stream.read_exact(&mut preface).is_ok() && preface == PREFACE)
+}
+
+#[test]
+fn only_the_certificate_of_an_agent_lets_in() -> Result<()> {
+    let tunnel = Plan::of(&[]).without_agents()?;
+    let own = tunnel.authority();
+    let other = Authority::new("tunnel")?;
+    let ca = own.pem();
+    let agent = own.agent("a", Validity::Current)?;
+    let good = client(&ca, Some(&agent), PROTOCOL)?;
+    ensure!(is_let_in(tunnel.gateway(), good)?, "a good one is let in");
+    tunnel.until_disconnected("a")?;
+
+    let agents = "culvert:agents";
+    let bad = [
+        ("no certificate", None),
+        ("expired", Some(own.agent("a", Validity::Expired)?)),
+        (
+            "of another authority",
+            Some(other.agent("a", Validity::Current)?),
+        ),
+        ("of a gateway", Some(own.gateway(Validity::Current)?)),
+        ("of a server", Some(own.server("a", &[])?)),
+        (
+            "of no agent",
+            Some(own.client("a", "system:nodes", Validity::Current)?),
+        ),
+        (
+            "of no node",
+            Some(own.client("Not a name!", agents, Validity::Current)?),
+        ),
+        (
+            "without a node",
+            Some(own.client("", agents, Validity::Current)?),
+        ),
+    ];
+    let refused = |tunnel: &Tunnel| -> Result<u64> {
+        Ok(tunnel.count("handshake_failed")? + tunnel.count("identity_refused")?)
+    };
+    for (what, pair) in bad {
+        let before = refused(&tunnel)?;
+        let config = client(&ca, pair.as_ref(), PROTOCOL)?;
+        ensure!(!is_let_in(tunnel.gateway(), config)?, "{what}: let in");
+        wait::until(ANSWER, || {
+            refused(&tunnel).is_ok_and(|now| now == before + 1)
+        })
+        .with_context(|| format!("{what}: not counted\n{}", tunnel.logs()))?;
+    }
+    let config = client(&ca, Some(&agent), b"h2")?;
+    ensure!(
+        !is_let_in(tunnel.gateway(), config)?,
+        "another protocol: let in"
+    );
+    let nodes = tunnel.record()?.nodes;
+    let nodes = nodes.as_array().into_iter().flatten();
+    let strangers = nodes.filter(|node| node["node"] != "a").count();
+    ensure!(strangers == 0);
+    Ok(())
+}
+
+#[test]
+fn a_session_is_that_of_the_node_in_its_certificate() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let mut tunnel = Plan::of(&[server.at()]).without_agents()?;
+
+    // It could reach what belongs to node a, and says nothing but that it is b.
+    let pair = tunnel.authority().agent("b", Validity::Current)?;
+    tunnel.launch_agent("a", &pair)?;
+    tunnel.until_connected("b")?;
+
+    let mut stream = tunnel.connect(server.at())?;
+    stream.write_all(b"anybody?")?;
+    expect_reset(&mut stream)?;
+    tunnel.until_counted("agent_not_connected", 1)?;
+    ensure!(server.accepted() == 0 && tunnel.record()?.sessions("a") == 0);
+    Ok(())
+}
+
+#[test]
+fn a_client_of_one_node_never_reaches_the_agent_of_another() -> Result<()> {
+    let (one, two) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
+    let mut plan = Plan::nodes(vec![("a", vec![one.at()]), ("b", vec![two.at()])]);
+    plan.allow = Some(vec![one.at(), two.at()]);
+    let mut tunnel = plan.start()?;
+    let mut first = tunnel.connect(one.at())?;
+    echo(&mut first, b"hello")?;
+    echo(&mut tunnel.connect(two.at())?, b"hello")?;
+
+    tunnel.kill_agent("a")?;
+    tunnel.until_disconnected("a")?;
+
+    for _ in 0..20 {
+        let mut stream = tunnel.connect(one.at())?;
+        stream.write_all(b"anybody?")?;
+        expect_reset(&mut stream)?;
+    }
+    ensure!(one.accepted() == 1 && two.accepted() == 1);
+    echo(&mut tunnel.connect(two.at())?, b"hello")
+}
+
+/// A gateway that isn't one: whether an agent talks to it.
+fn is_trusted(listener: &TcpListener, ca: &str, pair: &Pair) -> Result<bool> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.as_bytes())?)?;
+    let verifier =
+        rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(pair.cert.as_bytes())?],
+            PrivateKeyDer::from_pem_slice(pair.key.as_bytes())?,
+        )?;
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let config = Arc::new(config);
+    listener.set_nonblocking(true)?;
+    let (mut socket, _) = wait::some(BACK, || listener.accept().ok())?;
+    socket.set_nonblocking(false)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let mut connection = ServerConnection::new(config)?;
+    while connection.is_handshaking() {
+        if connection.complete_io(&mut socket).is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[test]
+fn an_agent_talks_to_its_own_gateway_only() -> Result<()> {
+    for (what, expected) in [
+        ("its gateway", true),
+        ("another agent", false),
+        ("a gateway of another authority", false),
+        ("another server", false),
+    ] {
+        let mut tunnel = Plan::of(&[]).without_agents()?;
+        let address = tunnel.gateway();
+        tunnel.kill_cloud()?;
+        let listener = TcpListener::bind(address)?;
+        let pair = match what {
+            "its gateway" => tunnel.authority().gateway(Validity::Current)?,
+            "another agent" => tunnel.authority().agent("b", Validity::Current)?,
+            "another server" => tunnel.authority().server("gateway", &[address.ip()])?,
+            _ => Authority::new("tunnel")?.gateway(Validity::Current)?,
+        };
+        let own = tunnel.authority().agent("a", Validity::Current)?;
+        let ca = tunnel.authority().pem();
+        tunnel.launch_agent("a", &own)?;
+
+        let trusted = is_trusted(&listener, &ca, &pair)?;
+
+        ensure!(trusted == expected, "{what}: {trusted}\n{}", tunnel.logs());
+    }
+    Ok(())
+}
+
+/// When the certificate of the only session of a node, or of the gateway, ends.
+fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
+    let record = tunnel.record()?;
+    let nodes = record.nodes.as_array().into_iter().flatten();
+    let sessions = nodes
+        .filter_map(|node| node["sessions"].as_array())
+        .flatten();
+    let of_agent = sessions
+        .map(|session| session["certificate_expires"].to_string())
+        .next();
+    Ok([
+        record.identity["expires"].to_string(),
+        of_agent.unwrap_or_default(),
+    ])
+}
+
+#[test]
+fn certificates_are_replaced_under_live_streams() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let mut tunnel = Plan::of(&[server.at()]).start()?;
+    let mut live = tunnel.connect(server.at())?;
+    echo(&mut live, b"hello")?;
+    let before = expiries(&tunnel)?;
+
+    let authority = tunnel.authority();
+    let gateway = authority.gateway(Validity::Longer)?;
+    let agent = authority.agent("a", Validity::Longer)?;
+    for (stem, pair) in [("gateway", gateway), ("agent-a", agent)] {
+        tunnel.files(stem).write(&authority.pem(), &pair)?;
+    }
+    let renewed = || expiries(&tunnel).is_ok_and(|now| now[0] != before[0]);
+    wait::until(ANSWER, renewed).context("the gateway shows its old certificate")?;
+    let agent_renewed = tunnel.agent("a")?.agent()?;
+    ensure!(
+        agent_renewed.identity["problem"].is_null(),
+        "{agent_renewed:?}"
+    );
+    echo(&mut live, b"still there")?;
+    echo(&mut tunnel.connect(server.at())?, b"hello")?;
+
+    // What comes next shows the new ones, and is trusted.
+    tunnel.kill_cloud()?;
+    tunnel.start_cloud()?;
+    tunnel.until_connected("a")?;
+    let now = expiries(&tunnel)?;
+    ensure!(
+        now[1] != before[1],
+        "the agent shows its old certificate: {now:?}"
+    );
+    echo(&mut tunnel.connect(server.at())?, b"hello")
+}
+
+#[test]
+fn bad_files_are_told_and_the_last_good_ones_stay() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let mut tunnel = Plan::of(&[server.at()]).start()?;
+    let mut live = tunnel.connect(server.at())?;
+    echo(&mut live, b"hello")?;
+    let files = tunnel.files("gateway");
+    let good = fs::read(&files.cert)?;
+
+    fs::write(&files.cert, "no certificate")?;
+    let told = |tunnel: &Tunnel| {
+        let record = tunnel.record();
+        record.is_ok_and(|record| record.identity["problem"].is_string())
+    };
+    wait::until(ANSWER, || told(&tunnel)).context("no problem is told")?;
+    echo(&mut live, b"still there")?;
+    tunnel.kill_agent("a")?;
+    tunnel.until_disconnected("a")?;
+    tunnel.start_agent("a")?;
+
+    fs::write(&files.cert, good)?;
+    wait::until(ANSWER, || !told(&tunnel)).context("the problem stays")?;
+    echo(&mut tunnel.connect(server.at())?, b"hello")
+}

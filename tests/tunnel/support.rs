@@ -1,0 +1,343 @@
+//! A tunnel over loopback, and clients of it.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
+use tempfile::TempDir;
+use tunnel_common::{addr::Address, steering::Prefix};
+use tunnel_tests::{
+    clock::Instant,
+    ends::{AgentSettings, CloudRecord, CloudSettings, End, Session, Target},
+    load,
+    pki::{Authority, Files, Pair, Validity},
+    place, wait,
+};
+
+/// How long an answer, or a change that needs no timeout, may take.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+
+/// How long until an agent is back: its tries are spread over some seconds.
+pub(crate) const BACK: Duration = Duration::from_secs(20);
+
+/// The steering prefix: all of 127.0.0.0/8 is local without a route.
+const PREFIX: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 19, 0, 0)), 16);
+
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// What is built.
+pub(crate) struct Plan {
+    /// The nodes, and where clients go on each.
+    pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
+    /// What agents may dial beside or instead of where clients go.
+    pub(crate) allow: Option<Vec<SocketAddr>>,
+    pub(crate) session: Session,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) dial_timeout: Duration,
+}
+
+impl Plan {
+    /// One node, and where clients go on it.
+    pub(crate) fn of(targets: &[SocketAddr]) -> Self {
+        Self::nodes(vec![("a", targets.to_vec())])
+    }
+
+    pub(crate) fn nodes(nodes: Vec<(&'static str, Vec<SocketAddr>)>) -> Self {
+        Self {
+            nodes,
+            allow: None,
+            session: Session::default(),
+            handshake_timeout: Duration::from_secs(2),
+            dial_timeout: Duration::from_secs(1),
+        }
+    }
+
+    /// Builds it, with an agent for each node, and waits until all are connected.
+    pub(crate) fn start(self) -> Result<Tunnel> {
+        let mut tunnel = self.without_agents()?;
+        for (node, _) in tunnel.plan.nodes.clone() {
+            tunnel.start_agent(node)?;
+        }
+        Ok(tunnel)
+    }
+
+    /// Builds the cloud's end alone.
+    pub(crate) fn without_agents(self) -> Result<Tunnel> {
+        let folder = tempfile::tempdir()?;
+        let authority = Authority::new("tunnel")?;
+        let files = Files::of(folder.path(), "gateway");
+        files.write(&authority.pem(), &authority.gateway(Validity::Current)?)?;
+        let all = self.nodes.iter();
+        let all = all.flat_map(|(node, targets)| targets.iter().map(|at| (*node, *at)));
+        let targets = (0..).zip(all).map(|(index, (node, at))| Target {
+            index,
+            node: node.to_owned(),
+            at,
+        });
+        let mut settings = CloudSettings {
+            gateway: NOWHERE,
+            ingress: ANYWHERE,
+            prefix: PREFIX,
+            targets: targets.collect(),
+            sessions: 1000,
+            handshakes: 256,
+            handshake_timeout: self.handshake_timeout,
+            certificate: (&files).into(),
+            session: self.session.clone(),
+        };
+        let cloud = End::start("cloud", &folder.path().join("cloud"), &settings)?;
+        let record = cloud.cloud()?;
+        // A cloud that is started again listens where it did.
+        settings.gateway = record.gateway;
+        settings.ingress = SocketAddr::new(settings.ingress.ip(), record.ingress.port());
+        Ok(Tunnel {
+            agents: Vec::new(),
+            cloud: Some(cloud),
+            settings,
+            authority,
+            plan: self,
+            folder,
+        })
+    }
+}
+
+/// A tunnel. All of it ends when it is dropped.
+pub(crate) struct Tunnel {
+    agents: Vec<(String, End)>,
+    cloud: Option<End>,
+    settings: CloudSettings,
+    authority: Authority,
+    plan: Plan,
+    folder: TempDir,
+}
+
+impl Tunnel {
+    pub(crate) const fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub(crate) const fn gateway(&self) -> SocketAddr {
+        self.settings.gateway
+    }
+
+    /// The files of the gateway, or of a node's agent.
+    pub(crate) fn files(&self, stem: &str) -> Files {
+        Files::of(self.folder.path(), stem)
+    }
+
+    /// Starts the agent of a node, and waits until it is connected.
+    pub(crate) fn start_agent(&mut self, node: &str) -> Result<()> {
+        let pair = self.authority.agent(node, Validity::Current)?;
+        self.launch_agent(node, &pair)?;
+        self.until_connected(node)
+    }
+
+    /// Starts an agent with this certificate, for what belongs to a node.
+    pub(crate) fn launch_agent(&mut self, node: &str, pair: &Pair) -> Result<()> {
+        let stem = format!("agent-{node}");
+        let files = self.files(&stem);
+        files.write(&self.authority.pem(), pair)?;
+        let own = self.plan.nodes.iter();
+        let own = own.filter(|(name, _)| *name == node);
+        let own: Vec<_> = own.flat_map(|(_, targets)| targets.clone()).collect();
+        let allow = self.plan.allow.clone().unwrap_or(own);
+        let settings = AgentSettings {
+            gateways: vec![self.settings.gateway.to_string()],
+            allow: allow.iter().map(ToString::to_string).collect(),
+            connections: 2,
+            dial_timeout: self.plan.dial_timeout,
+            dials: 64,
+            certificate: (&files).into(),
+            session: self.plan.session.clone(),
+        };
+        let agent = End::start("agent", &self.folder.path().join(stem), &settings)?;
+        self.agents.push((node.to_owned(), agent));
+        Ok(())
+    }
+
+    /// Waits until the agent of a node has all of its sessions.
+    pub(crate) fn until_connected(&self, node: &str) -> Result<()> {
+        let connected = || self.record().is_ok_and(|record| record.sessions(node) == 2);
+        wait::until(BACK, connected).with_context(|| {
+            let record = self.record();
+            format!(
+                "the agent of {node} isn't connected: {record:?}\n{}",
+                self.logs()
+            )
+        })
+    }
+
+    /// Waits until a node has no session.
+    pub(crate) fn until_disconnected(&self, node: &str) -> Result<()> {
+        let gone = || self.record().is_ok_and(|record| record.sessions(node) == 0);
+        wait::until(ANSWER, gone).context("the agent is still connected")
+    }
+
+    /// Waits until new clients of a target are refused.
+    pub(crate) fn until_refused(&self, target: SocketAddr) -> Result<()> {
+        wait::until(ANSWER, || {
+            let stream = self.connect(target);
+            stream.is_ok_and(|mut stream| echo(&mut stream, b"anybody?").is_err())
+        })
+        .context("clients are still served")
+    }
+
+    /// What all ends logged.
+    pub(crate) fn logs(&self) -> String {
+        let ends = self.agents.iter().map(|(_, agent)| agent);
+        ends.chain(&self.cloud).map(End::log).collect()
+    }
+
+    pub(crate) fn cloud(&self) -> Result<&End> {
+        self.cloud.as_ref().context("the cloud's end is down")
+    }
+
+    /// The process of the agent of a node.
+    pub(crate) fn agent(&mut self, node: &str) -> Result<&mut End> {
+        let mut agents = self.agents.iter_mut();
+        let found = agents.find_map(|(name, agent)| (name == node).then_some(agent));
+        found.context("no such agent")
+    }
+
+    pub(crate) fn kill_agent(&mut self, node: &str) -> Result<()> {
+        let at = self.agents.iter().position(|(name, _)| name == node);
+        let (_, agent) = self.agents.remove(at.context("no such agent")?);
+        agent.end(Signal::SIGKILL).map(drop)
+    }
+
+    pub(crate) fn kill_cloud(&mut self) -> Result<()> {
+        let cloud = self.cloud.take().context("it is down already")?;
+        cloud.end(Signal::SIGKILL).map(drop)
+    }
+
+    /// Starts the cloud's end where it was.
+    pub(crate) fn start_cloud(&mut self) -> Result<()> {
+        let stem = self.folder.path().join("cloud");
+        self.cloud = Some(End::start("cloud", &stem, &self.settings)?);
+        Ok(())
+    }
+
+    /// What the cloud's end tells of itself.
+    pub(crate) fn record(&self) -> Result<CloudRecord> {
+        self.cloud()?.cloud()
+    }
+
+    pub(crate) fn count(&self, reason: &str) -> Result<u64> {
+        Ok(self.record()?.count(reason))
+    }
+
+    /// Waits until a reason was counted so often.
+    pub(crate) fn until_counted(&self, reason: &str, count: u64) -> Result<()> {
+        let counted = || self.count(reason).is_ok_and(|now| now == count);
+        wait::until(ANSWER, counted).with_context(|| {
+            let counts = self.record().map(|record| record.counts);
+            format!(
+                "{reason} isn't counted {count} times: {counts:?}\n{}",
+                self.logs()
+            )
+        })
+    }
+
+    /// The steering address of an index.
+    pub(crate) fn steering(&self, index: u32) -> Result<SocketAddr> {
+        let (address, length) = PREFIX;
+        let prefix = Prefix::new(Address::from_ip(address), length).context("no prefix")?;
+        let address = prefix.address(index).context("no address")?;
+        Ok(SocketAddr::new(
+            address.to_ip(),
+            self.settings.ingress.port(),
+        ))
+    }
+
+    /// Where clients of a target connect to.
+    pub(crate) fn way_to(&self, target: SocketAddr) -> Result<SocketAddr> {
+        let mut targets = self.settings.targets.iter();
+        let target = targets
+            .find(|it| it.at == target)
+            .context("no such target")?;
+        self.steering(target.index)
+    }
+
+    /// A client of a target.
+    pub(crate) fn connect(&self, target: SocketAddr) -> Result<TcpStream> {
+        dial(self.way_to(target)?).context("connect")
+    }
+
+    /// The ingress's own port.
+    pub(crate) const fn ingress(&self) -> u16 {
+        self.settings.ingress.port()
+    }
+}
+
+/// A connection whose reads and writes end after [`ANSWER`].
+pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    place::connect_within(&socket, to, ANSWER)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    socket.set_write_timeout(Some(ANSWER))?;
+    socket.set_tcp_nodelay(true)?;
+    Ok(socket.into())
+}
+
+/// Has something sent back.
+pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
+    stream.write_all(bytes)?;
+    let mut back = vec![0; bytes.len()];
+    stream.read_exact(&mut back)?;
+    ensure!(back == bytes, "other bytes came back");
+    Ok(())
+}
+
+/// How long so many echoes of 64 bytes took, sorted.
+pub(crate) fn delays(stream: &mut TcpStream, count: usize) -> Result<Vec<u64>> {
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        echo(stream, &[7; 64])?;
+        times.push(u64::try_from(start.elapsed().as_micros())?);
+    }
+    times.sort_unstable();
+    Ok(times)
+}
+
+/// The middle, the 99th of a hundred and the longest of some delays.
+pub(crate) fn in_words(what: &str, sorted: &[u64]) -> String {
+    format!(
+        "{what}: p50 {} µs, p99 {} µs, longest {} µs of {}",
+        load::percentile(sorted, 50),
+        load::percentile(sorted, 99),
+        load::percentile(sorted, 100),
+        sorted.len()
+    )
+}
+
+/// Waits until a number has not changed for a while.
+pub(crate) fn until_still(mut number: impl FnMut() -> u64) -> Result<u64> {
+    const STILL: Duration = Duration::from_millis(300);
+    let mut last = number();
+    let mut since = Instant::now();
+    wait::some(ANSWER, || {
+        let now = number();
+        if now != last {
+            last = now;
+            since = Instant::now();
+        }
+        (since.elapsed() >= STILL && now > 0).then_some(now)
+    })
+    .context("it keeps changing, or never began")
+}
+
+/// That the other end resets a connection, not ends it.
+pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+        other => anyhow::bail!("{other:?} after {} bytes, not a reset", rest.len()),
+    }
+}

@@ -1,0 +1,229 @@
+//! What agents dial: servers in threads of this process, each with a record of what it saw.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::Result;
+use socket2::{Domain, SockRef, Socket, Type};
+use tunnel_tests::kubelet::{Summing, pattern};
+
+/// How many connections wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// What a target does with a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    /// What comes is sent back, until the end.
+    Echo,
+    /// At the client's end, tells how many bytes came and their digest, and ends.
+    Sum,
+    /// Sends so many bytes, and ends.
+    Send(u64),
+    /// Sends for ever, whether anybody reads or not.
+    Flood,
+    /// Reads nothing and sends nothing.
+    Silence,
+    /// Resets as soon as something came.
+    Reset,
+    /// Speaks first, then is as `Echo`.
+    Greet,
+}
+
+/// The first words of [`Act::Greet`].
+pub(crate) const GREETING: &[u8] = b"220 ready";
+
+#[derive(Debug, Default)]
+struct Seen {
+    accepted: AtomicU64,
+    reset: AtomicU64,
+    ended: AtomicU64,
+    sent: AtomicU64,
+    over: AtomicBool,
+}
+
+/// A server; its threads end with their connections.
+#[derive(Debug)]
+pub(crate) struct Server {
+    at: SocketAddr,
+    seen: Arc<Seen>,
+}
+
+impl Server {
+    pub(crate) fn start(act: Act) -> Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        socket.listen(BACKLOG)?;
+        let listener = TcpListener::from(socket);
+        let seen = Arc::new(Seen::default());
+        let at = listener.local_addr()?;
+        let noted = Arc::clone(&seen);
+        thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                if noted.over.load(Ordering::Relaxed) {
+                    return;
+                }
+                noted.accepted.fetch_add(1, Ordering::Relaxed);
+                let noted = Arc::clone(&noted);
+                thread::spawn(move || match serve(stream, act, &noted) {
+                    Ok(()) => noted.ended.fetch_add(1, Ordering::Relaxed),
+                    Err(_) => noted.reset.fetch_add(1, Ordering::Relaxed),
+                });
+            }
+        });
+        Ok(Self { at, seen })
+    }
+
+    pub(crate) const fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// How many connections came.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.seen.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How many of them broke.
+    pub(crate) fn reset(&self) -> u64 {
+        self.seen.reset.load(Ordering::Relaxed)
+    }
+
+    /// How many of them ended well.
+    pub(crate) fn ended(&self) -> u64 {
+        self.seen.ended.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes were sent over all of them.
+    pub(crate) fn sent(&self) -> u64 {
+        self.seen.sent.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.seen.over.store(true, Ordering::Relaxed);
+        // Wakes the thread that accepts.
+        drop(TcpStream::connect(self.at));
+    }
+}
+
+fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    match act {
+        Act::Greet => {
+            stream.write_all(GREETING)?;
+            echo(stream)
+        }
+        Act::Echo => echo(stream),
+        Act::Sum => sum(stream),
+        Act::Send(length) => {
+            send(&mut stream, length, seen)?;
+            stream.shutdown(Shutdown::Write)?;
+            until_end(&mut stream).map(drop)
+        }
+        Act::Flood => send(&mut stream, u64::MAX, seen),
+        Act::Silence => {
+            // An error on the connection wakes no reader that never reads: look at it now and then.
+            while stream.take_error()?.is_none() && !seen.over.load(Ordering::Relaxed) {
+                thread::park_timeout(Duration::from_millis(50));
+            }
+            Ok(())
+        }
+        Act::Reset => {
+            stream.read_exact(&mut [0])?;
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+        }
+    }
+}
+
+fn echo(mut stream: TcpStream) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let length = stream.read(&mut buffer)?;
+        if length == 0 {
+            return stream.shutdown(Shutdown::Write);
+        }
+        stream.write_all(&buffer[..length])?;
+    }
+}
+
+fn sum(mut stream: TcpStream) -> io::Result<()> {
+    let sum = until_end(&mut stream)?.sum();
+    stream.write_all(sum.to_string().as_bytes())
+}
+
+/// Reads until the other end has ended its half.
+pub(crate) fn until_end(stream: &mut TcpStream) -> io::Result<Summing> {
+    let mut summing = Summing::default();
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let length = stream.read(&mut buffer)?;
+        if length == 0 {
+            return Ok(summing);
+        }
+        summing.add(&buffer[..length]);
+    }
+}
+
+fn send(stream: &mut TcpStream, length: u64, seen: &Seen) -> io::Result<()> {
+    let pattern = pattern();
+    let mut left = length;
+    while left > 0 {
+        let part = usize::try_from(left).map_or(pattern.len(), |left| left.min(pattern.len()));
+        let written = stream.write(&pattern[..part])?;
+        // The pattern begins anew only after a whole one, so that digests can be compared.
+        stream.write_all(&pattern[written..part])?;
+        let part = u64::try_from(part).unwrap_or(u64::MAX);
+        seen.sent.fetch_add(part, Ordering::Relaxed);
+        left -= part;
+    }
+    Ok(())
+}
+
+/// An address that answers no connect: its listener has room for one connection, which is taken.
+#[derive(Debug)]
+pub(crate) struct Blackhole {
+    at: SocketAddr,
+    _held: (Socket, Vec<Socket>),
+}
+
+impl Blackhole {
+    pub(crate) fn new() -> Result<Self> {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        listener.listen(0)?;
+        let address = listener.local_addr()?;
+        // The queue holds one more than asked for (net/ipv4: sk_acceptq_is_full); the SYN of any
+        // later one is dropped, and sent again by its client until it gives up.
+        let fill = || -> io::Result<Socket> {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_nonblocking(true)?;
+            drop(socket.connect(&address));
+            Ok(socket)
+        };
+        let held = (0..4).map(|_| fill()).collect::<io::Result<Vec<_>>>()?;
+        let at = address
+            .as_socket()
+            .ok_or_else(|| anyhow::anyhow!("no address"))?;
+        Ok(Self {
+            at,
+            _held: (listener, held),
+        })
+    }
+
+    pub(crate) const fn at(&self) -> SocketAddr {
+        self.at
+    }
+}
+
+/// An address where nobody listens.
+pub(crate) fn closed() -> Result<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}

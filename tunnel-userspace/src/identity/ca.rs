@@ -1,0 +1,279 @@
+//! The built-in CA: makes itself, and the certificates of gateways and agents, as files.
+
+mod folder;
+mod make;
+mod show;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+
+pub use self::show::{Kind, View, issued, show};
+use self::{
+    folder::{Folder, replace},
+    make::Authority,
+};
+use super::{Files, Identity, NameError, Rejected, Role, check_node_name, files::Contents};
+
+/// How many days a CA is valid, unless asked otherwise.
+pub const CA_DAYS: u32 = 3650;
+
+/// How many days a certificate is valid, unless asked otherwise.
+pub const DAYS: u32 = 365;
+
+/// The most days that can be asked for.
+pub const MOST_DAYS: u32 = 36_500;
+
+/// The CA can't do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// There is a CA already.
+    #[error(
+        "{} is there already: a CA is never overwritten, for nothing that it issued would be \
+         trusted any more; give another folder with --dir, or move this one away", path.display()
+    )]
+    Exists {
+        /// Its file.
+        path: PathBuf,
+    },
+    /// There is no CA.
+    #[error("there is no CA in {}; make one with: culvert ca init --dir {}", dir.display(), dir.display())]
+    NoCa {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The name can't be that of a node.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// So many days can't be had.
+    #[error("a certificate can be valid for 1 to {MOST_DAYS} days, not {days}")]
+    Days {
+        /// What was asked for.
+        days: u32,
+    },
+    /// A file of the CA, or what it would issue, is no good.
+    #[error("cannot use the CA")]
+    Rejected(#[from] Rejected),
+    /// None of the CA's certificates belongs to its key.
+    #[error("{}: no certificate in it belongs to the key {}", cert.display(), key.display())]
+    OtherKey {
+        /// The file of certificates.
+        cert: PathBuf,
+        /// The file of the key.
+        key: PathBuf,
+    },
+    /// The CA's own certificate is not valid now.
+    #[error("{}: the CA is valid from {from} to {until}, and not now", path.display())]
+    NotValid {
+        /// The file.
+        path: PathBuf,
+        /// When it begins.
+        from: Timestamp,
+        /// When it ends.
+        until: Timestamp,
+    },
+    /// The folder holds the certificate of another.
+    #[error(
+        "{} is the certificate of {is}, and would be replaced by that of {wanted}; give another \
+         folder with --out", path.display()
+    )]
+    Taken {
+        /// The file.
+        path: PathBuf,
+        /// Whose it is.
+        is: String,
+        /// Whose was to be written.
+        wanted: String,
+    },
+    /// Cryptography failed.
+    #[error("cannot make {what}: {reason}")]
+    Make {
+        /// What was to be made.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file can't be read or written.
+    #[error("cannot {step} {}", path.display())]
+    Io {
+        /// What was tried.
+        step: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A CA that was made.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// Its certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// When it expires.
+    pub expires: Timestamp,
+}
+
+/// A certificate that was issued.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// What was written.
+    pub files: Files,
+    /// When it expires.
+    pub expires: Timestamp,
+    /// Whether that is earlier than was asked for, because the CA itself expires then.
+    pub is_shortened: bool,
+}
+
+/// Makes a CA in a folder that has none.
+///
+/// # Errors
+///
+/// There is one, or it can't be made.
+pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
+    check_days(days)?;
+    let folder = Folder::make(dir)?;
+    let _held = folder.hold()?;
+    let (cert, key) = (dir.join(CERT_OF_CA), dir.join(KEY_OF_CA));
+    for path in [&key, &cert] {
+        if path.symlink_metadata().is_ok() {
+            return Err(CaError::Exists { path: path.clone() });
+        }
+    }
+    let (authority, expires) = Authority::new(days, now)?;
+    replace(&[
+        (key.clone(), authority.key_pem().into_bytes(), PRIVATE),
+        (cert.clone(), authority.cert_pem().into_bytes(), PUBLIC),
+    ])?;
+    Ok(Made { cert, key, expires })
+}
+
+/// Issues the certificate of a gateway, into `gateway` in the CA's folder unless said otherwise.
+///
+/// # Errors
+///
+/// The CA can't be used, or the files can't be written.
+pub fn issue_gateway(
+    dir: &Path,
+    out: Option<&Path>,
+    days: u32,
+    now: Timestamp,
+) -> Result<Issued, CaError> {
+    let out = out.map_or_else(|| dir.join("gateway"), Path::to_owned);
+    issue(dir, &out, Role::Gateway, GATEWAY, (days, now))
+}
+
+/// Issues the certificate of a node's agent, into `agents/NODE` in the CA's folder unless said
+/// otherwise.
+///
+/// # Errors
+///
+/// No node can have that name, the CA can't be used, or the files can't be written.
+pub fn issue_agent(
+    dir: &Path,
+    node: &str,
+    out: Option<&Path>,
+    days: u32,
+    now: Timestamp,
+) -> Result<Issued, CaError> {
+    check_node_name(node)?;
+    let out = out.map_or_else(|| dir.join("agents").join(node), Path::to_owned);
+    issue(dir, &out, Role::Agent, node, (days, now))
+}
+
+/// The file of the CA's certificate, and of its copies beside what it issued.
+const CERT_OF_CA: &str = "ca.pem";
+const KEY_OF_CA: &str = "ca-key.pem";
+const CERT: &str = "cert.pem";
+const KEY: &str = "key.pem";
+
+/// The common name of gateways.
+const GATEWAY: &str = "gateway";
+
+/// The mode of a key's file.
+const PRIVATE: u32 = 0o600;
+/// The mode of a certificate's file, less what the umask takes.
+const PUBLIC: u32 = 0o644;
+
+fn issue(
+    dir: &Path,
+    out: &Path,
+    role: Role,
+    name: &str,
+    (days, now): (u32, Timestamp),
+) -> Result<Issued, CaError> {
+    check_days(days)?;
+    if !dir.join(KEY_OF_CA).exists() && !dir.join(CERT_OF_CA).exists() {
+        return Err(CaError::NoCa {
+            dir: dir.to_owned(),
+        });
+    }
+    let _held = Folder::at(dir).hold()?;
+    let authority = Authority::read(dir, now)?;
+    let pair = authority.issue(role, name, days, now)?;
+    let files = Files {
+        ca: out.join(CERT_OF_CA),
+        cert: out.join(CERT),
+        key: out.join(KEY),
+    };
+    let contents = Contents {
+        ca: authority.cert_pem().into_bytes(),
+        cert: pair.cert.into_bytes(),
+        key: pair.key.into_bytes(),
+        mode: PRIVATE,
+    };
+    // What the daemon would refuse is not written.
+    let identity = Identity::verified(&files, &contents, role, now)?;
+    check_owner(&files.cert, role, name)?;
+    Folder::make(out)?;
+    replace(&[
+        (files.ca.clone(), contents.ca, PUBLIC),
+        (files.key.clone(), contents.key, PRIVATE),
+        (files.cert.clone(), contents.cert, PUBLIC),
+    ])?;
+    Ok(Issued {
+        files,
+        expires: identity.expires(),
+        is_shortened: pair.is_shortened,
+    })
+}
+
+/// Refuses to replace the certificate of another; one that can't be read is nobody's.
+fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
+    let Some(there) = show(path, Timestamp::UNIX_EPOCH)
+        .ok()
+        .and_then(|views| views.into_iter().next())
+    else {
+        return Ok(());
+    };
+    let wanted = match role {
+        Role::Gateway => "a gateway".to_owned(),
+        Role::Agent => format!("node {name}"),
+    };
+    let is = match there.role {
+        Kind::Agent => format!("node {}", there.node.unwrap_or_default()),
+        Kind::Gateway => "a gateway".to_owned(),
+        Kind::Ca | Kind::Other => there.subject,
+    };
+    if is == wanted {
+        return Ok(());
+    }
+    Err(CaError::Taken {
+        path: path.to_owned(),
+        is,
+        wanted,
+    })
+}
+
+const fn check_days(days: u32) -> Result<(), CaError> {
+    if days == 0 || days > MOST_DAYS {
+        return Err(CaError::Days { days });
+    }
+    Ok(())
+}

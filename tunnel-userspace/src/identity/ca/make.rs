@@ -1,0 +1,205 @@
+//! Keys and certificates, made in memory.
+
+use std::{path::Path, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SerialNumber,
+};
+use rustls::{crypto::aws_lc_rs, pki_types::CertificateDer};
+
+use super::{
+    super::{
+        AGENTS, GATEWAY_NAME, GATEWAYS, Reason, Role,
+        certificate::Facts,
+        files::{self, reject},
+    },
+    CERT_OF_CA, CaError, KEY_OF_CA,
+};
+
+/// How far clocks of nodes may be behind: what is issued is valid since then.
+const SKEW: SignedDuration = SignedDuration::from_hours(1);
+
+/// The bytes of a serial number: 127 random bits (RFC 5280 section 4.1.2.2 allows 20 bytes).
+const SERIAL: usize = 16;
+
+/// A CA with its key.
+pub(super) struct Authority {
+    /// All certificates of its file: its own, and those that it takes over from.
+    cert_pem: String,
+    cert: CertificateDer<'static>,
+    from: Timestamp,
+    until: Timestamp,
+    key: KeyPair,
+}
+
+/// A certificate and its key, as PEM.
+pub(super) struct Pair {
+    pub(super) cert: String,
+    pub(super) key: String,
+    pub(super) is_shortened: bool,
+}
+
+impl Authority {
+    /// Makes a CA; gives when it expires too.
+    pub(super) fn new(days: u32, now: Timestamp) -> Result<(Self, Timestamp), CaError> {
+        let (from, until) = (whole(now - SKEW), whole(now + length(days)));
+        let key = new_key()?;
+        let mut params = params(from, until)?;
+        // A name of its own, so that the certificates of two CAs can be told apart.
+        let own: String = random::<4>()?
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        params.distinguished_name = name("culvert", &format!("culvert CA {own}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let cert = params.self_signed(&key).map_err(failed("a CA"))?;
+        let authority = Self {
+            cert_pem: cert.pem(),
+            cert: cert.der().clone(),
+            from,
+            until,
+            key,
+        };
+        Ok((authority, until))
+    }
+
+    /// Reads the CA of a folder.
+    pub(super) fn read(dir: &Path, now: Timestamp) -> Result<Self, CaError> {
+        let (cert_path, key_path) = (dir.join(CERT_OF_CA), dir.join(KEY_OF_CA));
+        let (cert_bytes, _) = files::read(&cert_path)?;
+        let (key_bytes, _) = files::read(&key_path)?;
+        let certificates = files::certificates(&cert_path, &cert_bytes)?;
+        let der = files::key(&key_path, &key_bytes)?;
+        let key = KeyPair::try_from(&der)
+            .map_err(|error| reject(&key_path, Reason::KeyRefused(error.to_string())))?;
+        let own = |(_, facts): &(_, Facts)| facts.public_key == key.public_key_raw();
+        let Some((cert, facts)) = certificates.into_iter().find(own) else {
+            return Err(CaError::OtherKey {
+                cert: cert_path,
+                key: key_path,
+            });
+        };
+        if !facts.is_authority {
+            return Err(reject(&cert_path, Reason::NotAuthority(facts.subject)).into());
+        }
+        let (from, until) = (facts.from, facts.until);
+        if now < from || now >= until {
+            return Err(CaError::NotValid {
+                path: cert_path,
+                from,
+                until,
+            });
+        }
+        Ok(Self {
+            cert_pem: String::from_utf8_lossy(&cert_bytes).into_owned(),
+            cert,
+            from,
+            until,
+            key,
+        })
+    }
+
+    pub(super) fn cert_pem(&self) -> String {
+        self.cert_pem.clone()
+    }
+
+    pub(super) fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
+    /// Issues the certificate of an end. It is never valid when the CA is not.
+    pub(super) fn issue(
+        &self,
+        role: Role,
+        common_name: &str,
+        days: u32,
+        now: Timestamp,
+    ) -> Result<Pair, CaError> {
+        let wanted = whole(now + length(days));
+        let from = whole(now - SKEW).max(self.from);
+        let mut params = params(from, wanted.min(self.until))?;
+        let usage = match role {
+            Role::Gateway => {
+                let dns = GATEWAY_NAME.try_into().map_err(failed("a certificate"))?;
+                params.subject_alt_names = vec![rcgen::SanType::DnsName(dns)];
+                params.distinguished_name = name(GATEWAYS, common_name);
+                ExtendedKeyUsagePurpose::ServerAuth
+            }
+            Role::Agent => {
+                params.distinguished_name = name(AGENTS, common_name);
+                ExtendedKeyUsagePurpose::ClientAuth
+            }
+        };
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![usage];
+        let key = new_key()?;
+        let issuer =
+            Issuer::from_ca_cert_der(&self.cert, &self.key).map_err(failed("a certificate"))?;
+        let cert = params
+            .signed_by(&key, &issuer)
+            .map_err(failed("a certificate"))?;
+        Ok(Pair {
+            cert: cert.pem(),
+            key: key.serialize_pem(),
+            is_shortened: self.until < wanted,
+        })
+    }
+}
+
+fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaError> {
+    let mut serial = random::<SERIAL>()?;
+    // Positive, and no byte less than its length says.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    let mut params = CertificateParams::default();
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(from);
+    params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(until);
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+fn name(organization: &str, common_name: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, organization);
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+fn new_key() -> Result<KeyPair, CaError> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed("a key"))
+}
+
+fn random<const N: usize>() -> Result<[u8; N], CaError> {
+    let mut bytes = [0; N];
+    match aws_lc_rs::default_provider().secure_random.fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => Err(CaError::Make {
+            what: "a random number",
+            reason: format!("{error:?}"),
+        }),
+    }
+}
+
+fn length(days: u32) -> SignedDuration {
+    SignedDuration::from_hours(i64::from(days) * 24)
+}
+
+/// Without what is less than a second, which certificates don't know.
+fn whole(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+fn since_epoch(time: Timestamp) -> Duration {
+    Duration::from_secs(u64::try_from(time.as_second()).unwrap_or_default())
+}
+
+fn failed(what: &'static str) -> impl Fn(rcgen::Error) -> CaError {
+    move |error| CaError::Make {
+        what,
+        reason: error.to_string(),
+    }
+}

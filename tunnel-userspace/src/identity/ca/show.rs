@@ -1,0 +1,130 @@
+//! What is in a file of certificates, for people and programs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use rustls::{
+    crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256, pki_types::CertificateDer,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{Role, certificate::Facts, files},
+    CERT, CERT_OF_CA, CaError,
+};
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// It issues others.
+    Ca,
+    /// The end of a gateway.
+    Gateway,
+    /// The end of an agent.
+    Agent,
+    /// None of the tunnel's, or not a whole one.
+    Other,
+}
+
+/// A certificate.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct View {
+    /// The file.
+    pub file: PathBuf,
+    /// What it is for.
+    pub role: Kind,
+    /// The node of an agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its subject.
+    pub subject: String,
+    /// The subject of what issued it.
+    pub issuer: String,
+    /// Since when it is valid.
+    pub from: Timestamp,
+    /// Until when it is valid.
+    pub until: Timestamp,
+    /// Whole days that are left; negative when it has expired.
+    pub days_left: i64,
+    /// SHA-256 of it, as hexadecimal digits.
+    pub fingerprint: String,
+}
+
+/// The certificates of a file.
+///
+/// # Errors
+///
+/// It can't be read, or has none.
+pub fn show(path: &Path, now: Timestamp) -> Result<Vec<View>, CaError> {
+    let (bytes, _) = files::read(path)?;
+    let certificates = files::certificates(path, &bytes)?;
+    let view = |(der, facts)| view(path, &der, facts, now);
+    Ok(certificates.into_iter().map(view).collect())
+}
+
+/// The files of certificates in the folder of a CA: its own, and those that it issued there.
+///
+/// # Errors
+///
+/// There is no CA, or the folder can't be read.
+pub fn issued(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
+    let own = dir.join(CERT_OF_CA);
+    if !own.exists() {
+        return Err(CaError::NoCa {
+            dir: dir.to_owned(),
+        });
+    }
+    let mut agents = Vec::new();
+    let folder = dir.join("agents");
+    if folder.is_dir() {
+        let failed = |source| super::folder::io_error("read", &folder, source);
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            agents.push(entry.map_err(failed)?.path().join(CERT));
+        }
+        agents.sort();
+    }
+    let files = [own, dir.join("gateway").join(CERT)]
+        .into_iter()
+        .chain(agents);
+    Ok(files.filter(|path| path.exists()).collect())
+}
+
+fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> View {
+    let role = facts.role().ok();
+    let name = role
+        .and_then(|role| facts.name(role).ok())
+        .map(str::to_owned);
+    let (role, node) = match (facts.is_authority, role, name) {
+        (true, _, _) => (Kind::Ca, None),
+        (false, Some(Role::Gateway), Some(_)) => (Kind::Gateway, None),
+        (false, Some(Role::Agent), Some(node)) => (Kind::Agent, Some(node)),
+        (false, _, _) => (Kind::Other, None),
+    };
+    let seconds = facts.until.as_second().saturating_sub(now.as_second());
+    View {
+        file: path.to_owned(),
+        role,
+        node,
+        subject: facts.subject,
+        issuer: facts.issuer,
+        from: facts.from,
+        until: facts.until,
+        days_left: seconds.div_euclid(24 * 60 * 60),
+        fingerprint: fingerprint(der),
+    }
+}
+
+/// SHA-256 as the TLS library has it: there is no other in the house.
+fn fingerprint(der: &CertificateDer<'_>) -> String {
+    let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else {
+        return String::new();
+    };
+    let digest = suite.common.hash_provider.hash(der);
+    let digits = digest.as_ref().iter();
+    digits.map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,133 @@
+//! What a certificate says, as far as the tunnel asks.
+
+use jiff::Timestamp;
+use rustls::pki_types::CertificateDer;
+use x509_parser::{
+    certificate::X509Certificate,
+    extensions::GeneralName,
+    prelude::FromDer as _,
+    x509::{AttributeTypeAndValue, X509Name},
+};
+
+use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, check_node_name};
+
+/// What a certificate says.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) subject: String,
+    pub(super) issuer: String,
+    pub(super) from: Timestamp,
+    pub(super) until: Timestamp,
+    /// Whether it may issue others.
+    pub(super) is_authority: bool,
+    /// The key as it stands in the certificate.
+    pub(super) public_key: Vec<u8>,
+    organizations: Vec<String>,
+    common_names: Vec<String>,
+    dns_names: Vec<String>,
+    for_servers: bool,
+    for_clients: bool,
+}
+
+impl Facts {
+    /// Reads a certificate; on failure how it is damaged.
+    pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
+        let (rest, parsed) = X509Certificate::from_der(der)
+            .map_err(|error| format!("not a certificate: {error}"))?;
+        if !rest.is_empty() {
+            return Err("there are bytes after the certificate".to_owned());
+        }
+        let failed = |error| format!("not a certificate: {error}");
+        let usage = parsed.extended_key_usage().map_err(failed)?;
+        let constraints = parsed.basic_constraints().map_err(failed)?;
+        let names = parsed.subject_alternative_name().map_err(failed)?;
+        let dns_names = names
+            .iter()
+            .flat_map(|names| &names.value.general_names)
+            .filter_map(dns_name)
+            .collect();
+        Ok(Self {
+            subject: shown(parsed.subject()),
+            issuer: shown(parsed.issuer()),
+            from: timestamp(parsed.validity().not_before.timestamp())?,
+            until: timestamp(parsed.validity().not_after.timestamp())?,
+            is_authority: constraints.is_some_and(|constraints| constraints.value.ca),
+            public_key: parsed.public_key().subject_public_key.data.to_vec(),
+            organizations: texts(parsed.subject().iter_organization())?,
+            common_names: texts(parsed.subject().iter_common_name())?,
+            dns_names,
+            for_servers: usage.as_ref().is_some_and(|usage| usage.value.server_auth),
+            for_clients: usage.as_ref().is_some_and(|usage| usage.value.client_auth),
+        })
+    }
+
+    /// Whose certificate of the tunnel this is; on failure why it is nobody's.
+    pub(super) fn role(&self) -> Result<Role, String> {
+        match &*self.organizations {
+            [organization] if organization == GATEWAYS => Ok(Role::Gateway),
+            [organization] if organization == AGENTS => Ok(Role::Agent),
+            _ => Err(format!(
+                "its subject, {}, is neither a gateway's (O={GATEWAYS}) nor an agent's \
+                 (O={AGENTS})",
+                self.subject
+            )),
+        }
+    }
+
+    /// The common name of a whole certificate of that role; on failure what it lacks.
+    pub(super) fn name(&self, role: Role) -> Result<&str, String> {
+        let [name] = &*self.common_names else {
+            let subject = &self.subject;
+            return Err(format!(
+                "its subject, {subject}, has not one common name (CN)"
+            ));
+        };
+        match role {
+            Role::Gateway => {
+                if !self.dns_names.iter().any(|name| name == GATEWAY_NAME) {
+                    return Err(format!("it lacks the DNS name {GATEWAY_NAME}"));
+                }
+                if !self.for_servers || self.for_clients {
+                    let wanted = "its extended key usage must be that of a server, and no client";
+                    return Err(wanted.to_owned());
+                }
+            }
+            Role::Agent => {
+                check_node_name(name).map_err(|error| error.to_string())?;
+                if !self.for_clients || self.for_servers {
+                    let wanted = "its extended key usage must be that of a client, and no server";
+                    return Err(wanted.to_owned());
+                }
+            }
+        }
+        Ok(name)
+    }
+}
+
+fn dns_name(name: &GeneralName<'_>) -> Option<String> {
+    if let GeneralName::DNSName(name) = name {
+        Some(name.to_ascii_lowercase())
+    } else {
+        None
+    }
+}
+
+/// A name as it can be printed, whatever is in it.
+fn shown(name: &X509Name<'_>) -> String {
+    name.to_string().escape_debug().to_string()
+}
+
+fn timestamp(seconds: i64) -> Result<Timestamp, String> {
+    Timestamp::from_second(seconds).map_err(|error| format!("its validity: {error}"))
+}
+
+fn texts<'a>(
+    values: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>,
+) -> Result<Vec<String>, String> {
+    values
+        .map(|value| match value.as_str() {
+            Ok(text) => Ok(text.to_owned()),
+            Err(error) => Err(format!("its subject: {error}")),
+        })
+        .collect()
+}

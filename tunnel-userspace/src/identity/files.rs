@@ -1,0 +1,168 @@
+//! The three files: read with a bound, and taken apart.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use rustls::pki_types::{
+    CertificateDer, PrivateKeyDer,
+    pem::{PemObject as _, SectionKind},
+};
+
+use super::{Files, Reason, Rejected, certificate::Facts};
+
+/// The largest file that is read.
+const LARGEST: u64 = 1 << 20;
+
+/// The bits of a key file's mode that a key should not have: everything of the world, and for the
+/// group more than reading. A group that reads is how Kubernetes hands a Secret to a pod that is
+/// not root's (`fsGroup`).
+const TOO_OPEN: u32 = 0o037;
+
+/// What the files hold.
+#[derive(Clone, Eq, PartialEq)]
+pub(super) struct Contents {
+    pub(super) ca: Vec<u8>,
+    pub(super) cert: Vec<u8>,
+    pub(super) key: Vec<u8>,
+    /// The mode of the key's file.
+    pub(super) mode: u32,
+}
+
+impl Contents {
+    /// Reads the files, one after the other.
+    pub(super) fn read(files: &Files) -> Result<Self, Rejected> {
+        let (ca, _) = read(&files.ca)?;
+        let (cert, _) = read(&files.cert)?;
+        let (key, mode) = read(&files.key)?;
+        Ok(Self {
+            ca,
+            cert,
+            key,
+            mode,
+        })
+    }
+
+    /// Whether others than its owner can use the key.
+    pub(super) const fn is_open(&self) -> bool {
+        self.mode & TOO_OPEN != 0
+    }
+}
+
+/// Reads a file, and gives its mode too.
+pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
+    let failed = |error| reject(path, Reason::Unreadable(error));
+    // Without waiting for whoever may write to a pipe.
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(reject(path, Reason::NotAFile));
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(reject(path, Reason::TooLarge));
+    }
+    Ok((bytes, metadata.mode()))
+}
+
+/// The certificates in a file; at least one.
+pub(super) fn certificates(
+    path: &Path,
+    bytes: &[u8],
+) -> Result<Vec<(CertificateDer<'static>, Facts)>, Rejected> {
+    let mut found = Vec::new();
+    for (kind, der) in sections(bytes).map_err(|reason| reject(path, reason))? {
+        if kind == SectionKind::Certificate {
+            let der = CertificateDer::from(der);
+            let facts = Facts::read(&der).map_err(|how| reject(path, Reason::Damaged(how)))?;
+            found.push((der, facts));
+        }
+    }
+    if found.is_empty() {
+        return Err(reject(path, Reason::NoCertificate));
+    }
+    Ok(found)
+}
+
+/// The private key in a file.
+pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Rejected> {
+    let sections = sections(bytes).map_err(|reason| reject(path, reason))?;
+    let mut keys = sections
+        .into_iter()
+        .filter_map(|(kind, der)| PrivateKeyDer::from_pem(kind, der));
+    match (keys.next(), keys.next()) {
+        (Some(key), None) => Ok(key),
+        (Some(_), Some(_)) => Err(reject(path, Reason::ManyKeys)),
+        (None, _) if contains(bytes, b"ENCRYPTED PRIVATE KEY-----") => {
+            Err(reject(path, Reason::EncryptedKey))
+        }
+        (None, _) => Err(reject(path, Reason::NoKey)),
+    }
+}
+
+pub(super) fn reject(path: &Path, reason: Reason) -> Rejected {
+    Rejected {
+        path: path.to_owned(),
+        reason,
+    }
+}
+
+/// The sections of a PEM file. Text may stand before a section (RFC 7468 section 5.2), and nothing
+/// but space after the last, so that a file that was cut or glued together is noticed.
+fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
+    const BEGIN: &[u8] = b"-----BEGIN ";
+    const END: &[u8] = b"-----END ";
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(Reason::Empty);
+    }
+    let damaged = |how: &str| Err(Reason::Damaged(how.to_owned()));
+    let mut is_open = false;
+    let mut is_after = false;
+    for line in bytes.split(|byte| matches!(byte, b'\n' | b'\r')) {
+        let is_begin = line.starts_with(BEGIN);
+        let is_end = line.starts_with(END);
+        let marks = usize::from(is_begin || is_end);
+        if count(line, BEGIN) + count(line, END) != marks {
+            return damaged("a BEGIN or END does not stand at the start of a line");
+        }
+        if marks == 1 {
+            if is_begin == is_open {
+                return damaged("a BEGIN without END, or an END without BEGIN");
+            }
+            is_open = is_begin;
+            is_after = is_end;
+        } else if !is_open && !line.iter().all(u8::is_ascii_whitespace) {
+            is_after = false;
+        }
+    }
+    if is_open {
+        return damaged("the last BEGIN has no END");
+    }
+    if !is_after && contains(bytes, END) {
+        return damaged("there is something after the last END");
+    }
+    <(SectionKind, Vec<u8>)>::pem_slice_iter(bytes)
+        .map(|section| section.map_err(|error| Reason::Damaged(error.to_string())))
+        .collect()
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    count(bytes, part) > 0
+}
+
+fn count(bytes: &[u8], part: &[u8]) -> usize {
+    bytes
+        .windows(part.len())
+        .filter(|window| *window == part)
+        .count()
+}

@@ -1,0 +1,98 @@
+//! What may be the name of a node in a certificate.
+
+/// The most characters of a common name (X.520's `ub-common-name`, RFC 5280 appendix A.1).
+const LONGEST_COMMON_NAME: usize = 64;
+
+/// A name that no node's certificate can have.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum NameError {
+    /// There is none.
+    #[error("the name of a node must not be empty")]
+    Empty,
+    /// It is longer than X.509 allows.
+    #[error(
+        "node name `{name}` has {length} characters; the common name of a certificate has room \
+         for {LONGEST_COMMON_NAME}"
+    )]
+    Long {
+        /// The name.
+        name: String,
+        /// Its characters.
+        length: usize,
+    },
+    /// It is not what Kubernetes takes for the name of a Node.
+    #[error(
+        "`{}` is not the name of a Node: lower-case letters, digits, `-` and `.`, and each part \
+         between dots begins and ends with a letter or digit", name.escape_debug()
+    )]
+    Malformed {
+        /// The name.
+        name: String,
+    },
+}
+
+/// Whether a Node can have this name (a DNS subdomain, RFC 1123) and a certificate can carry it.
+///
+/// # Errors
+///
+/// It can't; the error says why.
+pub fn check_node_name(name: &str) -> Result<(), NameError> {
+    if name.is_empty() {
+        return Err(NameError::Empty);
+    }
+    if !name.split('.').all(is_label) {
+        return Err(NameError::Malformed {
+            name: name.to_owned(),
+        });
+    }
+    // Every character of it is a byte.
+    if name.len() > LONGEST_COMMON_NAME {
+        return Err(NameError::Long {
+            name: name.to_owned(),
+            length: name.len(),
+        });
+    }
+    Ok(())
+}
+
+fn is_label(label: &str) -> bool {
+    let is_inner = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    !label.is_empty()
+        && label.bytes().all(is_inner)
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_nodes_are_those_that_kubernetes_takes() {
+        for name in ["a", "edge-1", "7", "edge-1.site.example", "a--b"] {
+            assert_eq!(check_node_name(name), Ok(()), "{name}");
+        }
+        for name in [
+            "Edge", "-a", "a-", "a..b", ".a", "a.", "a_b", "a b", "ä", "a\n", "*",
+        ] {
+            let refused = check_node_name(name);
+            assert!(
+                matches!(refused, Err(NameError::Malformed { .. })),
+                "{name:?}: {refused:?}"
+            );
+        }
+        assert_eq!(check_node_name(""), Err(NameError::Empty));
+    }
+
+    #[test]
+    fn a_name_longer_than_a_common_name_is_refused_with_both_lengths() {
+        let longest = "a".repeat(64);
+        let longer = "a".repeat(65);
+
+        let refused = check_node_name(&longer).expect_err("too long").to_string();
+
+        assert_eq!(check_node_name(&longest), Ok(()));
+        assert!(refused.contains("has 65 characters"), "{refused}");
+        assert!(refused.contains("room for 64"), "{refused}");
+    }
+}

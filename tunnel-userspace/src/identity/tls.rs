@@ -1,0 +1,316 @@
+//! Both ends' TLS, made from one verified set of files.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use rustls::{
+    CertificateError, ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig,
+    client::{Resumption, WebPkiServerVerifier, danger::ServerCertVerifier as _},
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::{CertifiedKey, SingleCertAndKey},
+    version::TLS13,
+};
+
+use super::{
+    ALPN, Files, GATEWAY_NAME, Reason, Rejected, Role,
+    certificate::Facts,
+    files::{self, Contents, reject},
+};
+
+/// Both ends' TLS settings, made from one verified set of files: TLS 1.3 and nothing older, mutual,
+/// [`ALPN`] named, no session resumed.
+pub struct Identity {
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    name: String,
+    from: Timestamp,
+    expires: Timestamp,
+    ca_expires: Timestamp,
+    revisit: Timestamp,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity")
+            .field("name", &self.name)
+            .field("expires", &self.expires)
+            .field("ca_expires", &self.ca_expires)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// The gateway's end. It demands a certificate that the CA issued to a client; who that is,
+    /// [`super::agent_of`] tells.
+    #[must_use]
+    pub const fn server(&self) -> &Arc<ServerConfig> {
+        &self.server
+    }
+
+    /// The agent's end. It demands a certificate that the CA issued to a server with the name it
+    /// asks for, which is [`Self::gateway_name`].
+    #[must_use]
+    pub const fn client(&self) -> &Arc<ClientConfig> {
+        &self.client
+    }
+
+    /// The name that an agent asks for, whatever address it dials.
+    #[must_use]
+    pub fn gateway_name() -> ServerName<'static> {
+        // A test shows that this is a name; no certificate is for the unspecified address.
+        let nobody = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| nobody())
+    }
+
+    /// When the certificate of this end expires.
+    #[must_use]
+    pub const fn expires(&self) -> Timestamp {
+        self.expires
+    }
+
+    /// When the first of the trusted authorities expires.
+    #[must_use]
+    pub const fn ca_expires(&self) -> Timestamp {
+        self.ca_expires
+    }
+
+    /// The common name of this end.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// When the certificate of this end became valid.
+    pub(super) const fn from(&self) -> Timestamp {
+        self.from
+    }
+
+    /// The next moment at which the same files mean something else.
+    pub(super) const fn revisit(&self) -> Timestamp {
+        self.revisit
+    }
+
+    /// Verifies the contents of the files as a whole, as they are to be judged at `now`.
+    pub(super) fn verified(
+        files: &Files,
+        contents: &Contents,
+        role: Role,
+        now: Timestamp,
+    ) -> Result<Self, Rejected> {
+        let authorities = files::certificates(&files.ca, &contents.ca)?;
+        let chain = files::certificates(&files.cert, &contents.cert)?;
+        let key = files::key(&files.key, &contents.key)?;
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let trust = trusted(files, authorities, now)?;
+        let Some((_, facts)) = chain.first() else {
+            return Err(reject(&files.cert, Reason::NoCertificate));
+        };
+        let facts = facts.clone();
+        let (name, until) = fit(files, &facts, role, now)?;
+        let chain: Vec<_> = chain.into_iter().map(|(der, _)| der).collect();
+        let certified = certified(files, chain, key, &provider)?;
+        let verifiers = Verifiers::new(&trust.roots, &provider)
+            .map_err(|error| reject(&files.ca, Reason::Refused(error)))?;
+        verifiers
+            .verify(&certified.cert, role, now)
+            .map_err(|error| reject(&files.cert, chain_reason(&error, &facts)))?;
+        let failed = |error: Error| reject(&files.cert, Reason::Refused(error.to_string()));
+        let resolver = Arc::new(SingleCertAndKey::from(certified));
+        Ok(Self {
+            server: Arc::new(server(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?),
+            client: Arc::new(client(&provider, &verifiers, resolver).map_err(failed)?),
+            name,
+            from: facts.from,
+            expires: facts.until,
+            ca_expires: trust.expires,
+            revisit: trust.revisit.min(until),
+        })
+    }
+}
+
+/// The authorities that are valid now.
+struct Trust {
+    roots: Arc<RootCertStore>,
+    expires: Timestamp,
+    revisit: Timestamp,
+}
+
+fn trusted(
+    files: &Files,
+    authorities: Vec<(CertificateDer<'static>, Facts)>,
+    now: Timestamp,
+) -> Result<Trust, Rejected> {
+    let mut roots = RootCertStore::empty();
+    let mut expires = Timestamp::MAX;
+    let mut revisit = Timestamp::MAX;
+    let mut out_of_date = None;
+    for (der, facts) in authorities {
+        if !facts.is_authority {
+            return Err(reject(&files.ca, Reason::NotAuthority(facts.subject)));
+        }
+        match validity(&facts, now) {
+            Ok(until) => {
+                roots
+                    .add(der)
+                    .map_err(|error| reject(&files.ca, Reason::Damaged(error.to_string())))?;
+                expires = expires.min(facts.until);
+                revisit = revisit.min(until);
+            }
+            Err(reason) => {
+                if let Reason::NotYetValid(from) = reason {
+                    revisit = revisit.min(from);
+                }
+                out_of_date.get_or_insert(reason);
+            }
+        }
+    }
+    match out_of_date {
+        Some(reason) if roots.is_empty() => Err(reject(&files.ca, reason)),
+        _ => Ok(Trust {
+            roots: Arc::new(roots),
+            expires,
+            revisit,
+        }),
+    }
+}
+
+/// The first second in which a certificate that is valid now is so no more.
+fn validity(facts: &Facts, now: Timestamp) -> Result<Timestamp, Reason> {
+    if now < facts.from {
+        return Err(Reason::NotYetValid(facts.from));
+    }
+    // Both bounds are inclusive, in seconds (RFC 5280 section 4.1.2.5).
+    let after = facts.until.as_second().saturating_add(1);
+    if now.as_second() >= after {
+        return Err(Reason::Expired(facts.until));
+    }
+    Ok(Timestamp::from_second(after).unwrap_or(Timestamp::MAX))
+}
+
+/// Checks that a certificate is valid, and that end's; gives its common name.
+fn fit(
+    files: &Files,
+    facts: &Facts,
+    role: Role,
+    now: Timestamp,
+) -> Result<(String, Timestamp), Rejected> {
+    let failed = |reason| reject(&files.cert, reason);
+    let until = validity(facts, now).map_err(failed)?;
+    let is = facts.role().map_err(|why| failed(Reason::Unfit(why)))?;
+    if is != role {
+        return Err(failed(Reason::OtherRole { is, wanted: role }));
+    }
+    let name = facts.name(role).map_err(|why| failed(Reason::Unfit(why)))?;
+    Ok((name.to_owned(), until))
+}
+
+fn certified(
+    files: &Files,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, Rejected> {
+    CertifiedKey::from_der(chain, key, provider).map_err(|error| {
+        let is_other = error == Error::InconsistentKeys(InconsistentKeys::KeyMismatch);
+        let reason = if is_other {
+            Reason::OtherKey
+        } else {
+            Reason::KeyRefused(error.to_string())
+        };
+        reject(&files.key, reason)
+    })
+}
+
+/// What either end asks of the other's certificate, at each handshake, with the time of that.
+struct Verifiers {
+    of_clients: Arc<dyn ClientCertVerifier>,
+    of_servers: Arc<WebPkiServerVerifier>,
+}
+
+impl Verifiers {
+    fn new(roots: &Arc<RootCertStore>, provider: &Arc<CryptoProvider>) -> Result<Self, String> {
+        let clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider));
+        let servers =
+            WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider));
+        Ok(Self {
+            of_clients: clients.build().map_err(|error| error.to_string())?,
+            of_servers: servers.build().map_err(|error| error.to_string())?,
+        })
+    }
+
+    /// Verifies the own certificate just as the other end will.
+    fn verify(
+        &self,
+        chain: &[CertificateDer<'static>],
+        role: Role,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let Some((leaf, between)) = chain.split_first() else {
+            return Err(Error::NoCertificatesPresented);
+        };
+        let seconds = u64::try_from(now.as_second()).unwrap_or_default();
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        match role {
+            Role::Agent => {
+                self.of_clients.verify_client_cert(leaf, between, now)?;
+            }
+            Role::Gateway => {
+                let name = Identity::gateway_name();
+                self.of_servers
+                    .verify_server_cert(leaf, between, &name, &[], now)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn chain_reason(error: &Error, facts: &Facts) -> Reason {
+    let is_other = matches!(
+        error,
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
+    );
+    if is_other {
+        let issuer = facts.issuer.clone();
+        Reason::OtherAuthority { issuer }
+    } else {
+        Reason::Refused(error.to_string())
+    }
+}
+
+fn server(
+    provider: &Arc<CryptoProvider>,
+    verifiers: &Verifiers,
+    resolver: Arc<SingleCertAndKey>,
+) -> Result<ServerConfig, Error> {
+    let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(Arc::clone(&verifiers.of_clients))
+        .with_cert_resolver(resolver);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // A resumed session would outlive the trust in the certificate that began it.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+fn client(
+    provider: &Arc<CryptoProvider>,
+    verifiers: &Verifiers,
+    resolver: Arc<SingleCertAndKey>,
+) -> Result<ClientConfig, Error> {
+    let mut config = ClientConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_webpki_verifier(Arc::clone(&verifiers.of_servers))
+        .with_client_cert_resolver(resolver);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}

@@ -1,6 +1,7 @@
 //! The command line: what is asked for, and the looks at a daemon that runs. The roles themselves
 //! are `app`'s.
 
+mod ca;
 mod services;
 mod status;
 mod table;
@@ -13,9 +14,11 @@ use std::{
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::de::DeserializeOwned;
 
+pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
 use crate::{
     admin::{self, AskError},
     config::{Config, ConfigError},
+    identity::ca::CaError,
 };
 
 /// Where the config is looked for.
@@ -38,6 +41,12 @@ pub enum Command {
     Node(NodeArgs),
     /// Remove every program, map and file that a node with this config made.
     Cleanup(ConfigArgs),
+    /// Make the certificates of the tunnel's ends, with a CA of their own.
+    Ca {
+        /// What to do.
+        #[command(subcommand)]
+        command: CaCommand,
+    },
     /// A look.
     #[command(flatten)]
     Look(Look),
@@ -131,6 +140,9 @@ pub enum LookError {
     /// The daemon gave an answer that this command does not understand.
     #[error("the daemon answers in a way that this culvert does not know; is it another version?")]
     Answer(#[source] serde_json::Error),
+    /// A certificate can't be shown.
+    #[error(transparent)]
+    Ca(#[from] CaError),
     /// The answer could not be had or printed.
     #[error("cannot show the answer")]
     Show(#[from] io::Error),

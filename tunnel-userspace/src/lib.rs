@@ -13,6 +13,7 @@
 //! - [`identity`]: certificates of gateways and agents: the CA that makes them, the store that
 //!   watches them, and TLS made from them
 //! - [`admin`]: status, metrics, health
+//! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
 //! - [`tasks`], [`drain`], [`clock`], [`telemetry`]: tasks with an owner; the wish to stop; the
 //!   monotonic clock; logs
 pub mod admin;
@@ -31,3 +32,4 @@ pub mod reconcile;
 pub mod source;
 pub mod tasks;
 pub mod telemetry;
+pub mod tunnel;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tunnel_userspace::{
     app,
-    cli::{self, Cli, Command, LogFormat, NodeArgs},
+    cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs},
     config::Config,
     telemetry,
 };
@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Node(args) => node(&args),
         Command::Cleanup(args) => cleanup(&args),
+        Command::Ca { command } => ca(&command),
         Command::Look(look) => look.run().map_err(Into::into),
     };
     match done {
@@ -39,6 +40,20 @@ fn node(args: &NodeArgs) -> Result<()> {
 
 fn cleanup(args: &cli::ConfigArgs) -> Result<()> {
     let lines = app::cleanup(&Config::read(&args.config)?)?;
+    Ok(cli::print(&lines.join("\n"))?)
+}
+
+fn ca(command: &CaCommand) -> Result<()> {
+    let lines = match command {
+        CaCommand::Init(args) => app::ca_init(&args.dir, args.days)?,
+        CaCommand::Issue {
+            whom: CaIssue::Gateway(args),
+        } => app::ca_issue_gateway(&args.dir, args.out.as_deref(), args.days)?,
+        CaCommand::Issue {
+            whom: CaIssue::Agent { node, args },
+        } => app::ca_issue_agent(&args.dir, node, args.out.as_deref(), args.days)?,
+        CaCommand::Show(args) => return Ok(args.run()?),
+    };
     Ok(cli::print(&lines.join("\n"))?)
 }
 

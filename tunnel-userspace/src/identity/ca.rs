@@ -55,7 +55,7 @@ pub enum CaError {
         days: u32,
     },
     /// A file of the CA, or what it would issue, is no good.
-    #[error("cannot use the CA")]
+    #[error(transparent)]
     Rejected(#[from] Rejected),
     /// None of the CA's certificates belongs to its key.
     #[error("{}: no certificate in it belongs to the key {}", cert.display(), key.display())]
@@ -277,3 +277,6 @@ const fn check_days(days: u32) -> Result<(), CaError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

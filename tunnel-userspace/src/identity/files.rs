@@ -9,7 +9,7 @@ use std::{
 
 use rustls::pki_types::{
     CertificateDer, PrivateKeyDer,
-    pem::{PemObject as _, SectionKind},
+    pem::{self, PemObject as _, SectionKind},
 };
 
 use super::{Files, Reason, Rejected, certificate::Facts};
@@ -129,11 +129,12 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
     let mut is_open = false;
     let mut is_after = false;
     for line in bytes.split(|byte| matches!(byte, b'\n' | b'\r')) {
-        let is_begin = line.starts_with(BEGIN);
-        let is_end = line.starts_with(END);
+        let is_whole = line.trim_ascii_end().ends_with(b"-----");
+        let is_begin = is_whole && line.starts_with(BEGIN);
+        let is_end = is_whole && line.starts_with(END);
         let marks = usize::from(is_begin || is_end);
         if count(line, BEGIN) + count(line, END) != marks {
-            return damaged("a BEGIN or END does not stand at the start of a line");
+            return damaged("a BEGIN or END is not a line of its own, and whole");
         }
         if marks == 1 {
             if is_begin == is_open {
@@ -152,8 +153,16 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
         return damaged("there is something after the last END");
     }
     <(SectionKind, Vec<u8>)>::pem_slice_iter(bytes)
-        .map(|section| section.map_err(|error| Reason::Damaged(error.to_string())))
+        .map(|section| section.map_err(|error| Reason::Damaged(told(&error))))
         .collect()
+}
+
+fn told(error: &pem::Error) -> String {
+    if matches!(error, pem::Error::MissingSectionEnd { .. }) {
+        "a BEGIN and its END differ".to_owned()
+    } else {
+        error.to_string()
+    }
 }
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {

@@ -13,7 +13,6 @@ pub struct Rejected {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
-    #[source]
     pub reason: Reason,
 }
 
@@ -65,8 +64,6 @@ pub enum Reason {
     /// TLS refuses it.
     Refused(String),
 }
-
-impl std::error::Error for Reason {}
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -93,8 +93,6 @@ impl Store {
     }
 
     fn open_at(files: Files, role: Role, now: Timestamp) -> (Self, Receiver) {
-        let (identity, current) = watch::channel(None);
-        let (state, states) = watch::channel(State::default());
         let found = Contents::read(&files);
         let mut store = Self {
             files,
@@ -102,13 +100,14 @@ impl Store {
             // As if it had been seen before: nothing is in use that could be waited with.
             seen: found.as_ref().map_err(Rejected::to_string).cloned(),
             is_good: false,
-            identity,
-            state,
+            identity: watch::Sender::new(None),
+            state: watch::Sender::new(State::default()),
         };
         store.take(found, now);
+        // What is in use by now is no change.
         let receiver = Receiver {
-            identity: current,
-            state: states,
+            identity: store.identity.subscribe(),
+            state: store.state.subscribe(),
         };
         (store, receiver)
     }

@@ -59,14 +59,14 @@ pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> 
 }
 
 /// A file beside its place; removed if it does not come there.
-struct Draft {
+pub(super) struct Draft {
     place: PathBuf,
     path: PathBuf,
     is_put: bool,
 }
 
 impl Draft {
-    fn write(place: &Path, bytes: &[u8], mode: u32) -> Result<Self, CaError> {
+    pub(super) fn write(place: &Path, bytes: &[u8], mode: u32) -> Result<Self, CaError> {
         let failed = |source| io_error("write", place, source);
         let mut name = OsString::from(".");
         name.push(place.file_name().unwrap_or_default());
@@ -93,7 +93,7 @@ impl Draft {
         Ok(draft)
     }
 
-    fn put(mut self) -> Result<(), CaError> {
+    pub(super) fn put(mut self) -> Result<(), CaError> {
         let failed = |source| io_error("write", &self.place, source);
         fs::rename(&self.path, &self.place).map_err(failed)?;
         let folder = self.place.parent().filter(|it| !it.as_os_str().is_empty());

@@ -128,3 +128,17 @@ fn fingerprint(der: &CertificateDer<'_>) -> String {
     let digits = digest.as_ref().iter();
     digits.map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_sha_256() {
+        // FIPS 180-2, appendix B.1.
+        assert_eq!(
+            fingerprint(&CertificateDer::from(b"abc".to_vec())),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+}

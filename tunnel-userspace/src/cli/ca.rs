@@ -1,0 +1,190 @@
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+
+use super::{LookError, Output, print, table};
+use crate::identity::ca::{self, CA_DAYS, DAYS, Kind, View};
+
+/// Where the CA is looked for.
+const DEFAULT_DIR: &str = "/etc/culvert/ca";
+
+/// What to do with the CA.
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// Make a CA. One that is there is never overwritten.
+    Init(CaInit),
+    /// Issue a certificate with its key; issued again, it replaces both.
+    Issue {
+        /// Whose.
+        #[command(subcommand)]
+        whom: CaIssue,
+    },
+    /// Show certificates.
+    Show(CaShow),
+}
+
+/// How a CA is made.
+#[derive(Debug, Args)]
+pub struct CaInit {
+    /// The folder of the CA.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
+    pub dir: PathBuf,
+    /// How many days it is valid.
+    #[arg(long, value_name = "N", default_value_t = CA_DAYS)]
+    pub days: u32,
+}
+
+/// Whose certificate is issued.
+#[derive(Debug, Subcommand)]
+pub enum CaIssue {
+    /// That of gateways, into `gateway` in the CA's folder.
+    Gateway(IssueArgs),
+    /// That of a node's agent, into `agents/NODE` in the CA's folder.
+    Agent {
+        /// The name of the Node.
+        #[arg(long, value_name = "NODE")]
+        node: String,
+        /// How.
+        #[command(flatten)]
+        args: IssueArgs,
+    },
+}
+
+/// How a certificate is issued.
+#[derive(Debug, Args)]
+pub struct IssueArgs {
+    /// The folder of the CA.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
+    pub dir: PathBuf,
+    /// The folder that ca.pem, cert.pem and key.pem are written to.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// How many days the certificate is valid; no longer than the CA.
+    #[arg(long, value_name = "N", default_value_t = DAYS)]
+    pub days: u32,
+}
+
+/// Which certificates are shown.
+#[derive(Debug, Args)]
+pub struct CaShow {
+    /// Files of certificates.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The folder of a CA, without files: its certificate, and what it issued there.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, conflicts_with = "files")]
+    dir: PathBuf,
+    /// How the answer looks.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
+    output: Output,
+}
+
+impl CaShow {
+    /// Reads the certificates, and prints what they say.
+    ///
+    /// # Errors
+    ///
+    /// One can't be read, or they can't be printed.
+    pub fn run(&self) -> Result<(), LookError> {
+        let files = if self.files.is_empty() {
+            ca::issued(&self.dir)?
+        } else {
+            self.files.clone()
+        };
+        let now = Timestamp::now();
+        let mut views = Vec::new();
+        for file in files {
+            views.extend(ca::show(&file, now)?);
+        }
+        match self.output {
+            Output::Json => {
+                let json = serde_json::to_string_pretty(&views).map_err(std::io::Error::from)?;
+                print(&json)?;
+            }
+            Output::Table => print(&render(&views, now))?,
+        }
+        Ok(())
+    }
+}
+
+fn render(views: &[View], now: Timestamp) -> String {
+    let row = |view: &View| {
+        vec![
+            role(view.role).to_owned(),
+            view.node.clone().unwrap_or_else(|| "-".to_owned()),
+            left(view, now),
+            view.from.to_string(),
+            view.until.to_string(),
+            view.subject.clone(),
+            view.issuer.clone(),
+            view.file.display().to_string(),
+            view.fingerprint.clone(),
+        ]
+    };
+    let rows: Vec<_> = views.iter().map(row).collect();
+    let head = [
+        "ROLE", "NODE", "LEFT", "FROM", "UNTIL", "SUBJECT", "ISSUER", "FILE", "SHA-256",
+    ];
+    table::render(&head, &rows)
+}
+
+const fn role(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Ca => "ca",
+        Kind::Gateway => "gateway",
+        Kind::Agent => "agent",
+        Kind::Other => "other",
+    }
+}
+
+fn left(view: &View, now: Timestamp) -> String {
+    if now < view.from {
+        return "not valid yet".to_owned();
+    }
+    match view.days_left {
+        ..=-1 => "expired".to_owned(),
+        1 => "1 day".to_owned(),
+        days => format!("{days} days"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_are_shown_one_a_line_with_what_is_left() {
+        let from: Timestamp = "2026-03-01T00:00:00Z".parse().expect("a time");
+        let view = |role, node: Option<&str>, days_left| View {
+            file: "a.pem".into(),
+            role,
+            node: node.map(str::to_owned),
+            subject: "S".to_owned(),
+            issuer: "I".to_owned(),
+            from,
+            until: from,
+            days_left,
+            fingerprint: "F".to_owned(),
+        };
+        let views = [
+            view(Kind::Ca, None, 3650),
+            view(Kind::Agent, Some("edge-1"), 1),
+            view(Kind::Gateway, None, -1),
+        ];
+
+        let shown = render(&views, from);
+
+        let starts: Vec<_> = shown.lines().map(|line| &line[..33]).collect();
+        assert_eq!(
+            starts,
+            [
+                "ROLE      NODE     LEFT        FR",
+                "ca        -        3650 days   20",
+                "agent     edge-1   1 day       20",
+                "gateway   -        expired     20",
+            ]
+        );
+        let early = render(&views[..1], "2026-02-28T23:59:59Z".parse().expect("a time"));
+        assert!(early.contains("not valid yet"), "{early}");
+    }
+}

@@ -1,0 +1,357 @@
+//! What makes a set of files good, and what each bad one is refused with.
+
+use std::{fs, os::unix::fs::symlink};
+
+use jiff::Timestamp;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+
+use super::{Site, copy, days, refusal, verified};
+use crate::identity::{Files, Role, agent_of, ca, files};
+
+fn then() -> Timestamp {
+    "2026-03-01T12:00:00Z".parse().expect("a time")
+}
+
+#[test]
+fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
+    let site = Site::at(then());
+    let (gateway, agent) = (site.gateway(), site.agent("edge-1"));
+
+    let good = verified(&agent, Role::Agent, then()).expect("good");
+    assert_eq!(good.name(), "edge-1");
+    assert_eq!(good.expires(), then() + days(365));
+    assert_eq!(good.ca_expires(), then() + days(3650));
+    let good = verified(&gateway, Role::Gateway, then()).expect("good");
+    assert_eq!(good.name(), "gateway");
+
+    assert_eq!(
+        refusal(&agent, Role::Gateway, then()),
+        "cert.pem: is the certificate of an agent, not of a gateway"
+    );
+    assert_eq!(
+        refusal(&gateway, Role::Agent, then()),
+        "cert.pem: is the certificate of a gateway, not of an agent"
+    );
+}
+
+#[test]
+fn an_expired_certificate_is_refused_with_the_date_to_the_second() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    let second = jiff::SignedDuration::from_secs(1);
+
+    verified(&agent, Role::Agent, then() + days(365)).expect("its last second");
+    assert_eq!(
+        refusal(&agent, Role::Agent, then() + days(365) + second),
+        "cert.pem: expired on 2027-03-01T12:00:00Z"
+    );
+}
+
+#[test]
+fn a_certificate_is_valid_an_hour_before_it_was_issued_and_no_sooner() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    let hour = jiff::SignedDuration::from_hours(1);
+    let second = jiff::SignedDuration::from_secs(1);
+
+    verified(&agent, Role::Agent, then() - hour).expect("an hour before");
+    assert!(
+        refusal(&agent, Role::Agent, then() - hour - second)
+            .ends_with("ca.pem: is not valid before 2026-03-01T11:00:00Z")
+    );
+
+    let later = ca::issue_agent(site.dir.path(), "edge-2", None, 1, then() + days(9));
+    assert_eq!(
+        refusal(&later.expect("issued").files, Role::Agent, then()),
+        "cert.pem: is not valid before 2026-03-10T11:00:00Z"
+    );
+}
+
+#[test]
+fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
+    let old = Site::at(then() - days(3651));
+    let new = Site::at(then());
+    let agent = new.agent("edge-1");
+    let both = [old.path("ca.pem"), new.path("ca.pem")]
+        .map(|path| fs::read_to_string(path).expect("a CA"))
+        .concat();
+
+    copy(&old.path("ca.pem"), &agent.ca);
+    assert_eq!(
+        refusal(&agent, Role::Agent, then()),
+        "ca.pem: expired on 2026-02-28T12:00:00Z"
+    );
+
+    fs::write(&agent.ca, both).expect("written");
+    let good = verified(&agent, Role::Agent, then()).expect("one of them is valid");
+    assert_eq!(good.ca_expires(), then() + days(3650));
+}
+
+#[test]
+fn a_certificate_of_another_ca_is_refused_with_its_issuer() {
+    let (site, other) = (Site::at(then()), Site::at(then()));
+    let agent = site.agent("edge-1");
+    copy(&other.path("ca.pem"), &agent.ca);
+
+    let refused = refusal(&agent, Role::Agent, then());
+
+    assert!(
+        refused.starts_with("cert.pem: was issued by another CA: O=culvert, CN=culvert CA "),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_ca_of_the_same_name_with_another_key_is_another_ca() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let agent = forged(&dir, "edge-1", &[ExtendedKeyUsagePurpose::ClientAuth]);
+    let twin = tempfile::tempdir().expect("a folder");
+    forged(&twin, "edge-1", &[ExtendedKeyUsagePurpose::ClientAuth]);
+
+    verified(&agent, Role::Agent, then()).expect("good by itself");
+    copy(&twin.path().join("ca.pem"), &agent.ca);
+
+    assert_eq!(
+        refusal(&agent, Role::Agent, then()),
+        "cert.pem: was issued by another CA: CN=foreign"
+    );
+}
+
+#[test]
+fn a_key_of_another_certificate_is_refused() {
+    let site = Site::at(then());
+    let (one, two) = (site.agent("edge-1"), site.agent("edge-2"));
+    copy(&two.key, &one.key);
+
+    assert_eq!(
+        refusal(&one, Role::Agent, then()),
+        "key.pem: does not belong to the certificate"
+    );
+}
+
+#[test]
+fn swapped_files_are_told_by_what_they_lack() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    let with = |ca, cert, key| Files { ca, cert, key };
+    let Files { ca, cert, key } = agent;
+
+    let swapped = with(ca.clone(), key.clone(), cert.clone());
+    assert_eq!(
+        refusal(&swapped, Role::Agent, then()),
+        "key.pem: has no certificate in it"
+    );
+    let swapped = with(cert.clone(), cert.clone(), key.clone());
+    assert_eq!(
+        refusal(&swapped, Role::Agent, then()),
+        "cert.pem: has a certificate that is not an authority's: O=culvert:agents, CN=edge-1"
+    );
+    let swapped = with(ca.clone(), ca.clone(), key);
+    assert!(
+        refusal(&swapped, Role::Agent, then()).starts_with("ca.pem: can't be used: its subject, "),
+    );
+    let swapped = with(ca, cert.clone(), cert);
+    assert_eq!(
+        refusal(&swapped, Role::Agent, then()),
+        "cert.pem: has no private key in it"
+    );
+}
+
+#[test]
+fn damaged_files_are_named_with_how() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    let good = fs::read_to_string(&agent.cert).expect("text");
+    let lines: Vec<&str> = good.lines().collect();
+    let without_end = lines[..lines.len() - 1].join("\n");
+    let cut = &good[..good.len() / 2];
+    let torn = good.replacen(lines[2], &lines[2][..12], 1);
+    let glued = format!("{}{}", good.trim_end(), good);
+    let twice = format!("{good}{cut}");
+    let trailing = format!("{good}garbage\n");
+    let no_base64 = good.replacen(&lines[2][..4], "!!!!", 1);
+    for (content, how) in [
+        ("", "is empty"),
+        (" \n\n", "is empty"),
+        ("no PEM\n", "has no certificate in it"),
+        (cut, "is damaged: the last BEGIN has no END"),
+        (&without_end, "is damaged: the last BEGIN has no END"),
+        (&twice, "is damaged: the last BEGIN has no END"),
+        (&torn, "is damaged: not a certificate: "),
+        (&no_base64, "is damaged: base64 decode error: "),
+        (
+            &glued,
+            "is damaged: a BEGIN or END is not a line of its own, and whole",
+        ),
+        (
+            &trailing,
+            "is damaged: there is something after the last END",
+        ),
+    ] {
+        fs::write(&agent.cert, content).expect("written");
+
+        let refused = refusal(&agent, Role::Agent, then());
+
+        assert!(
+            refused.starts_with(&format!("cert.pem: {how}")),
+            "{refused}"
+        );
+    }
+
+    let told = format!("Certificate:\n  Data: what openssl x509 -text prints\n{good}\n\n");
+    fs::write(&agent.cert, told).expect("written");
+    verified(&agent, Role::Agent, then()).expect("text before a section is no damage");
+    fs::write(&agent.cert, good.replace('\n', "\r\n")).expect("written");
+    verified(&agent, Role::Agent, then()).expect("nor are the line ends of Windows");
+}
+
+#[test]
+fn bytes_after_the_certificate_in_its_section_are_damage() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    let (bytes, _) = files::read(&agent.cert).expect("read");
+    let mut chain = files::certificates(&agent.cert, &bytes).expect("certificates");
+    let mut der = chain.remove(0).0.to_vec();
+    der.push(0);
+
+    let facts = crate::identity::certificate::Facts::read(&der.into());
+
+    assert_eq!(
+        facts.expect_err("damaged"),
+        "there are bytes after the certificate"
+    );
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_told_apart() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    let good = fs::read_to_string(&agent.key).expect("text");
+    let renamed = good.replace("END PRIVATE", "END RSA PRIVATE");
+    let encrypted = good.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+    let twice = good.repeat(2);
+    let hollow = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n";
+    for (content, reason) in [
+        ("", "is empty"),
+        (&*encrypted, "is encrypted; the key must be plain"),
+        (&*twice, "has more than one private key in it"),
+        (&*renamed, "is damaged: a BEGIN and its END differ"),
+        (hollow, "has a key that can't be used: "),
+        (
+            &good[..good.len() - 9],
+            "is damaged: a BEGIN or END is not a line of its own, and whole",
+        ),
+    ] {
+        fs::write(&agent.key, content).expect("written");
+
+        let refused = refusal(&agent, Role::Agent, then());
+
+        assert!(
+            refused.starts_with(&format!("key.pem: {reason}")),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_file_or_too_large_is_refused_without_waiting() {
+    let site = Site::at(then());
+    let agent = site.agent("edge-1");
+    fs::remove_file(&agent.key).expect("removed");
+    let refused = || refusal(&agent, Role::Agent, then());
+
+    assert!(refused().starts_with("key.pem: cannot be read: No such file"));
+    let mode = nix::sys::stat::Mode::S_IRUSR;
+    nix::unistd::mkfifo(&agent.key, mode).expect("a pipe");
+    assert_eq!(refused(), "key.pem: is not a file");
+    fs::remove_file(&agent.key).expect("removed");
+    symlink("/dev/zero", &agent.key).expect("linked");
+    assert_eq!(refused(), "key.pem: is not a file");
+    fs::remove_file(&agent.key).expect("removed");
+    fs::write(&agent.key, vec![b'\n'; (1 << 20) + 1]).expect("written");
+    assert!(refused().starts_with("key.pem: is too large"));
+}
+
+/// The certificate of an agent, as another CA than ours might make it.
+fn forged(dir: &tempfile::TempDir, common_name: &str, usages: &[ExtendedKeyUsagePurpose]) -> Files {
+    let from = rcgen::date_time_ymd(2026, 1, 1);
+    let until = rcgen::date_time_ymd(2027, 1, 1);
+    let ca_key = KeyPair::generate().expect("a key");
+    let mut ca = CertificateParams::default();
+    (ca.not_before, ca.not_after) = (from, until);
+    ca.distinguished_name = rcgen::DistinguishedName::new();
+    ca.distinguished_name.push(DnType::CommonName, "foreign");
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca_cert = ca.self_signed(&ca_key).expect("a CA");
+    let key = KeyPair::generate().expect("a key");
+    let mut leaf = CertificateParams::default();
+    (leaf.not_before, leaf.not_after) = (from, until);
+    leaf.distinguished_name = rcgen::DistinguishedName::new();
+    for (kind, value) in [
+        (DnType::OrganizationName, "culvert:agents"),
+        (DnType::CommonName, common_name),
+    ] {
+        leaf.distinguished_name.push(kind, value);
+    }
+    leaf.extended_key_usages = usages.to_vec();
+    let issuer = Issuer::from_params(&ca, &ca_key);
+    let cert = leaf.signed_by(&key, &issuer).expect("a certificate");
+    let files = Files {
+        ca: dir.path().join("ca.pem"),
+        cert: dir.path().join("cert.pem"),
+        key: dir.path().join("key.pem"),
+    };
+    fs::write(&files.ca, ca_cert.pem()).expect("written");
+    fs::write(&files.cert, cert.pem()).expect("written");
+    fs::write(&files.key, key.serialize_pem()).expect("written");
+    files
+}
+
+#[test]
+fn a_certificate_for_more_or_less_than_its_role_is_refused() {
+    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    for usages in [&[][..], &[ServerAuth], &[ClientAuth, ServerAuth]] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let agent = forged(&dir, "edge-1", usages);
+
+        let refused = refusal(&agent, Role::Agent, then());
+
+        assert!(
+            refused.ends_with("its extended key usage must be that of a client, and no server"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn a_peer_is_named_by_its_certificate_and_refused_if_that_names_no_node() {
+    let leaf = |files: &Files| {
+        let (bytes, _) = files::read(&files.cert).expect("read");
+        files::certificates(&files.cert, &bytes)
+            .expect("certificates")
+            .remove(0)
+            .0
+    };
+    let site = Site::at(then());
+    let dir = tempfile::tempdir().expect("a folder");
+
+    let peer = agent_of(&leaf(&site.agent("edge-1.site"))).expect("an agent");
+    assert_eq!(&*peer.node, "edge-1.site");
+    assert_eq!(peer.expires, then() + days(365));
+
+    let refused = agent_of(&leaf(&site.gateway())).expect_err("a gateway");
+    assert_eq!(
+        refused.to_string(),
+        "not the certificate of an agent: it is a gateway's"
+    );
+    let client = [ExtendedKeyUsagePurpose::ClientAuth];
+    for name in ["Edge_1", "", "a/b", "edge-1\u{0}", "x\u{1b}[2J"] {
+        let forged = leaf(&forged(&dir, name, &client));
+        let refused = agent_of(&forged).expect_err("no node").to_string();
+        assert!(!refused.contains(char::is_control), "{refused:?}");
+    }
+    let forged = leaf(&forged(&dir, "edge-1", &[]));
+    agent_of(&forged).expect_err("not for a client");
+}

@@ -1,0 +1,219 @@
+//! The end on an edge node: keeps connections to gateways up.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot, watch},
+    task::JoinSet,
+    time::{Instant, interval, sleep},
+};
+use tracing::{info, warn};
+
+use super::{
+    AgentView, ConnectionState, Error, Limits,
+    backoff::Backoff,
+    dial,
+    gateway::chain,
+    link::Traffic,
+    serve::{self, News, Shared},
+    target::AllowList,
+    view::Board,
+};
+use crate::{drain, identity};
+
+/// How often the view is brought up to date.
+const REFRESH: Duration = Duration::from_millis(500);
+/// A session that lived shorter is replaced only after a pause, whatever its gateway said.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Settings of an agent.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The gateways, each as host:port.
+    pub gateways: Vec<String>,
+    /// What may be dialled: `self:PORT`, `localhost:PORT` or `ADDRESS:PORT`.
+    pub allow: Vec<String>,
+    /// Connections to each gateway.
+    pub connections: u8,
+    /// How long a target may take to answer a connect.
+    pub dial_timeout: Duration,
+    /// How many connects to targets may be under way.
+    pub dials: usize,
+    /// Bounds of a session.
+    pub limits: Limits,
+    /// The mark of its sockets.
+    pub mark: Option<u32>,
+}
+
+/// The end on an edge node.
+#[derive(Debug)]
+pub struct Agent {
+    shared: Arc<Shared>,
+    identity: identity::Receiver,
+}
+
+impl Agent {
+    /// Dials nobody yet.
+    ///
+    /// # Errors
+    ///
+    /// If an entry of the allow-list is none.
+    pub fn new(settings: Settings, identity: identity::Receiver) -> Result<Self, Error> {
+        let allow = AllowList::parse(&settings.allow)?;
+        let slots = settings.gateways.iter().flat_map(|gateway| {
+            (0..settings.connections).map(|connection| (gateway.clone(), connection))
+        });
+        let board = Board::new(slots);
+        // It tells one start of the machine from another; without it, there is just less to see.
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let shared = Shared {
+            allow,
+            board,
+            dials: Semaphore::new(settings.dials.min(Semaphore::MAX_PERMITS)),
+            boot: boot.unwrap_or_default().trim().to_owned(),
+            settings,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            identity,
+        })
+    }
+
+    /// What it shows of itself.
+    #[must_use]
+    pub fn view(&self) -> watch::Receiver<Arc<AgentView>> {
+        self.shared.board.subscribe()
+    }
+
+    /// Keeps its connections up until the drain begins; then lets streams go on for a while.
+    pub async fn run(self, mut draining: watch::Receiver<bool>) {
+        let Self { shared, identity } = self;
+        let mut keepers = JoinSet::new();
+        let slots: Vec<_> = shared.board.subscribe().borrow().connections.clone();
+        let mut live: Vec<Option<Arc<Traffic>>> = vec![None; slots.len()];
+        let (carried, mut carries) = mpsc::channel(slots.len().max(1));
+        for (slot, connection) in slots.into_iter().enumerate() {
+            let keeper = Keeper {
+                slot,
+                gateway: connection.gateway,
+                shared: Arc::clone(&shared),
+                identity: identity.clone(),
+                carried: carried.clone(),
+            };
+            keepers.spawn(keeper.keep(draining.clone()));
+        }
+        drop(carried);
+        let mut refresh = interval(REFRESH);
+        loop {
+            tokio::select! {
+                kept = keepers.join_next() => if kept.is_none() { break },
+                Some((slot, traffic)) = carries.recv() => {
+                    if let Some(live) = live.get_mut::<usize>(slot) {
+                        *live = Some(traffic);
+                    }
+                }
+                _ = refresh.tick() => shared.board.refresh(&live),
+            }
+        }
+        shared.board.refresh(&live);
+        // Without a gateway there is nothing to keep.
+        drain::begun(&mut draining).await;
+    }
+}
+
+/// Keeps one connection up.
+struct Keeper {
+    slot: usize,
+    gateway: String,
+    shared: Arc<Shared>,
+    identity: identity::Receiver,
+    carried: mpsc::Sender<(usize, Arc<Traffic>)>,
+}
+
+impl Keeper {
+    async fn keep(self, mut draining: watch::Receiver<bool>) {
+        let mut backoff = Backoff::default();
+        // Sessions whose gateway is about to stop run on beside their replacement.
+        let mut sessions = JoinSet::new();
+        loop {
+            self.show(ConnectionState::Connecting, None, None);
+            let begun = tokio::select! {
+                begun = Box::pin(self.begin()) => begun,
+                () = drain::begun(&mut draining) => break,
+            };
+            let mut is_wanted_at_once = false;
+            match begun {
+                Ok(running) => {
+                    let since = Instant::now();
+                    info!(gateway = self.gateway, "connected");
+                    self.show(ConnectionState::Connected, None, None);
+                    let traffic = Arc::clone(&running.traffic);
+                    if self.carried.send((self.slot, traffic)).await.is_err() {
+                        break;
+                    }
+                    let (tell, mut news) = oneshot::channel();
+                    let session =
+                        serve::run(Arc::clone(&self.shared), running, tell, draining.clone());
+                    sessions.spawn(session);
+                    let news = tokio::select! {
+                        news = &mut news => news,
+                        () = drain::begun(&mut draining) => break,
+                    };
+                    let lived = since.elapsed();
+                    backoff.lived(lived);
+                    match news {
+                        Ok(News::Replace) => {
+                            info!(gateway = self.gateway, "the gateway is about to stop");
+                            is_wanted_at_once = lived >= SHORT;
+                        }
+                        Ok(News::Ended(error)) => self.failed(error),
+                        Err(_) => self.failed("its task failed".to_owned()),
+                    }
+                }
+                Err(error) => self.failed(error),
+            }
+            while sessions.try_join_next().is_some() {}
+            if !is_wanted_at_once {
+                let pause = backoff.pause(fastrand::f64());
+                let next = Timestamp::now().saturating_add(pause);
+                self.show(ConnectionState::Waiting, next.ok(), None);
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    () = drain::begun(&mut draining) => break,
+                }
+            }
+        }
+        self.show(ConnectionState::Draining, None, None);
+        while sessions.join_next().await.is_some() {}
+    }
+
+    async fn begin(&self) -> Result<serve::Running, String> {
+        let mark = self.shared.settings.mark;
+        let carrier = dial::gateway(&self.gateway, mark, &self.identity).await;
+        let carrier = carrier.map_err(|error| chain(&error))?;
+        Box::pin(serve::begin(&self.shared, carrier)).await
+    }
+
+    fn failed(&self, error: String) {
+        warn!(
+            gateway = self.gateway,
+            error, "no connection to the gateway"
+        );
+        self.show(ConnectionState::Waiting, None, Some(error));
+    }
+
+    fn show(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {
+        self.shared.board.change(self.slot, |view| {
+            let was_connected = view.state == ConnectionState::Connected;
+            if was_connected != (state == ConnectionState::Connected) {
+                view.since = Some(Timestamp::now());
+            }
+            view.state = state;
+            view.next_try = next;
+            if error.is_some() {
+                view.last_error = error;
+            }
+        });
+    }
+}

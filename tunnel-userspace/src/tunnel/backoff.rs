@@ -1,0 +1,70 @@
+//! When to dial a gateway again.
+
+use std::time::Duration;
+
+/// The first pause is drawn from up to this.
+const FIRST: Duration = Duration::from_millis(500);
+/// No pause is longer.
+const LONGEST: Duration = Duration::from_secs(30);
+/// A connection that lived this long makes the next failure the first one again.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// How often it failed in a row.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    /// A connection lived that long.
+    pub(super) fn lived(&mut self, time: Duration) {
+        if time >= SETTLED {
+            self.failures = 0;
+        }
+    }
+
+    /// How long to wait now: full jitter, so that agents that were cut off together don't come back
+    /// together. `chance` is from 0 to 1.
+    pub(super) fn pause(&mut self, chance: f64) -> Duration {
+        let most = FIRST
+            .saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX))
+            .min(LONGEST);
+        self.failures = self.failures.saturating_add(1).min(16);
+        most.mul_f64(chance.clamp(0.0, 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_half_a_minute() {
+        let mut backoff = Backoff::default();
+
+        let pauses: Vec<_> = (0..9).map(|_| backoff.pause(1.0).as_millis()).collect();
+
+        assert_eq!(
+            pauses,
+            [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000]
+        );
+        for _ in 0..100 {
+            assert_eq!(backoff.pause(1.0), LONGEST);
+        }
+        assert_eq!(backoff.pause(0.0), Duration::ZERO);
+    }
+
+    #[test]
+    fn only_a_connection_that_lived_a_minute_starts_them_anew() {
+        let mut backoff = Backoff::default();
+        for _ in 0..9 {
+            backoff.pause(1.0);
+        }
+
+        backoff.lived(Duration::from_secs(59));
+        assert_eq!(backoff.pause(1.0), LONGEST);
+
+        backoff.lived(SETTLED);
+        assert_eq!(backoff.pause(1.0), FIRST);
+    }
+}

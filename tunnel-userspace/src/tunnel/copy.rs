@@ -1,0 +1,83 @@
+//! One stream and one TCP connection: the bytes, the ends and the resets of each become those of the
+//! other.
+
+mod down;
+mod up;
+
+use std::task::Poll;
+
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use h2::{RecvStream, SendStream};
+use tokio::{io::Interest, net::TcpStream, pin};
+use tunnel_common::reason::Reason;
+
+use self::{down::Down, up::Up};
+use super::{
+    code::{End, code_of, reason_of, reason_of_error},
+    link::Traffic,
+    socket::closes_in_order,
+};
+
+/// Why a copy stopped before both directions ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Broken {
+    /// The TCP connection was reset, or we have to stop: the other end is to hear of it.
+    Here(Reason),
+    /// The stream was.
+    There(Reason),
+}
+
+/// A stream that was answered.
+pub(super) struct Stream {
+    pub(super) send: SendStream<Bytes>,
+    pub(super) recv: RecvStream,
+    /// Which end the TCP connection is.
+    pub(super) local: End,
+}
+
+/// Copies until both directions ended or something broke, and says which. `stop` ends it early.
+///
+/// The TCP connection is one of [`super::socket::prepare_end`], so whatever breaks it, our own end
+/// included, resets it.
+pub(super) async fn run(
+    tcp: &TcpStream,
+    stream: Stream,
+    traffic: &Traffic,
+    stop: impl Future<Output = Reason>,
+) -> Reason {
+    let Stream { send, recv, local } = stream;
+    let mut up = Up::new(send, local);
+    let mut down = Down::new(recv, local);
+    // An error is noticed while nothing is read: when the stream has no window, or after the peer
+    // ended its direction.
+    let failed = tcp.ready(Interest::ERROR);
+    pin!(failed);
+    pin!(stop);
+    let ended = poll_fn(|cx| {
+        if let Poll::Ready(reason) = stop.as_mut().poll(cx) {
+            return Poll::Ready(Err(Broken::Here(reason)));
+        }
+        let is_up_done = up.poll(tcp, traffic, cx)?.is_ready();
+        let is_down_done = down.poll(tcp, traffic, cx)?.is_ready();
+        if is_up_done && is_down_done {
+            return Poll::Ready(Ok(()));
+        }
+        if failed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(Broken::Here(local.reset())));
+        }
+        Poll::Pending
+    })
+    .await;
+    match ended {
+        Ok(()) => match closes_in_order(tcp) {
+            Ok(()) => Reason::StreamServed,
+            Err(_) => local.reset(),
+        },
+        Err(Broken::Here(reason)) => {
+            up.reset(reason);
+            reason
+        }
+        Err(Broken::There(reason)) => reason,
+    }
+}

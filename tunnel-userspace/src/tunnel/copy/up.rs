@@ -1,0 +1,125 @@
+//! From the socket to the stream.
+
+use std::{
+    io,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use h2::SendStream;
+use tokio::{io::Interest, net::TcpStream};
+use tunnel_common::reason::Reason;
+
+use super::{Broken, End, Traffic, code_of, reason_of, reason_of_error};
+use crate::tunnel::size::Size;
+
+pub(super) struct Up {
+    send: SendStream<Bytes>,
+    local: End,
+    buffer: BytesMut,
+    size: Size,
+    has_ended: bool,
+}
+
+impl Up {
+    pub(super) fn new(send: SendStream<Bytes>, local: End) -> Self {
+        Self {
+            send,
+            local,
+            buffer: BytesMut::new(),
+            size: Size::default(),
+            has_ended: false,
+        }
+    }
+
+    pub(super) fn reset(&mut self, reason: Reason) {
+        self.send.send_reset(code_of(reason));
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        tcp: &TcpStream,
+        traffic: &Traffic,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Broken>> {
+        if let Poll::Ready(code) = self.send.poll_reset(cx) {
+            let reason = match code {
+                Ok(code) => reason_of(code, self.local.other()),
+                Err(error) => self.lost(&error),
+            };
+            return Poll::Ready(Err(Broken::There(reason)));
+        }
+        while !self.has_ended {
+            let room = ready!(self.poll_room(cx))?;
+            ready!(tcp.poll_read_ready(cx)).map_err(|_| self.broken())?;
+            self.read(tcp, room, traffic)?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// How much the stream takes now. Nothing is read before there is room for it: what the other
+    /// end doesn't take stays in the kernel, and in the end with the peer.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Broken>> {
+        self.send.reserve_capacity(self.size.bytes());
+        let room = self.send.capacity();
+        if room > 0 {
+            return Poll::Ready(Ok(room));
+        }
+        match ready!(self.send.poll_capacity(cx)) {
+            Some(Ok(room)) => Poll::Ready(Ok(room)),
+            Some(Err(error)) => Poll::Ready(Err(Broken::There(self.lost(&error)))),
+            None => Poll::Ready(Err(Broken::There(Reason::AgentLost))),
+        }
+    }
+
+    fn read(&mut self, tcp: &TcpStream, room: usize, traffic: &Traffic) -> Result<(), Broken> {
+        let most = self.size.bytes();
+        if self.buffer.capacity() < most / 2 {
+            self.buffer.reserve(most);
+        }
+        let most = most.min(self.buffer.capacity());
+        let asked = room.min(most);
+        match tcp.try_read_buf(&mut (&mut self.buffer).limit(asked)) {
+            Ok(0) => {
+                self.has_ended = true;
+                self.buffer = BytesMut::new();
+                self.send(Bytes::new(), true)
+            }
+            Ok(read) => {
+                traffic.count_sent(read);
+                if read < asked {
+                    self.size.learn(read);
+                    was_drained(tcp, Interest::READABLE);
+                } else if asked == most {
+                    self.size.learn(self.size.bytes());
+                }
+                let bytes = self.buffer.split().freeze();
+                self.send(bytes, false)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(_) => Err(self.broken()),
+        }
+    }
+
+    fn send(&mut self, bytes: Bytes, is_last: bool) -> Result<(), Broken> {
+        self.send
+            .send_data(bytes, is_last)
+            .map_err(|error| Broken::There(self.lost(&error)))
+    }
+
+    fn lost(&self, error: &h2::Error) -> Reason {
+        reason_of_error(error, self.local.other())
+    }
+
+    const fn broken(&self) -> Broken {
+        Broken::Here(self.local.reset())
+    }
+}
+
+/// Tells tokio that a read or write fell short: the next one would find nothing, so it is not tried
+/// before the kernel says that it may be. tokio does so itself where it has the socket for itself.
+pub(super) fn was_drained(tcp: &TcpStream, interest: Interest) {
+    let short = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+    // The error is the one just made.
+    drop(tcp.try_io(interest, short));
+}

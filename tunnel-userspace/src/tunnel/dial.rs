@@ -1,0 +1,139 @@
+//! Dials: gateways and targets.
+
+use std::{
+    io::{self, ErrorKind},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use socket2::SockRef;
+use tokio::{
+    net::{TcpSocket, TcpStream, lookup_host},
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, TlsStream};
+use tunnel_common::reason::Reason;
+
+use super::{
+    socket::{Socket, prepare_carrier},
+    wire::{self, Carrier},
+};
+use crate::identity::{self, Identity};
+
+/// How long one address of a gateway may take to answer.
+const ADDRESS: Duration = Duration::from_secs(5);
+/// How long TLS may take.
+const TLS: Duration = Duration::from_secs(10);
+
+/// Why a gateway was not reached.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("this agent has no certificate yet")]
+    NoIdentity,
+    #[error("the name cannot be resolved")]
+    Resolve(#[source] io::Error),
+    #[error("the name has no address")]
+    NoAddress,
+    #[error("cannot connect to {0}")]
+    Connect(SocketAddr, #[source] io::Error),
+    #[error("TLS with {0} failed")]
+    Tls(SocketAddr, #[source] io::Error),
+}
+
+/// Sets the mark of a socket, where the kernel lets us.
+pub(super) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
+    if let Some(mark) = mark
+        && let Err(error) = socket.set_mark(mark)
+    {
+        tracing::debug!(%error, "the mark was not set");
+    }
+}
+
+async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    set_mark(&SockRef::from(&socket), mark);
+    socket.connect(address).await
+}
+
+/// Dials a gateway by each of its addresses in turn, and shakes hands.
+pub(super) async fn gateway(
+    name: &str,
+    mark: Option<u32>,
+    identity: &identity::Receiver,
+) -> Result<Carrier, Error> {
+    let own = identity.current().ok_or(Error::NoIdentity)?;
+    let addresses = timeout(ADDRESS, lookup_host(name)).await;
+    let addresses = addresses
+        .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))
+        .map_err(Error::Resolve)?;
+    let mut last = Error::NoAddress;
+    for address in addresses {
+        match Box::pin(one(address, mark, &own)).await {
+            Ok(carrier) => return Ok(carrier),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn one(address: SocketAddr, mark: Option<u32>, own: &Identity) -> Result<Carrier, Error> {
+    let late = |_elapsed| Err(ErrorKind::TimedOut.into());
+    let tcp = timeout(ADDRESS, connect(address, mark)).await;
+    let tcp = tcp
+        .unwrap_or_else(late)
+        .and_then(|tcp| prepare_carrier(&tcp).map(|()| tcp))
+        .map_err(|error| Error::Connect(address, error))?;
+    let connector = TlsConnector::from(Arc::clone(own.client()));
+    let tls = connector.connect(Identity::gateway_name(), Socket::new(tcp));
+    let tls = timeout(TLS, tls).await;
+    let tls = tls.unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()));
+    let mut carrier = TlsStream::Client(tls.map_err(|error| Error::Tls(address, error))?);
+    wire::accept_carrier(&mut carrier).map_err(|error| Error::Tls(address, error))?;
+    Ok(carrier)
+}
+
+/// Dials a target.
+pub(super) async fn target(
+    address: SocketAddr,
+    mark: Option<u32>,
+    limit: Duration,
+) -> Result<TcpStream, Reason> {
+    match timeout(limit, connect(address, mark)).await {
+        Ok(Ok(tcp)) => Ok(tcp),
+        Ok(Err(error)) => Err(reason_of(&error)),
+        Err(_elapsed) => Err(Reason::DialTimedOut),
+    }
+}
+
+fn reason_of(error: &io::Error) -> Reason {
+    match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Reason::DialRefused,
+        ErrorKind::TimedOut => Reason::DialTimedOut,
+        _ => Reason::DialUnreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_where_nobody_listens_refuses_and_a_documentation_address_is_not_reached() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        let address = closed.local_addr().expect("an address");
+        drop(closed);
+        let second = Duration::from_secs(1);
+
+        let refused = target(address, None, second).await;
+        assert_eq!(refused.map(drop), Err(Reason::DialRefused));
+
+        let error = io::Error::from_raw_os_error(libc::EHOSTUNREACH);
+        assert_eq!(reason_of(&error), Reason::DialUnreachable);
+        let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+        assert_eq!(reason_of(&error), Reason::DialTimedOut);
+    }
+}

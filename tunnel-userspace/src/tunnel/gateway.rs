@@ -1,0 +1,376 @@
+//! Where agents connect to.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::SendStream;
+use socket2::{Domain, Protocol, SockRef, Type};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, TlsStream};
+use tracing::{debug, info, warn};
+use tunnel_common::reason::Reason;
+
+use super::{
+    Error, Limits, Registry,
+    handshakes::Handshakes,
+    hello,
+    link::{Traffic, silence},
+    session::{Facts, Session},
+    socket::{Meter, Socket, prepare_carrier},
+    wire::{self, Carrier},
+};
+use crate::{drain, identity};
+
+/// How long not to accept after it failed: it would fail again at once.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long resets have to reach the other end before the connection goes.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often to look whether streams still run while draining.
+const LOOK: Duration = Duration::from_millis(20);
+/// The alert `internal_error` of TLS, as it is sent before anything is encrypted (RFC 8446 section
+/// 6): what a client gets while there is no certificate to show it.
+const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
+
+/// Settings of a gateway.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The address and port.
+    pub listen: SocketAddr,
+    /// How many sessions there may be.
+    pub sessions: usize,
+    /// How many handshakes may be under way.
+    pub handshakes: usize,
+    /// How long a handshake may take.
+    pub handshake_timeout: Duration,
+    /// Bounds of a session.
+    pub limits: Limits,
+    /// The mark of its sockets.
+    pub mark: Option<u32>,
+}
+
+/// Where agents connect to.
+#[derive(Debug)]
+pub struct Gateway {
+    listener: TcpListener,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    identity: identity::Receiver,
+    registry: Arc<Registry>,
+    handshakes: Handshakes,
+}
+
+/// A listening socket. Where an address can't be had or listened on, it says which.
+pub(super) fn listen(
+    address: SocketAddr,
+    mark: Option<u32>,
+    prepare: impl FnOnce(&socket2::Socket) -> io::Result<()>,
+) -> Result<TcpListener, Error> {
+    let listen = || {
+        let domain = Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        super::dial::set_mark(&SockRef::from(&socket), mark);
+        prepare(&socket)?;
+        socket.bind(&address.into())?;
+        socket.listen(1024)?;
+        TcpListener::from_std(socket.into())
+    };
+    listen().map_err(|source| Error::Bind { address, source })
+}
+
+impl Gateway {
+    /// Listens, but accepts nobody yet.
+    ///
+    /// # Errors
+    ///
+    /// If the address can't be listened on.
+    pub fn bind(
+        settings: Settings,
+        identity: identity::Receiver,
+        registry: Arc<Registry>,
+    ) -> Result<Self, Error> {
+        let listener = listen(settings.listen, settings.mark, |_| Ok(()))?;
+        let address = listener.local_addr().unwrap_or(settings.listen);
+        let handshakes = Handshakes::new(settings.handshakes);
+        let shared = Arc::new(Shared {
+            settings,
+            identity,
+            registry,
+            handshakes,
+        });
+        Ok(Self {
+            listener,
+            address,
+            shared,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until the drain begins; then lets streams go on for a while.
+    pub async fn run(self, mut draining: watch::Receiver<bool>) {
+        let Self {
+            listener,
+            shared,
+            address,
+        } = self;
+        info!(%address, "gateway listens");
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((tcp, peer)) => admit(&shared, &mut tasks, tcp, peer, draining.clone()),
+                    Err(error) => {
+                        warn!(%error, "accept failed");
+                        sleep(PAUSE).await;
+                    }
+                },
+                Some(_) = tasks.join_next() => {}
+            }
+        }
+        drop(listener);
+        info!(sessions = shared.registry.sessions(), "gateway drains");
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+/// Starts the handshake of a connection.
+fn admit(
+    shared: &Arc<Shared>,
+    tasks: &mut JoinSet<()>,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    draining: watch::Receiver<bool>,
+) {
+    let registry = &shared.registry;
+    let source = peer.ip().to_canonical();
+    if registry.sessions() >= shared.settings.sessions {
+        let error = "as many sessions as gateway.sessions";
+        registry.unwell(&name(source), Reason::HandshakesFull, &error);
+        return;
+    }
+    let id = registry.next_id();
+    if let Some(evicted) = shared.handshakes.begin(id, source) {
+        let error = "a handshake of it gave way to a newer one";
+        registry.unwell(&name(evicted), Reason::HandshakesFull, &error);
+    }
+    let task = serve(Arc::clone(shared), id, tcp, peer, draining);
+    let task = tasks.spawn(task);
+    shared.handshakes.runs(id, task);
+}
+
+fn name(source: IpAddr) -> Arc<str> {
+    source.to_string().into()
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    id: u64,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    mut draining: watch::Receiver<bool>,
+) {
+    let registry = &shared.registry;
+    let limit = shared.settings.handshake_timeout;
+    let shaken = tokio::select! {
+        shaken = timeout(limit, Box::pin(shake(&shared, tcp, peer))) => shaken,
+        () = drain::begun(&mut draining) => {
+            shared.handshakes.end(id);
+            return;
+        }
+    };
+    let has_room = shared.handshakes.end(id);
+    let failed = match shaken {
+        Ok(Ok(shaken)) if has_room => {
+            Box::pin(hold(&shared, id, shaken, draining)).await;
+            return;
+        }
+        Ok(Ok(_)) => return,
+        Ok(Err(failed)) => failed,
+        Err(_elapsed) => Failed(
+            Reason::HandshakeTimedOut,
+            io::Error::from(io::ErrorKind::TimedOut).into(),
+        ),
+    };
+    let source = name(peer.ip().to_canonical());
+    registry.unwell(&source, failed.0, &chain(&*failed.1));
+}
+
+/// Why a handshake failed.
+struct Failed(Reason, Box<dyn std::error::Error + Send + Sync>);
+
+impl Failed {
+    fn handshake(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(Reason::HandshakeFailed, error.into())
+    }
+}
+
+/// An error with all its sources.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    // Bounded by how deep errors are nested.
+    while let Some(error) = source {
+        let inner = error.to_string();
+        if !text.contains(&inner) {
+            text.push_str(": ");
+            text.push_str(&inner);
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// A session whose handshake is done.
+struct Shaken {
+    facts: Facts,
+    sender: h2::client::SendRequest<Bytes>,
+    hello: SendStream<Bytes>,
+    connection: h2::client::Connection<Carrier, Bytes>,
+    meter: Arc<Meter>,
+}
+
+async fn shake(shared: &Shared, mut tcp: TcpStream, peer: SocketAddr) -> Result<Shaken, Failed> {
+    prepare_carrier(&tcp).map_err(Failed::handshake)?;
+    // Each handshake takes the identity of its time; sessions that are there keep theirs.
+    let Some(own) = shared.identity.current() else {
+        let refused = tcp.write_all(&ALERT).await;
+        return Err(match refused {
+            Ok(()) => Failed::handshake("this gateway has no certificate yet"),
+            Err(error) => Failed::handshake(error),
+        });
+    };
+    let socket = Socket::new(tcp);
+    let meter = socket.meter();
+    let acceptor = TlsAcceptor::from(Arc::clone(own.server()));
+    let tls = acceptor.accept(socket).await.map_err(Failed::handshake)?;
+    let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let leaf = leaf.ok_or_else(|| Failed(Reason::IdentityRefused, "no certificate".into()))?;
+    let agent =
+        identity::agent_of(leaf).map_err(|error| Failed(Reason::IdentityRefused, error.into()))?;
+    let mut carrier = TlsStream::Server(tls);
+    wire::accept_carrier(&mut carrier).map_err(Failed::handshake)?;
+
+    let builder = wire::client(&shared.settings.limits);
+    let (mut sender, mut connection) = builder
+        .handshake(carrier)
+        .await
+        .map_err(Failed::handshake)?;
+    let (answer, hello) = tokio::select! {
+        hello = hello::ask(&mut sender) => hello.map_err(Failed::handshake)?,
+        ended = &mut connection => return Err(match ended {
+            Ok(()) => Failed::handshake("the agent went away"),
+            Err(error) => Failed::handshake(error),
+        }),
+    };
+    let facts = Facts {
+        node: agent.node,
+        peer,
+        certificate_expires: agent.expires,
+        release: answer.release,
+        name: answer.session,
+    };
+    Ok(Shaken {
+        facts,
+        sender,
+        hello,
+        connection,
+        meter,
+    })
+}
+
+/// Keeps a session until it ends.
+async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Receiver<bool>) {
+    let Shaken {
+        facts,
+        sender,
+        mut hello,
+        mut connection,
+        meter,
+    } = shaken;
+    let (registry, limits) = (&shared.registry, &shared.settings.limits);
+    let ping = connection.ping_pong();
+    let traffic = Arc::new(Traffic::default());
+    let (stop, stopped) = watch::channel(None);
+    let (node, peer) = (Arc::clone(&facts.node), facts.peer);
+    let streams = limits.streams;
+    let session = Session::new(id, facts, sender, streams, Arc::clone(&traffic), stopped);
+    let session = Arc::new(session);
+    registry.insert(Arc::clone(&session));
+    Registry::say_connected(&session);
+
+    let mut quiet = pin!(async {
+        match ping {
+            Some(ping) => silence(ping, &meter, &traffic, limits).await,
+            None => std::future::pending().await,
+        }
+    });
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => Some(ended.map_err(|error| chain(&error))),
+        () = &mut quiet => Some(Err(format!("no sign of life for {:?}", limits.ping_timeout))),
+        () = drain::begun(&mut draining) => None,
+    };
+    if let Some(ended) = ended {
+        let error = ended.err();
+        let text = error.as_deref().unwrap_or("it went away");
+        info!(%node, %peer, error = text, "agent disconnected");
+        registry.remove(&session, error);
+        return;
+    }
+    // The agent hears of it by the end of the hello, and opens a replacement.
+    registry.remove(&session, None);
+    drop(session);
+    if let Err(error) = hello.send_data(Bytes::new(), true) {
+        debug!(%node, %error, "the hello had ended already");
+    }
+    let done = async {
+        let served = timeout(limits.drain, no_streams(&traffic)).await;
+        if served.is_err() {
+            warn!(%node, streams = traffic.streams(), "streams were reset that did not end in time");
+        }
+        stop.send_replace(Some(Reason::Draining));
+        if timeout(GRACE, no_streams(&traffic)).await.is_err() {
+            debug!(%node, "streams did not end");
+        }
+        sleep(LOOK).await;
+    };
+    tokio::select! {
+        _ = &mut connection => {}
+        () = quiet => {}
+        () = done => {}
+    }
+}
+
+async fn no_streams(traffic: &Traffic) {
+    while traffic.streams() > 0 {
+        sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,130 @@
+//! Handshakes that are under way: bounded, and fair by where they come from.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::task::AbortHandle;
+
+/// Handshakes that are under way, oldest first.
+#[derive(Clone, Debug)]
+pub(super) struct Handshakes {
+    most: usize,
+    entries: Arc<Mutex<Vec<Entry>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    source: IpAddr,
+    task: Option<AbortHandle>,
+}
+
+impl Handshakes {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most,
+            entries: Arc::default(),
+        }
+    }
+
+    /// Makes room for one and begins it; if there was none, the source of the one that gave way.
+    ///
+    /// The oldest of the source with the most gives way: who opens and stalls pushes itself out,
+    /// and if it shares the agent's address, an agent that gets on with its handshake is long done
+    /// before its turn comes.
+    pub(super) fn begin(&self, id: u64, source: IpAddr) -> Option<IpAddr> {
+        let mut entries = self.lock();
+        let evicted = (entries.len() >= self.most)
+            .then(|| victim(&entries))
+            .flatten()
+            .map(|index| entries.remove(index));
+        entries.push(Entry {
+            id,
+            source,
+            task: None,
+        });
+        drop(entries);
+        evicted.map(|entry| {
+            if let Some(task) = entry.task {
+                task.abort();
+            }
+            entry.source
+        })
+    }
+
+    /// The task of a handshake that began.
+    pub(super) fn runs(&self, id: u64, task: AbortHandle) {
+        let mut entries = self.lock();
+        match entries.iter_mut().find(|entry| entry.id == id) {
+            Some(entry) => entry.task = Some(task),
+            // It has ended already.
+            None => drop(task),
+        }
+    }
+
+    /// It is over. False if it had to give way.
+    pub(super) fn end(&self, id: u64) -> bool {
+        let mut entries = self.lock();
+        let before = entries.len();
+        entries.retain(|entry| entry.id != id);
+        entries.len() < before
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The oldest entry of the source that has the most; of the source with the oldest, if several do.
+fn victim(entries: &[Entry]) -> Option<usize> {
+    let mut of_source: HashMap<IpAddr, usize> = HashMap::new();
+    for entry in entries {
+        *of_source.entry(entry.source).or_default() += 1;
+    }
+    let most = of_source.values().max()?;
+    entries
+        .iter()
+        .position(|entry| of_source.get(&entry.source) == Some(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    #[test]
+    fn who_has_the_most_gives_way_oldest_first() {
+        let handshakes = Handshakes::new(4);
+        assert_eq!(handshakes.begin(0, from(1)), None, "the good one");
+        for id in 1..4 {
+            assert_eq!(handshakes.begin(id, from(9)), None);
+        }
+
+        for id in 4..1000 {
+            assert_eq!(handshakes.begin(id, from(9)), Some(from(9)));
+        }
+
+        assert!(handshakes.end(0), "the good one is still there");
+        assert!(!handshakes.end(1));
+        assert!(!handshakes.end(996));
+        assert!(handshakes.end(997));
+    }
+
+    #[test]
+    fn from_one_source_the_oldest_gives_way() {
+        let handshakes = Handshakes::new(2);
+        for id in 0..3 {
+            handshakes.begin(id, from(1));
+        }
+
+        assert!(!handshakes.end(0));
+        assert!(handshakes.end(1));
+        assert!(handshakes.end(2));
+    }
+}

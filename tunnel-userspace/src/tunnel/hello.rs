@@ -1,0 +1,240 @@
+//! The first stream of a session: both ends say who they are and what they speak.
+//!
+//! The gateway asks with a line of JSON, the agent answers with JSON. Fields and features that an
+//! end doesn't know are passed over, so that the next release can add some.
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::poll_fn;
+use h2::{RecvStream, SendStream, client::SendRequest, server::SendResponse};
+use http::{Method, Request, Response, StatusCode};
+use serde::{Deserialize, Serialize};
+use tunnel_common::reason::Reason;
+
+use super::code::REASON;
+
+/// The newest protocol that this release speaks.
+const NEWEST: u32 = 1;
+/// The oldest one that it serves.
+const OLDEST: u32 = 1;
+/// The longest hello.
+const LONGEST: usize = 16 << 10;
+/// The longest word of it that is kept.
+const WORD: usize = 128;
+/// Where the hello is asked for.
+const PLACE: &str = "https://gateway.culvert.dev/hello";
+const PATH: &str = "/hello";
+
+/// What the gateway says.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(super) struct Ask {
+    /// The newest protocol that it speaks.
+    pub(super) protocol: u32,
+    #[serde(default)]
+    pub(super) release: String,
+    #[serde(default)]
+    pub(super) features: Vec<String>,
+}
+
+/// What the agent says.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub(super) struct Answer {
+    /// The newest protocol that both speak: what counts from here on.
+    pub(super) protocol: u32,
+    #[serde(default)]
+    pub(super) release: String,
+    /// A name for this session.
+    #[serde(default)]
+    pub(super) session: String,
+    /// Which start of the machine it belongs to.
+    #[serde(default)]
+    pub(super) boot: String,
+    /// The allow-list, to be looked at: the agent is who decides.
+    #[serde(default)]
+    pub(super) allow: Vec<String>,
+    #[serde(default)]
+    pub(super) features: Vec<String>,
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("the connection ended during the hello")]
+    Lost(#[from] h2::Error),
+    #[error("the hello is longer than {LONGEST} bytes")]
+    TooLong,
+    #[error("the hello is not what it should be")]
+    Malformed(#[from] serde_json::Error),
+    #[error("the other end speaks protocol {0}, this one from {OLDEST} to {NEWEST}")]
+    Protocol(u32),
+    #[error("the hello was refused with {0}: {1}")]
+    Refused(StatusCode, String),
+    #[error("the first stream is no hello")]
+    NoHello,
+    #[error("the hello cannot be made")]
+    Request(#[from] http::Error),
+}
+
+/// The protocol to speak with a gateway whose newest one is this.
+const fn agree(newest: u32) -> Result<u32, Error> {
+    if newest < OLDEST {
+        return Err(Error::Protocol(newest));
+    }
+    Ok(if newest < NEWEST { newest } else { NEWEST })
+}
+
+/// The gateway's end: asks, and keeps the body of the request open. It ends when the gateway is
+/// about to stop.
+pub(super) async fn ask(
+    sender: &mut SendRequest<Bytes>,
+) -> Result<(Answer, SendStream<Bytes>), Error> {
+    let ask = Ask {
+        protocol: NEWEST,
+        release: env!("CARGO_PKG_VERSION").to_owned(),
+        features: Vec::new(),
+    };
+    let mut line = serde_json::to_vec(&ask)?;
+    line.push(b'\n');
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(PLACE)
+        .body(())?;
+    let (response, mut body) = sender.send_request(request, false)?;
+    body.send_data(line.into(), false)?;
+    let response = response.await?;
+    let status = response.status();
+    let text = read(&mut response.into_body(), Whole::Body).await?;
+    if status != StatusCode::OK {
+        let text = String::from_utf8_lossy(&text);
+        return Err(Error::Refused(status, word(&text)));
+    }
+    let answer = parse_answer(&text)?;
+    Ok((answer, body))
+}
+
+fn parse_answer(text: &[u8]) -> Result<Answer, Error> {
+    let mut answer: Answer = serde_json::from_slice(text)?;
+    if !(OLDEST..=NEWEST).contains(&answer.protocol) {
+        return Err(Error::Protocol(answer.protocol));
+    }
+    answer.release = word(&answer.release);
+    answer.session = word(&answer.session);
+    Ok(answer)
+}
+
+/// The agent's end: answers the first stream. What it gives ends when the gateway is about to stop.
+pub(super) async fn answer(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    mut answer: Answer,
+) -> Result<RecvStream, Error> {
+    if request.method() != Method::POST || request.uri().path() != PATH {
+        respond.send_reset(super::code::code_of(Reason::ProtocolBroken));
+        return Err(Error::NoHello);
+    }
+    let mut body = request.into_body();
+    match negotiate(&mut body).await {
+        Ok(protocol) => {
+            answer.protocol = protocol;
+            let response = Response::new(());
+            let mut stream = respond.send_response(response, false)?;
+            stream.send_data(serde_json::to_vec(&answer)?.into(), true)?;
+            Ok(body)
+        }
+        Err(error) => {
+            let response = Response::builder()
+                .status(StatusCode::BAD_REQUEST)
+                .header(REASON, Reason::ProtocolBroken.label())
+                .body(())?;
+            let mut stream = respond.send_response(response, false)?;
+            stream.send_data(error.to_string().into(), true)?;
+            Err(error)
+        }
+    }
+}
+
+async fn negotiate(body: &mut RecvStream) -> Result<u32, Error> {
+    let line = read(body, Whole::Line).await?;
+    let ask: Ask = serde_json::from_slice(&line)?;
+    agree(ask.protocol)
+}
+
+/// What a hello ends with.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Whole {
+    Line,
+    Body,
+}
+
+async fn read(body: &mut RecvStream, whole: Whole) -> Result<BytesMut, Error> {
+    let mut text = BytesMut::new();
+    while let Some(bytes) = poll_fn(|cx| body.poll_data(cx)).await {
+        let bytes = bytes?;
+        body.flow_control().release_capacity(bytes.len())?;
+        if text.len() + bytes.len() > LONGEST {
+            return Err(Error::TooLong);
+        }
+        text.extend_from_slice(&bytes);
+        if whole == Whole::Line
+            && let Some(end) = text.iter().position(|byte| *byte == b'\n')
+        {
+            text.truncate(end);
+            break;
+        }
+    }
+    Ok(text)
+}
+
+/// A word of the other end, fit for a log.
+fn word(text: &str) -> String {
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(WORD)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_speak_the_newest_protocol_that_both_know() {
+        assert_eq!(agree(NEWEST).ok(), Some(NEWEST));
+        assert_eq!(agree(NEWEST + 1).ok(), Some(NEWEST), "the next release");
+        assert_eq!(agree(u32::MAX).ok(), Some(NEWEST));
+        let refused = agree(0).expect_err("too old").to_string();
+        assert_eq!(
+            refused,
+            "the other end speaks protocol 0, this one from 1 to 1"
+        );
+    }
+
+    #[test]
+    fn what_a_later_release_adds_is_passed_over() {
+        let text = br#"{"protocol":1,"release":"9.9","session":"a\u0007b","peers":[1,2],"features":["quic"]}"#;
+
+        let answer = parse_answer(text).expect("an answer");
+
+        assert_eq!((answer.protocol, answer.release.as_str()), (1, "9.9"));
+        assert_eq!(answer.session, "ab", "fit for a log");
+        let ask: Ask = serde_json::from_str(r#"{"protocol":7,"new":{}}"#).expect("an ask");
+        assert_eq!(ask.protocol, 7);
+    }
+
+    #[test]
+    fn garbage_is_an_error_and_never_a_panic() {
+        for garbage in [
+            &b""[..],
+            b"{",
+            b"null",
+            b"[]",
+            b"{\"protocol\":-1}",
+            b"{\"protocol\":99999999999}",
+            b"{\"protocol\":\"1\"}",
+            b"\xff\xfe",
+            b"{\"protocol\":2}",
+            b"{\"protocol\":0}",
+        ] {
+            assert!(parse_answer(garbage).is_err(), "{garbage:?}");
+        }
+    }
+}

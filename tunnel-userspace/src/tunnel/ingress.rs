@@ -1,0 +1,247 @@
+//! Where steered connects land: a steering address says which node and port is meant.
+
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use socket2::SockRef;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tracing::{debug, info, warn};
+use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
+
+use super::{Error, Limits, Registry, arrival, copy, gateway::listen, socket::prepare_end};
+use crate::{
+    drain,
+    model::{Target, Targets},
+};
+
+/// How long not to accept after it failed: it would fail again at once.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait for the client's first bytes: they travel with the CONNECT, which saves a round
+/// trip where the client speaks first. Where it does not, this is what it costs.
+const FIRST: Duration = Duration::from_millis(2);
+/// How many of them.
+const FIRST_BYTES: usize = 16 << 10;
+/// How many clients there may be.
+const CLIENTS: usize = 16 << 10;
+
+/// Settings of an ingress.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The ranges of steering addresses.
+    pub prefixes: Vec<Prefix>,
+    /// The address and port: one of IPv6 takes connects of IPv4 as well.
+    pub listen: SocketAddr,
+    /// Bounds of a session.
+    pub limits: Limits,
+    /// The mark of its sockets.
+    pub mark: Option<u32>,
+}
+
+/// Where steered connects land.
+#[derive(Debug)]
+pub struct Ingress {
+    listener: TcpListener,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    targets: watch::Receiver<Arc<Targets>>,
+    uplinks: watch::Receiver<Arc<BTreeSet<u32>>>,
+    registry: Arc<Registry>,
+}
+
+impl Ingress {
+    /// Listens, but accepts nobody yet.
+    ///
+    /// # Errors
+    ///
+    /// If the address can't be listened on.
+    pub fn bind(
+        settings: Settings,
+        targets: watch::Receiver<Arc<Targets>>,
+        uplinks: watch::Receiver<Arc<BTreeSet<u32>>>,
+        registry: Arc<Registry>,
+    ) -> Result<Self, Error> {
+        let is_v6 = settings.listen.is_ipv6();
+        let listener = listen(settings.listen, settings.mark, |socket| {
+            arrival::remember(socket, is_v6)?;
+            // Without the privilege, only addresses that are local anyway can be served.
+            if let Err(error) = socket.set_ip_transparent_v4(true) {
+                debug!(%error, "the ingress is not transparent");
+            }
+            Ok(())
+        })?;
+        let address = listener.local_addr().unwrap_or(settings.listen);
+        let shared = Arc::new(Shared {
+            settings,
+            targets,
+            uplinks,
+            registry,
+        });
+        Ok(Self {
+            listener,
+            address,
+            shared,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until the drain begins; then lets streams go on for a while.
+    pub async fn run(self, mut draining: watch::Receiver<bool>) {
+        let Self {
+            listener,
+            shared,
+            address,
+        } = self;
+        info!(%address, "ingress listens");
+        let (stop, stopped) = watch::channel(false);
+        let mut clients = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((tcp, peer)) if clients.len() < CLIENTS => {
+                        let client = serve(Arc::clone(&shared), tcp, peer, stopped.clone());
+                        clients.spawn(client);
+                    }
+                    Ok((tcp, peer)) => {
+                        reset(&tcp);
+                        let whom = "ingress".into();
+                        shared.registry.unwell(&whom, Reason::StreamsFull, &peer);
+                    }
+                    Err(error) => {
+                        warn!(%error, "accept failed");
+                        sleep(PAUSE).await;
+                    }
+                },
+                Some(_) = clients.join_next() => {}
+            }
+        }
+        drop(listener);
+        info!(clients = clients.len(), "ingress drains");
+        let all = async { while clients.join_next().await.is_some() {} };
+        if timeout(shared.settings.limits.drain, all).await.is_err() {
+            stop.send_replace(true);
+            while clients.join_next().await.is_some() {}
+        }
+    }
+}
+
+/// Has the drop of the socket reset the connection.
+fn reset(tcp: &TcpStream) {
+    // Where this fails, the client sees an end in the place of a reset; there is nobody to tell.
+    drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let registry = &shared.registry;
+    let target = match prepare_end(&tcp).map_err(|_error| Reason::ClientReset) {
+        Ok(()) => shared.target(&tcp),
+        Err(reason) => Err(reason),
+    };
+    let target = match target {
+        Ok(target) => target,
+        Err(reason) => {
+            reset(&tcp);
+            registry.unwell(&"ingress".into(), reason, &peer);
+            return;
+        }
+    };
+    let stop = async move {
+        drain::begun(&mut stopped).await;
+        Reason::Draining
+    };
+    let reason = Box::pin(carry(registry, &target, &tcp, stop)).await;
+    match reason {
+        Reason::StreamServed | Reason::ClientReset | Reason::TargetReset => {
+            registry.count(reason);
+            debug!(%target, %peer, reason = reason.label(), "stream ended");
+        }
+        _ => {
+            debug!(%target, %peer, reason = reason.label(), "stream refused or lost");
+            registry.refused(&target, reason);
+        }
+    }
+}
+
+impl Shared {
+    /// What a connection is for, if it came as a steered one does.
+    fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
+        let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
+        let interface = arrival::interface(tcp, local).map_err(|error| {
+            debug!(%error, "the arrival interface is unknown");
+            Reason::ArrivedOutside
+        })?;
+        if self.uplinks.borrow().contains(&interface) {
+            return Err(Reason::ArrivedOutside);
+        }
+        let address = Address::from_ip(local.ip().to_canonical());
+        let mut prefixes = self.settings.prefixes.iter();
+        let index = prefixes.find_map(|prefix| prefix.index(&address));
+        let index = index.ok_or(Reason::ArrivedOutside)?;
+        let targets = self.targets.borrow();
+        targets.get(&index).cloned().ok_or(Reason::TargetUnknown)
+    }
+}
+
+/// Carries a client's connection to its target, and says how it ended.
+async fn carry(
+    registry: &Registry,
+    target: &Target,
+    tcp: &TcpStream,
+    stop: impl Future<Output = Reason> + Send,
+) -> Reason {
+    let place = match registry.place(&target.node) {
+        Ok(place) => place,
+        Err(reason) => return reason,
+    };
+    let first = first_bytes(tcp).await;
+    let mut stop = std::pin::pin!(stop);
+    let stream = tokio::select! {
+        stream = place.open(target, first, tcp) => stream,
+        reason = &mut stop => Err(reason),
+    };
+    let stream = match stream {
+        Ok(stream) => stream,
+        Err(reason) => return reason,
+    };
+    let stopped = async {
+        tokio::select! {
+            reason = place.stopped() => reason,
+            reason = stop => reason,
+        }
+    };
+    copy::run(tcp, stream, place.traffic(), stopped).await
+}
+
+/// The client's first bytes, or none if it waits to be spoken to.
+async fn first_bytes(tcp: &TcpStream) -> Bytes {
+    if timeout(FIRST, tcp.readable()).await.is_err() {
+        return Bytes::new();
+    }
+    let mut first = BytesMut::with_capacity(FIRST_BYTES);
+    match tcp.try_read_buf(&mut first) {
+        Ok(_) => first.freeze(),
+        // The copy meets it again.
+        Err(_) => Bytes::new(),
+    }
+}

@@ -1,0 +1,106 @@
+//! Signs of life of a session, and how much it carries.
+
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use futures_util::future::poll_fn;
+use h2::{Ping, PingPong};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Limits, socket::Meter};
+
+/// The time to an answer is looked at so many times before it is over.
+const LOOKS: u32 = 8;
+
+/// What a session carries and carried.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    /// Streams that are open.
+    streams: AtomicU32,
+    /// Bytes of streams that came from the other end of the session.
+    received: AtomicU64,
+    /// Bytes of streams that went there.
+    sent: AtomicU64,
+    /// The time of the last ping and its answer, in microseconds; 0 before the first.
+    rtt: AtomicU64,
+}
+
+impl Traffic {
+    pub(super) fn streams(&self) -> u32 {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn rtt_seconds(&self) -> Option<f64> {
+        let rtt = Duration::from_micros(self.rtt.load(Ordering::Relaxed));
+        (!rtt.is_zero()).then_some(rtt.as_secs_f64())
+    }
+
+    pub(super) fn count_received(&self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_sent(&self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Takes a place for a stream, if there is one.
+    pub(super) fn take_place(&self, most: u32) -> bool {
+        let take = |streams: u32| (streams < most).then(|| streams + 1);
+        self.streams
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
+            .is_ok()
+    }
+
+    pub(super) fn free_place(&self) {
+        self.streams.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn measured(&self, rtt: Duration) {
+        let micros = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.rtt.store(micros, Ordering::Relaxed);
+    }
+}
+
+/// Asks for signs of life, and ends when there are none. Whatever comes is one: an answer may stand
+/// behind a lot of bytes, but a link that is dead or frozen gives none at all.
+pub(super) async fn silence(mut ping: PingPong, meter: &Meter, traffic: &Traffic, limits: &Limits) {
+    loop {
+        sleep(limits.ping_every).await;
+        let sent = Instant::now();
+        if ping.send_ping(Ping::opaque()).is_err() {
+            return;
+        }
+        if !answers(&mut ping, meter, limits.ping_timeout).await {
+            return;
+        }
+        traffic.measured(sent.elapsed());
+    }
+}
+
+async fn answers(ping: &mut PingPong, meter: &Meter, limit: Duration) -> bool {
+    let (mut heard, mut at) = (meter.received(), Instant::now());
+    loop {
+        let pong = poll_fn(|cx| ping.poll_pong(cx));
+        if let Ok(pong) = timeout(limit / LOOKS, pong).await {
+            return pong.is_ok();
+        }
+        let now = meter.received();
+        if now != heard {
+            (heard, at) = (now, Instant::now());
+        } else if at.elapsed() >= limit {
+            return false;
+        }
+    }
+}

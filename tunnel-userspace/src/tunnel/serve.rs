@@ -1,0 +1,309 @@
+//! The agent's end of a session: serves the streams that the gateway opens.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use h2::{RecvStream, server::SendResponse};
+use http::{Request, Response, StatusCode};
+use tokio::{
+    net::TcpStream,
+    sync::{Semaphore, oneshot, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tracing::{debug, warn};
+use tunnel_common::reason::Reason;
+
+use super::{
+    agent::Settings,
+    code::{End, REASON, code_of, reason_of, reason_of_error, status_of},
+    copy::{self, Stream},
+    dial,
+    gateway::chain,
+    hello,
+    link::{Traffic, silence},
+    socket::prepare_end,
+    target::{AllowList, Asked, is_own_address},
+    view::Board,
+    wire::{self, Carrier},
+};
+use crate::drain;
+
+/// How long a gateway may take until the hello is done.
+const HELLO: std::time::Duration = std::time::Duration::from_secs(10);
+/// How long resets have to reach the other end before the connection goes.
+const GRACE: std::time::Duration = std::time::Duration::from_millis(200);
+
+/// What all streams of an agent share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) allow: AllowList,
+    pub(super) dials: Semaphore,
+    pub(super) board: Board,
+    pub(super) boot: String,
+}
+
+/// What becomes of a session, as the one who keeps it up hears it.
+#[derive(Debug)]
+pub(super) enum News {
+    /// The gateway is about to stop: open another one. This one's streams go on.
+    Replace,
+    /// It ended.
+    Ended(String),
+}
+
+/// A session as it runs.
+pub(super) struct Running {
+    pub(super) connection: h2::server::Connection<Carrier, Bytes>,
+    pub(super) hello: RecvStream,
+    pub(super) traffic: Arc<Traffic>,
+    meter: Arc<super::socket::Meter>,
+}
+
+/// Begins a session: HTTP/2, then the hello, which the gateway asks for.
+pub(super) async fn begin(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
+    let meter = match &carrier {
+        Carrier::Client(client) => client.get_ref().0.meter(),
+        Carrier::Server(server) => server.get_ref().0.meter(),
+    };
+    let begun = timeout(HELLO, Box::pin(greet(shared, carrier))).await;
+    let (connection, hello) = begun.map_err(|_elapsed| "no hello came in time".to_owned())??;
+    Ok(Running {
+        connection,
+        hello,
+        traffic: Arc::default(),
+        meter,
+    })
+}
+
+async fn greet(
+    shared: &Shared,
+    carrier: Carrier,
+) -> Result<(h2::server::Connection<Carrier, Bytes>, RecvStream), String> {
+    let builder = wire::server(&shared.settings.limits);
+    let handshake = builder.handshake(carrier).await;
+    let mut connection = handshake.map_err(|error| chain(&error))?;
+    let first = connection.accept().await;
+    let (request, respond) = first
+        .ok_or("the gateway went away")?
+        .map_err(|error| chain(&error))?;
+    let answer = hello::Answer {
+        release: env!("CARGO_PKG_VERSION").to_owned(),
+        session: format!("{:016x}", fastrand::u64(..)),
+        boot: shared.boot.clone(),
+        allow: shared.settings.allow.clone(),
+        ..hello::Answer::default()
+    };
+    let hello = {
+        let mut answered = std::pin::pin!(hello::answer(request, respond, answer));
+        loop {
+            tokio::select! {
+                hello = &mut answered => break hello.map_err(|error| chain(&error)),
+                next = connection.accept() => match next {
+                    // Nothing may come before the hello is answered.
+                    Some(Ok((_, mut respond))) => {
+                        respond.send_reset(code_of(Reason::ProtocolBroken));
+                    }
+                    Some(Err(error)) => return Err(chain(&error)),
+                    None => return Err("the gateway went away".to_owned()),
+                },
+            }
+        }
+    };
+    match hello {
+        Ok(hello) => Ok((connection, hello)),
+        Err(error) => {
+            // The refusal is still to be sent.
+            connection.graceful_shutdown();
+            let sent = timeout(GRACE, async {
+                while connection.accept().await.is_some() {}
+            });
+            drop(sent.await);
+            Err(error)
+        }
+    }
+}
+
+/// Serves streams until the session ends.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    running: Running,
+    news: oneshot::Sender<News>,
+    mut draining: watch::Receiver<bool>,
+) {
+    let Running {
+        mut connection,
+        hello,
+        traffic,
+        meter,
+    } = running;
+    let (stop, stopped) = watch::channel(false);
+    let mut news = Some(news);
+    let mut hello = Some(hello);
+    let mut streams = JoinSet::new();
+    let limits = &shared.settings.limits;
+    let ping = connection.ping_pong();
+    let mut quiet = std::pin::pin!(async {
+        match ping {
+            Some(ping) => silence(ping, &meter, &traffic, limits).await,
+            None => std::future::pending().await,
+        }
+    });
+    let mut deadline = draining.clone();
+    let mut last = std::pin::pin!(async move {
+        drain::begun(&mut deadline).await;
+        sleep(limits.drain).await;
+    });
+    let mut is_draining = false;
+    let ended = loop {
+        tokio::select! {
+            accepted = connection.accept() => match accepted {
+                Some(Ok((request, respond))) => {
+                    let stream = Arc::clone(&shared).serve(
+                        request, respond, Arc::clone(&traffic), stopped.clone());
+                    streams.spawn(stream);
+                }
+                Some(Err(error)) => break chain(&error),
+                None => break "the gateway closed the connection".to_owned(),
+            },
+            Some(_) = streams.join_next() => {}
+            () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),
+            () = ended(&mut hello), if hello.is_some() => {
+                hello = None;
+                tell(&mut news, News::Replace);
+            }
+            () = drain::begun(&mut draining), if !is_draining => {
+                is_draining = true;
+                // The hello is a stream as well: the connection ends when all have.
+                hello = None;
+                connection.graceful_shutdown();
+            }
+            () = &mut last => {
+                warn!(streams = streams.len(), "streams were reset that did not end in time");
+                stop.send_replace(true);
+                let flush = async { while connection.accept().await.is_some() {} };
+                drop(timeout(GRACE, flush).await);
+                break "the agent stops".to_owned();
+            }
+        }
+    };
+    drop(connection);
+    tell(&mut news, News::Ended(ended));
+    // They find their streams lost.
+    while streams.join_next().await.is_some() {}
+}
+
+fn tell(news: &mut Option<oneshot::Sender<News>>, what: News) {
+    if let Some(Err(unheard)) = news.take().map(|news| news.send(what)) {
+        debug!(?unheard, "nobody waits for news of a session");
+    }
+}
+
+/// Waits for the end of the hello's body.
+async fn ended(hello: &mut Option<RecvStream>) {
+    let Some(hello) = hello else { return };
+    // Data would be of a later release.
+    while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
+        drop(hello.flow_control().release_capacity(bytes.len()));
+    }
+}
+
+impl Shared {
+    /// Serves one stream.
+    async fn serve(
+        self: Arc<Self>,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<Bytes>,
+        traffic: Arc<Traffic>,
+        mut stopped: watch::Receiver<bool>,
+    ) {
+        // The gateway keeps to the advertised number; this is for the view.
+        let is_placed = traffic.take_place(u32::MAX);
+        let asked = Asked::of(&request);
+        let dialled = match asked {
+            Ok(asked) if request.method() == http::Method::CONNECT => {
+                self.dial(&asked, &mut respond).await
+            }
+            Ok(_) => Err(Reason::ProtocolBroken),
+            Err(reason) => Err(reason),
+        };
+        let stop = async move {
+            drain::begun(&mut stopped).await;
+            Reason::Draining
+        };
+        let reason = match dialled {
+            Ok(tcp) => Box::pin(answer(&tcp, request, respond, &traffic, stop)).await,
+            Err(reason) => {
+                refuse(respond, reason);
+                reason
+            }
+        };
+        if is_placed {
+            traffic.free_place();
+        }
+        self.board.counts.count(reason);
+        debug!(asked = ?asked.ok(), reason = reason.label(), "stream ended");
+    }
+
+    /// Dials what was asked for, if it is allowed. Ends early when the client gives up.
+    async fn dial(
+        &self,
+        asked: &Asked,
+        respond: &mut SendResponse<Bytes>,
+    ) -> Result<TcpStream, Reason> {
+        let place = self.allow.place(asked, is_own_address)?;
+        let _dial = self
+            .dials
+            .try_acquire()
+            .map_err(|_full| Reason::DialsFull)?;
+        let Settings {
+            dial_timeout, mark, ..
+        } = self.settings;
+        let tcp = tokio::select! {
+            tcp = dial::target(place, mark, dial_timeout) => tcp?,
+            code = poll_fn(|cx| respond.poll_reset(cx)) => return Err(match code {
+                Ok(code) => reason_of(code, End::Client),
+                Err(error) => reason_of_error(&error, End::Client),
+            }),
+        };
+        prepare_end(&tcp).map_err(|_error| Reason::TargetReset)?;
+        Ok(tcp)
+    }
+}
+
+/// Answers that the target is there, and copies.
+async fn answer(
+    tcp: &TcpStream,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    traffic: &Traffic,
+    stop: impl Future<Output = Reason>,
+) -> Reason {
+    let send = match respond.send_response(Response::new(()), false) {
+        Ok(send) => send,
+        Err(error) => return reason_of_error(&error, End::Client),
+    };
+    let stream = Stream {
+        send,
+        recv: request.into_body(),
+        local: End::Target,
+    };
+    copy::run(tcp, stream, traffic, stop).await
+}
+
+fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
+    let mut response = Response::new(());
+    *response.status_mut() = match reason {
+        // The client is gone: nobody waits for an answer.
+        Reason::ClientReset | Reason::AgentLost => return,
+        _ => status_of(reason),
+    };
+    let label = http::HeaderValue::from_static(reason.label());
+    response.headers_mut().insert(REASON, label);
+    debug_assert_ne!(response.status(), StatusCode::OK);
+    if let Err(error) = respond.send_response(response, true) {
+        debug!(%error, "a refusal was not sent");
+    }
+}

@@ -1,0 +1,266 @@
+//! The gateway's end of a session.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{Request, StatusCode};
+use jiff::Timestamp;
+use tokio::{io::Interest, net::TcpStream, sync::watch, time::Instant};
+use tunnel_common::reason::Reason;
+
+use super::{
+    code::{End, code_of, reason_of_error, refusal},
+    copy::Stream,
+    link::Traffic,
+    registry::SessionView,
+    target::{LOOPBACK, TARGET},
+};
+use crate::model::Target;
+
+/// How long an agent may take to answer; longer than it gives its dial.
+const ANSWER: Duration = Duration::from_secs(60);
+/// A pace is measured over at least this long.
+const PACE: Duration = Duration::from_millis(250);
+/// Paces that differ by less than this many bytes a second count as one.
+const PACE_STEP: u64 = 64 << 10;
+
+/// What a session is from its handshake on.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) node: Arc<str>,
+    pub(super) peer: SocketAddr,
+    pub(super) certificate_expires: Timestamp,
+    pub(super) release: String,
+    pub(super) name: String,
+}
+
+/// A session with an agent.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: u64,
+    pub(super) facts: Facts,
+    since: Timestamp,
+    sender: SendRequest<Bytes>,
+    /// The most streams, of this end's setting.
+    streams: u32,
+    pub(super) traffic: Arc<Traffic>,
+    pace: Mutex<Pace>,
+    /// Says when its streams have to end, and why.
+    stop: watch::Receiver<Option<Reason>>,
+}
+
+impl Session {
+    pub(super) fn new(
+        id: u64,
+        facts: Facts,
+        sender: SendRequest<Bytes>,
+        streams: u32,
+        traffic: Arc<Traffic>,
+        stop: watch::Receiver<Option<Reason>>,
+    ) -> Self {
+        Self {
+            id,
+            facts,
+            since: Timestamp::now(),
+            sender,
+            streams,
+            traffic,
+            pace: Mutex::new(Pace::new()),
+            stop,
+        }
+    }
+
+    /// Whether it takes new streams: it has not ended, and the agent has not said that it will.
+    pub(super) fn is_open(&self) -> bool {
+        let mut sender = self.sender.clone();
+        let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
+        !matches!(ready, std::task::Poll::Ready(Err(_)))
+    }
+
+    /// How busy it is: bytes first, then streams.
+    pub(super) fn load(&self) -> (u64, u32) {
+        let total = self.traffic.received().saturating_add(self.traffic.sent());
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        (
+            pace.at(Instant::now(), total) / PACE_STEP,
+            self.traffic.streams(),
+        )
+    }
+
+    /// Takes a place for a stream.
+    pub(super) fn place(self: Arc<Self>) -> Option<Place> {
+        // One of those that the agent takes is the hello.
+        let of_agent = self.sender.current_max_send_streams().saturating_sub(1);
+        let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
+        let most = most.min(self.streams);
+        self.traffic
+            .take_place(most)
+            .then_some(Place { session: self })
+    }
+
+    pub(super) fn view(&self) -> SessionView {
+        SessionView {
+            name: self.facts.name.clone(),
+            peer: self.facts.peer,
+            since: self.since,
+            release: self.facts.release.clone(),
+            certificate_expires: self.facts.certificate_expires,
+            rtt_seconds: self.traffic.rtt_seconds(),
+            streams: self.traffic.streams(),
+            bytes_in: self.traffic.received(),
+            bytes_out: self.traffic.sent(),
+        }
+    }
+}
+
+/// A place for a stream in a session. It is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    session: Arc<Session>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.session.traffic.free_place();
+    }
+}
+
+impl Place {
+    pub(super) fn traffic(&self) -> &Traffic {
+        &self.session.traffic
+    }
+
+    /// Ends when streams of the session have to.
+    pub(super) fn stopped(&self) -> impl Future<Output = Reason> + Send + use<> {
+        let mut stop = self.session.stop.clone();
+        async move {
+            let reason = stop.wait_for(Option::is_some).await.map(|reason| *reason);
+            match reason {
+                Ok(Some(reason)) => reason,
+                Ok(None) | Err(_) => Reason::AgentLost,
+            }
+        }
+    }
+
+    /// Opens a stream to the target, with the client's first bytes, and waits for the answer.
+    pub(super) async fn open(
+        &self,
+        target: &Target,
+        first: Bytes,
+        client: &TcpStream,
+    ) -> Result<Stream, Reason> {
+        let request = request(target)?;
+        let lost = |error: h2::Error| reason_of_error(&error, End::Target);
+        let mut sender = self.session.sender.clone();
+        let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
+        drop(sender);
+        if !first.is_empty() {
+            self.session.traffic.count_sent(first.len());
+            send.send_data(first, false).map_err(lost)?;
+        }
+        let answered = tokio::select! {
+            answered = tokio::time::timeout(ANSWER, answer) => {
+                answered.map_err(|_elapsed| Reason::DialTimedOut)
+            }
+            _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
+            reason = self.stopped() => Err(reason),
+        };
+        let answer = match answered {
+            Ok(answer) => answer.map_err(lost)?,
+            Err(reason) => {
+                send.send_reset(code_of(reason));
+                return Err(reason);
+            }
+        };
+        if answer.status() != StatusCode::OK {
+            return Err(refusal(answer.status(), answer.headers()));
+        }
+        let recv = answer.into_body();
+        let local = End::Client;
+        Ok(Stream { send, recv, local })
+    }
+}
+
+fn request(target: &Target) -> Result<Request<()>, Reason> {
+    let authority = SocketAddr::new(target.address, target.port).to_string();
+    let mut request = Request::connect(authority);
+    if target.loopback {
+        request = request.header(TARGET, LOOPBACK);
+    }
+    request
+        .body(())
+        .map_err(|_error: http::Error| Reason::ProtocolBroken)
+}
+
+/// Bytes a second, since it was last looked at.
+#[derive(Debug)]
+struct Pace {
+    at: Instant,
+    total: u64,
+    rate: u64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self {
+            at: Instant::now(),
+            total: 0,
+            rate: 0,
+        }
+    }
+
+    fn at(&mut self, now: Instant, total: u64) -> u64 {
+        let time = now.duration_since(self.at);
+        let millis = u64::try_from(time.max(PACE).as_millis()).unwrap_or(u64::MAX);
+        let rate = total.saturating_sub(self.total).saturating_mul(1000) / millis;
+        if time >= PACE {
+            (self.at, self.total, self.rate) = (now, total, rate);
+        }
+        rate.max(self.rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_names_what_was_dialled_with_v6_in_brackets() {
+        let mut target = Target {
+            node: "edge-7".into(),
+            address: "fd00::3".parse().expect("an address"),
+            port: 10266,
+            loopback: true,
+        };
+        let loopback = request(&target).expect("a request");
+        assert_eq!(loopback.uri().to_string(), "[fd00::3]:10266");
+        assert_eq!(loopback.headers()[TARGET], LOOPBACK);
+
+        target.loopback = false;
+        let plain = request(&target).expect("a request");
+        assert!(plain.headers().is_empty());
+    }
+
+    #[test]
+    fn a_pace_is_that_of_now_and_a_burst_is_seen_at_once() {
+        let start = Instant::now();
+        let mut pace = Pace::new();
+        pace.at = start;
+        let second = Duration::from_secs(1);
+
+        assert_eq!(pace.at(start + second, 1000), 1000);
+        assert_eq!(
+            pace.at(start + second, 1_001_000),
+            4_000_000,
+            "a burst within the time of one look"
+        );
+        assert_eq!(pace.at(start + 2 * second, 1_001_000), 1_000_000);
+        assert_eq!(pace.at(start + 3 * second, 1_001_000), 0, "silence");
+    }
+}

@@ -1,0 +1,163 @@
+//! The TCP connection that carries a session, below TLS: read in large pieces, since rustls asks for
+//! 4 KiB at a time, and counted.
+
+use std::{
+    future::Future as _,
+    io::{self, IoSlice},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf as _, BytesMut};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use super::size::Size;
+
+/// How long sent bytes may stay without an answer of the other machine.
+const USER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Unsent bytes that the kernel holds. More would only delay what is sent after them.
+const UNSENT: u32 = 256 << 10;
+
+/// Prepares a TCP connection that carries a session.
+pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(tcp);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    socket.set_tcp_notsent_lowat(UNSENT)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(2);
+    socket.set_tcp_keepalive(&keepalive)
+}
+
+/// Prepares the TCP connection of a client or target. If it is dropped before
+/// [`closes_in_order`], its peer gets a reset: no end is shown that was none.
+pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(tcp);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_linger(Some(Duration::ZERO))?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(60))
+        .with_interval(Duration::from_secs(10))
+        .with_retries(6);
+    socket.set_tcp_keepalive(&keepalive)
+}
+
+/// Both directions ended: what is still to be sent is, after the close.
+pub(super) fn closes_in_order(tcp: &TcpStream) -> io::Result<()> {
+    SockRef::from(tcp).set_linger(None)
+}
+
+/// Bytes of a session that the wire gave and took.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    received: AtomicU64,
+}
+
+impl Meter {
+    /// How many came: a sign of life when it grows.
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+}
+
+/// What is below TLS.
+#[derive(Debug)]
+pub(super) struct Socket {
+    tcp: TcpStream,
+    inbox: BytesMut,
+    size: Size,
+    meter: Arc<Meter>,
+}
+
+impl Socket {
+    pub(super) fn new(tcp: TcpStream) -> Self {
+        Self {
+            tcp,
+            inbox: BytesMut::new(),
+            size: Size::default(),
+            meter: Arc::default(),
+        }
+    }
+
+    pub(super) fn meter(&self) -> Arc<Meter> {
+        Arc::clone(&self.meter)
+    }
+
+    /// Reads once into the empty inbox.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.inbox.capacity() > 2 * self.size.bytes() {
+            self.inbox = BytesMut::new();
+        }
+        self.inbox.reserve(self.size.bytes());
+        let read = pin!(self.tcp.read_buf(&mut self.inbox)).poll(cx);
+        if read.is_pending() && self.inbox.capacity() > Size::default().bytes() {
+            // An idle session holds no buffer.
+            self.inbox = BytesMut::new();
+        }
+        let read = ready!(read)?;
+        self.size.learn(read);
+        let counted = u64::try_from(read).unwrap_or(u64::MAX);
+        self.meter.received.fetch_add(counted, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.inbox.is_empty() {
+            ready!(this.poll_fill(cx))?;
+        }
+        let length = buf.remaining().min(this.inbox.len());
+        if let Some(bytes) = this.inbox.get(..length) {
+            buf.put_slice(bytes);
+        }
+        this.inbox.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().tcp).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().tcp).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
+    }
+}

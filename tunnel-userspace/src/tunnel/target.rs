@@ -1,0 +1,308 @@
+//! What the agent may dial: its allow-list, asked before any dial.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use http::Request;
+use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+use tunnel_common::reason::Reason;
+
+use super::Error;
+
+/// The header of a CONNECT that asks for loopback in the place of the address.
+pub(super) const TARGET: &str = "culvert-target";
+/// Its value.
+pub(super) const LOOPBACK: &str = "loopback";
+
+/// What a stream is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Asked {
+    /// The address and port that the client dialled.
+    pub(super) address: SocketAddr,
+    /// Whether loopback is to be dialled in the place of the address.
+    pub(super) loopback: bool,
+}
+
+impl Asked {
+    /// What a CONNECT asks for.
+    pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Reason> {
+        let authority = request.uri().authority().ok_or(Reason::ProtocolBroken)?;
+        let address: SocketAddr = authority
+            .as_str()
+            .parse()
+            .map_err(|_error: std::net::AddrParseError| Reason::ProtocolBroken)?;
+        let loopback = match request.headers().get(TARGET) {
+            None => false,
+            Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
+            // A way of dialling that this release does not know must not end in another one.
+            Some(_) => return Err(Reason::ProtocolBroken),
+        };
+        Ok(Self {
+            address: SocketAddr::new(address.ip().to_canonical(), address.port()),
+            loopback,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Allowance {
+    /// This port, on an address of our own.
+    Own(u16),
+    /// This port, on loopback.
+    Loopback(u16),
+    /// This address and port.
+    Exact(SocketAddr),
+}
+
+/// What may be dialled.
+#[derive(Debug)]
+pub(super) struct AllowList(Vec<Allowance>);
+
+impl AllowList {
+    pub(super) fn parse(entries: &[String]) -> Result<Self, Error> {
+        entries
+            .iter()
+            .map(|text| allowance(text).ok_or_else(|| Error::Allowance(text.clone())))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Where to dial. `is_own` says whether an address is one of this machine's.
+    pub(super) fn place(
+        &self,
+        asked: &Asked,
+        is_own: impl Fn(IpAddr) -> bool,
+    ) -> Result<SocketAddr, Reason> {
+        let (address, port) = (asked.address.ip(), asked.address.port());
+        let is_ours = || may_be_own(address) && is_own(address);
+        let is_allowed = self.0.iter().any(|allowance| match *allowance {
+            Allowance::Own(own) => !asked.loopback && own == port && is_ours(),
+            Allowance::Loopback(local) => asked.loopback && local == port && is_ours(),
+            Allowance::Exact(exact) => !asked.loopback && exact == asked.address,
+        });
+        if port == 0 || !is_allowed {
+            return Err(Reason::TargetDenied);
+        }
+        let address = match address {
+            IpAddr::V4(_) if asked.loopback => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) if asked.loopback => Ipv6Addr::LOCALHOST.into(),
+            IpAddr::V4(_) | IpAddr::V6(_) => address,
+        };
+        Ok(SocketAddr::new(address, port))
+    }
+}
+
+fn allowance(text: &str) -> Option<Allowance> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    match host {
+        "self" => Some(Allowance::Own(port)),
+        "localhost" => Some(Allowance::Loopback(port)),
+        _ => {
+            let exact: SocketAddr = text.parse().ok()?;
+            let exact = SocketAddr::new(exact.ip().to_canonical(), port);
+            Some(Allowance::Exact(exact))
+        }
+    }
+}
+
+/// Whether an address can be that of a node: `self` never means loopback, and never what is not
+/// told apart from link to link.
+const fn may_be_own(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            !(v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_unspecified()
+                || v4.is_multicast()
+                || v4.is_broadcast())
+        }
+        IpAddr::V6(v6) => {
+            !(v6.is_loopback()
+                || v6.is_unicast_link_local()
+                || v6.is_unspecified()
+                || v6.is_multicast())
+        }
+    }
+}
+
+/// Whether an interface of this machine has the address now.
+pub(super) fn is_own_address(address: IpAddr) -> bool {
+    let Ok(mut interfaces) = getifaddrs() else {
+        return false;
+    };
+    interfaces.any(|interface| interface.address.as_ref().and_then(ip) == Some(address))
+}
+
+fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[&str]) -> AllowList {
+        let entries: Vec<_> = entries.iter().map(|text| (*text).to_owned()).collect();
+        AllowList::parse(&entries).expect("allowances")
+    }
+
+    fn asked(address: &str, loopback: bool) -> Asked {
+        Asked {
+            address: address.parse().expect("an address"),
+            loopback,
+        }
+    }
+
+    const fn everything(_: IpAddr) -> bool {
+        true
+    }
+
+    const fn nothing(_: IpAddr) -> bool {
+        false
+    }
+
+    #[test]
+    fn entries_are_self_localhost_or_an_address_with_a_port() {
+        for good in [
+            "self:1",
+            "localhost:65535",
+            "10.0.0.1:80",
+            "[fd00::1]:10250",
+        ] {
+            assert!(AllowList::parse(&[good.to_owned()]).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "self",
+            "self:",
+            "self:0",
+            "self:65536",
+            "selfish:1",
+            "10.0.0.1",
+            "example.org:80",
+            "fd00::1:10250x",
+            ":80",
+        ] {
+            assert!(AllowList::parse(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn self_is_an_address_of_an_interface_and_a_listed_port() {
+        let allowed = list(&["self:10250", "self:10255"]);
+        let kubelet = asked("10.1.2.3:10250", false);
+
+        assert_eq!(allowed.place(&kubelet, everything), Ok(kubelet.address));
+        assert_eq!(
+            allowed.place(&kubelet, nothing),
+            Err(Reason::TargetDenied),
+            "somebody else's"
+        );
+        let other = asked("10.1.2.3:22", false);
+        assert_eq!(allowed.place(&other, everything), Err(Reason::TargetDenied));
+    }
+
+    #[test]
+    fn self_is_never_an_address_that_is_not_the_nodes_alone() {
+        let allowed = list(&["self:80", "localhost:80"]);
+        for address in [
+            "127.0.0.1:80",
+            "127.9.9.9:80",
+            "169.254.169.254:80",
+            "0.0.0.0:80",
+            "224.0.0.1:80",
+            "255.255.255.255:80",
+            "[::1]:80",
+            "[::]:80",
+            "[fe80::1]:80",
+            "[ff02::1]:80",
+        ] {
+            for loopback in [false, true] {
+                let asked = asked(address, loopback);
+                let place = allowed.place(&asked, everything);
+                assert_eq!(place, Err(Reason::TargetDenied), "{address}");
+            }
+        }
+    }
+
+    #[test]
+    fn loopback_is_dialled_in_the_family_of_the_address_and_only_when_asked_for() {
+        let allowed = list(&["localhost:10266"]);
+        let place = |address, loopback| allowed.place(&asked(address, loopback), everything);
+
+        assert_eq!(
+            place("10.1.2.3:10266", true),
+            Ok("127.0.0.1:10266".parse().expect("an address"))
+        );
+        assert_eq!(
+            place("[fd00::3]:10266", true),
+            Ok("[::1]:10266".parse().expect("an address"))
+        );
+        assert_eq!(place("10.1.2.3:10266", false), Err(Reason::TargetDenied));
+        assert_eq!(place("10.1.2.3:10250", true), Err(Reason::TargetDenied));
+        let elsewhere = asked("10.1.2.4:10266", true);
+        assert_eq!(
+            allowed.place(&elsewhere, nothing),
+            Err(Reason::TargetDenied),
+            "not our node"
+        );
+    }
+
+    #[test]
+    fn an_exact_entry_allows_that_address_and_no_other() {
+        let allowed = list(&["192.168.0.9:443"]);
+        let place = |address, loopback| allowed.place(&asked(address, loopback), nothing);
+
+        assert!(place("192.168.0.9:443", false).is_ok());
+        assert!(place("192.168.0.9:443", true).is_err());
+        assert!(place("192.168.0.9:444", false).is_err());
+        assert!(place("192.168.0.8:443", false).is_err());
+    }
+
+    #[test]
+    fn what_is_asked_for_is_read_from_the_request_or_refused() {
+        let of = |authority: &str, header: Option<&[u8]>| {
+            let mut request = Request::connect(authority);
+            if let Some(value) = header {
+                request = request.header(TARGET, value);
+            }
+            request.body(()).ok().map(|request| Asked::of(&request))
+        };
+        assert_eq!(
+            of("10.1.2.3:10250", None),
+            Some(Ok(asked("10.1.2.3:10250", false)))
+        );
+        assert_eq!(
+            of("[fd00::3]:10250", Some(b"loopback")),
+            Some(Ok(asked("[fd00::3]:10250", true)))
+        );
+        assert_eq!(
+            of("[::ffff:10.1.2.3]:10250", None),
+            Some(Ok(asked("10.1.2.3:10250", false))),
+            "a v4-mapped address is one of IPv4"
+        );
+        for bad in [
+            "example.org:80",
+            "10.1.2.3",
+            "10.1.2.3:99999",
+            "user@10.1.2.3:80",
+        ] {
+            let read = of(bad, None);
+            assert!(
+                matches!(read, None | Some(Err(Reason::ProtocolBroken))),
+                "{bad}: {read:?}"
+            );
+        }
+        assert_eq!(
+            of("10.1.2.3:80", Some(b"\xff")),
+            Some(Err(Reason::ProtocolBroken))
+        );
+    }
+
+    #[test]
+    fn the_own_addresses_are_those_of_the_interfaces() {
+        assert!(is_own_address(Ipv4Addr::LOCALHOST.into()));
+        assert!(!is_own_address(Ipv4Addr::new(192, 0, 2, 77).into()));
+    }
+}

@@ -233,7 +233,10 @@ enum Kind {
 /// differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
 fn kind_of(object: BorrowedFd<'_>) -> io::Result<Kind> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
-    let name = file.to_string_lossy().replace(['[', ']'], "").replace('_', "-");
+    let name = file
+        .to_string_lossy()
+        .replace(['[', ']'], "")
+        .replace('_', "-");
     Ok(match name.strip_prefix("anon-inode:") {
         Some("bpf-link") => Kind::Link,
         Some("bpf-prog") => Kind::Program,

@@ -19,6 +19,8 @@ mod flows;
 #[cfg(test)]
 mod full;
 #[cfg(test)]
+mod guard;
+#[cfg(test)]
 mod hooks;
 #[cfg(test)]
 mod live;

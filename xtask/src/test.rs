@@ -19,18 +19,27 @@ pub(crate) enum Tier {
     Golden,
     /// The tunnel from end to end over loopback.
     Tunnel,
+    /// Programs at tc on packets (root).
+    Packet,
     /// Real sockets through real programs (root).
     Netns,
 }
 
 impl Tier {
-    const ALL: [Self; 4] = [Self::Unit, Self::Golden, Self::Tunnel, Self::Netns];
+    const ALL: [Self; 5] = [
+        Self::Unit,
+        Self::Golden,
+        Self::Tunnel,
+        Self::Packet,
+        Self::Netns,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Unit => "unit",
             Self::Golden => "golden",
             Self::Tunnel => "tunnel",
+            Self::Packet => "packet",
             Self::Netns => "netns",
         }
     }
@@ -38,7 +47,7 @@ impl Tier {
     const fn needs_root(self) -> bool {
         match self {
             Self::Unit | Self::Golden | Self::Tunnel => false,
-            Self::Netns => true,
+            Self::Packet | Self::Netns => true,
         }
     }
 }
@@ -95,6 +104,13 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
                 .args(["--package", "tunnel-tests", "--test", "tunnel"])
                 .env("CULVERT_LAB_BIN", programs.lab);
         }
+        Tier::Packet => {
+            let programs = workspace::build_programs(false)?;
+            command
+                .args(["--package", "tunnel-tests", "--test", "packet"])
+                .env("CULVERT_BIN", programs.culvert)
+                .env("CULVERT_LAB_BIN", programs.lab);
+        }
         Tier::Netns => {
             let programs = workspace::build_programs(false)?;
             command
@@ -127,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn without_root_the_netns_tier_is_left_out_and_named() {
+    fn without_root_the_tiers_that_need_it_are_left_out_and_named() {
         let (able, left_out) = split(&Tier::ALL, false);
 
         assert_eq!(able, [Tier::Unit, Tier::Golden, Tier::Tunnel]);
         assert_eq!(
             left_out_line(&left_out).as_deref(),
-            Some("left out (need root): netns")
+            Some("left out (need root): packet, netns")
         );
     }
 }

@@ -14,7 +14,8 @@ use std::{
 use aya::{
     Ebpf,
     programs::{
-        Program, ProgramError, SchedClassifier, TcAttachType, TestRun as _, TestRunOptions,
+        Program, ProgramError, SchedClassifier, TcAttachType, TcError, TestRun as _,
+        TestRunOptions,
         tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
     },
 };
@@ -112,7 +113,8 @@ impl Guard {
 
     fn put_filter(&mut self, name: &str, pin: &Path) -> io::Result<()> {
         match qdisc_add_clsact(name) {
-            Err(aya::programs::TcError::AlreadyAttached) | Ok(()) => {}
+            Ok(()) => {}
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
             Err(error) => return Err(io::Error::other(error)),
         }
         let program = self.program()?;

@@ -229,13 +229,17 @@ enum Kind {
     Other,
 }
 
-/// The kernel says it in the name of the file that the descriptor stands for.
+/// The kernel says it in the name of the file that the descriptor stands for. How that is written
+/// differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
 fn kind_of(object: BorrowedFd<'_>) -> io::Result<Kind> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
-    Ok(match file.to_str() {
-        // Without brackets since Linux 6.8.
-        Some("anon_inode:bpf_link" | "anon_inode:[bpf_link]") => Kind::Link,
-        Some("anon_inode:bpf-prog" | "anon_inode:[bpf-prog]") => Kind::Program,
+    let name = file
+        .to_string_lossy()
+        .replace(['[', ']'], "")
+        .replace('_', "-");
+    Ok(match name.strip_prefix("anon-inode:") {
+        Some("bpf-link") => Kind::Link,
+        Some("bpf-prog") => Kind::Program,
         _ => Kind::Other,
     })
 }

@@ -32,6 +32,8 @@ use crate::drain;
 
 /// How long a gateway may take until the hello is done.
 const HELLO: std::time::Duration = std::time::Duration::from_secs(10);
+/// How long a dial may wait for its turn while there are as many as there may be.
+const TURN: std::time::Duration = std::time::Duration::from_secs(1);
 /// How long resets have to reach the other end before the connection goes.
 const GRACE: std::time::Duration = std::time::Duration::from_millis(200);
 
@@ -254,15 +256,17 @@ impl Shared {
         respond: &mut SendResponse<Bytes>,
     ) -> Result<TcpStream, Reason> {
         let place = self.allow.place(asked, is_own_address)?;
-        let _dial = self
-            .dials
-            .try_acquire()
-            .map_err(|_full| Reason::DialsFull)?;
         let Settings {
             dial_timeout, mark, ..
         } = self.settings;
+        let dialled = async {
+            // A burst has its turn when those before it are through.
+            let turn = timeout(TURN, self.dials.acquire()).await;
+            let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialsFull)?;
+            dial::target(place, mark, dial_timeout).await
+        };
         let tcp = tokio::select! {
-            tcp = dial::target(place, mark, dial_timeout) => tcp?,
+            tcp = dialled => tcp?,
             code = poll_fn(|cx| respond.poll_reset(cx)) => return Err(match code {
                 Ok(code) => reason_of(code, End::Client),
                 Err(error) => reason_of_error(&error, End::Client),

@@ -40,12 +40,19 @@ pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
+/// What the kernel may hold of a stream, each way and for each of its sockets. Left to itself it
+/// would hold many times as much for an end that is read slowly; a few hundred of them would use up
+/// its memory for TCP, and then every connection of the machine waits for retransmissions.
+const BUFFER: usize = 256 * 1024;
+
 /// Prepares the TCP connection of a client or target. If it is dropped before
 /// [`closes_in_order`], its peer gets a reset: no end is shown that was none.
 pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
     socket.set_linger(Some(Duration::ZERO))?;
+    socket.set_recv_buffer_size(BUFFER)?;
+    socket.set_send_buffer_size(BUFFER)?;
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(60))
         .with_interval(Duration::from_secs(10))

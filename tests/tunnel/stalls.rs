@@ -4,11 +4,12 @@
 use std::{io::Write as _, net::TcpStream, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use socket2::SockRef;
 use tunnel_tests::{load, scale::Scale};
 
 use crate::{
     support::{Plan, Tunnel, delays, echo, expect_reset, in_words, until_still},
-    targets::{Act, Blackhole, Server},
+    targets::{Act, Blackhole, LITTLE, Server},
 };
 
 /// How many echoes are timed.
@@ -24,7 +25,8 @@ fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
     let most = Scale::from_environment().patience(LIVE).as_micros();
     ensure!(
         u128::from(load::percentile(&delays, 99)) <= most,
-        "{what}: {delays:?}"
+        "{}",
+        in_words(what, &delays)
     );
     Ok(())
 }
@@ -33,6 +35,7 @@ fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;
+        SockRef::from(&reader).set_recv_buffer_size(LITTLE)?;
         let asked = reader.write_all(b"go");
         asked.with_context(|| format!("{:?}", tunnel.record()))?;
         Ok(reader)

@@ -18,6 +18,9 @@ use tunnel_tests::kubelet::{Summing, pattern};
 /// How many connections wait to be accepted.
 const BACKLOG: i32 = 1024;
 
+/// The buffers of sockets that nobody reads from.
+pub(crate) const LITTLE: usize = 64 * 1024;
+
 /// What a target does with a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
@@ -128,7 +131,11 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
             stream.shutdown(Shutdown::Write)?;
             until_end(&mut stream).map(drop)
         }
-        Act::Flood => send(&mut stream, u64::MAX, seen),
+        Act::Flood => {
+            // Little of the kernel's memory for TCP is to be the test's own.
+            SockRef::from(&stream).set_send_buffer_size(LITTLE)?;
+            send(&mut stream, u64::MAX, seen)
+        }
         Act::Silence => {
             // An error on the connection wakes no reader that never reads: look at it now and then.
             while stream.take_error()?.is_none() && !seen.over.load(Ordering::Relaxed) {

@@ -24,6 +24,7 @@ const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
 
 /// How the own certificate is, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 #[serde(default)]
 pub struct State {
     /// The common name in the certificate that is in use.

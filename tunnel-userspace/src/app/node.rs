@@ -12,7 +12,10 @@ use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 use self::parts::Parts;
-use super::{stop::Stop, tunnel::Tunnel};
+use super::{
+    stop::Stop,
+    tunnel::{Steered, Tunnel},
+};
 use crate::{
     admin::{self, Endpoint, Views},
     config::{self, Config},
@@ -114,8 +117,11 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             let mut network = Net::open(settings, running.guard, view)
                 .map_err(failed("cannot follow the network"))?;
             network.look().await;
-            let ends = (running.targets, network.uplinks());
-            tunnel.start_ingress(&config, steering, ends, &waiting, &mut tasks, &draining);
+            let steered = Steered {
+                targets: running.targets,
+                uplinks: network.uplinks(),
+            };
+            tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
         } else {
             let protocol = config::Steering::default().route_protocol;

@@ -28,6 +28,14 @@ use crate::{
 /// How long until a port that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// What the ingress is told of what is steered to it.
+pub(super) struct Steered {
+    /// What each index of a steering address stands for.
+    pub(super) targets: watch::Receiver<Arc<Targets>>,
+    /// The links that nothing that was steered comes by.
+    pub(super) uplinks: watch::Receiver<Arc<BTreeSet<u32>>>,
+}
+
 /// Ports that are not ours yet, and why.
 type Waiting = watch::Sender<BTreeMap<String, String>>;
 
@@ -42,7 +50,7 @@ impl Tunnel {
     /// Reads the certificate. One that can't be used stops nothing: it is told, and the gateway
     /// waits for a better one.
     pub(super) fn open(config: &Config) -> Self {
-        let files = config.tunnel.gateway.as_ref().and(files(config));
+        let files = config.tunnel.gateway.as_ref().and_then(|_| files(config));
         let (store, identity) = files.map(|files| Store::open(files, Role::Gateway)).unzip();
         Self {
             store,
@@ -101,15 +109,15 @@ impl Tunnel {
     pub(super) fn start_ingress(
         &self,
         config: &Config,
-        steering: &config::Steering,
-        (targets, uplinks): (
-            watch::Receiver<Arc<Targets>>,
-            watch::Receiver<Arc<BTreeSet<u32>>>,
-        ),
+        steered: Steered,
         waiting: &Waiting,
         tasks: &mut Tasks,
         draining: &watch::Receiver<bool>,
     ) {
+        let Some(steering) = &config.tunnel.steering else {
+            return;
+        };
+        let Steered { targets, uplinks } = steered;
         let prefixes = steering.ranges();
         let listen = listen_address(steering.port);
         let settings = ingress::Settings {

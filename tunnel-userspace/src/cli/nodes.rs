@@ -3,6 +3,7 @@ use jiff::Timestamp;
 use super::table;
 use crate::tunnel::{NodeView, SessionView};
 
+#[expect(clippy::ptr_arg, reason = "what the answer is read into")]
 pub(super) fn render(nodes: &Vec<NodeView>) -> String {
     at(nodes, Timestamp::now())
 }

@@ -41,6 +41,8 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::PortView",
             "crate::reconcile::ServiceView",
             "crate::source::Report",
+            "crate::tunnel::ConnectionState",
+            "crate::tunnel::ConnectionView",
             "crate::tunnel::NodeView",
             "crate::tunnel::SessionView",
         ],

@@ -99,7 +99,7 @@ fn both_kinds_of_guard_keep_outsiders_out_are_replaced_and_go_with_cleanup() -> 
             .host()
             .run(&["tc", "filter", "show", "dev", UPLINK.1, "ingress"])?;
         ensure!(
-            filters.matches("guard").count() == usize::from(!tcx),
+            filters.matches("guard direct-action").count() == usize::from(!tcx),
             "tcx {tcx}: {filters}"
         );
 

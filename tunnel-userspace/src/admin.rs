@@ -4,12 +4,15 @@
 //! - `status`: the status as a whole
 //! - `metrics`: counts and sizes for Prometheus
 //! - `health`: what load balancers and probes ask
-//! - `server`: HTTP on the admin socket and the two ports
+//! - `server`: HTTP on sockets and ports
+//! - `node`, `agent`: what those roles answer
 //! - `client`: the command line's end of the admin socket
 
+mod agent;
 mod client;
 mod health;
 mod metrics;
+mod node;
 mod server;
 mod status;
 
@@ -19,18 +22,42 @@ use tokio::sync::{mpsc, watch};
 use tunnel_common::reason::Reason;
 
 pub use self::{
+    agent::{AgentSetup, AgentStatus, AgentViews, serve_agent, serve_agent_socket},
     client::{AskError, ask},
-    server::{Endpoint, SocketError, serve, serve_socket},
+    node::{Endpoint, serve, serve_socket},
+    server::SocketError,
     status::{Maps, Setup, Status},
 };
 use crate::{
+    identity::State,
     net::View,
     reconcile::{Query, Stats},
     source::Report,
+    tunnel::NodeView,
 };
 
 /// Reads the kernel's counters.
 pub type Counters = dyn Fn() -> Result<Vec<(Reason, u64)>, String> + Send + Sync;
+
+/// What is shown of the tunnel of a node; nothing where it is off.
+pub struct TunnelViews {
+    /// Every node that has, had or was asked for a session.
+    pub nodes: Box<dyn Fn() -> Vec<NodeView> + Send + Sync>,
+    /// How often each reason was met.
+    pub counts: Box<dyn Fn() -> BTreeMap<Reason, u64> + Send + Sync>,
+    /// The certificate of the gateway.
+    pub identity: Box<dyn Fn() -> Option<State> + Send + Sync>,
+}
+
+impl Default for TunnelViews {
+    fn default() -> Self {
+        Self {
+            nodes: Box::new(Vec::new),
+            counts: Box::new(BTreeMap::new),
+            identity: Box::new(|| None),
+        }
+    }
+}
 
 /// What is shown, as the parts of the daemon publish it.
 pub struct Views {
@@ -44,6 +71,8 @@ pub struct Views {
     pub network: watch::Receiver<View>,
     /// Questions to the owner of the maps.
     pub queries: mpsc::Sender<Query>,
+    /// The tunnel.
+    pub tunnel: TunnelViews,
     /// The source.
     pub source: watch::Receiver<Arc<Report>>,
     /// The kernel's counters.

@@ -1,14 +1,16 @@
 //! The command line: what is asked for, and the looks at a daemon that runs. The roles themselves
 //! are `app`'s.
 
+mod agent;
 mod ca;
+mod nodes;
 mod services;
 mod status;
 mod table;
 
 use std::{
     io::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -39,6 +41,9 @@ pub enum Command {
     /// Run the service proxy of this node, in the foreground. SIGTERM ends it; the data path
     /// stays.
     Node(NodeArgs),
+    /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
+    /// the config allows. SIGTERM lets streams go on for a while, then ends it.
+    Agent(NodeArgs),
     /// Remove every program, map and file that a node with this config made.
     Cleanup(ConfigArgs),
     /// Make the certificates of the tunnel's ends, with a CA of their own.
@@ -55,10 +60,12 @@ pub enum Command {
 /// A look at a daemon or a config; changes nothing.
 #[derive(Debug, Subcommand)]
 pub enum Look {
-    /// Show how the running daemon is.
+    /// Show how the running daemon, or else agent, is.
     Status(LookArgs),
     /// Show every Service and what is programmed of it.
     Services(LookArgs),
+    /// Show every edge node that the gateway of the running daemon knows, and its sessions.
+    Nodes(LookArgs),
     /// Check a config, or print the defaults.
     Config {
         /// What to do.
@@ -156,7 +163,8 @@ impl Look {
     /// There is nothing to see; the message says why.
     pub fn run(self) -> Result<(), LookError> {
         match self {
-            Self::Status(args) => look(&args, "/status", status::render),
+            Self::Status(args) => status(&args),
+            Self::Nodes(args) => look(&args, "/nodes", nodes::render),
             Self::Services(args) => look(&args, "/services", services::render),
             Self::Config {
                 command: ConfigCommand::Default,
@@ -171,16 +179,37 @@ impl Look {
     }
 }
 
+/// The status of the node, or of the agent where no node runs and the config has one.
+fn status(args: &LookArgs) -> Result<(), LookError> {
+    let config = Config::read(&args.config.config)?;
+    let node = ask(args, &config.admin_socket(), "/status", status::render);
+    match node {
+        Err(LookError::Ask(AskError::NoDaemon { .. })) if config.tunnel.agent.is_some() => {
+            ask(args, &config.agent_socket(), "/status", agent::render)
+        }
+        other => other,
+    }
+}
+
 fn look<T: DeserializeOwned>(
     args: &LookArgs,
     path: &str,
     render: impl Fn(&T) -> String,
 ) -> Result<(), LookError> {
     let socket = Config::read(&args.config.config)?.admin_socket();
+    ask(args, &socket, path, render)
+}
+
+fn ask<T: DeserializeOwned>(
+    args: &LookArgs,
+    socket: &Path,
+    path: &str,
+    render: impl Fn(&T) -> String,
+) -> Result<(), LookError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let body = runtime.block_on(admin::ask(&socket, path))?;
+    let body = runtime.block_on(admin::ask(socket, path))?;
     match args.output {
         Output::Json => print(&String::from_utf8_lossy(&body))?,
         Output::Table => {

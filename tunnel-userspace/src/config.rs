@@ -136,6 +136,12 @@ impl Config {
         self.state_dir.join("admin.sock")
     }
 
+    /// The socket that an agent answers its command line on.
+    #[must_use]
+    pub fn agent_socket(&self) -> PathBuf {
+        self.state_dir.join("agent.sock")
+    }
+
     fn check(&self) -> Result<(), (String, String)> {
         let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         match self.mode {

@@ -13,7 +13,8 @@ use tunnel_userspace::{
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Node(args) => node(&args),
+        Command::Node(args) => run(&args, app::node),
+        Command::Agent(args) => run(&args, app::agent),
         Command::Cleanup(args) => cleanup(&args),
         Command::Ca { command } => ca(&command),
         Command::Look(look) => look.run().map_err(Into::into),
@@ -27,7 +28,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn node(args: &NodeArgs) -> Result<()> {
+/// Runs a role to its end.
+fn run<F, E>(args: &NodeArgs, role: impl FnOnce(Config) -> F) -> Result<()>
+where
+    F: Future<Output = Result<(), E>>,
+    E: std::error::Error + Send + Sync + 'static,
+{
     let config = Config::read(&args.config.config)?;
     telemetry::start(&args.log, args.log_format == LogFormat::Json)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -35,7 +41,7 @@ fn node(args: &NodeArgs) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    Ok(runtime.block_on(app::node(config))?)
+    Ok(runtime.block_on(role(config))?)
 }
 
 fn cleanup(args: &cli::ConfigArgs) -> Result<()> {

@@ -21,8 +21,8 @@ use tokio::{
 use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
+use self::netlink::{Kernel, Netlink, Scene};
 pub use self::netlink::{NetError, remove_routes};
-use self::netlink::{Netlink, Scene};
 use crate::drain;
 
 /// How long changes are gathered before they are looked at.
@@ -136,7 +136,7 @@ impl<K: Keeper> Net<K> {
     }
 
     async fn arrange(&mut self, view: &mut View) -> Result<(), String> {
-        let scene = self.netlink.scene().await.map_err(in_words)?;
+        let scene = self.netlink.kernel.scene().await.map_err(in_words)?;
         let uplinks = uplinks::find(&scene.links, &scene.gateways, &self.settings.uplinks);
         let indices: BTreeSet<u32> = uplinks.keys().copied().collect();
         // The ingress refuses what comes by them, also where the guard can't be put.
@@ -150,39 +150,9 @@ impl<K: Keeper> Net<K> {
         // The guard is there before the routes are.
         self.keeper.keep(&uplinks).map_err(in_words)?;
         view.uplinks = uplinks.values().cloned().collect();
-        self.routes(&scene, view).await?;
+        keep_routes(&self.settings, &self.netlink.kernel, &scene, view).await?;
         self.keeper.tidy(&uplinks).map_err(in_words)?;
         missing(&self.settings.uplinks, &scene)
-    }
-
-    async fn routes(&mut self, scene: &Scene, view: &mut View) -> Result<(), String> {
-        let protocol = self.settings.protocol;
-        let wanted: Vec<_> = self
-            .settings
-            .prefixes
-            .iter()
-            .filter_map(|prefix| scene.route_for(*prefix, protocol))
-            .collect();
-        for route in &wanted {
-            if let Some(other) = scene.foreign(route) {
-                return Err(format!(
-                    "{} is already routed by another (protocol {other}); give tunnel.steering \
-                     another prefix",
-                    route.destination()
-                ));
-            }
-            if !scene.has(route) {
-                self.netlink.add(route).await.map_err(in_words)?;
-            }
-            view.routes.push(route.to_string());
-        }
-        for stale in scene.stale(&wanted, protocol) {
-            self.netlink.remove(stale).await.map_err(in_words)?;
-        }
-        if wanted.is_empty() {
-            return Err("no address of this node is known to answer from".to_owned());
-        }
-        Ok(())
     }
 
     /// Takes away what an earlier process left: routes, then guards.
@@ -233,6 +203,41 @@ impl<K: Keeper> Net<K> {
             ),
         }
     }
+}
+
+/// Makes the prefixes local, and removes routes of ours that are not wanted.
+async fn keep_routes(
+    settings: &Settings,
+    kernel: &Kernel,
+    scene: &Scene,
+    view: &mut View,
+) -> Result<(), String> {
+    let protocol = settings.protocol;
+    let wanted: Vec<_> = settings
+        .prefixes
+        .iter()
+        .filter_map(|prefix| scene.route_for(*prefix, protocol))
+        .collect();
+    for route in &wanted {
+        if let Some(other) = scene.foreign(route) {
+            return Err(format!(
+                "{} is already routed by another (protocol {other}); give tunnel.steering \
+                     another prefix",
+                route.destination()
+            ));
+        }
+        if !scene.has(route) {
+            kernel.add(route).await.map_err(in_words)?;
+        }
+        view.routes.push(route.to_string());
+    }
+    for stale in scene.stale(&wanted, protocol) {
+        kernel.remove(stale).await.map_err(in_words)?;
+    }
+    if wanted.is_empty() {
+        return Err("no address of this node is known to answer from".to_owned());
+    }
+    Ok(())
 }
 
 /// Names of the config that no link has.

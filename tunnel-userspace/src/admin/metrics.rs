@@ -1,17 +1,24 @@
 //! Prometheus (OpenMetrics text): kube-proxy's names where they mean the same, ours beside them.
 
+mod out;
+
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+use jiff::Timestamp;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, text},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    encoding::{DescriptorEncoder, text},
     registry::Registry,
 };
 use tunnel_common::reason::Reason;
 
-use super::Views;
-use crate::reconcile::Stats;
+use self::out::{Out, number};
+use super::{AgentStatus, Views};
+use crate::{
+    identity::State,
+    reconcile::Stats,
+    tunnel::{ConnectionState, NodeView},
+};
 
 /// The media type of the text format.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -21,14 +28,82 @@ pub(super) type Answers = BTreeMap<(&'static str, u16), u64>;
 
 /// Every metric, as text.
 pub(super) fn render(views: &Arc<Views>, answers: Answers) -> Result<String, fmt::Error> {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(Metrics {
+    collect(Metrics {
         views: Arc::clone(views),
         answers,
-    }));
+    })
+}
+
+/// Every metric of an agent, as text.
+pub(super) fn render_agent(status: &AgentStatus) -> Result<String, fmt::Error> {
+    collect(AgentMetrics(status.clone()))
+}
+
+fn collect(collector: impl Collector) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(collector));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
+}
+
+#[derive(Debug)]
+struct AgentMetrics(AgentStatus);
+
+impl Collector for AgentMetrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out(encoder);
+        let AgentStatus {
+            ready,
+            setup: _,
+            tunnel,
+            identity,
+        } = &self.0;
+        let help = "Whether a gateway is connected";
+        out.gauge("culvert_ready", help, u32::from(*ready))?;
+        let labelled = tunnel
+            .counts
+            .iter()
+            .map(|(word, n)| ([("reason", word.as_str())], *n));
+        out.counters("culvert_reason", "How streams ended", labelled)?;
+        let count = |state: ConnectionState| {
+            let all = tunnel.connections.iter();
+            number(all.filter(|connection| connection.state == state).count())
+        };
+        let states = [
+            ("connecting", count(ConnectionState::Connecting)),
+            ("connected", count(ConnectionState::Connected)),
+            ("waiting", count(ConnectionState::Waiting)),
+            ("draining", count(ConnectionState::Draining)),
+        ];
+        let help = "Connections to gateways";
+        out.gauges("culvert_tunnel_connections", help, "state", states)?;
+        let streams = tunnel
+            .connections
+            .iter()
+            .map(|connection| connection.streams);
+        let help = "Streams that are open";
+        out.gauge(
+            "culvert_tunnel_streams",
+            help,
+            f64::from(streams.sum::<u32>()),
+        )?;
+        certificate(&mut out, identity)
+    }
+}
+
+/// How long certificates last.
+fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
+    let days = |at: Timestamp| at.duration_since(Timestamp::now()).as_secs_f64() / 86_400.0;
+    let known = [("cert", state.expires), ("ca", state.ca_expires)];
+    let known = known
+        .iter()
+        .filter_map(|(file, at)| Some((*file, days((*at)?))));
+    let help = "Days until the certificate in use expires";
+    out.gauges("culvert_certificate_expiry_days", help, "file", known)?;
+    let help = "Whether the files of the certificate can't be used as they are";
+    let has_problem = u32::from(state.problem.is_some());
+    out.gauge("culvert_certificate_problem", help, has_problem)
 }
 
 struct Metrics {
@@ -77,6 +152,8 @@ impl Collector for Metrics {
             "From the last change to its last write",
             delay,
         )?;
+        self.steering(&mut out, &stats)?;
+        self.tunnel(&mut out)?;
         self.kube_proxy(&mut out, &stats)
     }
 }
@@ -87,6 +164,7 @@ impl Metrics {
             tracing::warn!(%error, "cannot read the kernel's counters");
             Vec::new()
         });
+        let tunnel = (self.views.tunnel.counts)();
         for reason in Reason::ALL
             .into_iter()
             .filter(|reason| !reason.is_of_kernel())
@@ -94,11 +172,9 @@ impl Metrics {
             let count = if reason == Reason::ObjectRefused {
                 self.views.source.borrow().refused_total
             } else {
-                stats
-                    .counts
-                    .get(reason.label())
-                    .copied()
-                    .unwrap_or_default()
+                let of_maps = stats.counts.get(reason.label()).copied();
+                let of_tunnel = tunnel.get(&reason).copied();
+                of_maps.unwrap_or(0).saturating_add(of_tunnel.unwrap_or(0))
             };
             counts.push((reason, count));
         }
@@ -139,6 +215,34 @@ impl Metrics {
         out.gauges("culvert_service_ports_refused", help, "reason", refused)
     }
 
+    fn steering(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
+        let steering = &stats.steering;
+        let help = "Nodes that are edge nodes";
+        out.gauge("culvert_edge_nodes", help, number(steering.edge_nodes))?;
+        let help = "Addresses and ports of edge nodes that are steered";
+        out.gauge("culvert_steering_entries", help, number(steering.entries))?;
+        let help = "Nodes and ports that are not steered as they should be";
+        let problems = number(steering.problems.len());
+        out.gauge("culvert_steering_problems", help, problems)?;
+        let help = "Whether uplinks can't be guarded, or routes to steering prefixes be kept";
+        let has_problem = u32::from(self.views.network.borrow().problem.is_some());
+        out.gauge("culvert_steering_network_problem", help, has_problem)
+    }
+
+    fn tunnel(&self, out: &mut Out<'_>) -> fmt::Result {
+        let nodes = (self.views.tunnel.nodes)();
+        let connected = nodes.iter().filter(|node| !node.sessions.is_empty());
+        let help = "Edge nodes with a session";
+        out.gauge("culvert_tunnel_nodes", help, number(connected.count()))?;
+        let sessions = || nodes.iter().flat_map(|node: &NodeView| &node.sessions);
+        let help = "Sessions of agents";
+        out.gauge("culvert_tunnel_sessions", help, number(sessions().count()))?;
+        let streams: u32 = sessions().map(|session| session.streams).sum();
+        let help = "Streams that are open";
+        out.gauge("culvert_tunnel_streams", help, f64::from(streams))?;
+        (self.views.tunnel.identity)().map_or(Ok(()), |state| certificate(out, &state))
+    }
+
     fn kube_proxy(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
         let help = "When the last pass over changed Services ended";
         let last = stats
@@ -167,58 +271,6 @@ impl Metrics {
     }
 }
 
-struct Out<'a>(DescriptorEncoder<'a>);
-
-impl Out<'_> {
-    fn gauge(&mut self, name: &str, help: &str, value: impl Into<f64>) -> fmt::Result {
-        let encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(value.into()).encode(encoder)
-    }
-
-    fn gauges<W: AsRef<str>>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (W, f64)>,
-    ) -> fmt::Result {
-        let mut encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (word, value) in values {
-            let labels = [(label, word.as_ref())];
-            ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn counters<'a>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'a str, &'a str); 1], u64)>,
-    ) -> fmt::Result {
-        let mut encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-#[expect(
-    clippy::as_conversions,
-    clippy::cast_precision_loss,
-    reason = "a metric is a float, and counts of entries are far below 2^52"
-)]
-const fn number(count: usize) -> f64 {
-    count as f64
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -227,7 +279,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        admin::{Maps, Setup},
+        admin::{AgentSetup, Maps, Setup, TunnelViews},
         source::Report,
     };
 
@@ -255,6 +307,10 @@ mod tests {
             stats: watch::channel(stats).1,
             queries: mpsc::channel(1).0,
             network: watch::Sender::default().subscribe(),
+            tunnel: TunnelViews {
+                identity: Box::new(|| Some(State::default())),
+                ..TunnelViews::default()
+            },
             source: watch::channel(Arc::new(Report::default())).1,
             counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
             listening: watch::Sender::new(BTreeMap::new()),
@@ -264,6 +320,38 @@ mod tests {
     fn rendered(stats: Stats) -> String {
         let answers = Answers::from([(("/healthz", 200), 3), (("/livez", 503), 1)]);
         render(&views(stats), answers).expect("rendered")
+    }
+
+    fn agent() -> String {
+        let status = AgentStatus {
+            ready: true,
+            setup: AgentSetup {
+                version: String::new(),
+                pid: 1,
+                started: String::new(),
+                allow: Vec::new(),
+            },
+            tunnel: crate::tunnel::AgentView {
+                connections: Vec::new(),
+                counts: BTreeMap::from([("target_denied".to_owned(), 3)]),
+            },
+            identity: State::default(),
+        };
+        render_agent(&status).expect("rendered")
+    }
+
+    #[test]
+    fn an_agent_counts_by_the_same_words() {
+        let text = agent();
+
+        assert!(
+            text.contains("culvert_ready 1\n") || text.contains("culvert_ready 1.0\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("culvert_reason_total{reason=\"target_denied\"} 3\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -296,7 +384,7 @@ mod tests {
         let named: BTreeSet<_> = first_cells
             .filter_map(|rest| rest.split('`').next())
             .collect();
-        let text = rendered(Stats::default());
+        let text = rendered(Stats::default()) + &agent();
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let mut wanted: BTreeSet<String> = types
             .map(|line| match line.split_once(' ') {

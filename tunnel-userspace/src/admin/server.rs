@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,14 +25,13 @@ use serde::Serialize;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{oneshot, watch},
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
 use tracing::{debug, info, warn};
 
-use super::{Views, health, metrics, status::Status};
-use crate::{drain, reconcile::Query};
+use crate::drain;
 
 /// Connections that are served at once on one listener.
 const MOST_CONNECTIONS: usize = 64;
@@ -43,35 +42,17 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long until a port that is taken is tried again, and until an accept that failed is.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A listener, and what it answers.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Endpoint {
-    /// The socket of the command line: everything.
-    Socket,
-    /// The admin port: metrics and status.
-    Admin,
-    /// The health port.
-    Healthz,
+/// What is answered, by path.
+pub(super) trait Site: Send + Sync + 'static {
+    /// The paths that there are.
+    fn paths(&self) -> &'static [&'static str];
+
+    /// The answer to one of them.
+    fn answer(&self, path: &str) -> impl Future<Output = Response<Full<Bytes>>> + Send;
 }
 
-impl Endpoint {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Socket => "socket",
-            Self::Admin => "admin",
-            Self::Healthz => "healthz",
-        }
-    }
-
-    fn answers(self, path: &str) -> bool {
-        let paths: &[&str] = match self {
-            Self::Socket => &["/status", "/services", "/metrics", "/healthz", "/livez"],
-            Self::Admin => &["/status", "/services", "/metrics"],
-            Self::Healthz => &["/healthz", "/livez"],
-        };
-        paths.contains(&path)
-    }
-}
+/// Ports that are not ours yet, and why.
+pub(super) type Waiting = watch::Sender<BTreeMap<String, String>>;
 
 /// A listener of streams, on either kind of socket.
 trait Listener: Sync {
@@ -96,49 +77,41 @@ impl Listener for UnixListener {
     }
 }
 
-type Answers = Arc<Mutex<metrics::Answers>>;
-
-struct Server {
-    endpoint: Endpoint,
-    views: Arc<Views>,
-    answers: Answers,
+struct Server<S> {
+    site: S,
 }
 
 /// Serves a TCP port until the drain begins. A port that is taken, by another proxy that still
 /// runs, is tried again until it is free.
-pub async fn serve(
-    endpoint: Endpoint,
+pub(super) async fn serve_port<S: Site>(
+    name: &'static str,
     address: SocketAddr,
-    views: Arc<Views>,
-    answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
+    site: S,
+    waiting: Waiting,
     mut draining: watch::Receiver<bool>,
 ) {
-    let name = format!("{} {address}", endpoint.name());
+    let shown = format!("{name} {address}");
     let listener = tokio::select! {
-        listener = listen(&name, address, &views) => listener,
+        listener = listen(&shown, address, &waiting) => listener,
         () = drain::begun(&mut draining) => return,
     };
-    info!(endpoint = endpoint.name(), %address, "listening");
-    let server = Arc::new(Server {
-        endpoint,
-        views,
-        answers,
-    });
+    info!(endpoint = name, %address, "listening");
+    let server = Arc::new(Server { site });
     server.accept_all(&listener, draining).await;
 }
 
-async fn listen(name: &str, address: SocketAddr, views: &Views) -> TcpListener {
+async fn listen(name: &str, address: SocketAddr, waiting: &Waiting) -> TcpListener {
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
-                views.listening.send_modify(|waiting| {
-                    waiting.remove(name);
+                waiting.send_modify(|names| {
+                    names.remove(name);
                 });
                 return listener;
             }
             Err(error) => {
-                views.listening.send_if_modified(|waiting| {
-                    let is_new = waiting.insert(name.to_owned(), error.to_string()).is_none();
+                waiting.send_if_modified(|names| {
+                    let is_new = names.insert(name.to_owned(), error.to_string()).is_none();
                     if is_new {
                         warn!(name, %error, "cannot listen, trying again until it is free");
                     }
@@ -166,12 +139,11 @@ pub struct SocketError {
 /// # Errors
 ///
 /// The folder or the socket can't be made.
-pub fn serve_socket(
+pub(super) fn serve_path<S: Site>(
     path: &Path,
-    views: Arc<Views>,
-    answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
+    site: S,
     draining: watch::Receiver<bool>,
-) -> Result<impl Future<Output = ()> + Send + use<>, SocketError> {
+) -> Result<impl Future<Output = ()> + Send + use<S>, SocketError> {
     let failed = |source| SocketError {
         path: path.to_owned(),
         source,
@@ -184,11 +156,7 @@ pub fn serve_socket(
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
-        let server = Arc::new(Server {
-            endpoint: Endpoint::Socket,
-            views,
-            answers,
-        });
+        let server = Arc::new(Server { site });
         server.accept_all(&listener, draining).await;
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "the admin socket was gone already");
@@ -196,7 +164,7 @@ pub fn serve_socket(
     })
 }
 
-impl Server {
+impl<S: Site> Server<S> {
     async fn accept_all(
         self: Arc<Self>,
         listener: &impl Listener,
@@ -222,9 +190,9 @@ impl Server {
         }
     }
 
-    async fn connection<S>(self: Arc<Self>, stream: S)
+    async fn connection<T>(self: Arc<Self>, stream: T)
     where
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let service = service_fn(move |request| {
             let server = Arc::clone(&self);
@@ -250,80 +218,25 @@ impl Server {
                 "only GET is answered\n".into(),
             );
         }
-        if !self.endpoint.answers(path) {
+        if !self.site.paths().contains(&path) {
             return text(StatusCode::NOT_FOUND, format!("there is no {path} here\n"));
         }
-        match path {
-            "/status" => json(StatusCode::OK, &Status::of(&self.views)),
-            "/services" => self.services().await,
-            "/metrics" => self.metrics(),
-            "/healthz" => self.health("/healthz", true),
-            _ => self.health("/livez", false),
-        }
-    }
-
-    async fn services(&self) -> Response<Full<Bytes>> {
-        let (reply, answer) = oneshot::channel();
-        if self
-            .views
-            .queries
-            .send(Query::Services(reply))
-            .await
-            .is_ok()
-            && let Ok(services) = answer.await
-        {
-            return json(StatusCode::OK, &services);
-        }
-        text(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the daemon is stopping\n".into(),
-        )
-    }
-
-    fn metrics(&self) -> Response<Full<Bytes>> {
-        let answers = self
-            .answers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        match metrics::render(&self.views, answers) {
-            Ok(body) => {
-                let mut response = Response::new(Full::from(body));
-                let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
-                response.headers_mut().insert(CONTENT_TYPE, kind);
-                response
-            }
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-        }
-    }
-
-    fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
-        let health = health::of(&self.views, asks_eligible);
-        let code = if health.healthy {
-            StatusCode::OK
-        } else {
-            StatusCode::SERVICE_UNAVAILABLE
-        };
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = answers.entry((path, code.as_u16())).or_default();
-        *count = count.saturating_add(1);
-        drop(answers);
-        json(code, &health)
+        self.site.answer(path).await
     }
 }
 
-fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
+pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
     match serde_json::to_vec(value) {
         Ok(body) => respond(code, "application/json", body.into()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
-fn text(code: StatusCode, body: String) -> Response<Full<Bytes>> {
+pub(super) fn text(code: StatusCode, body: String) -> Response<Full<Bytes>> {
     respond(code, "text/plain; charset=utf-8", body.into())
 }
 
-fn respond(code: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+pub(super) fn respond(code: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body));
     *response.status_mut() = code;
     let headers = response.headers_mut();

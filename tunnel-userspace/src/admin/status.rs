@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Views;
-use crate::{net::View, reconcile::Stats};
+use crate::{identity::State, net::View, reconcile::Stats, tunnel::NodeView};
 
 /// What does not change while the daemon runs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -55,6 +55,10 @@ pub struct Status {
     pub programmed: Stats,
     /// The network as steering needs it; empty where steering is off.
     pub network: View,
+    /// The nodes that the tunnel knows.
+    pub nodes: Vec<NodeView>,
+    /// The certificate of the gateway.
+    pub identity: Option<State>,
     /// What the source read, and what it refused.
     pub source: serde_json::Value,
     /// How often the kernel met each reason since the maps were made.
@@ -84,6 +88,8 @@ impl Status {
             setup: views.setup.clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
+            nodes: (views.tunnel.nodes)(),
+            identity: (views.tunnel.identity)(),
             source: source.unwrap_or_default(),
             reasons,
             not_listening: views.listening.borrow().clone(),

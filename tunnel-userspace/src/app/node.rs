@@ -4,18 +4,18 @@ mod parts;
 
 use std::{
     collections::BTreeMap,
-    io,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
-};
+use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 use self::parts::Parts;
+use super::{
+    stop::Stop,
+    tunnel::{Steered, Tunnel},
+};
 use crate::{
     admin::{self, Endpoint, Views},
     config::{self, Config},
@@ -81,8 +81,16 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
-    let views = parts.views(&config, &source, is_ready, queries, network);
-    serve(&config, &Arc::new(views), &mut tasks, &draining)?;
+    let mut tunnel = Tunnel::open(&config);
+    let views = parts.views(&config, &source, is_ready, queries);
+    let views = Arc::new(Views {
+        network,
+        tunnel: tunnel.views(),
+        ..views
+    });
+    let waiting = views.listening.clone();
+    serve(&config, &views, &mut tasks, &draining)?;
+    tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
     tasks.start("source", source.run(draining.clone()));
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
@@ -109,6 +117,11 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             let mut network = Net::open(settings, running.guard, view)
                 .map_err(failed("cannot follow the network"))?;
             network.look().await;
+            let steered = Steered {
+                targets: running.targets,
+                uplinks: network.uplinks(),
+            };
+            tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
         } else {
             let protocol = config::Steering::default().route_protocol;
@@ -159,26 +172,4 @@ fn serve(
         );
     }
     Ok(())
-}
-
-/// SIGTERM or SIGINT.
-struct Stop {
-    term: tokio::signal::unix::Signal,
-    int: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn new() -> io::Result<Self> {
-        Ok(Self {
-            term: signal(SignalKind::terminate())?,
-            int: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
 }

@@ -241,8 +241,9 @@ fn open(pin: &Path) -> io::Result<Option<std::os::fd::OwnedFd>> {
 }
 
 fn to_io(error: ProgramError) -> io::Error {
-    match error {
-        ProgramError::SyscallError(error) => error.io_error,
-        other => io::Error::other(other),
+    if let ProgramError::SyscallError(error) = error {
+        error.io_error
+    } else {
+        io::Error::other(error)
     }
 }

@@ -39,6 +39,7 @@ pub(super) fn render(status: &Status) -> String {
     if let Some(since) = &programmed.failing_since {
         lines.push(row("failing", format!("writes fail since {since}")));
     }
+    lines.extend(tunnel(status));
     lines.extend(reasons(status));
     lines.extend(problems(status));
     for (port, reason) in &status.not_listening {
@@ -60,6 +61,66 @@ fn last_write(status: &Status) -> String {
             format!("{at}, {millis:.1} ms after the change was noticed")
         }
     }
+}
+
+/// What there is of the tunnel; nothing where it is off.
+fn tunnel(status: &Status) -> Vec<String> {
+    let mut lines = Vec::new();
+    let steering = &status.programmed.steering;
+    if !status.network.uplinks.is_empty() || status.network.problem.is_some() {
+        lines.push(row(
+            "steering",
+            format!(
+                "{} addresses and ports of {} edge nodes",
+                steering.entries, steering.edge_nodes
+            ),
+        ));
+        lines.push(row("guarded", status.network.uplinks.join(" ")));
+        lines.extend(
+            status
+                .network
+                .routes
+                .iter()
+                .map(|route| row("route", route)),
+        );
+    }
+    if let Some(problem) = &status.network.problem {
+        lines.push(row("refused", problem));
+    }
+    let shown = steering.problems.iter().take(SHOWN);
+    lines.extend(shown.map(|problem| row("refused", problem)));
+    if let Some(identity) = &status.identity {
+        let connected = status.nodes.iter().filter(|node| !node.sessions.is_empty());
+        let connected = connected.count();
+        lines.push(row(
+            "agents",
+            format!("{connected} nodes connected (culvert nodes)"),
+        ));
+        if let Some(expires) = identity.expires {
+            lines.push(row("certificate", format!("expires {expires}")));
+        }
+        lines.extend(
+            identity
+                .problem
+                .iter()
+                .map(|problem| row("refused", problem)),
+        );
+        lines.extend(
+            identity
+                .warnings
+                .iter()
+                .map(|warning| row("warning", warning)),
+        );
+    }
+    for node in status
+        .nodes
+        .iter()
+        .filter(|node| node.sessions.is_empty())
+        .take(SHOWN)
+    {
+        lines.extend(node.last_error.iter().map(|error| row("tunnel", error)));
+    }
+    lines
 }
 
 fn reasons(status: &Status) -> Vec<String> {

@@ -129,7 +129,13 @@ fn documented_tunnel() -> String {
 
 #[test]
 fn the_documented_sections_of_the_tunnel_are_the_defaults() {
-    let config = Config::parse(&documented_tunnel()).expect("good");
+    let (first, rest) = documented_tunnel()
+        .split_once("\n  agent:\n")
+        .map(|(first, rest)| (first.to_owned(), rest.to_owned()))
+        .expect("a section");
+    let (_, identity) = rest.split_once("\n  identity:").expect("a section");
+    let node = format!("{first}\n  identity:{identity}");
+    let config = Config::parse(&node).expect("good");
 
     assert_eq!(config.tunnel.steering, Some(Steering::default()));
     assert_eq!(config.tunnel.gateway, Some(Gateway::default()));
@@ -137,8 +143,10 @@ fn the_documented_sections_of_the_tunnel_are_the_defaults() {
         gateways: vec!["gw.example:10262".to_owned()],
         ..Agent::default()
     };
-    assert_eq!(config.tunnel.agent, Some(agent));
     assert!(config.tunnel.identity.is_some());
+    let config = Config::parse(&format!("tunnel:\n  agent:\n{rest}")).expect("good");
+    assert_eq!(config.tunnel.agent, Some(agent));
+    assert_eq!(refusal(&documented_tunnel()).0, "tunnel.agent");
 }
 
 #[test]

@@ -47,6 +47,11 @@ impl Tunnel {
                 "must be there, for the certificate of the gateway or agent",
             );
         }
+        if self.gateway.is_some() && self.agent.is_some() {
+            let reason = "can't be beside tunnel.gateway: a certificate is that of one of them; \
+                          give the agent a config of its own";
+            return refused("agent", reason);
+        }
         if let Some(steering) = &self.steering {
             steering.check()?;
             if self.gateway.is_none() {

@@ -24,7 +24,7 @@ const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
 
 /// How the own certificate is, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct State {
     /// The common name in the certificate that is in use.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -52,11 +52,14 @@ type Messages = Box<dyn Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Sen
 
 /// A netlink socket that is told of every change.
 pub(super) struct Netlink {
-    handle: Handle,
+    pub(super) kernel: Kernel,
     messages: Messages,
     /// Moves the messages for as long as this lives.
     _connection: JoinSet<()>,
 }
+
+/// What is asked of the kernel.
+pub(super) struct Kernel(Handle);
 
 impl Netlink {
     pub(super) fn open() -> Result<Self, NetError> {
@@ -72,7 +75,7 @@ impl Netlink {
         let mut task = JoinSet::new();
         task.spawn(connection);
         Ok(Self {
-            handle,
+            kernel: Kernel(handle),
             messages: Box::new(messages.map(|(message, _)| message)),
             _connection: task,
         })
@@ -82,11 +85,13 @@ impl Netlink {
     pub(super) async fn changed(&mut self) -> bool {
         self.messages.next().await.is_some()
     }
+}
 
+impl Kernel {
     /// Everything, as it is now.
-    pub(super) async fn scene(&mut self) -> Result<Scene, NetError> {
+    pub(super) async fn scene(&self) -> Result<Scene, NetError> {
         let links: Vec<LinkMessage> = self
-            .handle
+            .0
             .link()
             .get()
             .execute()
@@ -94,7 +99,7 @@ impl Netlink {
             .await
             .map_err(failed("list the links"))?;
         let addresses: Vec<AddressMessage> = self
-            .handle
+            .0
             .address()
             .get()
             .execute()
@@ -105,7 +110,7 @@ impl Netlink {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut asked = RouteMessage::default();
             asked.header.address_family = family;
-            let found = self.handle.route().get(asked).execute();
+            let found = self.0.route().get(asked).execute();
             let found: Vec<RouteMessage> = found
                 .try_collect()
                 .await
@@ -116,14 +121,14 @@ impl Netlink {
     }
 
     /// Adds a route, or puts it in the place of ours to the same destination.
-    pub(super) async fn add(&mut self, route: &Route) -> Result<(), NetError> {
+    pub(super) async fn add(&self, route: &Route) -> Result<(), NetError> {
         let step = format!("add the route {route}");
-        let request = self.handle.route().add(route.message());
+        let request = self.0.route().add(route.message());
         request.replace().execute().await.map_err(failed(step))
     }
 
-    pub(super) async fn remove(&mut self, route: &RouteMessage) -> Result<(), NetError> {
-        let request = self.handle.route().del(route.clone());
+    pub(super) async fn remove(&self, route: &RouteMessage) -> Result<(), NetError> {
+        let request = self.0.route().del(route.clone());
         request
             .execute()
             .await
@@ -137,11 +142,11 @@ impl Netlink {
 ///
 /// The kernel refused.
 pub async fn remove_routes(protocol: u8) -> Result<usize, NetError> {
-    let mut netlink = Netlink::open()?;
-    let scene = netlink.scene().await?;
+    let netlink = Netlink::open()?;
+    let scene = netlink.kernel.scene().await?;
     let ours: Vec<_> = scene.stale(&[], protocol).collect();
     for route in &ours {
-        netlink.remove(route).await?;
+        netlink.kernel.remove(route).await?;
     }
     Ok(ours.len())
 }

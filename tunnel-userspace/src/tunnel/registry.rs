@@ -23,6 +23,7 @@ use crate::model::Target;
 
 /// What the gateway knows of a node.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct NodeView {
     /// The name of the Node.
     pub node: String,
@@ -36,6 +37,7 @@ pub struct NodeView {
 
 /// A session with an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct SessionView {
     /// The name that the agent gave it.
     pub name: String,

@@ -11,6 +11,7 @@ use super::{link::Traffic, registry::Counts};
 
 /// What an agent shows of itself.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct AgentView {
     /// Its connections: for each gateway as many as the setting says.
     pub connections: Vec<ConnectionView>,
@@ -20,6 +21,7 @@ pub struct AgentView {
 
 /// A connection to a gateway.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
     /// The gateway, as the settings name it.
     pub gateway: String,

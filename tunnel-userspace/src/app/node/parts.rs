@@ -1,6 +1,6 @@
 //! The data path of a node: its maps and programs, and their owner.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -8,7 +8,7 @@ use tunnel_common::LAYOUT_VERSION;
 
 use super::{NodeError, failed};
 use crate::{
-    admin::{self, Setup, Views},
+    admin::{self, Setup, TunnelViews, Views},
     app::{
         canary::{self, CanaryError},
         state::State,
@@ -20,7 +20,6 @@ use crate::{
     clock::since_boot,
     config::{self, Config},
     model::{Algorithm, ObjectName, ServiceState, Targets, Update},
-    net::View,
     plan::SteeringRules,
     reconcile::{self, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings},
     source::file::FileSource,
@@ -34,7 +33,7 @@ pub(super) struct Parts {
     counters: Option<Counters>,
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     /// What each index of a steering address stands for.
-    pub(super) targets: watch::Receiver<std::sync::Arc<Targets>>,
+    targets: watch::Receiver<Arc<Targets>>,
     is_steering: bool,
     stats: watch::Receiver<reconcile::Stats>,
     /// Held until the end, against another daemon.
@@ -113,7 +112,6 @@ impl Parts {
         source: &FileSource,
         ready: watch::Receiver<Option<String>>,
         queries: mpsc::Sender<Query>,
-        network: watch::Receiver<View>,
     ) -> Views {
         let counters = self.counters.take();
         let sizes = self.data_path.sizes();
@@ -146,7 +144,8 @@ impl Parts {
             ready,
             stats: self.stats.clone(),
             queries,
-            network,
+            network: watch::Sender::default().subscribe(),
+            tunnel: TunnelViews::default(),
             source: source.report(),
             counters: Box::new(read),
             listening: watch::Sender::new(BTreeMap::new()),
@@ -208,6 +207,7 @@ impl Parts {
     pub(super) fn into_running(self) -> Running {
         Running {
             guard: self.data_path.into_guard(),
+            targets: self.targets,
             owner: self.owner,
             _held: (self.pins, self._state),
         }
@@ -217,6 +217,7 @@ impl Parts {
 /// A data path that is programmed and attached.
 pub(super) struct Running {
     pub(super) guard: Guard,
+    pub(super) targets: watch::Receiver<Arc<Targets>>,
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     /// Held until the end, against another daemon.
     pub(super) _held: (Pins, State),

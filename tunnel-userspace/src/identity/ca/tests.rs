@@ -2,7 +2,10 @@ use std::{
     collections::BTreeSet,
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
@@ -93,21 +96,25 @@ fn init_never_overwrites_a_ca_nor_a_part_of_one() {
 
 #[test]
 fn two_that_init_at_once_make_one_ca() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let made = AtomicUsize::new(0);
-    let one = || {
-        if init(dir.path(), CA_DAYS, then()).is_ok() {
-            made.fetch_add(1, Ordering::Relaxed);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(one);
-        }
-    });
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().expect("a folder");
+        let made = AtomicUsize::new(0);
+        let start = Barrier::new(8);
+        let one = || {
+            start.wait();
+            if init(dir.path(), CA_DAYS, then()).is_ok() {
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(one);
+            }
+        });
 
-    assert_eq!(made.into_inner(), 1);
-    issue_gateway(dir.path(), None, DAYS, then()).expect("its key is its own");
+        assert_eq!(made.into_inner(), 1);
+        issue_gateway(dir.path(), None, DAYS, then()).expect("its key is its own");
+    }
 }
 
 #[test]

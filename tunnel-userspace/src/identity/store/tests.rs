@@ -252,7 +252,7 @@ fn a_key_that_others_can_use_is_warned_of_until_they_cannot() {
     let files = site.agent("edge-1");
     let mut looked = Looked::open(&files, Role::Agent, then());
 
-    for mode in [0o644, 0o604, 0o620, 0o601] {
+    for mode in [0o644, 0o604, 0o620, 0o610, 0o602, 0o601] {
         chmod(&files.key, mode);
         looked.look(then());
         let warnings = looked.receiver.state().warnings;
@@ -307,7 +307,7 @@ fn the_state_survives_its_trip_to_the_command_line() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_running_store_finds_what_was_replaced_and_stops_at_the_drain() {
     let site = Site::new();
     let files = site.agent("edge-1");

@@ -1,0 +1,118 @@
+//! What an agent shows and answers.
+
+use std::{future::Future, net::SocketAddr, path::Path, sync::Arc};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Response, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::{
+    metrics,
+    server::{self, Site, SocketError, json, respond, text},
+};
+use crate::{
+    identity::{Receiver, State},
+    tunnel::{AgentView, ConnectionState},
+};
+
+/// What is shown of an agent.
+#[derive(Clone)]
+pub struct AgentViews {
+    /// What does not change while it runs.
+    pub setup: AgentSetup,
+    /// Its connections.
+    pub view: watch::Receiver<Arc<AgentView>>,
+    /// Its certificate.
+    pub identity: Receiver,
+    /// Ports that are not ours yet, and why.
+    pub listening: watch::Sender<std::collections::BTreeMap<String, String>>,
+}
+
+/// What does not change while an agent runs.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentSetup {
+    /// The version of the agent.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// When it started, RFC 3339.
+    pub started: String,
+    /// What may be dialled.
+    pub allow: Vec<String>,
+}
+
+/// The status of an agent.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentStatus {
+    /// Whether a gateway is connected.
+    pub ready: bool,
+    /// What does not change while it runs.
+    #[serde(flatten)]
+    pub setup: AgentSetup,
+    /// Its connections.
+    pub tunnel: AgentView,
+    /// Its certificate.
+    pub identity: State,
+}
+
+impl AgentViews {
+    fn is_ready(&self) -> bool {
+        let view = self.view.borrow();
+        let mut connections = view.connections.iter();
+        connections.any(|connection| connection.state == ConnectionState::Connected)
+    }
+
+    fn status(&self) -> AgentStatus {
+        AgentStatus {
+            ready: self.is_ready(),
+            setup: self.setup.clone(),
+            tunnel: AgentView::clone(&self.view.borrow()),
+            identity: self.identity.state(),
+        }
+    }
+}
+
+/// Serves a port of an agent until the drain begins: metrics, status, `/healthz` (it runs) and
+/// `/readyz` (a gateway is connected).
+pub async fn serve_agent(address: SocketAddr, views: AgentViews, draining: watch::Receiver<bool>) {
+    let waiting = views.listening.clone();
+    server::serve_port("agent", address, views, waiting, draining).await;
+}
+
+/// Binds the socket of an agent; the second value serves it until the drain begins.
+///
+/// # Errors
+///
+/// The folder or the socket can't be made.
+pub fn serve_agent_socket(
+    path: &Path,
+    views: AgentViews,
+    draining: watch::Receiver<bool>,
+) -> Result<impl Future<Output = ()> + Send + use<>, SocketError> {
+    server::serve_path(path, views, draining)
+}
+
+impl Site for AgentViews {
+    fn paths(&self) -> &'static [&'static str] {
+        &["/status", "/metrics", "/healthz", "/readyz"]
+    }
+
+    async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+        match path {
+            "/status" => json(StatusCode::OK, &self.status()),
+            "/metrics" => match metrics::render_agent(&self.status()) {
+                Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
+                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            },
+            "/readyz" if !self.is_ready() => {
+                let body = "no gateway is connected\n".to_owned();
+                text(StatusCode::SERVICE_UNAVAILABLE, body)
+            }
+            _ => text(StatusCode::OK, "ok\n".to_owned()),
+        }
+    }
+}

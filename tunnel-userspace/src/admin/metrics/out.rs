@@ -1,0 +1,60 @@
+//! Metrics as they are written.
+
+use std::fmt;
+
+use prometheus_client::{
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+};
+
+pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl Into<f64>) -> fmt::Result {
+        let encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(value.into()).encode(encoder)
+    }
+
+    pub(super) fn gauges<W: AsRef<str>>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (W, f64)>,
+    ) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (word, value) in values {
+            let labels = [(label, word.as_ref())];
+            ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn counters<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = ([(&'a str, &'a str); 1], u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in values {
+            ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "a metric is a float, and counts of entries are far below 2^52"
+)]
+pub(super) const fn number(count: usize) -> f64 {
+    count as f64
+}

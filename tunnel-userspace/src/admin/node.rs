@@ -1,0 +1,167 @@
+//! What a node answers.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Response, StatusCode};
+use tokio::sync::{oneshot, watch};
+
+use super::{
+    Views, health, metrics,
+    server::{self, Site, SocketError, json, respond, text},
+    status::Status,
+};
+use crate::reconcile::Query;
+
+/// A listener, and what it answers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Endpoint {
+    /// The socket of the command line: everything.
+    Socket,
+    /// The admin port: metrics and status.
+    Admin,
+    /// The health port.
+    Healthz,
+}
+
+impl Endpoint {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Socket => "socket",
+            Self::Admin => "admin",
+            Self::Healthz => "healthz",
+        }
+    }
+
+    const fn paths(self) -> &'static [&'static str] {
+        match self {
+            Self::Socket => &[
+                "/status",
+                "/services",
+                "/nodes",
+                "/metrics",
+                "/healthz",
+                "/livez",
+            ],
+            Self::Admin => &["/status", "/services", "/nodes", "/metrics"],
+            Self::Healthz => &["/healthz", "/livez"],
+        }
+    }
+}
+
+type Answers = Arc<Mutex<metrics::Answers>>;
+
+struct Node {
+    endpoint: Endpoint,
+    views: Arc<Views>,
+    answers: Answers,
+}
+
+/// Serves a TCP port until the drain begins. A port that is taken, by another proxy that still
+/// runs, is tried again until it is free.
+pub async fn serve(
+    endpoint: Endpoint,
+    address: SocketAddr,
+    views: Arc<Views>,
+    answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
+    draining: watch::Receiver<bool>,
+) {
+    let waiting = views.listening.clone();
+    let site = Node {
+        endpoint,
+        views,
+        answers,
+    };
+    server::serve_port(endpoint.name(), address, site, waiting, draining).await;
+}
+
+/// Binds the admin socket, which only its owner may use. A socket that an earlier daemon left
+/// behind is replaced: that it is gone is known, since the pins are held. The second value serves
+/// it until the drain begins.
+///
+/// # Errors
+///
+/// The folder or the socket can't be made.
+pub fn serve_socket(
+    path: &Path,
+    views: Arc<Views>,
+    answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
+    draining: watch::Receiver<bool>,
+) -> Result<impl Future<Output = ()> + Send + use<>, SocketError> {
+    let site = Node {
+        endpoint: Endpoint::Socket,
+        views,
+        answers,
+    };
+    server::serve_path(path, site, draining)
+}
+
+impl Site for Node {
+    fn paths(&self) -> &'static [&'static str] {
+        self.endpoint.paths()
+    }
+
+    async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+        match path {
+            "/status" => json(StatusCode::OK, &Status::of(&self.views)),
+            "/services" => self.services().await,
+            "/nodes" => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
+            "/metrics" => self.metrics(),
+            "/healthz" => self.health("/healthz", true),
+            _ => self.health("/livez", false),
+        }
+    }
+}
+
+impl Node {
+    async fn services(&self) -> Response<Full<Bytes>> {
+        let (reply, answer) = oneshot::channel();
+        if self
+            .views
+            .queries
+            .send(Query::Services(reply))
+            .await
+            .is_ok()
+            && let Ok(services) = answer.await
+        {
+            return json(StatusCode::OK, &services);
+        }
+        text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the daemon is stopping\n".into(),
+        )
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        let answers = self
+            .answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match metrics::render(&self.views, answers) {
+            Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        }
+    }
+
+    fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
+        let health = health::of(&self.views, asks_eligible);
+        let code = if health.healthy {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = answers.entry((path, code.as_u16())).or_default();
+        *count = count.saturating_add(1);
+        drop(answers);
+        json(code, &health)
+    }
+}

@@ -1,0 +1,175 @@
+use jiff::Timestamp;
+
+use super::table;
+use crate::tunnel::{NodeView, SessionView};
+
+#[expect(clippy::ptr_arg, reason = "what the answer is read into")]
+pub(super) fn render(nodes: &Vec<NodeView>) -> String {
+    at(nodes, Timestamp::now())
+}
+
+fn at(nodes: &[NodeView], now: Timestamp) -> String {
+    let mut rows = Vec::new();
+    for node in nodes {
+        let mut name = node.node.clone();
+        let error = node.last_error.clone().unwrap_or_default();
+        if node.sessions.is_empty() {
+            let seen = node.last_seen.map_or_else(
+                || "never seen".to_owned(),
+                |seen| format!("last seen {} ago", age(seen, now)),
+            );
+            let mut row = vec![name, "not connected".to_owned(), seen];
+            row.resize(HEAD.len() - 1, String::new());
+            row.push(error);
+            rows.push(row);
+            continue;
+        }
+        for session in &node.sessions {
+            let mut row = session_row(session, now);
+            row.insert(0, std::mem::take(&mut name));
+            row.push(error.clone());
+            rows.push(row);
+        }
+    }
+    table::render(&HEAD, &rows)
+}
+
+const HEAD: [&str; 9] = [
+    "NODE",
+    "FROM",
+    "SINCE",
+    "RTT",
+    "STREAMS",
+    "IN",
+    "OUT",
+    "CERTIFICATE",
+    "LAST ERROR",
+];
+
+fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
+    let rtt = session
+        .rtt_seconds
+        .map_or_else(|| "-".to_owned(), |rtt| format!("{:.1} ms", rtt * 1000.0));
+    let left = session.certificate_expires.duration_since(now).as_secs() / DAY;
+    vec![
+        session.peer.to_string(),
+        age(session.since, now),
+        rtt,
+        session.streams.to_string(),
+        bytes(session.bytes_in),
+        bytes(session.bytes_out),
+        if left < 0 {
+            "expired".to_owned()
+        } else {
+            format!("{left} d")
+        },
+    ]
+}
+
+const DAY: i64 = 86_400;
+
+/// A time that has passed, in its largest unit.
+fn age(since: Timestamp, now: Timestamp) -> String {
+    let seconds = now.duration_since(since).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} d", seconds / DAY),
+    }
+}
+
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "shown with three figures"
+)]
+fn bytes(count: u64) -> String {
+    match count {
+        0..10_000 => format!("{count} B"),
+        10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
+        _ => format!("{:.1} GB", count as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn each_session_has_a_row_and_a_node_without_one_says_so() {
+        let session = SessionView {
+            name: "a".to_owned(),
+            peer: "192.0.2.7:4242".parse().expect("an address"),
+            since: second(1_000),
+            release: "0.1.0".to_owned(),
+            certificate_expires: second(1_000 + 30 * DAY),
+            rtt_seconds: Some(0.0123),
+            streams: 3,
+            bytes_in: 12_345,
+            bytes_out: 7,
+        };
+        let node = |name: &str, sessions, last_seen, last_error: Option<&str>| NodeView {
+            node: name.to_owned(),
+            sessions,
+            last_seen,
+            last_error: last_error.map(str::to_owned),
+        };
+        let nodes = [
+            node(
+                "edge-1",
+                vec![session.clone(), session],
+                Some(second(1_060)),
+                None,
+            ),
+            node(
+                "edge-2",
+                Vec::new(),
+                Some(second(1_018)),
+                Some("agent not connected"),
+            ),
+            node("edge-3", Vec::new(), None, None),
+        ];
+
+        let shown = at(&nodes, second(1_060));
+
+        let lines: Vec<Vec<&str>> = shown
+            .lines()
+            .map(|line| {
+                line.split("  ")
+                    .map(str::trim)
+                    .filter(|cell| !cell.is_empty())
+                    .collect()
+            })
+            .collect();
+        assert_eq!(
+            lines[1],
+            [
+                "edge-1",
+                "192.0.2.7:4242",
+                "60 s",
+                "12.3 ms",
+                "3",
+                "12.3 kB",
+                "7 B",
+                "29 d"
+            ]
+        );
+        assert_eq!(lines[2][0], "192.0.2.7:4242");
+        assert_eq!(
+            lines[3],
+            [
+                "edge-2",
+                "not connected",
+                "last seen 42 s ago",
+                "agent not connected"
+            ]
+        );
+        assert_eq!(lines[4], ["edge-3", "not connected", "never seen"]);
+    }
+}

@@ -149,7 +149,7 @@ fn reset(tcp: &TcpStream) {
 
 async fn serve(
     shared: Arc<Shared>,
-    tcp: TcpStream,
+    mut tcp: TcpStream,
     peer: SocketAddr,
     mut stopped: watch::Receiver<bool>,
 ) {
@@ -170,7 +170,7 @@ async fn serve(
         drain::begun(&mut stopped).await;
         Reason::Draining
     };
-    let reason = Box::pin(carry(registry, &target, &tcp, stop)).await;
+    let reason = Box::pin(carry(registry, &target, &mut tcp, stop)).await;
     match reason {
         Reason::StreamServed | Reason::ClientReset | Reason::TargetReset => {
             registry.count(reason);
@@ -207,7 +207,7 @@ impl Shared {
 async fn carry(
     registry: &Registry,
     target: &Target,
-    tcp: &TcpStream,
+    tcp: &mut TcpStream,
     stop: impl Future<Output = Reason> + Send,
 ) -> Reason {
     let place = match registry.place(&target.node) {

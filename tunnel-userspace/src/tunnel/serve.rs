@@ -234,7 +234,7 @@ impl Shared {
             Reason::Draining
         };
         let reason = match dialled {
-            Ok(tcp) => Box::pin(answer(&tcp, request, respond, &traffic, stop)).await,
+            Ok(mut tcp) => Box::pin(answer(&mut tcp, request, respond, &traffic, stop)).await,
             Err(reason) => {
                 refuse(respond, reason);
                 reason
@@ -275,7 +275,7 @@ impl Shared {
 
 /// Answers that the target is there, and copies.
 async fn answer(
-    tcp: &TcpStream,
+    tcp: &mut TcpStream,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     traffic: &Traffic,

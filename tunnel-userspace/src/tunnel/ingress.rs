@@ -29,6 +29,13 @@ const FIRST_BYTES: usize = 16 << 10;
 /// How many clients there may be.
 const CLIENTS: usize = 16 << 10;
 
+/// How streams end that nothing is wrong with but what their own ends did.
+const BY_AN_END: [Reason; 3] = [
+    Reason::StreamServed,
+    Reason::ClientReset,
+    Reason::TargetReset,
+];
+
 /// Settings of an ingress.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -171,15 +178,11 @@ async fn serve(
         Reason::Draining
     };
     let reason = Box::pin(carry(registry, &target, &mut tcp, stop)).await;
-    match reason {
-        Reason::StreamServed | Reason::ClientReset | Reason::TargetReset => {
-            registry.count(reason);
-            debug!(%target, %peer, reason = reason.label(), "stream ended");
-        }
-        _ => {
-            debug!(%target, %peer, reason = reason.label(), "stream refused or lost");
-            registry.refused(&target, reason);
-        }
+    debug!(%target, %peer, reason = reason.label(), "stream ended");
+    if BY_AN_END.contains(&reason) {
+        registry.count(reason);
+    } else {
+        registry.refused(&target, reason);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response};
 use tokio::{
     net::TcpStream,
     sync::{Semaphore, oneshot, watch},
@@ -294,15 +294,14 @@ async fn answer(
 }
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
+    if [Reason::ClientReset, Reason::AgentLost].contains(&reason) {
+        // Nobody waits for an answer any more.
+        return;
+    }
     let mut response = Response::new(());
-    *response.status_mut() = match reason {
-        // The client is gone: nobody waits for an answer.
-        Reason::ClientReset | Reason::AgentLost => return,
-        _ => status_of(reason),
-    };
-    let label = http::HeaderValue::from_static(reason.label());
+    *response.status_mut() = status_of(reason);
+    let label = HeaderValue::from_static(reason.label());
     response.headers_mut().insert(REASON, label);
-    debug_assert_ne!(response.status(), StatusCode::OK);
     if let Err(error) = respond.send_response(response, true) {
         debug!(%error, "a refusal was not sent");
     }

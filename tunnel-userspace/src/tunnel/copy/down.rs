@@ -53,11 +53,11 @@ impl Down {
                 }
                 SockRef::from(tcp)
                     .shutdown(Shutdown::Write)
-                    .map_err(|_| self.broken())?;
+                    .map_err(|_error| self.broken())?;
                 self.is_shut = true;
                 break;
             }
-            ready!(tcp.poll_write_ready(cx)).map_err(|_| self.broken())?;
+            ready!(tcp.poll_write_ready(cx)).map_err(|_error| self.broken())?;
             self.write(tcp)?;
         }
         Poll::Ready(Ok(()))

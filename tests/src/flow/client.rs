@@ -94,7 +94,7 @@ pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     run(async {
         let counted = Arc::new(AtomicU64::new(0));
         let over = Arc::new(AtomicBool::new(false));
-        let mut readers = JoinSet::new();
+        let mut readers = JoinSet::<io::Result<()>>::new();
         for _ in 0..connections {
             let mut stream = time::timeout(PATIENCE, open(way, FLOOD)).await??;
             let (counted, over) = (Arc::clone(&counted), Arc::clone(&over));

@@ -26,7 +26,7 @@ use crate::{
 /// Where the config is looked for.
 const DEFAULT_CONFIG: &str = "/etc/culvert/culvert.yaml";
 
-/// An eBPF data plane for Kubernetes Services.
+/// An eBPF data plane for Kubernetes Services, and a tunnel to edge nodes.
 #[derive(Debug, Parser)]
 #[command(name = "culvert", version, arg_required_else_help = true)]
 pub struct Cli {
@@ -38,8 +38,8 @@ pub struct Cli {
 /// What is asked for.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the service proxy of this node, in the foreground. SIGTERM ends it; the data path
-    /// stays.
+    /// Run the service proxy of this node, and the tunnel's ingress and gateway where the config has
+    /// them, in the foreground. SIGTERM ends it; the data path stays.
     Node(NodeArgs),
     /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
     /// the config allows. SIGTERM lets streams go on for a while, then ends it.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{sync::watch, time::sleep};
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::{
     admin::TunnelViews,
@@ -99,7 +99,6 @@ impl Tunnel {
         let (waiting, draining) = (waiting.clone(), draining.clone());
         tasks.start("gateway", async move {
             if let Some(gateway) = bound(&name, bind, &waiting, draining.clone()).await {
-                info!(address = %gateway.local_addr(), "gateway listening");
                 gateway.run(draining).await;
             }
         });
@@ -139,7 +138,6 @@ impl Tunnel {
         let (waiting, draining) = (waiting.clone(), draining.clone());
         tasks.start("ingress", async move {
             if let Some(ingress) = bound(&name, bind, &waiting, draining.clone()).await {
-                info!(address = %ingress.local_addr(), "ingress listening");
                 ingress.run(draining).await;
             }
         });

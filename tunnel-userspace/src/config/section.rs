@@ -61,7 +61,7 @@ pub struct Service {
     /// The addresses that serve NodePorts: absent for `primary` and loopback, empty for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_port_addresses: Option<Vec<String>>,
-    /// The links to the world; empty to find them from the routes.
+    /// The links to the world; empty to find them.
     pub uplinks: Vec<String>,
     /// How a backend is chosen where a Service doesn't say.
     pub algorithm: Algorithm,

@@ -81,15 +81,21 @@ const fn may_end_a_stream(reason: Reason) -> bool {
 }
 
 /// The status of an answer that refuses: close to what HTTP proxies say. What counts is the header.
-pub(super) const fn status_of(reason: Reason) -> StatusCode {
-    match reason {
-        Reason::TargetDenied => StatusCode::FORBIDDEN,
-        Reason::DialTimedOut => StatusCode::GATEWAY_TIMEOUT,
-        Reason::DialRefused | Reason::DialUnreachable => StatusCode::BAD_GATEWAY,
-        Reason::ProtocolBroken => StatusCode::BAD_REQUEST,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    }
+pub(super) fn status_of(reason: Reason) -> StatusCode {
+    STATUSES
+        .into_iter()
+        .find(|(of, _)| *of == reason)
+        .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
 }
+
+/// Those that are not 503.
+const STATUSES: [(Reason, StatusCode); 5] = [
+    (Reason::TargetDenied, StatusCode::FORBIDDEN),
+    (Reason::DialRefused, StatusCode::BAD_GATEWAY),
+    (Reason::DialUnreachable, StatusCode::BAD_GATEWAY),
+    (Reason::DialTimedOut, StatusCode::GATEWAY_TIMEOUT),
+    (Reason::ProtocolBroken, StatusCode::BAD_REQUEST),
+];
 
 /// What a refusal means, from its header; from its status if there is none that we know.
 pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {

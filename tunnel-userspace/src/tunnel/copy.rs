@@ -41,7 +41,7 @@ pub(super) struct Stream {
 /// The TCP connection is one of [`super::socket::prepare_end`], so whatever breaks it, our own end
 /// included, resets it.
 pub(super) async fn run(
-    tcp: &TcpStream,
+    tcp: &mut TcpStream,
     stream: Stream,
     traffic: &Traffic,
     stop: impl Future<Output = Reason>,
@@ -49,17 +49,19 @@ pub(super) async fn run(
     let Stream { send, recv, local } = stream;
     let mut up = Up::new(send, local);
     let mut down = Down::new(recv, local);
+    let (mut reader, writer) = tcp.split();
+    let socket: &TcpStream = writer.as_ref();
     // An error is noticed while nothing is read: when the stream has no window, or after the peer
     // ended its direction.
-    let failed = tcp.ready(Interest::ERROR);
+    let failed = socket.ready(Interest::ERROR);
     pin!(failed);
     pin!(stop);
     let ended = poll_fn(|cx| {
         if let Poll::Ready(reason) = stop.as_mut().poll(cx) {
             return Poll::Ready(Err(Broken::Here(reason)));
         }
-        let is_up_done = up.poll(tcp, traffic, cx)?.is_ready();
-        let is_down_done = down.poll(tcp, traffic, cx)?.is_ready();
+        let is_up_done = up.poll(&mut reader, traffic, cx)?.is_ready();
+        let is_down_done = down.poll(socket, traffic, cx)?.is_ready();
         if is_up_done && is_down_done {
             return Poll::Ready(Ok(()));
         }
@@ -70,7 +72,7 @@ pub(super) async fn run(
     })
     .await;
     match ended {
-        Ok(()) => match closes_in_order(tcp) {
+        Ok(()) => match closes_in_order(socket) {
             Ok(()) => Reason::StreamServed,
             Err(_) => local.reset(),
         },

@@ -110,10 +110,13 @@ pub(super) async fn target(
 }
 
 fn reason_of(error: &io::Error) -> Reason {
-    match error.kind() {
-        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Reason::DialRefused,
-        ErrorKind::TimedOut => Reason::DialTimedOut,
-        _ => Reason::DialUnreachable,
+    let kind = error.kind();
+    if [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset].contains(&kind) {
+        Reason::DialRefused
+    } else if kind == ErrorKind::TimedOut {
+        Reason::DialTimedOut
+    } else {
+        Reason::DialUnreachable
     }
 }
 

@@ -29,6 +29,13 @@ const FIRST_BYTES: usize = 16 << 10;
 /// How many clients there may be.
 const CLIENTS: usize = 16 << 10;
 
+/// How streams end that nothing is wrong with but what their own ends did.
+const BY_AN_END: [Reason; 3] = [
+    Reason::StreamServed,
+    Reason::ClientReset,
+    Reason::TargetReset,
+];
+
 /// Settings of an ingress.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -149,7 +156,7 @@ fn reset(tcp: &TcpStream) {
 
 async fn serve(
     shared: Arc<Shared>,
-    tcp: TcpStream,
+    mut tcp: TcpStream,
     peer: SocketAddr,
     mut stopped: watch::Receiver<bool>,
 ) {
@@ -170,16 +177,12 @@ async fn serve(
         drain::begun(&mut stopped).await;
         Reason::Draining
     };
-    let reason = Box::pin(carry(registry, &target, &tcp, stop)).await;
-    match reason {
-        Reason::StreamServed | Reason::ClientReset | Reason::TargetReset => {
-            registry.count(reason);
-            debug!(%target, %peer, reason = reason.label(), "stream ended");
-        }
-        _ => {
-            debug!(%target, %peer, reason = reason.label(), "stream refused or lost");
-            registry.refused(&target, reason);
-        }
+    let reason = Box::pin(carry(registry, &target, &mut tcp, stop)).await;
+    debug!(%target, %peer, reason = reason.label(), "stream ended");
+    if BY_AN_END.contains(&reason) {
+        registry.count(reason);
+    } else {
+        registry.refused(&target, reason);
     }
 }
 
@@ -207,7 +210,7 @@ impl Shared {
 async fn carry(
     registry: &Registry,
     target: &Target,
-    tcp: &TcpStream,
+    tcp: &mut TcpStream,
     stop: impl Future<Output = Reason> + Send,
 ) -> Reason {
     let place = match registry.place(&target.node) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response};
 use tokio::{
     net::TcpStream,
     sync::{Semaphore, oneshot, watch},
@@ -236,7 +236,7 @@ impl Shared {
             Reason::Draining
         };
         let reason = match dialled {
-            Ok(tcp) => Box::pin(answer(&tcp, request, respond, &traffic, stop)).await,
+            Ok(mut tcp) => Box::pin(answer(&mut tcp, request, respond, &traffic, stop)).await,
             Err(reason) => {
                 refuse(respond, reason);
                 reason
@@ -279,7 +279,7 @@ impl Shared {
 
 /// Answers that the target is there, and copies.
 async fn answer(
-    tcp: &TcpStream,
+    tcp: &mut TcpStream,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     traffic: &Traffic,
@@ -298,15 +298,14 @@ async fn answer(
 }
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
+    if [Reason::ClientReset, Reason::AgentLost].contains(&reason) {
+        // Nobody waits for an answer any more.
+        return;
+    }
     let mut response = Response::new(());
-    *response.status_mut() = match reason {
-        // The client is gone: nobody waits for an answer.
-        Reason::ClientReset | Reason::AgentLost => return,
-        _ => status_of(reason),
-    };
-    let label = http::HeaderValue::from_static(reason.label());
+    *response.status_mut() = status_of(reason);
+    let label = HeaderValue::from_static(reason.label());
     response.headers_mut().insert(REASON, label);
-    debug_assert_ne!(response.status(), StatusCode::OK);
     if let Err(error) = respond.send_response(response, true) {
         debug!(%error, "a refusal was not sent");
     }

@@ -1,13 +1,13 @@
 //! From the socket to the stream.
 
 use std::{
-    io,
+    pin::pin,
     task::{Context, Poll, ready},
 };
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use h2::SendStream;
-use tokio::{io::Interest, net::TcpStream};
+use tokio::{io::AsyncReadExt as _, net::tcp::ReadHalf};
 use tunnel_common::reason::Reason;
 
 use super::{Broken, End, Traffic, code_of, reason_of, reason_of_error};
@@ -38,7 +38,7 @@ impl Up {
 
     pub(super) fn poll(
         &mut self,
-        tcp: &TcpStream,
+        tcp: &mut ReadHalf<'_>,
         traffic: &Traffic,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Broken>> {
@@ -51,8 +51,7 @@ impl Up {
         }
         while !self.has_ended {
             let room = ready!(self.poll_room(cx))?;
-            ready!(tcp.poll_read_ready(cx)).map_err(|_| self.broken())?;
-            self.read(tcp, room, traffic)?;
+            ready!(self.poll_read(tcp, room, traffic, cx))?;
         }
         Poll::Ready(Ok(()))
     }
@@ -72,14 +71,23 @@ impl Up {
         }
     }
 
-    fn read(&mut self, tcp: &TcpStream, room: usize, traffic: &Traffic) -> Result<(), Broken> {
+    fn poll_read(
+        &mut self,
+        tcp: &mut ReadHalf<'_>,
+        room: usize,
+        traffic: &Traffic,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Broken>> {
         let most = self.size.bytes();
         if self.buffer.capacity() < most / 2 {
             self.buffer.reserve(most);
         }
         let most = most.min(self.buffer.capacity());
         let asked = room.min(most);
-        match tcp.try_read_buf(&mut (&mut self.buffer).limit(asked)) {
+        let mut space = (&mut self.buffer).limit(asked);
+        // tokio knows a read that falls short, and does not try once more in vain.
+        let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
+        Poll::Ready(match read {
             Ok(0) => {
                 self.has_ended = true;
                 self.buffer = BytesMut::new();
@@ -89,16 +97,14 @@ impl Up {
                 traffic.count_sent(read);
                 if read < asked {
                     self.size.learn(read);
-                    was_drained(tcp, Interest::READABLE);
                 } else if asked == most {
                     self.size.learn(self.size.bytes());
                 }
                 let bytes = self.buffer.split().freeze();
                 self.send(bytes, false)
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(_) => Err(self.broken()),
-        }
+        })
     }
 
     fn send(&mut self, bytes: Bytes, is_last: bool) -> Result<(), Broken> {
@@ -114,12 +120,4 @@ impl Up {
     const fn broken(&self) -> Broken {
         Broken::Here(self.local.reset())
     }
-}
-
-/// Tells tokio that a read or write fell short: the next one would find nothing, so it is not tried
-/// before the kernel says that it may be. tokio does so itself where it has the socket for itself.
-pub(super) fn was_drained(tcp: &TcpStream, interest: Interest) {
-    let short = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-    // The error is the one just made.
-    drop(tcp.try_io(interest, short));
 }

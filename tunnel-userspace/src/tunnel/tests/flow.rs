@@ -1,12 +1,12 @@
 //! Bytes: all of them, in order, and none held up by a stream that stalls.
 
-use std::time::{Duration, Instant as Wall};
+use std::time::Duration;
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     task::JoinSet,
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tunnel_common::reason::Reason;
 
@@ -97,7 +97,7 @@ async fn two_hundred_readers_that_stall_delay_no_other_stream() {
 
     let mut slowest = Duration::ZERO;
     for _ in 0..200 {
-        let begun = Wall::now();
+        let begun = Instant::now();
         client.write_all(b"ping").await.expect("written");
         assert_eq!(read(&mut client, 4).await, b"ping");
         slowest = slowest.max(begun.elapsed());
@@ -145,7 +145,7 @@ async fn small_writes_to_a_reader_that_stalls_do_not_close_the_session() {
     let (other, mut other_target) = world.pair().await;
     other.set_nodelay(true).expect("set");
     for _ in 0..5000 {
-        (&other).try_write(b"x").expect("written");
+        other.try_write(b"x").expect("written");
         tokio::task::yield_now().await;
     }
     assert_eq!(read(&mut other_target, 5000).await, vec![b'x'; 5000]);

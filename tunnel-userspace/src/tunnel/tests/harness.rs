@@ -295,7 +295,7 @@ pub(super) struct World {
     pub(super) edge: Edge,
     pub(super) target: TcpListener,
     pub(super) steered: SocketAddr,
-    pub(super) pki: Pki,
+    _pki: Pki,
 }
 
 impl World {
@@ -318,7 +318,7 @@ impl World {
             edge,
             target,
             steered,
-            pki,
+            _pki: pki,
         }
     }
 

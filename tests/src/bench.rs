@@ -15,6 +15,7 @@ use crate::{
 
 pub mod connect;
 pub mod program;
+pub mod tunnel;
 
 /// The first address of the Services that a benchmark makes.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
@@ -85,6 +86,32 @@ fn median<T: Copy + Ord>(values: impl IntoIterator<Item = T>) -> Option<T> {
     let mut values: Vec<T> = values.into_iter().collect();
     values.sort_unstable();
     values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+/// A sequence without pattern (xorshift64), for the order of measurements.
+struct Chance(u64);
+
+impl Chance {
+    const fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let limit = u64::try_from(limit).unwrap_or(1).max(1);
+        usize::try_from(self.0 % limit).unwrap_or(0)
+    }
+
+    /// The numbers below `count`, shuffled.
+    fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+        order
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::{
     place::{Place, Process},
 };
 
+mod edge;
 pub mod stage;
 pub mod table;
 pub mod tally;
@@ -43,13 +44,15 @@ const REFUSALS: usize = 20;
 /// When a connection failed, or the records of servers and clients differ.
 pub fn run(settings: Settings, keep: bool) -> Result<()> {
     let start = Instant::now();
-    let stage = Stage::set(settings)?;
+    let stage = Stage::set(settings.clone())?;
     let mut demo = Demo {
         stage,
         rows: Vec::new(),
         faults: Vec::new(),
     };
-    let outcome = demo.tell().and_then(|()| demo.conclude(start));
+    let first = demo.tell().and_then(|()| demo.conclude(start));
+    let mut act = edge::Act::set(settings)?;
+    let outcome = first.and_then(|()| act.tell());
     if keep {
         println!(
             "\nThe node stays up. To get in:\n{}",
@@ -58,6 +61,10 @@ pub fn run(settings: Settings, keep: bool) -> Result<()> {
         println!(
             "Its manifests are in {}",
             demo.stage.node.manifests().display()
+        );
+        println!(
+            "The nodes of the second act stay up, too:\n{}",
+            act.site.node().topology().ways_in()
         );
         println!("Enter or Ctrl-C ends it, and removes everything.");
         interrupt::wait_for_enter()?;

@@ -45,6 +45,9 @@ pub const GATEWAY: u16 = 10_262;
 /// The addresses of edge nodes, which lead nowhere in the cloud.
 const EDGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
 
+/// The address of the edge on its link, as the cloud knows a site by the address of its NAT.
+pub const LINK_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
+
 /// Outside and the edge on the link between them.
 const LINK: [[&str; 2]; 2] = [
     ["198.51.100.1", "198.51.100.2"],
@@ -126,6 +129,12 @@ impl Edge {
     #[must_use]
     pub fn identity(&self) -> PathBuf {
         self.folder.join("identity")
+    }
+
+    /// The certificate of the kubelet, once one was served.
+    #[must_use]
+    pub fn kubelet_files(&self) -> Files {
+        Files::of(&self.folder, "kubelet")
     }
 
     /// The authority that the kubelet's certificate comes from, once one was served.

@@ -17,8 +17,13 @@ pub mod serve;
 
 /// The server sends for ever.
 const FLOOD: u8 = b'F';
+/// The same, and the server keeps little in the kernel: nobody is going to read it.
+const STALL: u8 = b'S';
 /// The server sends back what comes.
 const ECHO: u8 = b'E';
+
+/// The buffers of sockets that nobody reads from.
+const LITTLE: usize = 64 * 1024;
 
 /// How much is read or written at once.
 const CHUNK: usize = 64 * 1024;

@@ -14,6 +14,7 @@ pub mod demo;
 pub mod edge;
 pub mod ends;
 pub mod environment;
+pub mod flow;
 pub mod instance;
 pub mod interrupt;
 pub mod kubelet;

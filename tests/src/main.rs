@@ -21,11 +21,11 @@ use tunnel_tests::{
         run::{Exec, exec, serve as hold},
     },
     bench::{self, connect, program::Options},
-    demo, ends, environment,
+    demo, ends, environment, flow,
     instance::Settings,
     interrupt,
     load::{self, Plan, race, udp::Mode},
-    pki::Files,
+    pki::{self, Files},
     serve::{self, Listener},
     topology::Topology,
 };
@@ -104,6 +104,11 @@ enum Command {
         settings: PathBuf,
         #[arg(long)]
         record: PathBuf,
+    },
+    /// Streams to measure: a server that floods or echoes, and its clients.
+    Flow {
+        #[command(subcommand)]
+        flow: Flow,
     },
     /// Make connections and print a report.
     Load {
@@ -206,6 +211,66 @@ enum Load {
 }
 
 #[derive(Subcommand)]
+enum Flow {
+    /// Serve a port over TCP and a port over TLS.
+    Serve {
+        #[arg(long)]
+        plain: u16,
+        #[arg(long)]
+        secure: u16,
+        #[arg(long)]
+        cert: PathBuf,
+        #[arg(long)]
+        key: PathBuf,
+        /// A Unix socket that appears once both listen.
+        #[arg(long)]
+        ready: PathBuf,
+    },
+    /// Take floods over several connections.
+    Flood(FlowClient),
+    /// Have 64 bytes sent back, again and again.
+    Echo(FlowClient),
+    /// Ask for floods and read nothing of them, until the process is killed.
+    Stall {
+        #[command(flatten)]
+        client: FlowClient,
+        /// A file that appears once all are open.
+        #[arg(long)]
+        ready: PathBuf,
+    },
+}
+
+#[derive(Args)]
+struct FlowClient {
+    #[arg(long)]
+    to: SocketAddr,
+    /// Over TLS: the authority of the server's certificate.
+    #[arg(long, requires = "address")]
+    ca: Option<PathBuf>,
+    /// The address that the server must prove to have.
+    #[arg(long)]
+    address: Option<IpAddr>,
+    #[arg(long, default_value_t = 1)]
+    connections: u32,
+    #[arg(long, default_value_t = 1000)]
+    millis: u64,
+}
+
+impl FlowClient {
+    fn way(&self) -> Result<flow::client::Way> {
+        let tls = self.ca.as_deref().map(pki::trusting).transpose()?;
+        Ok(flow::client::Way {
+            to: self.to,
+            tls: tls.zip(self.address),
+        })
+    }
+
+    const fn lasting(&self) -> Duration {
+        Duration::from_millis(self.millis)
+    }
+}
+
+#[derive(Subcommand)]
 enum Bench {
     /// What a connect costs, direct and with several numbers of Services.
     Connect {
@@ -233,6 +298,17 @@ enum Bench {
         /// How often an endpoint changes.
         #[arg(long, default_value_t = 50)]
         changes: u32,
+    },
+    /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
+    Tunnel {
+        #[command(flatten)]
+        common: Common,
+        /// How often each variant is measured.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How long one measurement lasts.
+        #[arg(long, default_value_t = 1500)]
+        slot_millis: u64,
     },
 }
 
@@ -351,6 +427,7 @@ fn run(command: Command) -> Result<()> {
             EndRole::Cloud => ends::run::cloud(&settings, &record),
             EndRole::Agent => ends::run::agent(&settings, &record),
         },
+        Command::Flow { flow } => run_flow(flow),
         Command::Load { load } => run_load(load),
         Command::RaceRead {
             first,
@@ -423,6 +500,50 @@ fn run_bench(bench: Bench) -> Result<()> {
                 json,
                 check,
             })
+        }
+        Bench::Tunnel {
+            common,
+            rounds,
+            slot_millis,
+        } => {
+            let Common {
+                culvert,
+                json,
+                check,
+            } = common;
+            bench::tunnel::run(&bench::tunnel::Options {
+                culvert: program(culvert)?,
+                rounds,
+                slot: Duration::from_millis(slot_millis),
+                json,
+                check,
+            })
+        }
+    }
+}
+
+fn run_flow(flow: Flow) -> Result<()> {
+    match flow {
+        Flow::Serve {
+            plain,
+            secure,
+            cert,
+            key,
+            ready,
+        } => {
+            let ca = PathBuf::new();
+            let tls = Files { ca, cert, key }.server()?;
+            flow::serve::serve(plain, secure, tls, &ready)
+        }
+        Flow::Flood(client) => print(&flow::client::flood(
+            &client.way()?,
+            client.connections,
+            client.lasting(),
+        )?),
+        Flow::Echo(client) => print(&flow::client::echo(&client.way()?, client.lasting())?),
+        Flow::Stall { client, ready } => {
+            let tell = || Ok(std::fs::write(&ready, "")?);
+            flow::client::stall(&client.way()?, client.connections, tell)
         }
     }
 }

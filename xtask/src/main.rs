@@ -84,6 +84,8 @@ enum Bench {
     Connect,
     /// How fast a change is in the kernel.
     Program,
+    /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
+    Tunnel,
 }
 
 fn main() -> ExitCode {
@@ -117,6 +119,7 @@ fn run(command: Command) -> Result<()> {
             let which = match which {
                 Bench::Connect => "connect",
                 Bench::Program => "program",
+                Bench::Tunnel => "tunnel",
             };
             demo::bench(which, &args)
         }

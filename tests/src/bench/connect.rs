@@ -10,7 +10,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::{FIRST, Verdict, judge, many, median};
+use super::{Chance, FIRST, Verdict, judge, many, median};
 use crate::{
     clock::Instant,
     demo::table::{in_columns, microseconds},
@@ -124,7 +124,7 @@ pub fn run(options: &Options) -> Result<()> {
     variants.extend(cold(&variants, &options.services));
 
     let mut rounds = Vec::new();
-    let mut chance = Chance(since_epoch_ms() | 1);
+    let mut chance = Chance::new(since_epoch_ms());
     for _ in 0..options.rounds.max(1) {
         rounds.push(round(&variants, options.slot, &prefix, &mut chance)?);
     }
@@ -240,12 +240,8 @@ fn round(
     prefix: &[String],
     chance: &mut Chance,
 ) -> Result<Vec<Report>> {
-    let mut order: Vec<usize> = (0..variants.len()).collect();
-    for last in (1..order.len()).rev() {
-        order.swap(last, chance.below(last + 1));
-    }
     let mut reports = vec![Report::default(); variants.len()];
-    for at in order {
+    for at in chance.order(variants.len()) {
         let variant = &variants[at];
         reports[at] = measure(variant, slot, prefix).with_context(|| variant.name.clone())?;
     }
@@ -368,19 +364,6 @@ fn thousandths(value: u64) -> String {
 fn difference(nanoseconds: i64) -> String {
     let sign = if nanoseconds < 0 { '-' } else { '+' };
     format!("{sign}{}", microseconds(nanoseconds.unsigned_abs()))
-}
-
-/// A sequence without pattern (xorshift64), for the order of measurements.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        let limit = u64::try_from(limit).unwrap_or(1).max(1);
-        usize::try_from(self.0 % limit).unwrap_or(0)
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! In each round every variant is measured once, in a shuffled order.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its table")]
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use serde::{Serialize, de::DeserializeOwned};
@@ -116,8 +116,7 @@ pub fn run(options: &Options) -> Result<()> {
         let mut samples = [Sample::default(); 3];
         for at in chance.order(Variant::ALL.len()) {
             let variant = Variant::ALL[at];
-            samples[at] =
-                measure(&stage, variant, options.slot).with_context(|| variant.name())?;
+            samples[at] = measure(&stage, variant, options.slot).with_context(|| variant.name())?;
         }
         rounds.push(samples);
     }
@@ -142,7 +141,7 @@ fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
     let mut sample = Sample::default();
     for (streams, megabytes) in STREAMS.iter().zip(&mut sample.megabytes) {
         let before = cpu(&way)?;
-        let flood: Flood = ask(stage, &way, &["flood", "--connections"], *streams, slot)?;
+        let flood: Flood = ask(stage, &way, "flood", *streams, slot)?;
         *megabytes = flood.megabytes();
         if *streams == 1 {
             let ends = nanoseconds(cpu(&way)?.saturating_sub(before));
@@ -155,11 +154,11 @@ fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
             sample.cpu = per(cpu * 1_000_000, flood.bytes);
         }
     }
-    let echoes: Echoes = ask(stage, &way, &["echo", "--connections"], 1, slot)?;
+    let echoes: Echoes = ask(stage, &way, "echo", 1, slot)?;
     (sample.p50_ns, sample.p99_ns) = (echoes.times.p50_ns, echoes.times.p99_ns);
     for (stalled, beside) in STALLED.iter().zip(&mut sample.beside_ns) {
         let _held = stage.stall(&way, *stalled)?;
-        let echoes: Echoes = ask(stage, &way, &["echo", "--connections"], 1, slot)?;
+        let echoes: Echoes = ask(stage, &way, "echo", 1, slot)?;
         *beside = echoes.times.p99_ns;
     }
     Ok(sample)
@@ -172,11 +171,12 @@ fn cpu(way: &Way) -> Result<Duration> {
 fn ask<T: DeserializeOwned>(
     stage: &Stage,
     way: &Way,
-    words: &[&str],
+    what: &str,
     connections: u32,
     slot: Duration,
 ) -> Result<T> {
-    let output = stage.client(way, words, connections, Some(slot))?;
+    let millis = ("--millis", slot.as_millis().to_string());
+    let output = stage.client(way, what, connections, &[millis])?;
     let output = output.finish(crate::place::COMMAND + slot)?;
     serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())
 }
@@ -201,9 +201,9 @@ fn line(at: usize, rounds: &[[Sample; 3]]) -> Line {
 fn verdicts(rounds: &[[Sample; 3]]) -> Vec<Verdict> {
     // Compared within a round: what disturbs it disturbs both.
     let ratio = |pick: fn(&Sample) -> u64| {
-        let ratios = rounds.iter().map(|[_, tls, ours]| {
-            per(u128::from(pick(ours)) * 1000, pick(tls))
-        });
+        let ratios = rounds
+            .iter()
+            .map(|[_, tls, ours]| per(u128::from(pick(ours)) * 1000, pick(tls)));
         median(ratios).unwrap_or(0)
     };
     let mut verdicts = Vec::new();
@@ -281,11 +281,6 @@ fn thousandths(value: u64) -> String {
     format!("{}.{:03}", value / 1000, value % 1000)
 }
 
-/// The address that a variant dials.
-const fn at(address: std::net::IpAddr, port: u16) -> SocketAddr {
-    SocketAddr::new(address, port)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,7 +297,11 @@ mod tests {
             [Sample::default(), sample(1000, 100, 0), sample(700, 140, 1)],
             // Disturbed, for both alike.
             [Sample::default(), sample(100, 900, 0), sample(65, 1300, 1)],
-            [Sample::default(), sample(1000, 100, 0), sample(500, 160, 3_000_000)],
+            [
+                Sample::default(),
+                sample(1000, 100, 0),
+                sample(500, 160, 3_000_000),
+            ],
         ];
 
         let verdicts = verdicts(&rounds);

@@ -75,7 +75,7 @@ fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Run
 /// When it can't listen.
 pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = start::<CloudSettings>(settings)?;
-    runtime.block_on(serve_cloud(settings, record))
+    runtime.block_on(Box::pin(serve_cloud(settings, record)))
 }
 
 async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
@@ -126,8 +126,8 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let work = async {
         tokio::join!(
             store.run(draining.clone()),
-            gateway.run(draining.clone()),
-            ingress.run(draining.clone())
+            Box::pin(gateway.run(draining.clone())),
+            Box::pin(ingress.run(draining.clone()))
         );
     };
     until_told(work, &drain, &record, tell).await
@@ -154,7 +154,7 @@ fn model_of(targets: &[Target]) -> model::Targets {
 /// When its settings are bad.
 pub fn agent(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = start::<AgentSettings>(settings)?;
-    runtime.block_on(serve_agent(settings, record))
+    runtime.block_on(Box::pin(serve_agent(settings, record)))
 }
 
 async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
@@ -182,7 +182,10 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     };
     let (drain, draining) = watch::channel(false);
     let work = async {
-        tokio::join!(store.run(draining.clone()), agent.run(draining.clone()));
+        tokio::join!(
+            store.run(draining.clone()),
+            Box::pin(agent.run(draining.clone()))
+        );
     };
     until_told(work, &drain, &record, tell).await
 }

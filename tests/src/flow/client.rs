@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use rustls::{ClientConfig, pki_types::ServerName};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::TcpStream,
@@ -21,7 +22,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{CHUNK, ECHO, Echoes, FLOOD, Flood, own_cpu};
+use super::{CHUNK, ECHO, Echoes, FLOOD, Flood, LITTLE, STALL, own_cpu};
 use crate::{
     clock::Instant,
     load::{Latency, nanoseconds},
@@ -31,7 +32,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long floods run before they are measured.
-const WARM_UP: Duration = Duration::from_millis(300);
+pub const WARM_UP: Duration = Duration::from_millis(300);
 
 /// The length of an echo.
 const BYTES: usize = 64;
@@ -52,6 +53,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 async fn open(way: &Way, what: u8) -> io::Result<Pin<Box<dyn Stream>>> {
     let stream = TcpStream::connect(way.to).await?;
     stream.set_nodelay(true)?;
+    if what == STALL {
+        SockRef::from(&stream).set_recv_buffer_size(LITTLE)?;
+    }
     let mut stream: Pin<Box<dyn Stream>> = match &way.tls {
         None => Box::pin(stream),
         Some((tls, address)) => {
@@ -63,6 +67,14 @@ async fn open(way: &Way, what: u8) -> io::Result<Pin<Box<dyn Stream>>> {
     stream.write_all(&[what]).await?;
     stream.flush().await?;
     Ok(stream)
+}
+
+/// Reads what there is; an end is an error.
+async fn some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<u64> {
+    match stream.read(buffer).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        length => Ok(u64::try_from(length).unwrap_or(u64::MAX)),
+    }
 }
 
 fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -82,29 +94,21 @@ pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     run(async {
         let counted = Arc::new(AtomicU64::new(0));
         let over = Arc::new(AtomicBool::new(false));
-        let mut readers = JoinSet::new();
+        let mut readers = JoinSet::<io::Result<()>>::new();
         for _ in 0..connections {
             let mut stream = time::timeout(PATIENCE, open(way, FLOOD)).await??;
             let (counted, over) = (Arc::clone(&counted), Arc::clone(&over));
             readers.spawn(async move {
                 let mut buffer = vec![0; CHUNK];
                 while !over.load(Ordering::Relaxed) {
-                    let length = stream.read(&mut buffer).await?;
-                    if length == 0 {
-                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-                    }
-                    let length = u64::try_from(length).unwrap_or(u64::MAX);
+                    let length = some(&mut stream, &mut buffer).await?;
                     counted.fetch_add(length, Ordering::Relaxed);
                 }
                 Ok(())
             });
         }
         time::sleep(WARM_UP).await;
-        let (before, cpu, start) = (
-            counted.load(Ordering::Relaxed),
-            own_cpu()?,
-            Instant::now(),
-        );
+        let (before, cpu, start) = (counted.load(Ordering::Relaxed), own_cpu()?, Instant::now());
         time::sleep(lasting).await;
         let flood = Flood {
             bytes: counted.load(Ordering::Relaxed) - before,
@@ -151,13 +155,13 @@ pub fn echo(way: &Way, lasting: Duration) -> Result<Echoes> {
 /// # Errors
 ///
 /// When one can't be opened.
-pub fn stall(way: &Way, connections: u32, tell: impl FnOnce()) -> Result<()> {
+pub fn stall(way: &Way, connections: u32, tell: impl FnOnce() -> Result<()>) -> Result<()> {
     run(async {
         let mut held = Vec::new();
         for _ in 0..connections {
-            held.push(time::timeout(PATIENCE, open(way, FLOOD)).await??);
+            held.push(time::timeout(PATIENCE, open(way, STALL)).await??);
         }
-        tell();
+        tell()?;
         std::future::pending::<Result<()>>().await
     })
 }

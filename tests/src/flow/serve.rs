@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{Ipv6Addr, SocketAddr},
+    os::fd::AsFd as _,
     path::Path,
     sync::Arc,
 };
@@ -17,7 +18,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{CHUNK, FLOOD};
+use super::{CHUNK, FLOOD, LITTLE, STALL};
 use crate::kubelet::pattern;
 
 const BACKLOG: i32 = 1024;
@@ -64,9 +65,10 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>) -> io::Result<(
                 stream.set_nodelay(true)?;
                 let tls = tls.clone();
                 connections.spawn(async move {
+                    let socket = Socket::from(stream.as_fd().try_clone_to_owned()?);
                     match tls {
-                        None => act(stream).await,
-                        Some(tls) => act(tls.accept(stream).await?).await,
+                        None => act(stream, &socket).await,
+                        Some(tls) => act(tls.accept(stream).await?, &socket).await,
                     }
                 });
             }
@@ -75,8 +77,12 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>) -> io::Result<(
     }
 }
 
-async fn act(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
-    if stream.read_u8().await? == FLOOD {
+async fn act(mut stream: impl AsyncRead + AsyncWrite + Unpin, socket: &Socket) -> io::Result<()> {
+    let what = stream.read_u8().await?;
+    if what == STALL {
+        socket.set_send_buffer_size(LITTLE)?;
+    }
+    if what == FLOOD || what == STALL {
         let pattern = pattern();
         loop {
             stream.write_all(&pattern).await?;

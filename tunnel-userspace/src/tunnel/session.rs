@@ -12,6 +12,7 @@ use h2::client::SendRequest;
 use http::{Request, StatusCode};
 use jiff::Timestamp;
 use tokio::{io::Interest, net::TcpStream, sync::watch, time::Instant};
+use tracing::debug;
 use tunnel_common::reason::Reason;
 
 use super::{
@@ -165,7 +166,10 @@ impl Place {
         drop(sender);
         if !first.is_empty() {
             self.session.traffic.count_sent(first.len());
-            send.send_data(first, false).map_err(lost)?;
+            // A refusal may be here before them: then the stream has ended, and the answer tells why.
+            if let Err(error) = send.send_data(first, false) {
+                debug!(%error, "the agent answered before the client's first bytes went");
+            }
         }
         let answered = tokio::select! {
             answered = tokio::time::timeout(ANSWER, answer) => {

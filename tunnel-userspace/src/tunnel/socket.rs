@@ -26,6 +26,9 @@ use super::size::Size;
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Unsent bytes that the kernel holds. More would only delay what is sent after them.
 const UNSENT: u32 = 256 << 10;
+/// Bytes that are taken in while a write waits: more than the other end can have between `h2` and
+/// the wire, a frame, what TLS buffers and what its kernel has not sent.
+const TAKEN_IN: usize = 1 << 20;
 
 /// Prepares a TCP connection that carries a session.
 pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
@@ -101,14 +104,15 @@ impl Socket {
         Arc::clone(&self.meter)
     }
 
-    /// Reads once into the empty inbox.
-    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.inbox.capacity() > 2 * self.size.bytes() {
+    /// Reads once into the inbox, behind what is there.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.inbox.is_empty() && self.inbox.capacity() > 2 * self.size.bytes() {
             self.inbox = BytesMut::new();
         }
         self.inbox.reserve(self.size.bytes());
         let read = pin!(self.tcp.read_buf(&mut self.inbox)).poll(cx);
-        if read.is_pending() && self.inbox.capacity() > Size::default().bytes() {
+        let is_idle = read.is_pending() && self.inbox.is_empty();
+        if is_idle && self.inbox.capacity() > Size::default().bytes() {
             // An idle session holds no buffer.
             self.inbox = BytesMut::new();
         }
@@ -116,7 +120,23 @@ impl Socket {
         self.size.learn(read);
         let counted = u64::try_from(read).unwrap_or(u64::MAX);
         self.meter.received.fetch_add(counted, Ordering::Relaxed);
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(read))
+    }
+
+    /// A write has to wait. Meanwhile takes in what comes, within a bound.
+    ///
+    /// `h2` reads nothing while the answer to a ping waits to be written. Where both ends are at
+    /// that, with full buffers between them, neither write could ever end.
+    fn poll_waiting<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        while self.inbox.len() < TAKEN_IN {
+            match self.poll_fill(cx) {
+                // The end is met again by whoever reads.
+                Poll::Pending | Poll::Ready(Ok(0)) => break,
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Pending
     }
 }
 
@@ -145,7 +165,11 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().tcp).poll_write(cx, buf)
+        let this = self.get_mut();
+        match Pin::new(&mut this.tcp).poll_write(cx, buf) {
+            Poll::Pending => this.poll_waiting(cx),
+            written @ Poll::Ready(_) => written,
+        }
     }
 
     fn poll_write_vectored(
@@ -153,7 +177,11 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().tcp).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        match Pin::new(&mut this.tcp).poll_write_vectored(cx, bufs) {
+            Poll::Pending => this.poll_waiting(cx),
+            written @ Poll::Ready(_) => written,
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -166,5 +194,95 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::poll_fn;
+    use tokio::{
+        io::AsyncWriteExt as _,
+        net::{TcpListener, TcpSocket},
+        time::timeout,
+    };
+
+    use super::*;
+
+    /// Two ends with little room between them.
+    async fn pair() -> (Socket, TcpStream) {
+        let listener = TcpSocket::new_v4().expect("a socket");
+        listener.set_recv_buffer_size(8192).expect("set");
+        listener.set_send_buffer_size(8192).expect("set");
+        let any = "127.0.0.1:0".parse().expect("an address");
+        listener.bind(any).expect("bound");
+        let listener: TcpListener = listener.listen(1).expect("listening");
+        let dialler = TcpSocket::new_v4().expect("a socket");
+        dialler.set_recv_buffer_size(8192).expect("set");
+        dialler.set_send_buffer_size(8192).expect("set");
+        let address = listener.local_addr().expect("an address");
+        let here = dialler.connect(address).await.expect("connected");
+        let (there, _) = listener.accept().await.expect("accepted");
+        (Socket::new(here), there)
+    }
+
+    #[tokio::test]
+    async fn a_write_that_waits_takes_in_what_comes_so_that_the_other_end_can_write_on() {
+        let (mut here, mut there) = pair().await;
+        let (sent, half) = (vec![3; 900 << 10], vec![0; 64 << 10]);
+
+        let blocked = poll_fn(|cx| {
+            while Pin::new(&mut here).poll_write(cx, &half)?.is_ready() {}
+            Poll::<io::Result<()>>::Pending
+        });
+        tokio::select! {
+            _ = blocked => panic!("nobody reads"),
+            written = timeout(Duration::from_secs(10), there.write_all(&sent)) => {
+                written.expect("soon").expect("written");
+            }
+        }
+
+        let mut got = vec![0; sent.len()];
+        here.read_exact(&mut got).await.expect("read");
+        assert!(got == sent);
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_in_is_bounded() {
+        let (mut here, mut there) = pair().await;
+        let half = vec![0; 64 << 10];
+
+        let both = async {
+            let blocked = poll_fn(|cx| {
+                while Pin::new(&mut here).poll_write(cx, &half)?.is_ready() {}
+                Poll::<io::Result<()>>::Pending
+            });
+            let flood = there.write_all(&[0; 4 << 20]);
+            tokio::join!(blocked, flood)
+        };
+        timeout(Duration::from_millis(500), both)
+            .await
+            .expect_err("both wait");
+
+        assert!(
+            here.inbox.len() < TAKEN_IN + (256 << 10),
+            "{}",
+            here.inbox.len()
+        );
+    }
+
+    #[tokio::test]
+    async fn an_idle_session_holds_no_buffer() {
+        let (mut here, mut there) = pair().await;
+        let mut got = vec![0; 1 << 20];
+        let (written, read) =
+            tokio::join!(there.write_all(&[1; 1 << 20]), here.read_exact(&mut got));
+        written.expect("written");
+        read.expect("read");
+        // Nothing comes any more.
+        let mut one = [0];
+        let idle = timeout(Duration::from_millis(50), here.read(&mut one)).await;
+        idle.expect_err("idle");
+
+        assert!(here.inbox.capacity() <= Size::default().bytes());
     }
 }

@@ -5,3 +5,4 @@ mod flow;
 mod harness;
 mod refusals;
 mod sessions;
+mod traps;

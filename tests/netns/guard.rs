@@ -89,7 +89,7 @@ fn both_kinds_of_guard_keep_outsiders_out_are_replaced_and_go_with_cleanup() -> 
         // Twice: the second takes the place of the first.
         for _ in 0..2 {
             let (mut guard, counters) = load(&node, &pins, tcx)?;
-            on_host(&node, || Ok(guard.keep(&uplinks())?))?;
+            on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
             drop(guard);
             let before = dropped(&counters)?;
             ensure!(knock(&node) == ErrorKind::TimedOut, "guarded, tcx {tcx}");
@@ -115,6 +115,24 @@ fn both_kinds_of_guard_keep_outsiders_out_are_replaced_and_go_with_cleanup() -> 
 }
 
 #[test]
+fn a_filter_that_somebody_took_off_is_put_back() -> Result<()> {
+    let node = Node::new()?;
+    node.host()
+        .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
+    let pins = Pins::hold(&node.bpffs())?;
+    let (mut guard, _counters) = load(&node, &pins, false)?;
+    on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
+    node.host()
+        .run(&["tc", "qdisc", "del", "dev", UPLINK.1, "clsact"])?;
+    ensure!(knock(&node) == ErrorKind::ConnectionRefused, "unguarded");
+
+    on_host(&node, || Ok(guard.keep(&uplinks(), true)?))?;
+
+    ensure!(knock(&node) == ErrorKind::TimedOut, "guarded again");
+    Ok(())
+}
+
+#[test]
 fn a_guard_ends_where_a_link_is_no_uplink_any_more() -> Result<()> {
     for tcx in [true, false] {
         let node = Node::new()?;
@@ -123,8 +141,8 @@ fn a_guard_ends_where_a_link_is_no_uplink_any_more() -> Result<()> {
         let pins = Pins::hold(&node.bpffs())?;
         let (mut guard, _counters) = load(&node, &pins, tcx)?;
         on_host(&node, || {
-            guard.keep(&uplinks())?;
-            guard.keep(&BTreeMap::new())?;
+            guard.keep(&uplinks(), false)?;
+            guard.keep(&BTreeMap::new(), false)?;
             Ok(guard.tidy(&BTreeMap::new())?)
         })?;
 

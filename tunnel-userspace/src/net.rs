@@ -37,12 +37,13 @@ pub trait Keeper: Send {
     /// Why it could not.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Guards every uplink: index and name. What is guarded stays guarded.
+    /// Guards every uplink: index and name. What is guarded stays guarded; `anew` puts every guard in
+    /// place once more, in case somebody took it off.
     ///
     /// # Errors
     ///
     /// One of them can't be guarded.
-    fn keep(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
+    fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), Self::Error>;
 
     /// Whether there is a guard anywhere.
     fn is_anywhere(&self) -> bool;
@@ -114,11 +115,11 @@ impl<K: Keeper> Net<K> {
         self.uplinks.subscribe()
     }
 
-    /// Looks at the network, guards what is an uplink, then makes the prefixes local. Says whether
-    /// all went well; what did not is in the view.
-    pub async fn look(&mut self) -> bool {
+    /// Looks at the network, guards what is an uplink (`anew`: also what was guarded before), then
+    /// makes the prefixes local. Says whether all went well; what did not is in the view.
+    pub async fn look(&mut self, anew: bool) -> bool {
         let mut view = View::default();
-        let result = self.arrange(&mut view).await;
+        let result = self.arrange(&mut view, anew).await;
         view.problem = result.err();
         let is_well = view.problem.is_none();
         self.view.send_if_modified(|old| {
@@ -135,7 +136,7 @@ impl<K: Keeper> Net<K> {
         is_well
     }
 
-    async fn arrange(&mut self, view: &mut View) -> Result<(), String> {
+    async fn arrange(&mut self, view: &mut View, anew: bool) -> Result<(), String> {
         let scene = self.netlink.kernel.scene().await.map_err(in_words)?;
         let uplinks = uplinks::find(&scene.links, &scene.gateways, &self.settings.uplinks);
         let indices: BTreeSet<u32> = uplinks.keys().copied().collect();
@@ -148,7 +149,7 @@ impl<K: Keeper> Net<K> {
             is_new
         });
         // The guard is there before the routes are.
-        self.keeper.keep(&uplinks).map_err(in_words)?;
+        self.keeper.keep(&uplinks, anew).map_err(in_words)?;
         view.uplinks = uplinks.values().cloned().collect();
         keep_routes(&self.settings, &self.netlink.kernel, &scene, view).await?;
         self.keeper.tidy(&uplinks).map_err(in_words)?;
@@ -175,6 +176,7 @@ impl<K: Keeper> Net<K> {
     /// Runs until the drain begins. Guards and routes stay.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut next = Instant::now() + ANYWAY;
+        let mut anew_at = next;
         loop {
             tokio::select! {
                 biased;
@@ -187,7 +189,11 @@ impl<K: Keeper> Net<K> {
                     next = next.min(Instant::now() + GATHER);
                 }
                 () = sleep_until(next) => {
-                    let is_well = self.look().await;
+                    let anew = Instant::now() >= anew_at;
+                    if anew {
+                        anew_at = Instant::now() + ANYWAY;
+                    }
+                    let is_well = self.look(anew).await;
                     next = Instant::now() + if is_well { ANYWAY } else { RETRY };
                 }
             }

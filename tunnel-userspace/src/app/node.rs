@@ -116,7 +116,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             };
             let mut network = Net::open(settings, running.guard, view)
                 .map_err(failed("cannot follow the network"))?;
-            network.look().await;
+            network.look(false).await;
             let steered = Steered {
                 targets: running.targets,
                 uplinks: network.uplinks(),
@@ -141,7 +141,9 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     info!("stopping; the data path stays as it is");
     ready.send_replace(Some("stopping".to_owned()));
     drain.send_replace(true);
-    tasks.finish(DRAIN.saturating_add(tunnel.patience(&config))).await;
+    tasks
+        .finish(DRAIN.saturating_add(tunnel.patience(&config)))
+        .await;
     Ok(())
 }
 

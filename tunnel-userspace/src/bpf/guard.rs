@@ -146,12 +146,13 @@ impl Guard {
 impl Keeper for Guard {
     type Error = GuardError;
 
-    fn keep(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
+    fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), GuardError> {
         self.placed.retain(|device| uplinks.contains_key(device));
         for (device, name) in uplinks {
-            if !self.placed.contains(device) {
+            if anew || !self.placed.contains(device) {
                 self.put(*device, name)?;
-                self.placed.insert(*device);
+            }
+            if self.placed.insert(*device) {
                 tracing::info!(uplink = %name, "guarded: nothing from there reaches a steering prefix");
             }
         }

@@ -58,7 +58,7 @@ pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 7] {
         (names::SLOT, sizes.slot_entries()),
         (names::BE, sizes.backend_entries()),
         (names::TURN, sizes.front_entries()),
-        (names::STEER, sizes.steering),
+        (names::STEER, sizes.steer_entries()),
         (names::STEERED, sizes.steered_entries()),
     ]
 }
@@ -70,7 +70,7 @@ pub(super) fn sizes_of(entries: impl Fn(&str) -> Option<u32>) -> Option<Sizes> {
         fronts: entries(names::SVC)?,
         slots: without_spare(entries(names::SLOT)?),
         backends: without_spare(entries(names::BE)?),
-        steering: entries(names::STEER)?,
+        steering: entries(names::STEER)?.saturating_sub(1),
     })
 }
 

@@ -35,6 +35,12 @@ impl Sizes {
         self.steering.saturating_mul(2)
     }
 
+    /// Entries of the hash `steer`: one more is for the daemon's probe.
+    #[must_use]
+    pub const fn steer_entries(self) -> u32 {
+        self.steering.saturating_add(1)
+    }
+
     /// Entries of the array `slot`.
     #[must_use]
     pub const fn slot_entries(self) -> u32 {

@@ -112,7 +112,7 @@ fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
         steering: capacity,
     };
     let maps = Memory {
-        capacity: usize_of(capacity),
+        capacity: usize_of(sizes.steer_entries()),
         ..maps
     };
     Steering::adopt(maps, sizes, settings(), now).expect("taken over")
@@ -270,6 +270,28 @@ fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
     let view = steering.view();
     assert_eq!(view.problems.len(), 2);
     assert!(view.problems[0].starts_with("a (10.0.0.1:10250): not steered: bpf.maps.steering"));
+}
+
+#[test]
+fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
+    let mut steering = adopt(Memory::default(), 2, NOW);
+    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    let before = (steering.maps.keys.clone(), shown(&steering));
+    let key = SteeringKey::new(
+        Address::from_ip("192.0.0.8".parse().expect("an address")),
+        Port::from_host(9),
+    );
+
+    steering.put_canary(&key).expect("written");
+    assert_eq!(steering.maps.keys.len(), 3);
+    let killed = adopt(steering.maps.clone(), 2, NOW);
+    assert!(
+        !killed.maps.keys.contains_key(&key),
+        "one that was left is removed"
+    );
+    steering.take_canary(&key).expect("removed");
+
+    assert_eq!((steering.maps.keys.clone(), shown(&steering)), before);
 }
 
 #[test]

@@ -129,7 +129,9 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
         }
     }
 
-    SockRef::from(&peer).set_recv_buffer_size(1 << 20).expect("set");
+    SockRef::from(&peer)
+        .set_recv_buffer_size(1 << 20)
+        .expect("set");
     let mut got = vec![0; FRAMES];
     let read = timeout(3 * SOON, peer.read_exact(&mut got)).await;
     read.expect("soon").expect("all of it");

@@ -323,7 +323,11 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
     let streams = limits.streams;
     let session = Session::new(id, facts, sender, streams, Arc::clone(&traffic), stopped);
     let session = Arc::new(session);
-    registry.insert(Arc::clone(&session));
+    if !registry.insert(Arc::clone(&session), shared.settings.sessions) {
+        let error = "as many sessions as the gateway or the node may have";
+        registry.unwell(&node, Reason::HandshakesFull, &error);
+        return;
+    }
     Registry::say_connected(&session);
 
     let mut quiet = pin!(async {

@@ -21,6 +21,10 @@ use super::{
 };
 use crate::model::Target;
 
+/// How many sessions a node may have: those of its settings, and those that a bad link broke and
+/// nobody noticed yet.
+const OF_NODE: usize = 32;
+
 /// What the gateway knows of a node.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -124,14 +128,19 @@ impl Registry {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// From here on the session may be picked.
-    pub(super) fn insert(&self, session: Arc<Session>) {
+    /// From here on the session may be picked; unless there are `most` in all already, or of its
+    /// node as many as one node may have.
+    pub(super) fn insert(&self, session: Arc<Session>, most: usize) -> bool {
         let name = Arc::clone(&session.facts.node);
         let mut nodes = self.lock();
         let node = nodes.entry(name).or_default();
+        if self.sessions() >= most || node.sessions.len() >= OF_NODE {
+            return false;
+        }
         node.last_error = None;
         node.sessions.push(session);
         self.sessions.fetch_add(1, Ordering::AcqRel);
+        true
     }
 
     /// From here on it is not. `error` says what ended it, if it was not wanted.

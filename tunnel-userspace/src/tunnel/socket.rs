@@ -225,15 +225,18 @@ mod tests {
         (Socket::new(here), there)
     }
 
+    /// Writes for as long as anything is taken.
+    fn write_on(here: &mut Socket, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while Pin::new(&mut *here).poll_write(cx, bytes)?.is_ready() {}
+        Poll::Pending
+    }
+
     #[tokio::test]
     async fn a_write_that_waits_takes_in_what_comes_so_that_the_other_end_can_write_on() {
         let (mut here, mut there) = pair().await;
         let (sent, half) = (vec![3; 900 << 10], vec![0; 64 << 10]);
 
-        let blocked = poll_fn(|cx| {
-            while Pin::new(&mut here).poll_write(cx, &half)?.is_ready() {}
-            Poll::<io::Result<()>>::Pending
-        });
+        let blocked = poll_fn(|cx| write_on(&mut here, &half, cx));
         tokio::select! {
             _ = blocked => panic!("nobody reads"),
             written = timeout(Duration::from_secs(10), there.write_all(&sent)) => {
@@ -252,10 +255,7 @@ mod tests {
         let half = vec![0; 64 << 10];
 
         let both = async {
-            let blocked = poll_fn(|cx| {
-                while Pin::new(&mut here).poll_write(cx, &half)?.is_ready() {}
-                Poll::<io::Result<()>>::Pending
-            });
+            let blocked = poll_fn(|cx| write_on(&mut here, &half, cx));
             let flood = there.write_all(&[0; 4 << 20]);
             tokio::join!(blocked, flood)
         };

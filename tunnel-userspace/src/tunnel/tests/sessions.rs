@@ -215,6 +215,51 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_a_session_that_is_lost_are_reset_at_both_ends() {
+    let World {
+        cloud,
+        edge,
+        target,
+        steered,
+        ..
+    } = World::new().await;
+    let mut client = TcpStream::connect(steered).await.expect("connected");
+    client.write_all(b"!").await.expect("written");
+    let (mut target, _) = target.accept().await.expect("accepted");
+    read(&mut target, 1).await;
+
+    // All its tasks go at once, as with SIGKILL.
+    drop(edge);
+
+    until_reset(&mut client).await;
+    until_reset(&mut target).await;
+    cloud.counted(Reason::AgentLost, 1).await;
+    cloud.connected(NODE, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_are_bounded_and_one_too_many_is_refused() {
+    let pki = Pki::new();
+    let settings = gateway::Settings {
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        sessions: 1,
+        handshakes: 16,
+        handshake_timeout: Duration::from_secs(5),
+        limits: limits(),
+        mark: None,
+    };
+    let cloud = Cloud::with(settings, pki.gateway());
+    let mut settings = agent_settings(&[cloud.gateway], &[]);
+    settings.connections = 2;
+    let _edge = Edge::new(settings, pki.agent(NODE));
+    cloud.connected(NODE, 1).await;
+
+    let refused = || cloud.count(Reason::HandshakesFull) > 0;
+    until("refused", refused).await;
+    assert_eq!(cloud.sessions(NODE), 1);
+}
+
 #[test]
 fn a_registry_is_shared_between_threads() {
     const fn shared<T: Send + Sync>(_: &T) {}

@@ -3,7 +3,6 @@
 use std::{
     pin::pin,
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -125,7 +124,7 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
         send.send_data(Bytes::from_static(b"x"), false)
             .expect("it lives");
         if number % 1000 == 0 {
-            tokio::time::sleep(Duration::from_micros(50)).await;
+            tokio::task::yield_now().await;
         }
     }
 
@@ -133,7 +132,7 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
         .set_recv_buffer_size(1 << 20)
         .expect("set");
     let mut got = vec![0; FRAMES];
-    let read = timeout(3 * SOON, peer.read_exact(&mut got)).await;
+    let read = timeout(SOON, peer.read_exact(&mut got)).await;
     read.expect("soon").expect("all of it");
 }
 
@@ -159,9 +158,8 @@ async fn streams_that_are_reset_before_anybody_looked_at_them_do_not_close_the_s
 }
 
 #[tokio::test]
-async fn streams_beyond_the_bound_are_refused_a_thousand_times_and_more() {
+async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session() {
     let (mut sender, mut client, mut server) = ends().await;
-    // An agent that lets its streams be reset for longer than the gateway remembers them.
     for _ in 0..30 {
         let mut streams = Vec::new();
         for _ in 0..100 {
@@ -245,7 +243,8 @@ async fn a_stream_takes_its_own_window_and_no_other() {
     let (send, mut recv, _) = all.pop().expect("one");
     let mut freed = 0;
     while freed < 1 << 20 {
-        let data = poll_fn(|cx| recv.poll_data(cx)).await;
+        let data = timeout(SOON, poll_fn(|cx| recv.poll_data(cx))).await;
+        let data = data.expect("all of its window");
         let length = data.expect("data").expect("no error").len();
         recv.flow_control().release_capacity(length).expect("known");
         freed += length;

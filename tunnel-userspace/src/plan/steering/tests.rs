@@ -179,7 +179,13 @@ fn a_node_without_an_address_of_its_own_is_named_and_the_rest_goes_on() {
         node(
             "edge-2",
             true,
-            &["127.0.0.1", "fe80::1", "0.0.0.0", "224.0.0.1"],
+            &[
+                "127.0.0.1",
+                "fe80::1",
+                "169.254.1.1",
+                "0.0.0.0",
+                "224.0.0.1",
+            ],
         ),
         node("edge-3", true, &["10.1.2.3"]),
     ];
@@ -188,7 +194,7 @@ fn a_node_without_an_address_of_its_own_is_named_and_the_rest_goes_on() {
 
     assert_eq!(targets(&plan).len(), 2);
     assert_eq!(plan.edge_nodes, 3);
-    assert_eq!(plan.problems.len(), 5);
+    assert_eq!(plan.problems.len(), 6);
     assert!(problems(&plan)[0].contains("Node edge-1: status.addresses has no InternalIP"));
 }
 

@@ -16,6 +16,8 @@ struct Memory {
     writes: Option<u32>,
     /// Records that were written while a key led to them, and more than their removal changed.
     torn: u32,
+    /// What the ingress is told; once it is here, a key is written only for what is known there.
+    told: Option<watch::Receiver<Arc<Targets>>>,
 }
 
 impl Memory {
@@ -59,6 +61,12 @@ impl SteeringMaps for Memory {
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
         self.spend()?;
+        if let Some(told) = &self.told {
+            assert!(
+                told.borrow().contains_key(&index),
+                "{index} is not known yet"
+            );
+        }
         self.keys.insert(*key, index);
         assert!(self.keys.len() <= self.capacity, "the hash is full");
         Ok(())
@@ -173,6 +181,7 @@ fn shown(steering: &Steering<Memory>) -> Vec<String> {
 #[test]
 fn each_address_and_port_gets_an_address_of_its_family_and_the_ingress_is_told() {
     let mut steering = adopt(Memory::default(), 16, NOW);
+    steering.maps.told = Some(steering.targets());
 
     apply(
         &mut steering,
@@ -251,6 +260,20 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
         ]
     );
     assert!(!steering.is_dirty());
+}
+
+#[test]
+fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
+    let mut steering = adopt(Memory::default(), 2, NOW);
+    let later = NOW + Duration::from_secs(1);
+    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    // Index 1 goes first, index 0 after it.
+    steering.retire(1, NOW).expect("written");
+    steering.retire(0, later).expect("written");
+
+    let free = steering.free_indices(later + QUARANTINE);
+
+    assert_eq!(free, [2, 1, 0]);
 }
 
 #[test]
@@ -427,6 +450,14 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
         let mut again = adopt(maps, 8, NOW);
         apply(&mut again, change(), NOW);
 
+        for (index, record) in &again.maps.records {
+            let is_led_to = again.maps.keys.values().any(|led| led == index);
+            assert_eq!(
+                record.removed == 0,
+                is_led_to,
+                "after {writes} writes: {index}"
+            );
+        }
         let words: Vec<_> = shown(&again)
             .iter()
             .filter_map(|word| word.split_once(' ').map(|(_, target)| target.to_owned()))

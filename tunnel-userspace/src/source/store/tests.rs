@@ -56,7 +56,11 @@ fn words(store: &mut Store) -> Vec<String> {
         Some(_) => format!("node {name}"),
         None => format!("node {name} gone"),
     });
-    services.chain(nodes).collect()
+    let config_maps = update.config_maps.iter().map(|(name, config_map)| {
+        let is_gone = if config_map.is_some() { "" } else { " gone" };
+        format!("config map {name}{is_gone}")
+    });
+    services.chain(nodes).chain(config_maps).collect()
 }
 
 #[test]
@@ -75,6 +79,26 @@ fn an_update_tells_a_service_once_with_all_its_slices_as_they_stand() {
     assert_eq!(words(&mut store), [r#"shop/a ["a-1", "a-2"]"#, "node n"]);
     assert!(!store.is_changed());
     assert_eq!(words(&mut store), [] as [&str; 0]);
+}
+
+#[test]
+fn a_config_map_is_told_when_it_comes_changes_and_goes() {
+    let config_map = |ports: &str| {
+        Object::ConfigMap(Arc::new(ConfigMap {
+            name: name("ports"),
+            data: BTreeMap::from([("http-proxy-ports".to_owned(), ports.to_owned())]),
+        }))
+    };
+    let mut store = Store::default();
+
+    store.apply(config_map("9100"), T1);
+    assert_eq!(words(&mut store), ["config map shop/ports"]);
+    store.apply(config_map("9100"), T1);
+    assert!(!store.is_changed());
+    store.apply(config_map("9101"), T1);
+    assert_eq!(words(&mut store), ["config map shop/ports"]);
+    store.remove(&config_map("9101").id(), T2);
+    assert_eq!(words(&mut store), ["config map shop/ports gone"]);
 }
 
 #[test]

@@ -21,13 +21,15 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
 #[inline(always)]
 pub(crate) fn load<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
     let mut words = [0_u32; WORDS];
+    #[expect(clippy::cast_possible_truncation, reason = "a few words")]
+    let length = size_of::<[u32; WORDS]>() as u32;
     // SAFETY: the helper writes as many bytes as the array has, or none, and checks the packet.
     let failed = unsafe {
         bpf_skb_load_bytes_relative(
             ctx.as_ptr(),
             offset,
             words.as_mut_ptr().cast(),
-            size_of::<[u32; WORDS]>() as u32,
+            length,
             BPF_HDR_START_NET,
         )
     };

@@ -141,7 +141,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     info!("stopping; the data path stays as it is");
     ready.send_replace(Some("stopping".to_owned()));
     drain.send_replace(true);
-    tasks.finish(DRAIN).await;
+    tasks.finish(DRAIN.saturating_add(tunnel.patience(&config))).await;
     Ok(())
 }
 

@@ -70,6 +70,15 @@ impl Tunnel {
         }
     }
 
+    /// How long its streams may go on after the drain began.
+    pub(super) const fn patience(&self, config: &Config) -> Duration {
+        if self.identity.is_some() {
+            config.tunnel.session.drain
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// Starts the gateway, if the config has one. It runs before the data path is ready: agents may
     /// connect meanwhile.
     pub(super) fn start_gateway(

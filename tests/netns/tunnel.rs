@@ -110,7 +110,7 @@ impl Kind {
 
 /// Runs something for the host and for a pod.
 fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()> {
-    let pod = site.node().pod("client")?;
+    let pod = site.pod()?;
     let host = From {
         name: "host",
         place: site.node().host(),

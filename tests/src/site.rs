@@ -17,7 +17,7 @@ use crate::{
     node::Node,
     pki,
     place::{ANSWER, COMMAND, Place},
-    pod::{Server, text},
+    pod::{Pod, Server, text},
     scale::Scale,
     wait,
 };
@@ -93,7 +93,17 @@ impl Site {
         self.until_served()
     }
 
-    /// Waits until a client on the cloud host is served by the kubelet.
+    /// The pod that clients are in.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses something.
+    pub fn pod(&self) -> Result<Arc<Pod>> {
+        self.node.pod("client")
+    }
+
+    /// Waits until clients on the cloud host and in its pod are served by the kubelet. What comes
+    /// first from a new pod may be lost, and sent again only after a second.
     ///
     /// # Errors
     ///
@@ -101,7 +111,12 @@ impl Site {
     pub fn until_served(&self) -> Result<()> {
         let mut last = None;
         let within = Scale::from_environment().patience(CONNECTED);
-        wait::until(within, || match self.ask(self.node.host()) {
+        let pod = self.pod()?;
+        let ask = || {
+            self.ask(self.node.host())?;
+            self.ask(&pod)
+        };
+        wait::until(within, || match ask() {
             Ok(()) => true,
             Err(error) => {
                 last = Some(error);

@@ -219,7 +219,7 @@ fn expiries(tunnel: &Tunnel) -> Result<[String; 2]> {
         .filter_map(|node| node["sessions"].as_array())
         .flatten();
     let of_agent = sessions
-        .map(|session| session["certificate_expires"].to_string())
+        .map(|session| session["certificateExpires"].to_string())
         .next();
     Ok([
         record.identity["expires"].to_string(),

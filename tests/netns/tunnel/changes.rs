@@ -52,7 +52,7 @@ fn is_steered(place: &Place, to: SocketAddr) -> bool {
 #[test]
 fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on() -> Result<()> {
     let site = Site::new()?;
-    let (host, pod) = (site.node().host(), site.node().pod("client")?);
+    let (host, pod) = (site.node().host(), site.pod()?);
     let [v4, v6] = both(KUBELET[0]);
     let mut live = [client(&site, host, v4)?, client(&site, &pod, v6)?];
     for client in &mut live {
@@ -99,7 +99,7 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     followed(&site, list("9101, 9100"), "a port more", all)?;
     for to in [v4, v6] {
         client(&site, host, to)?.healthz()?;
-        client(&site, &*site.node().pod("client")?, to)?.healthz()?;
+        client(&site, &*site.pod()?, to)?.healthz()?;
     }
     let mut live = client(&site, host, v4)?;
 
@@ -122,7 +122,7 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
 
     node.apply(twin.address(other))?;
     node.apply(NodeObject::edge("edge-0", []))?;
-    node.apply(ConfigMap::of_tunnel().data("http-proxy-ports", "9100, 99999, x, 9102"))?;
+    node.apply(ConfigMap::of_tunnel().data("http-proxy-ports", "9100, 99999, nope, 9102"))?;
 
     let named = |words: &[&str]| {
         let status = node.status().unwrap_or_default().to_string();
@@ -135,12 +135,12 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
         "10.20.0.7",
         "edge-0",
         "yurt-tunnel-server-cfg",
-        "99999",
+        "nope",
     ];
     wait::until(CHANGE, || named(&words))
         .with_context(|| format!("not named: {:#}", node.status().unwrap_or_default()))?;
     let shown = node.culvert(&["status"])?.stdout;
-    for word in ["edge-9", "edge-0", "99999"] {
+    for word in ["edge-9", "edge-0", "nope"] {
         ensure!(shown.contains(word), "no {word} in\n{shown}");
     }
     site.ask(node.host()).context("the older one is served")?;
@@ -158,7 +158,7 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
     }
     node.withdraw(&ConfigMap::of_tunnel().file())?;
     // The text of each problem: a node that a client asked for is remembered for that.
-    let problems = ["too, which has it", "has no InternalIP", "99999"];
+    let problems = ["too, which has it", "has no InternalIP", "nope"];
     wait::until(CHANGE, || !problems.iter().any(|it| named(&[*it])))
         .with_context(|| format!("still named: {:#}", node.status().unwrap_or_default()))?;
     expect_unsteered(node.host(), SocketAddr::new(other, KUBELET[0]))?;

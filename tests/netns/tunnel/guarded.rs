@@ -116,7 +116,7 @@ fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Res
         expect_unsteered(node.host(), both(KUBELET[0])[0]).is_ok()
     })
     .context("still steered")?;
-    expect_unsteered(&*node.pod("client")?, both(KUBELET[0])[1])?;
+    expect_unsteered(&*site.pod()?, both(KUBELET[0])[1])?;
     // The kernel takes a link down a moment after its pin: then a prefix is as any other.
     node.host()
         .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;

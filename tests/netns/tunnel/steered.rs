@@ -87,10 +87,7 @@ fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
     const EACH: usize = 25;
     let site = Arc::new(Site::new()?);
     let mut threads = Vec::new();
-    for place in [
-        site.node().host().clone(),
-        (**site.node().pod("client")?).clone(),
-    ] {
+    for place in [site.node().host().clone(), (**site.pod()?).clone()] {
         for to in both(KUBELET[0]) {
             let (site, place) = (Arc::clone(&site), place.clone());
             threads.push(thread::spawn(move || {

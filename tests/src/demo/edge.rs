@@ -105,7 +105,7 @@ impl Act {
 
     /// The host and a pod, each with the address that it dials.
     fn clients(&self) -> Result<[(&'static str, Place, SocketAddr); 2]> {
-        let pod = self.site.node().pod("client")?;
+        let pod = self.site.pod()?;
         let host = self.site.node().host().clone();
         Ok([
             ("host", host, Site::at4(KUBELET[0])),

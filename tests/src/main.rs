@@ -5,6 +5,8 @@
     reason = "reports are what this program is for"
 )]
 
+mod commands;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -21,11 +23,11 @@ use tunnel_tests::{
         run::{Exec, exec, serve as hold},
     },
     bench::{self, connect, program::Options},
-    demo, ends, environment, flow,
+    demo, ends, environment,
     instance::Settings,
     interrupt,
-    load::{self, Plan, race, udp::Mode},
-    pki::{self, Files},
+    load::race,
+    pki::Files,
     serve::{self, Listener},
     topology::Topology,
 };
@@ -108,12 +110,12 @@ enum Command {
     /// Streams to measure: a server that floods or echoes, and its clients.
     Flow {
         #[command(subcommand)]
-        flow: Flow,
+        flow: commands::flow::Flow,
     },
     /// Make connections and print a report.
     Load {
         #[command(subcommand)]
-        load: Load,
+        load: commands::load::Load,
     },
     /// Connect UDP sockets to many VIPs as fast as can be, telling each which Service is meant.
     RaceRead {
@@ -146,128 +148,6 @@ enum EndRole {
     Cloud,
     /// An agent.
     Agent,
-}
-
-#[derive(Subcommand)]
-enum Load {
-    /// HTTP requests, each over a connection of its own.
-    Tcp(Paced),
-    /// Questions over UDP, each from a socket of its own.
-    Udp {
-        #[command(flatten)]
-        paced: Paced,
-        /// Send without connecting.
-        #[arg(long)]
-        unconnected: bool,
-    },
-    /// Requests over TLS to a kubelet-like server, each over a connection of its own.
-    Kubelet {
-        #[command(flatten)]
-        paced: Paced,
-        /// The authority of the server's certificate.
-        #[arg(long)]
-        ca: PathBuf,
-    },
-    /// One connection to a kubelet-like server, and one request after another.
-    Dialog {
-        #[arg(long)]
-        to: SocketAddr,
-        /// The authority of the server's certificate.
-        #[arg(long)]
-        ca: PathBuf,
-        /// healthz, bytes=N, sum=N, echo=TEXT, upgrade, exchange=TEXT, pause=MILLIS, until-end=N,
-        /// close, reset.
-        #[arg(required = true)]
-        asks: Vec<String>,
-    },
-    /// Connects one after another, as fast as can be.
-    Connect {
-        /// The first address and the port.
-        #[arg(long)]
-        to: SocketAddr,
-        /// How many addresses, one after another, are taken in turn.
-        #[arg(long, default_value_t = 1)]
-        count: u32,
-        /// How far one address is from the next.
-        #[arg(long, default_value_t = 1)]
-        apart: u32,
-        #[arg(long, default_value_t = 50)]
-        warm_up_millis: u64,
-        #[arg(long)]
-        millis: u64,
-    },
-    /// Connect sockets and hold them until the process is killed.
-    Hold {
-        /// Where TCP connects.
-        #[arg(long)]
-        tcp: Vec<SocketAddr>,
-        /// Where UDP sockets connect, and others send without connecting.
-        #[arg(long)]
-        udp: Vec<SocketAddr>,
-        /// How many sockets there are of each kind and address.
-        #[arg(long)]
-        each: u32,
-    },
-}
-
-#[derive(Subcommand)]
-enum Flow {
-    /// Serve a port over TCP and a port over TLS.
-    Serve {
-        #[arg(long)]
-        plain: u16,
-        #[arg(long)]
-        secure: u16,
-        #[arg(long)]
-        cert: PathBuf,
-        #[arg(long)]
-        key: PathBuf,
-        /// A Unix socket that appears once both listen.
-        #[arg(long)]
-        ready: PathBuf,
-    },
-    /// Take floods over several connections.
-    Flood(FlowClient),
-    /// Have 64 bytes sent back, again and again.
-    Echo(FlowClient),
-    /// Ask for floods and read nothing of them, until the process is killed.
-    Stall {
-        #[command(flatten)]
-        client: FlowClient,
-        /// A file that appears once all are open.
-        #[arg(long)]
-        ready: PathBuf,
-    },
-}
-
-#[derive(Args)]
-struct FlowClient {
-    #[arg(long)]
-    to: SocketAddr,
-    /// Over TLS: the authority of the server's certificate.
-    #[arg(long, requires = "address")]
-    ca: Option<PathBuf>,
-    /// The address that the server must prove to have.
-    #[arg(long)]
-    address: Option<IpAddr>,
-    #[arg(long, default_value_t = 1)]
-    connections: u32,
-    #[arg(long, default_value_t = 1000)]
-    millis: u64,
-}
-
-impl FlowClient {
-    fn way(&self) -> Result<flow::client::Way> {
-        let tls = self.ca.as_deref().map(pki::trusting).transpose()?;
-        Ok(flow::client::Way {
-            to: self.to,
-            tls: tls.zip(self.address),
-        })
-    }
-
-    const fn lasting(&self) -> Duration {
-        Duration::from_millis(self.millis)
-    }
 }
 
 #[derive(Subcommand)]
@@ -323,43 +203,6 @@ struct Common {
     /// Fail when a target is missed.
     #[arg(long)]
     check: bool,
-}
-
-#[derive(Args)]
-struct Paced {
-    /// Where to; several are taken in turn.
-    #[arg(long, required = true)]
-    to: Vec<SocketAddr>,
-    /// The Service that is meant, told to the servers.
-    #[arg(long)]
-    service: Option<String>,
-    /// Attempts a second.
-    #[arg(long)]
-    rate: u32,
-    #[arg(long)]
-    millis: u64,
-    /// How many attempts may be under way at once.
-    #[arg(long, default_value_t = 8)]
-    workers: u32,
-}
-
-impl From<Paced> for Plan {
-    fn from(paced: Paced) -> Self {
-        let Paced {
-            to,
-            service,
-            rate,
-            millis,
-            workers,
-        } = paced;
-        Self {
-            to,
-            service,
-            rate,
-            lasting: Duration::from_millis(millis),
-            workers,
-        }
-    }
 }
 
 fn main() -> ExitCode {
@@ -427,8 +270,8 @@ fn run(command: Command) -> Result<()> {
             EndRole::Cloud => ends::run::cloud(&settings, &record),
             EndRole::Agent => ends::run::agent(&settings, &record),
         },
-        Command::Flow { flow } => run_flow(flow),
-        Command::Load { load } => run_load(load),
+        Command::Flow { flow } => commands::flow::run(flow),
+        Command::Load { load } => commands::load::run(load),
         Command::RaceRead {
             first,
             count,
@@ -522,32 +365,6 @@ fn run_bench(bench: Bench) -> Result<()> {
     }
 }
 
-fn run_flow(flow: Flow) -> Result<()> {
-    match flow {
-        Flow::Serve {
-            plain,
-            secure,
-            cert,
-            key,
-            ready,
-        } => {
-            let ca = PathBuf::new();
-            let tls = Files { ca, cert, key }.server()?;
-            flow::serve::serve(plain, secure, tls, &ready)
-        }
-        Flow::Flood(client) => print(&flow::client::flood(
-            &client.way()?,
-            client.connections,
-            client.lasting(),
-        )?),
-        Flow::Echo(client) => print(&flow::client::echo(&client.way()?, client.lasting())?),
-        Flow::Stall { client, ready } => {
-            let tell = || Ok(std::fs::write(&ready, "")?);
-            flow::client::stall(&client.way()?, client.connections, tell)
-        }
-    }
-}
-
 fn up(pods: u8) -> Result<()> {
     let topology = Topology::new()?;
     for number in 1..=pods {
@@ -555,57 +372,6 @@ fn up(pods: u8) -> Result<()> {
     }
     println!("{}", topology.ways_in());
     interrupt::wait_for_enter()
-}
-
-fn run_load(load: Load) -> Result<()> {
-    match load {
-        Load::Tcp(paced) => print(&load::tcp::run(&paced.into(), &load::own_sockets)),
-        Load::Udp { paced, unconnected } => {
-            let mode = if unconnected {
-                Mode::Unconnected
-            } else {
-                Mode::Connected
-            };
-            print(&load::udp::run(&paced.into(), mode, &load::own_sockets))
-        }
-        Load::Kubelet { paced, ca } => {
-            print(&load::kubelet::run(&paced.into(), &ca, &load::own_sockets)?)
-        }
-        Load::Dialog { to, ca, asks } => {
-            print(&load::kubelet::dialog(to, &ca, &asks, &load::own_sockets)?)
-        }
-        Load::Connect {
-            to,
-            count,
-            apart,
-            warm_up_millis,
-            millis,
-        } => {
-            let warm_up = Duration::from_millis(warm_up_millis);
-            let plan = load::connect::Plan {
-                first: to,
-                count,
-                apart,
-            };
-            print(&load::connect::run(
-                &plan,
-                warm_up,
-                Duration::from_millis(millis),
-            ))
-        }
-        Load::Hold { tcp, udp, each } => {
-            let held = load::hold::sockets(&load::hold::Plan { tcp, udp, each })?;
-            println!("{} sockets", held.len());
-            park()
-        }
-    }
-}
-
-/// Does nothing until the process is killed.
-fn park() -> ! {
-    loop {
-        std::thread::park();
-    }
 }
 
 fn print(report: &impl Serialize) -> Result<()> {

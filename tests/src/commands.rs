@@ -1,0 +1,4 @@
+//! Commands of the laboratory that have files of their own.
+
+pub(crate) mod flow;
+pub(crate) mod load;

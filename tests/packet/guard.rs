@@ -44,7 +44,7 @@ fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?, &switches)?;
     let (_maps, counters) = data_path.take_maps()?;
     Ok(Loaded {
-        guard: data_path.into_guard(),
+        guard: data_path.into_guard()?,
         counters,
         _pins: pins,
         _node: node,
@@ -177,6 +177,38 @@ fn options_in_the_header_hide_nothing() -> Result<()> {
     ensure!(loaded.guard.run(&frame)? == DROP, "passes");
     let frame = frame::v4_to(Ipv4Addr::new(192, 0, 2, 1), &options);
     ensure!(loaded.guard.run(&frame)? == PASS, "is dropped");
+    Ok(())
+}
+
+#[test]
+fn tags_of_vlans_hide_nothing() -> Result<()> {
+    let mut loaded = load(&usual())?;
+    let tagged = |tags: usize, to: &str| -> Result<Vec<u8>> {
+        let plain = frame::tcp_to(to.parse()?);
+        let (ethernet, rest) = plain.split_at(12);
+        // VLAN 0, which the kernel takes off: of 802.1Q and 802.1ad in turn.
+        let tag = |number: usize| [[0x81, 0, 0, 0], [0x88, 0xa8, 0, 0]][number % 2];
+        let tags: Vec<u8> = (0..tags).flat_map(tag).collect();
+        Ok([ethernet, &tags, rest].concat())
+    };
+    for tags in 1..=8 {
+        for to in ["198.19.0.1", "fd00:c01e::1"] {
+            ensure!(
+                loaded.guard.run(&tagged(tags, to)?)? == DROP,
+                "{to} behind {tags}"
+            );
+        }
+        for to in ["192.0.2.1", "2001:db8::1"] {
+            ensure!(
+                loaded.guard.run(&tagged(tags, to)?)? == PASS,
+                "{to} behind {tags}"
+            );
+        }
+    }
+    ensure!(
+        loaded.guard.run(&tagged(9, "192.0.2.1")?)? == DROP,
+        "behind too many"
+    );
     Ok(())
 }
 

@@ -21,7 +21,7 @@ pub const TURN: &str = "turn";
 pub const STEER: &str = "steer";
 /// Array: addresses and ports of edge nodes that are steered.
 pub const STEERED: &str = "steered";
-/// Array with one entry: the cookie of the host's network namespace.
+/// Array: the cookie of the host's network namespace; the families that are routed to the ingress.
 pub const HOST: &str = "host";
 
 /// Every map of the object, in the order in which they are created.

@@ -55,64 +55,66 @@ reasons! {
     Steered = 10, "steered", "sent to the tunnel's ingress";
     /// A connect was steered although the socket can't remember it: its peer name shows the ingress.
     SteeredUntracked = 11, "steered_untracked", "sent to the tunnel's ingress without socket storage; peer names show the steering prefix";
+    /// Refused: there is no route to the steering prefix (yet), so the ingress can't be reached.
+    SteeringClosed = 12, "steering_closed", "refused: there is no route to the steering prefix of its family";
     /// Dropped: a packet from an uplink to a steering prefix.
-    Guarded = 12, "guarded", "dropped: a packet from an uplink to a steering prefix";
+    Guarded = 13, "guarded", "dropped: a packet from an uplink to a steering prefix";
     /// Not programmed: no room for another front.
-    FrontsFull = 13, "fronts_full", "not programmed: bpf.maps.fronts is used up";
+    FrontsFull = 14, "fronts_full", "not programmed: bpf.maps.fronts is used up";
     /// Not programmed: no room for the slots of a set.
-    SlotsFull = 14, "slots_full", "not programmed: bpf.maps.slots is used up";
+    SlotsFull = 15, "slots_full", "not programmed: bpf.maps.slots is used up";
     /// Not programmed: no room for another backend.
-    BackendsFull = 15, "backends_full", "not programmed: bpf.maps.backends is used up";
+    BackendsFull = 16, "backends_full", "not programmed: bpf.maps.backends is used up";
     /// Not programmed: another Service has the same address, port and protocol.
-    FrontClaimed = 16, "front_claimed", "not programmed: another Service has this address, port and protocol";
+    FrontClaimed = 17, "front_claimed", "not programmed: another Service has this address, port and protocol";
     /// Not programmed: a map could not be written.
-    WriteFailed = 17, "write_failed", "not programmed: the kernel refused a map write; it is tried again";
+    WriteFailed = 18, "write_failed", "not programmed: the kernel refused a map write; it is tried again";
     /// Not read: a manifest, or an object in it, is bad.
-    ObjectRefused = 18, "object_refused", "not read: a manifest, or an object in it, is bad";
+    ObjectRefused = 19, "object_refused", "not read: a manifest, or an object in it, is bad";
     /// Not steered: no room for another address and port of an edge node.
-    SteeringFull = 19, "steering_full", "not steered: bpf.maps.steering or a steering prefix is used up";
+    SteeringFull = 20, "steering_full", "not steered: bpf.maps.steering or a steering prefix is used up";
     /// Not steered: an edge node without an address, or with that of another node.
-    NodeRefused = 20, "node_refused", "not steered: an edge node without an address, or with that of another node";
+    NodeRefused = 21, "node_refused", "not steered: an edge node without an address, or with that of another node";
     /// Not steered: an entry of a port list that is no port, or that another list overrules.
-    PortsRefused = 21, "ports_refused", "not steered: an entry of a port list is no port, or another list overrules it";
+    PortsRefused = 22, "ports_refused", "not steered: an entry of a port list is no port, or another list overrules it";
     /// A stream ended as both of its ends wanted.
-    StreamServed = 22, "stream_served", "ended as both ends wanted";
+    StreamServed = 23, "stream_served", "ended as both ends wanted";
     /// A stream ended by a reset from the client.
-    ClientReset = 23, "client_reset", "the client reset it";
+    ClientReset = 24, "client_reset", "the client reset it";
     /// A stream ended by a reset from the target.
-    TargetReset = 24, "target_reset", "the target reset it";
+    TargetReset = 25, "target_reset", "the target reset it";
     /// Refused: it reached the ingress by an uplink, or without being steered.
-    ArrivedOutside = 25, "arrived_outside", "refused: it reached the ingress by an uplink, or without being steered";
+    ArrivedOutside = 26, "arrived_outside", "refused: it reached the ingress by an uplink, or without being steered";
     /// Refused: its steering address stands for no node and port any more.
-    TargetUnknown = 26, "target_unknown", "refused: its steering address stands for no node and port any more";
+    TargetUnknown = 27, "target_unknown", "refused: its steering address stands for no node and port any more";
     /// Refused: no agent of the node is connected.
-    AgentNotConnected = 27, "agent_not_connected", "refused: agent not connected";
+    AgentNotConnected = 28, "agent_not_connected", "refused: agent not connected";
     /// A stream ended because the session that carried it did.
-    AgentLost = 28, "agent_lost", "the connection to the agent was lost";
+    AgentLost = 29, "agent_lost", "the connection to the agent was lost";
     /// Refused: every session of the node has as many streams as it may.
-    StreamsFull = 29, "streams_full", "refused: every session of the node has as many streams as it may";
+    StreamsFull = 30, "streams_full", "refused: every session of the node has as many streams as it may";
     /// Refused by the agent: the target is not on its allow-list.
-    TargetDenied = 30, "target_denied", "refused by the agent: not on its allow-list";
+    TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
     /// The target refused the agent's connect.
-    DialRefused = 31, "dial_refused", "the target refused the agent's connect";
+    DialRefused = 32, "dial_refused", "the target refused the agent's connect";
     /// The agent found no way to the target.
-    DialUnreachable = 32, "dial_unreachable", "the agent found no way to the target";
+    DialUnreachable = 33, "dial_unreachable", "the agent found no way to the target";
     /// The target did not answer the agent's connect in time.
-    DialTimedOut = 33, "dial_timed_out", "the target did not answer the agent's connect in time";
+    DialTimedOut = 34, "dial_timed_out", "the target did not answer the agent's connect in time";
     /// Refused by the agent: it waits for as many targets as it may.
-    DialsFull = 34, "dials_full", "refused by the agent: it waits for as many targets as it may";
+    DialsFull = 35, "dials_full", "refused by the agent: it waits for as many targets as it may";
     /// Refused: this end is about to stop.
-    Draining = 35, "draining", "refused: this end is about to stop";
+    Draining = 36, "draining", "refused: this end is about to stop";
     /// The other end of the session broke the protocol.
-    ProtocolBroken = 36, "protocol_broken", "the other end broke the protocol";
+    ProtocolBroken = 37, "protocol_broken", "the other end broke the protocol";
     /// A handshake of TLS or of the tunnel failed.
-    HandshakeFailed = 37, "handshake_failed", "a handshake of TLS or of the tunnel failed";
+    HandshakeFailed = 38, "handshake_failed", "a handshake of TLS or of the tunnel failed";
     /// A handshake of TLS or of the tunnel took too long.
-    HandshakeTimedOut = 38, "handshake_timed_out", "a handshake of TLS or of the tunnel took too long";
+    HandshakeTimedOut = 39, "handshake_timed_out", "a handshake of TLS or of the tunnel took too long";
     /// Refused: the gateway has as many unfinished handshakes, or sessions, as it may.
-    HandshakesFull = 39, "handshakes_full", "refused: the gateway has as many unfinished handshakes, or sessions, as it may";
+    HandshakesFull = 40, "handshakes_full", "refused: the gateway has as many unfinished handshakes, or sessions, as it may";
     /// Refused: a certificate that is not that of an agent, or names no node.
-    IdentityRefused = 40, "identity_refused", "refused: the certificate is not that of an agent, or names no node";
+    IdentityRefused = 41, "identity_refused", "refused: the certificate is not that of an agent, or names no node";
 }
 
 impl Reason {

@@ -68,6 +68,10 @@ impl Steered {
     pub const UNUSED: u16 = 0;
     /// Kind: an address and port of an edge node.
     pub const NODE: u16 = 1;
+    /// Bit of the second entry of `host`: there is a route to the IPv4 prefix.
+    pub const ROUTED_V4: u64 = 1;
+    /// Bit of the second entry of `host`: there is a route to the IPv6 prefix.
+    pub const ROUTED_V6: u64 = 2;
     /// Kind: the daemon's own probe. A connect to it notes the network namespace that it came from
     /// as that of the host.
     pub const CANARY: u16 = 2;
@@ -152,6 +156,13 @@ impl Prefix {
         address_of(!u128::MAX.checked_shr(self.bits).unwrap_or(0))
     }
 
+    /// Whether an address lies in the range.
+    #[must_use]
+    pub fn contains(&self, address: &Address) -> bool {
+        let mask = !u128::MAX.checked_shr(self.bits).unwrap_or(0);
+        number_of(address) & mask == self.network && address.is_v4() == self.is_v4
+    }
+
     /// How many addresses can be numbered; the first one, the network itself, and the last one,
     /// where IPv4 has its broadcast, are not counted.
     #[must_use]
@@ -175,6 +186,12 @@ impl Prefix {
         u32::try_from(place)
             .ok()
             .filter(|index| *index < self.room())
+    }
+}
+
+impl core::fmt::Display for Prefix {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}/{}", self.network().to_ip(), self.length())
     }
 }
 

@@ -16,6 +16,17 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     u16::from_be(ctx.skb.protocol() as u16)
 }
 
+/// The last two bytes of a word of the packet, in host byte order.
+#[inline(always)]
+pub(crate) const fn low_half(word: u32) -> u16 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low half is what is wanted"
+    )]
+    let half = u32::from_be(word) as u16;
+    half
+}
+
 /// Words of the network header, from an offset in it, as they are in the packet; nothing if the
 /// packet ends before.
 #[inline(always)]

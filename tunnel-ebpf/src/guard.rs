@@ -17,6 +17,13 @@ const DROP: i32 = 2;
 
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
+const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_8021AD: u16 = 0x88a8;
+
+/// The bytes of a tag: VLAN and the protocol of what follows (IEEE 802.1Q section 9).
+const TAG: u32 = 4;
+/// How many tags are looked behind.
+const MOST_TAGS: u32 = 8;
 
 /// Where the destination is in the header (RFC 791 section 3.1, RFC 8200 section 3).
 const DESTINATION_V4: u32 = 16;
@@ -25,16 +32,39 @@ const DESTINATION_V6: u32 = 24;
 /// Drops a packet to a steering prefix; leaves any other to the next program.
 #[inline(always)]
 pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
-    let is_kept_out = match bytes::protocol(ctx) {
-        ETH_P_IP => bytes::load::<1>(ctx, DESTINATION_V4).is_some_and(|to| is_inside_v4(&to)),
-        ETH_P_IPV6 => bytes::load::<4>(ctx, DESTINATION_V6).is_some_and(|to| is_inside_v6(&to)),
-        _ => false,
+    let (mut protocol, mut header) = (bytes::protocol(ctx), 0);
+    // The kernel takes off any number of tags of VLAN 0, and only the first one before it comes here
+    // (`check_vlan_id` in `__netif_receive_skb_core`, net/core/dev.c). Bounded for the verifier.
+    for _ in 0..MOST_TAGS {
+        if !is_tag(protocol) {
+            break;
+        }
+        let Some([tag]) = bytes::load::<1>(ctx, header) else {
+            return NEXT;
+        };
+        protocol = bytes::low_half(tag);
+        header += TAG;
+    }
+    let is_kept_out = match protocol {
+        ETH_P_IP => {
+            bytes::load::<1>(ctx, header + DESTINATION_V4).is_some_and(|to| is_inside_v4(&to))
+        }
+        ETH_P_IPV6 => {
+            bytes::load::<4>(ctx, header + DESTINATION_V6).is_some_and(|to| is_inside_v6(&to))
+        }
+        // Nobody has a use for so many tags, and what is behind them can't be judged.
+        protocol => is_tag(protocol),
     };
     if is_kept_out {
         maps::count(Reason::Guarded);
         return DROP;
     }
     NEXT
+}
+
+#[inline(always)]
+const fn is_tag(protocol: u16) -> bool {
+    matches!(protocol, ETH_P_8021Q | ETH_P_8021AD)
 }
 
 #[inline(always)]

@@ -41,7 +41,7 @@ static STEER: HashMap<SteeringKey, u32, 1> = HashMap::new();
 #[btf_map(name = "steered")]
 static STEERED: Array<Steered, 1> = Array::new();
 #[btf_map(name = "host")]
-static HOST: Array<u64, 1> = Array::new();
+static HOST: Array<u64, 2> = Array::new();
 
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 const REASONS: usize = Reason::CAPACITY as usize;
@@ -197,6 +197,12 @@ pub(crate) fn steered(index: u32) -> Option<&'static Steered> {
 #[inline(always)]
 pub(crate) fn host() -> u64 {
     HOST.get(0).copied().unwrap_or(0)
+}
+
+/// The families whose steering prefix is routed to this node: bits of `Steered::ROUTED_*`.
+#[inline(always)]
+pub(crate) fn routed() -> u64 {
+    HOST.get(1).copied().unwrap_or(0)
 }
 
 /// Notes the cookie of the host's network namespace.

@@ -49,6 +49,10 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
                 forget(sock, &key);
                 return ALLOW;
             }
+            Steering::Closed => Refusal {
+                reason: Reason::SteeringClosed,
+                error: ECONNREFUSED,
+            },
             Steering::Unstable => UNSTABLE,
         },
     };

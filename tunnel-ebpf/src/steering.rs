@@ -28,6 +28,8 @@ pub(crate) enum Steering {
     Refused,
     /// It is none of the tunnel's.
     None,
+    /// There is no route to the ingress, so it is to be refused.
+    Closed,
     /// Each try met an index that was being replaced.
     Unstable,
 }
@@ -45,11 +47,22 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
         Err(Unstable) => return Steering::Unstable,
     };
     if steered.kind == Steered::CANARY {
-        maps::note_host(sock.namespace());
+        // Only the daemon's socket bears the mark, so nobody else can name the host.
+        if sock.is_own() {
+            maps::note_host(sock.namespace());
+        }
         return Steering::Refused;
     }
     if sock.is_own() || sock.is_bound_to_device() && is_of_host(sock) {
         return Steering::None;
+    }
+    let family = if key.address.is_v4() {
+        Steered::ROUTED_V4
+    } else {
+        Steered::ROUTED_V6
+    };
+    if maps::routed() & family == 0 {
+        return Steering::Closed;
     }
     let mut origin = Origin {
         used: 0,

@@ -2,13 +2,16 @@
 //! and the routes that make the steering prefixes local.
 //!
 //! - `uplinks`: which links lead to the world (pure)
-//! - `netlink`: what the kernel has, and the routes we write
+//! - `routes`: the routes that make the prefixes local, and the file that says which are ours
+//! - `netlink`: what the kernel has
 
 mod netlink;
+mod routes;
 mod uplinks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -16,13 +19,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
-use self::netlink::{Kernel, Netlink, Scene};
-pub use self::netlink::{NetError, remove_routes};
+use self::netlink::{Netlink, Scene};
+pub use self::{
+    netlink::NetError,
+    routes::{record, remove as remove_routes},
+};
 use crate::drain;
 
 /// How long changes are gathered before they are looked at.
@@ -45,8 +51,15 @@ pub trait Keeper: Send {
     /// One of them can't be guarded.
     fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), Self::Error>;
 
-    /// Whether there is a guard anywhere.
-    fn is_anywhere(&self) -> bool;
+    /// The indices of the links that are guarded, or were before they went.
+    fn guarded(&self) -> BTreeSet<u32>;
+
+    /// Lets connects be steered to the ingress: to IPv4, to IPv6. Otherwise they are refused.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused.
+    fn admit(&mut self, families: [bool; 2]) -> Result<(), Self::Error>;
 
     /// Ends the guards of links that are no uplinks.
     ///
@@ -65,6 +78,8 @@ pub struct Settings {
     pub prefixes: Vec<Prefix>,
     /// The routing protocol that marks our routes.
     pub protocol: u8,
+    /// The file that says which routes are ours, for the process that comes after.
+    pub record: PathBuf,
 }
 
 /// How it is, for status.
@@ -85,8 +100,10 @@ pub struct Net<K> {
     keeper: K,
     netlink: Netlink,
     view: watch::Sender<View>,
-    /// The indices of the uplinks.
-    uplinks: watch::Sender<Arc<BTreeSet<u32>>>,
+    /// The indices of links that are uplinks, or were.
+    known: BTreeSet<u32>,
+    /// The indices of the links that steered connects come by.
+    inside: watch::Sender<Arc<BTreeSet<u32>>>,
 }
 
 impl<K: Keeper> Net<K> {
@@ -105,14 +122,15 @@ impl<K: Keeper> Net<K> {
             keeper,
             netlink: Netlink::open()?,
             view,
-            uplinks: watch::Sender::default(),
+            known: BTreeSet::new(),
+            inside: watch::Sender::default(),
         })
     }
 
-    /// The indices of the uplinks.
+    /// The indices of the links that steered connects come by.
     #[must_use]
-    pub fn uplinks(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
-        self.uplinks.subscribe()
+    pub fn inside(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
+        self.inside.subscribe()
     }
 
     /// Looks at the network, guards what is an uplink (`anew`: also what was guarded before), then
@@ -120,7 +138,7 @@ impl<K: Keeper> Net<K> {
     pub async fn look(&mut self, anew: bool) -> bool {
         let mut view = View::default();
         let result = self.arrange(&mut view, anew).await;
-        view.problem = result.err();
+        view.problem = result.err().map(|problems| problems.join("; "));
         let is_well = view.problem.is_none();
         self.view.send_if_modified(|old| {
             if *old == view {
@@ -136,24 +154,55 @@ impl<K: Keeper> Net<K> {
         is_well
     }
 
-    async fn arrange(&mut self, view: &mut View, anew: bool) -> Result<(), String> {
+    async fn arrange(&mut self, view: &mut View, anew: bool) -> Result<(), Vec<String>> {
         let scene = self.netlink.kernel.scene().await.map_err(in_words)?;
-        let uplinks = uplinks::find(&scene.links, &scene.gateways, &self.settings.uplinks);
-        let indices: BTreeSet<u32> = uplinks.keys().copied().collect();
-        // The ingress refuses what comes by them, also where the guard can't be put.
-        self.uplinks.send_if_modified(|old| {
-            let is_new = **old != indices;
+        // Nothing is taken for inside that ever was an uplink, whatever became of its routes.
+        self.known.extend(self.keeper.guarded());
+        let found = uplinks::find(
+            &scene.links,
+            &scene.gateways,
+            &self.settings.uplinks,
+            &self.known,
+        );
+        self.known.extend(found.uplinks.keys().copied());
+        self.known
+            .retain(|index| scene.links.iter().any(|link| link.index == *index));
+        // The ingress takes only what comes by these, also where the guard can't be put.
+        self.inside.send_if_modified(|old| {
+            let is_new = **old != found.inside;
             if is_new {
-                *old = Arc::new(indices);
+                *old = Arc::new(found.inside);
             }
             is_new
         });
+        let mut problems = Vec::new();
+        problems.extend(missing(&self.settings.uplinks, &scene));
+        if found.uplinks.is_empty() && problems.is_empty() {
+            problems.push(
+                "no link is known to lead to the world; name it in service.uplinks".to_owned(),
+            );
+        }
         // The guard is there before the routes are.
-        self.keeper.keep(&uplinks, anew).map_err(in_words)?;
-        view.uplinks = uplinks.values().cloned().collect();
-        keep_routes(&self.settings, &self.netlink.kernel, &scene, view).await?;
-        self.keeper.tidy(&uplinks).map_err(in_words)?;
-        missing(&self.settings.uplinks, &scene)
+        if let Err(error) = self.keeper.keep(&found.uplinks, anew) {
+            problems.extend(in_words(error));
+        }
+        view.uplinks = found.uplinks.values().cloned().collect();
+        let may_route = problems.is_empty();
+        let routed = routes::keep(&self.settings, &self.netlink.kernel, &scene, may_route).await;
+        view.routes = routed.routes;
+        problems.extend(routed.problems);
+        if let Err(error) = self.keeper.admit(routed.families) {
+            problems.extend(in_words(error));
+        }
+        // While an uplink is missing, a guard that seems to be of no use may be its.
+        if may_route && let Err(error) = self.keeper.tidy(&found.uplinks) {
+            problems.extend(in_words(error));
+        }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(problems)
+        }
     }
 
     /// Takes away what an earlier process left: routes, then guards.
@@ -161,10 +210,12 @@ impl<K: Keeper> Net<K> {
     /// # Errors
     ///
     /// The kernel refused.
-    pub async fn clear(mut keeper: K, protocol: u8) -> Result<(), String> {
-        if keeper.is_anywhere() {
-            let routes = remove_routes(protocol).await.map_err(in_words)?;
-            keeper.tidy(&BTreeMap::new()).map_err(in_words)?;
+    pub async fn clear(mut keeper: K, record: &Path) -> Result<(), NetError> {
+        let routes = remove_routes(record).await?;
+        if routes > 0 || !keeper.guarded().is_empty() {
+            keeper
+                .tidy(&BTreeMap::new())
+                .map_err(|error| NetError::Guard(error.into()))?;
             info!(
                 routes,
                 "steering is off: its routes and guards were removed"
@@ -185,6 +236,8 @@ impl<K: Keeper> Net<K> {
                     if !told {
                         warn!("the kernel tells no more of the network; it is asked every {} s", ANYWAY.as_secs());
                         self.reopen();
+                        // Where that fails too, it must not be tried without a pause.
+                        sleep(RETRY).await;
                     }
                     next = next.min(Instant::now() + GATHER);
                 }
@@ -211,59 +264,23 @@ impl<K: Keeper> Net<K> {
     }
 }
 
-/// Makes the prefixes local, and removes routes of ours that are not wanted.
-async fn keep_routes(
-    settings: &Settings,
-    kernel: &Kernel,
-    scene: &Scene,
-    view: &mut View,
-) -> Result<(), String> {
-    let protocol = settings.protocol;
-    let wanted: Vec<_> = settings
-        .prefixes
-        .iter()
-        .filter_map(|prefix| scene.route_for(*prefix, protocol))
-        .collect();
-    for route in &wanted {
-        if let Some(other) = scene.foreign(route) {
-            return Err(format!(
-                "{} is already routed by another (protocol {other}); give tunnel.steering \
-                     another prefix",
-                route.destination()
-            ));
-        }
-        if !scene.has(route) {
-            kernel.add(route).await.map_err(in_words)?;
-        }
-        view.routes.push(route.to_string());
-    }
-    for stale in scene.stale(&wanted, protocol) {
-        kernel.remove(stale).await.map_err(in_words)?;
-    }
-    if wanted.is_empty() {
-        return Err("no address of this node is known to answer from".to_owned());
-    }
-    Ok(())
-}
-
-/// Names of the config that no link has.
-fn missing(names: &[String], scene: &Scene) -> Result<(), String> {
+/// A name of the config that no link has.
+fn missing(names: &[String], scene: &Scene) -> Option<String> {
     let is_there = |name: &String| scene.links.iter().any(|link| link.name == *name);
-    match names.iter().find(|name| !is_there(name)) {
-        Some(name) => Err(format!(
-            "service.uplinks names {name}, and there is no such link"
-        )),
-        None => Ok(()),
-    }
+    let missing = names.iter().find(|name| !is_there(name))?;
+    Some(format!(
+        "service.uplinks names {missing}, and there is no such link"
+    ))
 }
 
 /// An error with its causes, in a line.
-fn in_words(error: impl std::error::Error) -> String {
+fn in_words(error: impl std::error::Error) -> Vec<String> {
     let mut words = error.to_string();
     let mut source = error.source();
+    // Bounded by how deep errors are nested.
     while let Some(cause) = source {
         words = format!("{words}: {cause}");
         source = cause.source();
     }
-    words
+    vec![words]
 }

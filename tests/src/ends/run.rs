@@ -97,7 +97,8 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let prefix =
         Prefix::new(Address::from_ip(address), length).context("the prefix is no range")?;
     let (_targets, targets) = watch::channel(Arc::new(model_of(&settings.targets)));
-    let (_uplinks, uplinks) = watch::channel(Arc::new(BTreeSet::new()));
+    // Loopback.
+    let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
     let ingress = Ingress::bind(
         ingress::Settings {
             prefixes: vec![prefix],
@@ -106,7 +107,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
             mark: None,
         },
         targets,
-        uplinks,
+        inside,
         Arc::clone(&registry),
     )?;
     let (at, landing) = (gateway.local_addr(), ingress.local_addr());

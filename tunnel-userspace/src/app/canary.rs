@@ -118,9 +118,10 @@ pub(super) fn steering_key() -> SteeringKey {
     SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
 }
 
-/// Connects to it; the programs let nothing leave.
-pub(super) fn knock() {
+/// Connects to it, with the mark of our own sockets; the programs let nothing leave.
+pub(super) fn knock(mark: u32) {
     let knocked = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
+        socket.set_mark(mark)?;
         socket.set_nonblocking(true)?;
         socket.connect(&SocketAddr::from((VIP, PORT)).into())
     });

@@ -5,7 +5,7 @@ use std::{fs, io, path::PathBuf};
 use crate::{
     app::state::{State, StateError, marker},
     bpf::{PinError, Pins},
-    config::{self, Config},
+    config::Config,
     net,
 };
 
@@ -50,12 +50,12 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
         .is_dir()
         .then(|| State::hold(&config.state_dir));
     let _held = state.transpose()?;
+    // Routes go before the guards do.
+    let routes = remove_routes(config)?;
+    if routes > 0 {
+        lines.push(format!("removed {routes} routes"));
+    }
     if let Some(held) = held {
-        // Routes go before the guards do.
-        if held.has_guards() {
-            let routes = remove_routes(config)?;
-            lines.push(format!("removed {routes} routes"));
-        }
         let foreign = held.remove()?;
         if !foreign
             .iter()
@@ -103,11 +103,10 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
 
 /// Removes the routes to the steering prefixes; says how many there were.
 fn remove_routes(config: &Config) -> Result<usize, CleanupError> {
-    let off = config::Steering::default();
-    let steering = config.tunnel.steering.as_ref().unwrap_or(&off);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(CleanupError::Runtime)?;
-    Ok(runtime.block_on(net::remove_routes(steering.route_protocol))?)
+    let record = net::record(&config.state_dir);
+    Ok(runtime.block_on(net::remove_routes(&record))?)
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, watch};
-use tracing::info;
+use tracing::{info, warn};
 
 use self::parts::Parts;
 use super::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     admin::{self, Endpoint, Views},
-    config::{self, Config},
+    config::Config,
     net::{self, Net},
     source::file,
     tasks::Tasks,
@@ -107,27 +107,29 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             "every source has told its first whole list"
         );
         parts.program(first)?;
-        let running = parts.into_running();
+        let running = parts.into_running()?;
+        let record = net::record(&config.state_dir);
         if let Some(steering) = &config.tunnel.steering {
             let settings = net::Settings {
                 uplinks: config.service.uplinks.clone(),
                 prefixes: steering.ranges(),
                 protocol: steering.route_protocol,
+                record,
             };
             let mut network = Net::open(settings, running.guard, view)
                 .map_err(failed("cannot follow the network"))?;
             network.look(false).await;
             let steered = Steered {
                 targets: running.targets,
-                uplinks: network.uplinks(),
+                inside: network.inside(),
             };
             tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
-        } else {
-            let protocol = config::Steering::default().route_protocol;
-            Net::clear(running.guard, protocol)
-                .await
-                .map_err(failed("cannot remove what steering left"))?;
+        } else if let Err(error) = Net::clear(running.guard, &record).await {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot remove what steering left"
+            );
         }
         let owner = running.owner.run(updates, questions, draining.clone());
         tasks.start("reconcile", owner);

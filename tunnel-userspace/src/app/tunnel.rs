@@ -32,8 +32,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Steered {
     /// What each index of a steering address stands for.
     pub(super) targets: watch::Receiver<Arc<Targets>>,
-    /// The links that nothing that was steered comes by.
-    pub(super) uplinks: watch::Receiver<Arc<BTreeSet<u32>>>,
+    /// The links that steered connects come by.
+    pub(super) inside: watch::Receiver<Arc<BTreeSet<u32>>>,
 }
 
 /// Ports that are not ours yet, and why.
@@ -125,7 +125,7 @@ impl Tunnel {
         let Some(steering) = &config.tunnel.steering else {
             return;
         };
-        let Steered { targets, uplinks } = steered;
+        let Steered { targets, inside } = steered;
         let prefixes = steering.ranges();
         let listen = listen_address(steering.port);
         let settings = ingress::Settings {
@@ -139,7 +139,7 @@ impl Tunnel {
             Ingress::bind(
                 settings.clone(),
                 targets.clone(),
-                uplinks.clone(),
+                inside.clone(),
                 Arc::clone(&registry),
             )
         };

@@ -13,6 +13,7 @@ use std::{
 
 use aya::{
     Ebpf,
+    maps::{Array, MapData},
     programs::{
         Program, ProgramError, SchedClassifier, TcAttachType, TcError, TestRun as _,
         TestRunOptions,
@@ -20,7 +21,7 @@ use aya::{
     },
 };
 use nix::net::if_::if_indextoname;
-use tunnel_common::names;
+use tunnel_common::{names, steering::Steered};
 
 use super::{probe::Features, sys};
 use crate::net::Keeper;
@@ -28,6 +29,9 @@ use crate::net::Keeper;
 /// The filter's place: before all others, under a handle that nobody counts up to.
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
+
+/// The entry of `host` that holds the families which are routed to the ingress.
+const FAMILIES: u32 = 1;
 
 /// How the pins of guards are named, before the index of the device.
 const PREFIX: &str = "guard-";
@@ -49,15 +53,25 @@ pub struct Guard {
     features: Features,
     /// The devices on which this process has put it.
     placed: BTreeSet<u32>,
+    host: Array<MapData, u64>,
+    /// The families that the programs were told.
+    admitted: Option<u64>,
 }
 
 impl Guard {
-    pub(super) const fn new(ebpf: Ebpf, links: PathBuf, features: Features) -> Self {
+    pub(super) const fn new(
+        ebpf: Ebpf,
+        host: Array<MapData, u64>,
+        links: PathBuf,
+        features: Features,
+    ) -> Self {
         Self {
             ebpf,
             links,
             features,
             placed: BTreeSet::new(),
+            host,
+            admitted: None,
         }
     }
 
@@ -148,19 +162,49 @@ impl Keeper for Guard {
 
     fn keep(&mut self, uplinks: &BTreeMap<u32, String>, anew: bool) -> Result<(), GuardError> {
         self.placed.retain(|device| uplinks.contains_key(device));
+        let mut first = Ok(());
         for (device, name) in uplinks {
-            if anew || !self.placed.contains(device) {
-                self.put(*device, name)?;
+            if !anew && self.placed.contains(device) {
+                continue;
             }
-            if self.placed.insert(*device) {
-                tracing::info!(uplink = %name, "guarded: nothing from there reaches a steering prefix");
+            // One that can't be guarded leaves no other unguarded.
+            match self.put(*device, name) {
+                Ok(()) => {
+                    if self.placed.insert(*device) {
+                        tracing::info!(uplink = %name, "guarded: nothing from there reaches a steering prefix");
+                    }
+                }
+                Err(error) => {
+                    self.placed.remove(device);
+                    first = first.and(Err(error));
+                }
             }
         }
-        Ok(())
+        first
     }
 
-    fn is_anywhere(&self) -> bool {
-        is_anywhere(&self.links)
+    fn guarded(&self) -> BTreeSet<u32> {
+        pinned(&self.links)
+            .into_iter()
+            .map(|(device, _)| device)
+            .collect()
+    }
+
+    fn admit(&mut self, [v4, v6]: [bool; 2]) -> Result<(), GuardError> {
+        let bit = |is_there, bit| if is_there { bit } else { 0 };
+        let families = bit(v4, Steered::ROUTED_V4) | bit(v6, Steered::ROUTED_V6);
+        if self.admitted == Some(families) {
+            return Ok(());
+        }
+        self.host
+            .set(FAMILIES, families, 0)
+            .map_err(|error| GuardError {
+                step: "open the way behind",
+                device: "any".to_owned(),
+                source: io::Error::other(error),
+            })?;
+        self.admitted = Some(families);
+        Ok(())
     }
 
     fn tidy(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), GuardError> {
@@ -178,11 +222,6 @@ impl Keeper for Guard {
         }
         Ok(())
     }
-}
-
-/// Whether any device is guarded.
-pub(super) fn is_anywhere(links: &Path) -> bool {
-    !pinned(links).is_empty()
 }
 
 /// Every pinned guard, with its device.

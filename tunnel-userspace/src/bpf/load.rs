@@ -103,6 +103,7 @@ const OVERFLOW_PER_CPU: u32 = 1024;
 /// Programs that are loaded on the pinned maps, and not yet attached.
 pub struct DataPath {
     ebpf: Ebpf,
+    maps: PathBuf,
     links: PathBuf,
     sizes: Sizes,
     features: Features,
@@ -171,6 +172,7 @@ impl DataPath {
         }
         Ok(Self {
             ebpf,
+            maps: folder,
             links: pins.links(),
             sizes,
             features,
@@ -178,9 +180,19 @@ impl DataPath {
     }
 
     /// What is left once the programs of the cgroup are attached: the guard of the uplinks.
-    #[must_use]
-    pub fn into_guard(self) -> Guard {
-        Guard::new(self.ebpf, self.links, self.features)
+    ///
+    /// # Errors
+    ///
+    /// Its map can't be opened.
+    pub fn into_guard(self) -> Result<Guard, LoadError> {
+        let failed = |source| LoadError::Map {
+            map: names::HOST,
+            source: Some(source),
+        };
+        // The owner of the steering maps has the handle of the object.
+        let host = MapData::from_pin(self.maps.join(names::HOST)).map_err(failed)?;
+        let host = Map::Array(host).try_into().map_err(failed)?;
+        Ok(Guard::new(self.ebpf, host, self.links, self.features))
     }
 
     /// Takes the steering maps out.

@@ -160,6 +160,10 @@ impl SteeringMaps for KernelSteering {
         read(&self.host, names::HOST, 0)
     }
 
+    fn forget_host(&mut self) -> Result<(), WriteError> {
+        write(&mut self.host, names::HOST, 0, 0)
+    }
+
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
         insert(&mut self.steer, names::STEER, key, index)
     }

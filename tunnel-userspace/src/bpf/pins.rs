@@ -217,12 +217,6 @@ impl Pins {
         Ok(())
     }
 
-    /// Whether an uplink is guarded, so that there may be routes of ours too.
-    #[must_use]
-    pub fn has_guards(&self) -> bool {
-        guard::is_anywhere(&self.links())
-    }
-
     /// Takes the programs off their hooks, and removes links, maps and folders that are ours. What
     /// is not ours stays and is named. Links stay while there are maps of another layout, since
     /// their programs are those of another version.

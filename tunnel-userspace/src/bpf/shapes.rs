@@ -44,7 +44,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
         ),
         names::STEER => shape(HASH, bytes::<SteeringKey>(), 4, 0, 0),
         names::STEERED => shape(ARRAY, 4, bytes::<Steered>(), 0, 0),
-        names::HOST => shape(ARRAY, 4, 8, 1, 0),
+        names::HOST => shape(ARRAY, 4, 8, 2, 0),
         names::COUNT => shape(PERCPU_ARRAY, 4, 8, Reason::CAPACITY, 0),
         _ => return None,
     })

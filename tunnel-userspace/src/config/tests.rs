@@ -163,6 +163,22 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
             "tunnel.steering.prefixes[0]",
         ),
         (
+            "steering: { prefixes: [0.0.0.0/0] }",
+            "tunnel.steering.prefixes[0]",
+        ),
+        (
+            "steering: { prefixes: [127.0.0.0/8] }",
+            "tunnel.steering.prefixes[0]",
+        ),
+        (
+            "steering: { prefixes: ['ff00::/16'] }",
+            "tunnel.steering.prefixes[0]",
+        ),
+        (
+            "steering: { prefixes: ['::/64'] }",
+            "tunnel.steering.prefixes[0]",
+        ),
+        (
             "steering: { prefixes: [10.0.0.1/16] }",
             "tunnel.steering.prefixes[0]",
         ),

@@ -124,6 +124,10 @@ impl Steering {
                 Some(prefix) if prefix.room() == 0 => {
                     return refused(&field, format!("`{text}` has no address to give out"));
                 }
+                Some(prefix) if !is_fit(&prefix) => {
+                    let reason = "is too large, or has addresses with a meaning of their own";
+                    return refused(&field, format!("`{text}` {reason}"));
+                }
                 Some(prefix) if families.contains(&prefix.is_v4()) => {
                     return refused(&field, "is the second of its family");
                 }
@@ -172,6 +176,23 @@ impl Steering {
             .filter_map(|text| prefix(text))
             .collect()
     }
+}
+
+/// Whether a range may be made local: not one that the host itself, multicast or half of the world
+/// is in.
+fn is_fit(prefix: &Prefix) -> bool {
+    let shortest = if prefix.is_v4() { 8 } else { 16 };
+    let has_meaning = match prefix.network().to_ip() {
+        IpAddr::V4(v4) => {
+            v4.is_loopback()
+                || v4.is_multicast()
+                || v4.is_link_local()
+                || v4.octets()[0] == 0
+                || v4.octets()[0] >= 240
+        }
+        IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local() || v6.segments()[0] == 0,
+    };
+    prefix.length() >= shortest && !has_meaning
 }
 
 fn prefix(text: &str) -> Option<Prefix> {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
 };
 
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
@@ -32,6 +33,18 @@ pub enum NetError {
     /// No netlink socket.
     #[error("cannot open a netlink socket")]
     Open(#[source] io::Error),
+    /// The file that says which routes are ours can't be used.
+    #[error("cannot use {path}")]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A guard can't be ended.
+    #[error("cannot end a guard")]
+    Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kernel refused a step.
     #[error("cannot {step}")]
     Step {
@@ -136,21 +149,6 @@ impl Kernel {
     }
 }
 
-/// Removes every route of ours; says how many there were.
-///
-/// # Errors
-///
-/// The kernel refused.
-pub async fn remove_routes(protocol: u8) -> Result<usize, NetError> {
-    let netlink = Netlink::open()?;
-    let scene = netlink.kernel.scene().await?;
-    let ours: Vec<_> = scene.stale(&[], protocol).collect();
-    for route in &ours {
-        netlink.kernel.remove(route).await?;
-    }
-    Ok(ours.len())
-}
-
 /// The network at one moment.
 pub(super) struct Scene {
     pub(super) links: Vec<Link>,
@@ -160,8 +158,7 @@ pub(super) struct Scene {
     /// Addresses that packets may come from, with their link.
     addresses: Vec<(u32, IpAddr)>,
     has_v6: bool,
-    /// Routes of table local.
-    local: Vec<RouteMessage>,
+    routes: Vec<RouteMessage>,
     /// The links of the default routes: IPv4, IPv6.
     default: [Option<u32>; 2],
 }
@@ -190,10 +187,7 @@ impl Scene {
                 .map(|(index, address, _)| (index, address))
                 .collect(),
             default,
-            local: routes
-                .into_iter()
-                .filter(|route| table_of(route) == u32::from(TABLE_LOCAL))
-                .collect(),
+            routes,
         }
     }
 
@@ -222,28 +216,52 @@ impl Scene {
 
     /// Whether a route is there as it should be.
     pub(super) fn has(&self, route: &Route) -> bool {
-        let is_it = |found: &&RouteMessage| route.is_to(found) && route.is_from(found);
-        self.local.iter().any(|found| is_it(&found))
+        let mut ours = self.local_to(route.prefix, route.protocol);
+        ours.any(|found| route.is_from(found))
     }
 
-    /// The protocol of another's route to the same destination.
-    pub(super) fn foreign(&self, route: &Route) -> Option<u8> {
-        let protocols = self.local.iter().filter(|found| route.is_to(found));
-        protocols
-            .map(|found| u8::from(found.header.protocol))
-            .find(|protocol| *protocol != route.protocol)
+    /// What stands in the way of a route: another's to the same range or a part of it, in any table,
+    /// or an address of this node that lies in it.
+    pub(super) fn conflict(&self, route: &Route) -> Option<String> {
+        let prefix = route.prefix;
+        let own = self
+            .addresses
+            .iter()
+            .map(|(_, address)| Address::from_ip(*address));
+        if let Some(address) = own.into_iter().find(|address| prefix.contains(address)) {
+            return Some(format!("{} is an address of this node", address.to_ip()));
+        }
+        let is_inside = |found: &&RouteMessage| {
+            let is_ours = u8::from(found.header.protocol) == route.protocol;
+            let to = destination_of(found);
+            !is_ours
+                && found.header.destination_prefix_length >= prefix.length()
+                && to.is_some_and(|to| to.is_v4() == prefix.is_v4() && prefix.contains(&to))
+        };
+        let other = self.routes.iter().find(is_inside)?;
+        let to = destination_of(other)?;
+        Some(format!(
+            "{}/{} is already routed by another (protocol {})",
+            to.to_ip(),
+            other.header.destination_prefix_length,
+            u8::from(other.header.protocol)
+        ))
     }
 
-    /// Routes of ours that are not wanted.
-    pub(super) fn stale<'a>(
-        &'a self,
-        wanted: &'a [Route],
+    /// Routes of table local to a range, of a protocol.
+    pub(super) fn local_to(
+        &self,
+        prefix: Prefix,
         protocol: u8,
-    ) -> impl Iterator<Item = &'a RouteMessage> {
-        self.local.iter().filter(move |found| {
-            u8::from(found.header.protocol) == protocol
-                && !wanted.iter().any(|route| route.is_to(found))
+    ) -> impl Iterator<Item = &RouteMessage> {
+        self.local().filter(move |found| {
+            u8::from(found.header.protocol) == protocol && is_to(found, prefix)
         })
+    }
+
+    fn local(&self) -> impl Iterator<Item = &RouteMessage> {
+        let is_local = |route: &&RouteMessage| table_of(route) == u32::from(TABLE_LOCAL);
+        self.routes.iter().filter(is_local)
     }
 }
 
@@ -352,23 +370,13 @@ fn default_link(routes: &[RouteMessage], is_v4: bool) -> Option<u32> {
 /// A route of ours: makes a prefix local.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
-    prefix: Prefix,
+    pub(super) prefix: Prefix,
     source: Option<IpAddr>,
     protocol: u8,
     loopback: u32,
 }
 
 impl Route {
-    /// The range, in words.
-    pub(super) fn destination(&self) -> String {
-        format!("{}/{}", self.prefix.network().to_ip(), self.prefix.length())
-    }
-
-    fn is_to(&self, route: &RouteMessage) -> bool {
-        route.header.destination_prefix_length == self.prefix.length()
-            && destination_of(route) == Some(self.prefix.network())
-    }
-
     fn is_from(&self, route: &RouteMessage) -> bool {
         let source = route.attributes.iter().find_map(|attribute| {
             if let RouteAttribute::PrefSource(source) = attribute {
@@ -415,12 +423,17 @@ impl Route {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "local {}", self.destination())?;
+        write!(f, "local {}", self.prefix)?;
         match self.source {
             Some(source) => write!(f, " src {source}"),
             None => Ok(()),
         }
     }
+}
+
+fn is_to(route: &RouteMessage, prefix: Prefix) -> bool {
+    route.header.destination_prefix_length == prefix.length()
+        && destination_of(route) == Some(prefix.network())
 }
 
 fn destination_of(route: &RouteMessage) -> Option<Address> {

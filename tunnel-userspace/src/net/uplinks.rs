@@ -23,25 +23,50 @@ pub(super) enum Kind {
     Other,
 }
 
+/// The links that lead to the world, and those that lead to pods.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) struct Found {
+    /// Index and name.
+    pub(super) uplinks: BTreeMap<u32, String>,
+    /// The others, by index.
+    pub(super) inside: BTreeSet<u32>,
+}
+
 /// The uplinks: those that the config names, or else all links that don't lead to pods: loopback,
 /// pairs into other namespaces and bridges of nothing but such, unless a route by a gateway leads
-/// over them.
+/// over them, or once did (`known`). While a name of the config is that of no link, nothing is taken
+/// for inside that is not known to be.
 pub(super) fn find(
     links: &[Link],
     gateways: &BTreeSet<u32>,
     named: &[String],
-) -> BTreeMap<u32, String> {
-    let is_uplink = |link: &&Link| {
+    known: &BTreeSet<u32>,
+) -> Found {
+    let seems_outside =
+        |link: &Link| !is_inside(link, links, gateways) || known.contains(&link.index);
+    let has_all_names = named
+        .iter()
+        .all(|name| links.iter().any(|link| link.name == *name));
+    let is_uplink = |link: &Link| {
         if named.is_empty() {
-            !is_inside(link, links, gateways)
+            seems_outside(link)
         } else {
             named.contains(&link.name)
         }
     };
-    let uplinks = links.iter().filter(is_uplink);
-    uplinks
-        .map(|link| (link.index, link.name.clone()))
-        .collect()
+    let is_outside = |link: &Link| is_uplink(link) || !has_all_names && seems_outside(link);
+    Found {
+        uplinks: links
+            .iter()
+            .filter(|link| is_uplink(link))
+            .map(|link| (link.index, link.name.clone()))
+            .collect(),
+        inside: links
+            .iter()
+            .filter(|link| !is_outside(link))
+            .map(|link| link.index)
+            .collect(),
+    }
 }
 
 fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
@@ -80,9 +105,15 @@ mod tests {
     }
 
     fn found(links: &[Link], gateways: &[u32]) -> Vec<u32> {
-        find(links, &gateways.iter().copied().collect(), &[])
-            .into_keys()
-            .collect()
+        find(
+            links,
+            &gateways.iter().copied().collect(),
+            &[],
+            &BTreeSet::new(),
+        )
+        .uplinks
+        .into_keys()
+        .collect()
     }
 
     #[test]
@@ -115,11 +146,34 @@ mod tests {
     }
 
     #[test]
+    fn a_link_that_was_an_uplink_stays_one_whatever_becomes_of_its_routes() {
+        let links = [link(1, Kind::Loopback, None), link(2, Kind::Pair, None)];
+
+        let found = find(&links, &BTreeSet::new(), &[], &BTreeSet::from([2]));
+
+        assert_eq!(found.uplinks.into_keys().collect::<Vec<_>>(), [2]);
+        assert_eq!(found.inside, BTreeSet::from([1]));
+    }
+
+    #[test]
     fn the_config_has_the_last_word() {
-        let links = [link(2, Kind::Other, None), link(3, Kind::Pair, None)];
+        let links = [
+            link(1, Kind::Loopback, None),
+            link(2, Kind::Other, None),
+            link(3, Kind::Pair, None),
+        ];
+        let named = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            find(&links, &BTreeSet::new(), &names, &BTreeSet::new())
+        };
 
-        let named = find(&links, &BTreeSet::new(), &["link3".to_owned()]);
+        let found = named(&["link3"]);
+        assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
+        assert_eq!(found.inside, BTreeSet::from([1, 2]));
 
-        assert_eq!(named, BTreeMap::from([(3, "link3".to_owned())]));
+        // A name that is nobody's may be that of a link which is known by another.
+        let found = named(&["link3", "link9"]);
+        assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
+        assert_eq!(found.inside, BTreeSet::from([1]));
     }
 }

@@ -16,6 +16,9 @@ use tunnel_common::{
 
 use crate::model::{ConfigMap, Node, ObjectName, Selector, Target};
 
+/// How many addresses of a family a Node may have: its kubelet, which may be another's, writes them.
+const MOST: usize = 4;
+
 /// What steering goes by.
 #[derive(Clone, Debug)]
 pub struct SteeringRules {
@@ -134,11 +137,23 @@ fn own_addresses(
                     "{address} is that of {kind} {owner} too, which has it"
                 ));
             }
+            _ if of_family(&own, address) >= MOST => {
+                refuse(format!(
+                    "{address} is one of more than {MOST} of its family"
+                ));
+            }
             _ if has_family => own.push(address),
             _ => {}
         }
     }
     own
+}
+
+/// How many there are of the family of an address.
+fn of_family(own: &[IpAddr], address: IpAddr) -> usize {
+    own.iter()
+        .filter(|other| other.is_ipv4() == address.is_ipv4())
+        .count()
 }
 
 fn is_of_one_host(address: IpAddr) -> bool {

@@ -29,10 +29,10 @@ impl Sizes {
     }
 
     /// Entries of the array `steered`: as many as are steered, and as many that were and whose index
-    /// is not yet to be used again.
+    /// is not yet to be used again, and the daemon's probe.
     #[must_use]
     pub const fn steered_entries(self) -> u32 {
-        self.steering.saturating_mul(2)
+        self.steering.saturating_mul(2).saturating_add(1)
     }
 
     /// Entries of the hash `steer`: one more is for the daemon's probe.
@@ -136,6 +136,12 @@ pub trait SteeringMaps: Send {
     fn record(&self, index: u32) -> Result<Steered, ReadError>;
     /// The cookie of the network namespace that the canary was seen in; 0 for none.
     fn host(&self) -> Result<u64, ReadError>;
+    /// Forgets that cookie.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the write.
+    fn forget_host(&mut self) -> Result<(), WriteError>;
     /// Points a key at a record.
     ///
     /// # Errors

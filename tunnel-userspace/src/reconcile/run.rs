@@ -23,6 +23,8 @@ use crate::{
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+/// How long until what could not be steered is tried again.
+const STEERING_RETRY: Duration = Duration::from_secs(5);
 /// How many more updates one pass takes, so that a busy source can't keep it from writing.
 const MOST_UPDATES: usize = 64;
 
@@ -83,6 +85,8 @@ pub struct Loop<M, S, G> {
     retry: Duration,
     /// When what could not be written is tried again.
     retry_at: Option<Instant>,
+    /// When what could not be steered is tried again.
+    steer_at: Option<Instant>,
     stats: watch::Sender<Stats>,
 }
 
@@ -110,6 +114,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         is_waiting: false,
         retry: FIRST_RETRY,
         retry_at: None,
+        steer_at: None,
         stats,
     };
     Ok((looped, follower))
@@ -149,7 +154,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let retry_at = self.retry_at;
+            let (retry_at, steer_at) = (self.retry_at, self.steer_at);
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
@@ -175,6 +180,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                 () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                     self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
                     self.pass(None);
+                }
+                () = sleep_until(steer_at.unwrap_or_else(Instant::now)), if steer_at.is_some() => {
+                    self.steer();
+                    let view = self.steering.view();
+                    self.stats.send_modify(|stats| stats.steering = view);
                 }
                 _ = audits.tick() => self.audit(),
             }
@@ -220,16 +230,27 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         }
     }
 
+    /// Writes the steering maps. It has a pace of its own: Services must not wait for it.
+    fn steer(&mut self) {
+        self.steering.pass(since_boot());
+        self.steer_at = self
+            .steering
+            .is_incomplete()
+            .then(|| Instant::now() + STEERING_RETRY);
+    }
+
     fn pass(&mut self, since: Option<Duration>) {
         let start = monotonic();
-        self.steering.pass(since_boot());
         let retired = self.reconciler.pass();
         self.hand_over(retired);
-        if self.reconciler.is_dirty() || self.steering.is_dirty() {
+        if self.reconciler.is_dirty() {
             self.retry_at = Some(Instant::now() + self.retry);
         } else {
             self.retry_at = None;
             self.retry = FIRST_RETRY;
+        }
+        if self.steering.has_changed() {
+            self.steer();
         }
         let end = monotonic();
         self.stats.send_modify(|stats| {

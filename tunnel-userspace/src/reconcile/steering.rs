@@ -4,7 +4,7 @@
 //! restarts.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -12,7 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tunnel_common::{
-    addr::Port,
+    addr::{Address, Port},
     reason::Reason,
     steering::{Prefix, Steered, SteeringKey},
 };
@@ -69,7 +69,10 @@ pub struct Steering<M> {
     homeless: BTreeSet<SteeringKey>,
     synced: bool,
     whole: bool,
-    is_dirty: bool,
+    /// Whether something changed since the last pass.
+    has_changed: bool,
+    /// Whether the last pass could not write everything.
+    has_failed: bool,
     known: BTreeSet<SteeringProblem>,
     counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<Targets>>,
@@ -117,7 +120,8 @@ impl<M: SteeringMaps> Steering<M> {
             homeless: BTreeSet::new(),
             synced: false,
             whole: false,
-            is_dirty: true,
+            has_changed: true,
+            has_failed: false,
             known: BTreeSet::new(),
             counts: BTreeMap::new(),
             targets: watch::Sender::default(),
@@ -138,7 +142,7 @@ impl<M: SteeringMaps> Steering<M> {
     /// Takes what changed. Nothing is written.
     pub fn update(&mut self, update: &Update) {
         for (name, node) in &update.nodes {
-            self.is_dirty = true;
+            self.has_changed = true;
             match node {
                 Some(node) => self.nodes.insert(name.clone(), Arc::clone(node)),
                 None => self.nodes.remove(name),
@@ -147,34 +151,44 @@ impl<M: SteeringMaps> Steering<M> {
         let wanted = self.settings.rules.as_ref().map(|rules| &rules.config_map);
         for (name, config_map) in &update.config_maps {
             if Some(name) == wanted {
-                self.is_dirty = true;
+                self.has_changed = true;
                 self.config_map.clone_from(config_map);
             }
         }
-        self.is_dirty |= (update.synced, update.whole) != (self.synced, self.whole);
+        self.has_changed |= (update.synced, update.whole) != (self.synced, self.whole);
         self.synced |= update.synced;
         self.whole = update.whole;
     }
 
-    /// Whether something is waiting to be written.
+    /// Whether a change is waiting to be written.
     #[must_use]
-    pub const fn is_dirty(&self) -> bool {
-        self.synced && self.is_dirty
+    pub const fn has_changed(&self) -> bool {
+        self.synced && self.has_changed
     }
 
-    /// Writes what changed. What can't be written stays dirty.
+    /// Whether another pass may do what the last one could not: a write failed, or an index that
+    /// rests may be free by then.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        self.synced && (self.has_failed || !self.homeless.is_empty())
+    }
+
+    /// Plans, and writes what differs. What can't be written is tried again at the next pass.
     pub fn pass(&mut self, now: Duration) {
-        if !self.is_dirty() {
+        if !self.synced {
             return;
         }
-        self.plan = match &self.settings.rules {
-            Some(rules) => plan::steering(&self.nodes, self.config_map.as_deref(), rules),
-            None => SteeringPlan::default(),
-        };
+        if self.has_changed {
+            self.plan = match &self.settings.rules {
+                Some(rules) => plan::steering(&self.nodes, self.config_map.as_deref(), rules),
+                None => SteeringPlan::default(),
+            };
+        }
+        self.has_changed = false;
         let written = self.write(now);
-        self.is_dirty = written.is_err() || !self.homeless.is_empty();
+        self.has_failed = written.is_err();
         let mut problems = self.plan.problems.clone();
-        problems.extend(self.homeless.iter().map(|key| no_room(key, &self.plan)));
+        problems.extend(self.no_room());
         problems.extend(written.err().map(|error| SteeringProblem {
             reason: Reason::WriteFailed,
             object: "the steering maps".to_owned(),
@@ -183,20 +197,31 @@ impl<M: SteeringMaps> Steering<M> {
         self.note(problems);
     }
 
+    /// What found no room, as one problem: there may be very many.
+    fn no_room(&self) -> Option<SteeringProblem> {
+        let first = self.plan.targets.get(self.homeless.first()?)?;
+        let others = self.homeless.len().saturating_sub(1);
+        Some(SteeringProblem {
+            reason: Reason::SteeringFull,
+            object: format!("{first} and {others} more"),
+            text: Reason::SteeringFull.meaning().to_owned(),
+        })
+    }
+
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.homeless.clear();
         let wanted: Vec<SteeringKey> = self.plan.targets.keys().copied().collect();
-        self.orphans
-            .retain(|key| !self.plan.targets.contains_key(key));
-        if self.whole {
-            self.orphans.clear();
+        self.forget_orphans();
+        // What a write that failed left without a key.
+        for index in self.strays() {
+            self.retire(index, now)?;
         }
         let is_stale =
             |key: &SteeringKey| !self.plan.targets.contains_key(key) && !self.orphans.contains(key);
         let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
         let staying = self.keys.len().saturating_sub(stale.len());
         let mut room = usize_of(self.capacity).saturating_sub(staying);
-        let mut free = self.free_indices(now).into_iter();
+        let mut free = self.free_indices(now);
         // Records first, and what they stand for told, then the keys that lead to them.
         let mut homes = BTreeMap::new();
         for key in &wanted {
@@ -205,14 +230,12 @@ impl<M: SteeringMaps> Steering<M> {
                 continue;
             }
             let is_new = !self.keys.contains_key(key);
-            let index = if is_new && room == 0 {
+            let found = if is_new && room == 0 {
                 None
             } else {
-                free.next()
+                self.find_home(key, &mut free)
             };
-            let Some((index, to)) =
-                index.and_then(|index| Some((index, self.address_of(key, index)?)))
-            else {
+            let Some((index, to)) = found else {
                 self.homeless.insert(*key);
                 continue;
             };
@@ -256,7 +279,7 @@ impl<M: SteeringMaps> Steering<M> {
         (record.to == to && record.to_port == Port::from_host(self.settings.port)).then_some(index)
     }
 
-    fn address_of(&self, key: &SteeringKey, index: u32) -> Option<tunnel_common::addr::Address> {
+    fn address_of(&self, key: &SteeringKey, index: u32) -> Option<Address> {
         let is_v4 = key.address.is_v4();
         let mut prefixes = self.settings.prefixes.iter();
         prefixes
@@ -264,23 +287,93 @@ impl<M: SteeringMaps> Steering<M> {
             .address(index)
     }
 
+    /// Keys of an earlier process that nobody asks for stay while the sources don't hold everything:
+    /// their Node, or the list of their port, may be what could not be read. Those that are known
+    /// not to be wanted go.
+    fn forget_orphans(&mut self) {
+        let Some(rules) = self.settings.rules.as_ref().filter(|_| !self.whole) else {
+            self.orphans.clear();
+            return;
+        };
+        let is_edge = |node: &Node| rules.edge.matches(&node.labels);
+        let own = self
+            .nodes
+            .values()
+            .find(|node| *node.name.name == *rules.own_node);
+        if own.is_some_and(|own| is_edge(own)) {
+            self.orphans.clear();
+            return;
+        }
+        // By address: whether a Node that has it is an edge node.
+        let mut known: BTreeMap<Address, bool> = BTreeMap::new();
+        for node in self.nodes.values() {
+            for address in &node.internal_ips {
+                let all_edge = known.entry(Address::from_ip(*address)).or_insert(true);
+                *all_edge &= is_edge(node);
+            }
+        }
+        let (targets, has_ports) = (&self.plan.targets, self.config_map.is_some());
+        self.orphans.retain(|key| {
+            let may_be_wanted = match known.get(&key.address) {
+                Some(is_edge) => *is_edge && !has_ports,
+                None => true,
+            };
+            !targets.contains_key(key) && may_be_wanted
+        });
+    }
+
+    /// An index for a key, and the address that stands for it: its own of earlier, if that still
+    /// rests, or one that is free.
+    fn find_home(&self, key: &SteeringKey, free: &mut Free) -> Option<(u32, Address)> {
+        let own = free.resting.remove(key);
+        let fits = |index: u32| Some((index, self.address_of(key, index)?));
+        if let Some(home) = own.and_then(fits) {
+            free.given.insert(home.0);
+            return Some(home);
+        }
+        // What lies beyond the range of one family may lie in that of the other.
+        let mut indices = free.indices.iter().copied();
+        let home =
+            indices.find_map(|index| fits(index).filter(|_| !free.given.contains(&index)))?;
+        free.given.insert(home.0);
+        while free
+            .indices
+            .front()
+            .is_some_and(|index| free.given.contains(index))
+        {
+            free.indices.pop_front();
+        }
+        Some(home)
+    }
+
     /// The indices that may be given out: those that were never used, then those that were not for
     /// long enough, the longest first.
-    fn free_indices(&self, now: Duration) -> Vec<u32> {
+    fn free_indices(&self, now: Duration) -> Free {
         let last = self.records.last_key_value().map(|(index, _)| *index);
         let unused = last.map_or(0, |last| last.saturating_add(1))..self.canary_index();
         let before = nanos(now).saturating_sub(nanos(QUARANTINE));
-        let rested = self
+        let resting = self
             .records
             .iter()
-            .filter(|(_, record)| record.removed != 0 && record.removed <= before);
-        let mut rested: Vec<_> = rested
+            .filter(|(_, record)| record.removed != 0);
+        let mut rested: Vec<_> = resting
+            .clone()
+            .filter(|(_, record)| record.removed <= before)
             .map(|(index, record)| (record.removed, *index))
             .collect();
         rested.sort_unstable();
-        unused
-            .chain(rested.into_iter().map(|(_, index)| index))
-            .collect()
+        let rooms = self.settings.prefixes.iter().map(Prefix::room);
+        let most = rooms.max().unwrap_or(0);
+        Free {
+            indices: unused
+                .take_while(|index| *index < most)
+                .chain(rested.into_iter().map(|(_, index)| index))
+                .collect(),
+            resting: resting
+                .map(|(index, record)| (record.key, *index))
+                .collect(),
+            given: BTreeSet::new(),
+        }
     }
 
     /// The last index is that of the canary, and never given out.
@@ -302,6 +395,7 @@ impl<M: SteeringMaps> Steering<M> {
             kind: Steered::CANARY,
         };
         let index = self.canary_index();
+        self.maps.forget_host()?;
         self.maps.write_record(index, &record)?;
         self.maps.write_key(key, index)
     }
@@ -415,13 +509,13 @@ pub enum AdoptSteeringError {
     Write(#[from] WriteError),
 }
 
-fn no_room(key: &SteeringKey, plan: &SteeringPlan) -> SteeringProblem {
-    let target = plan.targets.get(key);
-    SteeringProblem {
-        reason: Reason::SteeringFull,
-        object: target.map_or_else(String::new, ToString::to_string),
-        text: Reason::SteeringFull.meaning().to_owned(),
-    }
+/// Indices that may be given out in a pass.
+struct Free {
+    indices: VecDeque<u32>,
+    /// Those that rest or rested, by what they last stood for.
+    resting: BTreeMap<SteeringKey, u32>,
+    /// Those that were given out already.
+    given: BTreeSet<u32>,
 }
 
 fn nanos(time: Duration) -> u64 {

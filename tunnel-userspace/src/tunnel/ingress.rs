@@ -36,6 +36,9 @@ const BY_AN_END: [Reason; 3] = [
     Reason::TargetReset,
 ];
 
+/// How long a link may take to become known.
+const NEW_LINK: Duration = Duration::from_secs(1);
+
 /// Settings of an ingress.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -61,12 +64,13 @@ pub struct Ingress {
 struct Shared {
     settings: Settings,
     targets: watch::Receiver<Arc<Targets>>,
-    uplinks: watch::Receiver<Arc<BTreeSet<u32>>>,
+    inside: watch::Receiver<Arc<BTreeSet<u32>>>,
     registry: Arc<Registry>,
 }
 
 impl Ingress {
-    /// Listens, but accepts nobody yet.
+    /// Listens, but accepts nobody yet. `inside` has the indices of the links that steered connects
+    /// come by; what comes by any other is reset.
     ///
     /// # Errors
     ///
@@ -74,7 +78,7 @@ impl Ingress {
     pub fn bind(
         settings: Settings,
         targets: watch::Receiver<Arc<Targets>>,
-        uplinks: watch::Receiver<Arc<BTreeSet<u32>>>,
+        inside: watch::Receiver<Arc<BTreeSet<u32>>>,
         registry: Arc<Registry>,
     ) -> Result<Self, Error> {
         let is_v6 = settings.listen.is_ipv6();
@@ -90,7 +94,7 @@ impl Ingress {
         let shared = Arc::new(Shared {
             settings,
             targets,
-            uplinks,
+            inside,
             registry,
         });
         Ok(Self {
@@ -162,7 +166,7 @@ async fn serve(
 ) {
     let registry = &shared.registry;
     let target = match prepare_end(&tcp).map_err(|_error| Reason::ClientReset) {
-        Ok(()) => shared.target(&tcp),
+        Ok(()) => shared.target(&tcp).await,
         Err(reason) => Err(reason),
     };
     let target = match target {
@@ -188,19 +192,22 @@ async fn serve(
 
 impl Shared {
     /// What a connection is for, if it came as a steered one does.
-    fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
+    async fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
-        let interface = arrival::interface(tcp, local).map_err(|error| {
-            debug!(%error, "the arrival interface is unknown");
-            Reason::ArrivedOutside
-        })?;
-        if self.uplinks.borrow().contains(&interface) {
-            return Err(Reason::ArrivedOutside);
-        }
         let address = Address::from_ip(local.ip().to_canonical());
         let mut prefixes = self.settings.prefixes.iter();
         let index = prefixes.find_map(|prefix| prefix.index(&address));
         let index = index.ok_or(Reason::ArrivedOutside)?;
+        let interface = arrival::interface(tcp, local).map_err(|error| {
+            debug!(%error, "the arrival interface is unknown");
+            Reason::ArrivedOutside
+        })?;
+        // That of a pod which has only just come up may not be known yet.
+        let mut inside = self.inside.clone();
+        let known = inside.wait_for(|inside| inside.contains(&interface));
+        if !matches!(timeout(NEW_LINK, known).await, Ok(Ok(_))) {
+            return Err(Reason::ArrivedOutside);
+        }
         let targets = self.targets.borrow();
         targets.get(&index).cloned().ok_or(Reason::TargetUnknown)
     }

@@ -34,7 +34,8 @@ pub(super) struct Parts {
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     /// What each index of a steering address stands for.
     targets: watch::Receiver<Arc<Targets>>,
-    is_steering: bool,
+    /// The mark of our own sockets, where connects are steered.
+    mark: Option<u32>,
     stats: watch::Receiver<reconcile::Stats>,
     /// Held until the end, against another daemon.
     pins: Pins,
@@ -99,7 +100,11 @@ impl Parts {
             counters: Some(counters),
             owner,
             targets,
-            is_steering: config.tunnel.steering.is_some(),
+            mark: config
+                .tunnel
+                .steering
+                .as_ref()
+                .map(|steering| steering.mark),
             stats,
             pins,
             _state: state,
@@ -177,21 +182,26 @@ impl Parts {
         };
         self.owner.apply(canary(None));
         // Links that are not pinned end here if the canary did not arrive.
-        if self.is_steering && arrived.is_ok() {
-            self.find_host()?;
+        if let Some(mark) = self.mark
+            && arrived.is_ok()
+            && let Err(error) = self.find_host(mark)
+        {
+            // Sockets that are bound to a device are not steered then; nothing else is lost.
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "the host's network namespace is not known");
         }
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))
     }
 
     /// Shows the programs the network namespace of the host: that which this connect comes from.
-    fn find_host(&mut self) -> Result<(), NodeError> {
+    fn find_host(&mut self, mark: u32) -> Result<(), NodeError> {
         let steering = self.owner.steering();
         let key = canary::steering_key();
         steering
             .put_canary(&key)
             .map_err(failed("cannot write the steering maps"))?;
-        canary::knock();
+        canary::knock(mark);
         let cookie = steering
             .take_canary(&key)
             .map_err(failed("cannot use the steering maps"))?;
@@ -204,13 +214,16 @@ impl Parts {
     }
 
     /// What is left once everything is attached: the guard, and the loop to run.
-    pub(super) fn into_running(self) -> Running {
-        Running {
-            guard: self.data_path.into_guard(),
+    pub(super) fn into_running(self) -> Result<Running, NodeError> {
+        Ok(Running {
+            guard: self
+                .data_path
+                .into_guard()
+                .map_err(failed("cannot use the maps"))?,
             targets: self.targets,
             owner: self.owner,
             _held: (self.pins, self._state),
-        }
+        })
     }
 }
 

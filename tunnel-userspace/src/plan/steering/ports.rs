@@ -10,6 +10,8 @@ use crate::model::ConfigMap;
 
 /// The kubelet's own ports: always steered, whatever a list says.
 const KUBELET: [u16; 2] = [10_250, 10_255];
+/// How many further ports there may be.
+const MOST: usize = 128;
 /// What a pair of `dnat-ports-pair` must lead to: the port of yurt-tunnel-server for plain HTTP.
 const HTTP_LISTENER: u16 = 10_264;
 
@@ -43,6 +45,23 @@ pub(super) fn read(
     }
     for port in lists.of(LOCALHOST, port) {
         ports.insert(port, true);
+    }
+    // The kubelet's own come first: a list that is too long costs none of them.
+    let beyond: Vec<u16> = ports
+        .keys()
+        .copied()
+        .filter(|port| !KUBELET.contains(port))
+        .skip(MOST)
+        .collect();
+    if let Some(first) = beyond.first() {
+        let count = beyond.len();
+        lists.note(
+            "…",
+            format!("{count} ports, from {first} on, are more than {MOST} further ports"),
+        );
+    }
+    for port in beyond {
+        ports.remove(&port);
     }
     ports
 }

@@ -59,6 +59,10 @@ impl SteeringMaps for Memory {
         Ok(0)
     }
 
+    fn forget_host(&mut self) -> Result<(), WriteError> {
+        self.spend()
+    }
+
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
         self.spend()?;
         if let Some(told) = &self.told {
@@ -237,17 +241,25 @@ fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest(
 
 #[test]
 fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
-    // Four records, one of them the canary's: room for two at a time.
+    // Room for two, and for two that rest.
     let mut steering = adopt(Memory::default(), 2, NOW);
     apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
-    apply(&mut steering, vec![gone("a")], NOW);
+    apply(
+        &mut steering,
+        vec![gone("a"), node("b", &["10.0.0.2"])],
+        NOW,
+    );
+    apply(&mut steering, vec![gone("b")], NOW + Duration::from_secs(1));
     let almost = NOW + QUARANTINE - Duration::from_secs(1);
     let mut steering = adopt(steering.maps, 2, almost);
 
-    apply(&mut steering, vec![node("b", &["10.0.0.2"])], almost);
+    apply(&mut steering, vec![node("c", &["10.0.0.3"])], almost);
 
-    assert_eq!(shown(&steering), ["198.19.0.3 b (10.0.0.2:10250)"]);
-    assert!(steering.is_dirty(), "what found no room is tried again");
+    assert_eq!(shown(&steering), Vec::<String>::new());
+    assert!(
+        steering.is_incomplete(),
+        "what found no room is tried again"
+    );
     assert_eq!(steering.counts()[&Reason::SteeringFull], 1);
 
     steering.pass(NOW + QUARANTINE);
@@ -255,11 +267,74 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
     assert_eq!(
         shown(&steering),
         [
-            "198.19.0.3 b (10.0.0.2:10250)",
-            "198.19.0.1 b (10.0.0.2:10255)"
+            "198.19.0.1 c (10.0.0.3:10250)",
+            "198.19.0.2 c (10.0.0.3:10255)"
         ]
     );
-    assert!(!steering.is_dirty());
+    assert!(!steering.is_incomplete());
+}
+
+#[test]
+fn what_comes_back_gets_its_own_index_although_it_rests() {
+    let mut steering = adopt(Memory::default(), 2, NOW);
+    for _ in 0..10 {
+        apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+        assert_eq!(
+            shown(&steering),
+            [
+                "198.19.0.1 a (10.0.0.1:10250)",
+                "198.19.0.2 a (10.0.0.1:10255)"
+            ]
+        );
+        apply(&mut steering, vec![gone("a")], NOW);
+    }
+}
+
+#[test]
+fn a_small_prefix_gives_its_addresses_out_again_and_again() {
+    let network = Address::from_ip("198.19.0.0".parse().expect("an address"));
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    // Six addresses, and far more indices.
+    steering.settings.prefixes = vec![Prefix::new(network, 29).expect("a range")];
+    let mut last = "first".to_owned();
+    for number in 1..100_u8 {
+        let now = NOW + QUARANTINE * u32::from(number);
+        let name = format!("node-{number}");
+        let address = format!("10.0.0.{number}");
+        apply(
+            &mut steering,
+            vec![gone(&last), node(&name, &[&address])],
+            now,
+        );
+
+        assert_eq!(shown(&steering).len(), 2, "{number}: {:?}", steering.view());
+        last = name;
+    }
+}
+
+#[test]
+fn a_node_that_is_known_to_be_none_of_the_edge_is_let_go_while_others_can_not_be_read() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    let nodes = vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])];
+    apply(&mut steering, nodes, NOW);
+    let mut steering = adopt(steering.maps, 16, NOW);
+    let (name, a) = node("a", &["10.0.0.1"]);
+    let mut a = Node::clone(&a.expect("a Node"));
+    a.labels.clear();
+
+    steering.update(&Update {
+        whole: false,
+        ..update(vec![(name, Some(Arc::new(a)))])
+    });
+    steering.pass(NOW);
+
+    let keys: Vec<_> = steering
+        .maps
+        .keys
+        .keys()
+        .map(|key| key.address.to_ip().to_string())
+        .collect();
+    assert_eq!(keys, ["10.0.0.2", "10.0.0.2"]);
 }
 
 #[test]
@@ -273,7 +348,7 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
 
     let free = steering.free_indices(later + QUARANTINE);
 
-    assert_eq!(free, [2, 1, 0]);
+    assert_eq!(free.indices, [2, 3, 1, 0]);
 }
 
 #[test]
@@ -291,8 +366,12 @@ fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
         ]
     );
     let view = steering.view();
-    assert_eq!(view.problems.len(), 2);
-    assert!(view.problems[0].starts_with("a (10.0.0.1:10250): not steered: bpf.maps.steering"));
+    assert_eq!(
+        view.problems,
+        [
+            "a (10.0.0.1:10250) and 1 more: not steered: bpf.maps.steering or a steering prefix is used up"
+        ]
+    );
 }
 
 #[test]
@@ -342,7 +421,7 @@ fn a_restart_keeps_every_index_and_writes_nothing() {
     );
 
     assert_eq!(shown(&again), before);
-    assert!(!again.is_dirty());
+    assert!(!again.is_incomplete());
 }
 
 #[test]
@@ -483,12 +562,12 @@ fn a_write_that_fails_is_tried_again() {
     };
     let mut steering = adopt(maps, 8, NOW);
     apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
-    assert!(steering.is_dirty());
+    assert!(steering.is_incomplete());
 
     steering.maps.writes = None;
     steering.pass(NOW);
 
     assert_eq!(shown(&steering).len(), 2);
-    assert!(!steering.is_dirty());
+    assert!(!steering.is_incomplete());
     assert_eq!(steering.counts()[&Reason::WriteFailed], 1);
 }

@@ -103,7 +103,7 @@ pub(super) struct Cloud {
     pub(super) gateway: SocketAddr,
     ingress: SocketAddr,
     targets: watch::Sender<Arc<Targets>>,
-    pub(super) uplinks: watch::Sender<Arc<BTreeSet<u32>>>,
+    pub(super) inside: watch::Sender<Arc<BTreeSet<u32>>>,
     draining: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -132,12 +132,13 @@ impl Cloud {
             mark: None,
         };
         let targets = watch::Sender::new(Arc::default());
-        let uplinks = watch::Sender::new(Arc::default());
+        // Loopback.
+        let inside = watch::Sender::new(Arc::new(BTreeSet::from([1])));
         let draining = watch::Sender::new(false);
         let ingress = Ingress::bind(
             ingress,
             targets.subscribe(),
-            uplinks.subscribe(),
+            inside.subscribe(),
             Arc::clone(&registry),
         )
         .expect("an ingress");
@@ -151,7 +152,7 @@ impl Cloud {
             gateway: at_gateway,
             ingress: at_ingress,
             targets,
-            uplinks,
+            inside,
             draining,
             tasks,
         }

@@ -94,12 +94,17 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     world.cloud.counted(Reason::TargetUnknown, 1).await;
 
     let loopback = if_nametoindex("lo").expect("an index");
-    world
-        .cloud
-        .uplinks
-        .send_replace(Arc::new([loopback].into()));
+    world.cloud.inside.send_replace(Arc::default());
     refused(world.steered).await;
     world.cloud.counted(Reason::ArrivedOutside, 2).await;
+
+    // A link that becomes known in time is that of a new pod.
+    let pair = world.pair();
+    tokio::pin!(pair);
+    let early = tokio::time::timeout(std::time::Duration::from_millis(100), &mut pair).await;
+    assert!(early.is_err(), "not known yet");
+    world.cloud.inside.send_replace(Arc::new([loopback].into()));
+    pair.await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

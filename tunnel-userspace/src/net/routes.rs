@@ -1,0 +1,239 @@
+//! The routes that make the steering prefixes local, and the file that says which are ours: by their
+//! protocol alone, another's could be taken for one.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use tunnel_common::{addr::Address, steering::Prefix};
+
+use super::{
+    NetError, Settings, in_words,
+    netlink::{Kernel, Netlink, Scene},
+};
+
+/// The file, in the folder of state.
+#[must_use]
+pub fn record(state: &Path) -> PathBuf {
+    state.join("routes.json")
+}
+
+/// Which routes are ours.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+struct Record {
+    protocol: u8,
+    prefixes: Vec<String>,
+}
+
+impl Record {
+    fn of(settings: &Settings) -> Self {
+        Self {
+            protocol: settings.protocol,
+            prefixes: settings.prefixes.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// What an earlier process wrote; nothing if there is no file.
+    fn read(path: &Path) -> Result<Option<Self>, NetError> {
+        let failed = |source| NetError::Record {
+            path: path.to_owned(),
+            source,
+        };
+        match fs::read(path) {
+            Ok(bytes) => {
+                let record = serde_json::from_slice(&bytes);
+                record.map(Some).map_err(|error| failed(error.into()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<(), NetError> {
+        let write = || {
+            let draft = path.with_extension("draft");
+            fs::write(&draft, serde_json::to_vec(self)?)?;
+            fs::rename(&draft, path)
+        };
+        write().map_err(|source| NetError::Record {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    fn prefixes(&self) -> impl Iterator<Item = Prefix> {
+        self.prefixes.iter().filter_map(|text| {
+            let (address, length) = text.split_once('/')?;
+            Prefix::new(
+                Address::from_ip(address.parse().ok()?),
+                length.parse().ok()?,
+            )
+        })
+    }
+}
+
+/// What came of the routes.
+#[derive(Default)]
+pub(super) struct Routed {
+    /// Those that are there, in words.
+    pub(super) routes: Vec<String>,
+    /// Whether there is one of IPv4, of IPv6.
+    pub(super) families: [bool; 2],
+    pub(super) problems: Vec<String>,
+}
+
+/// Makes the prefixes local, if that is allowed, and says what is there. What one family lacks does
+/// not stop the other.
+pub(super) async fn keep(
+    settings: &Settings,
+    kernel: &Kernel,
+    scene: &Scene,
+    may_add: bool,
+) -> Routed {
+    let mut routed = Routed::default();
+    let mut fresh = None;
+    if may_add {
+        match take_over(settings, kernel, scene).await {
+            Ok(found) => fresh = found,
+            Err(error) => {
+                routed.problems.extend(in_words(error));
+                return routed;
+            }
+        }
+    }
+    let scene = fresh.as_ref().unwrap_or(scene);
+    let mut is_any = false;
+    for prefix in &settings.prefixes {
+        let Some(route) = scene.route_for(*prefix, settings.protocol) else {
+            continue;
+        };
+        is_any = true;
+        let is_there = if scene.has(&route) {
+            true
+        } else if let Some(conflict) = scene.conflict(&route) {
+            let hint = "give tunnel.steering.prefixes another range";
+            routed
+                .problems
+                .push(format!("{prefix}: {conflict}; {hint}"));
+            false
+        } else if may_add {
+            match kernel.add(&route).await {
+                Ok(()) => true,
+                Err(error) => {
+                    routed.problems.extend(in_words(error));
+                    false
+                }
+            }
+        } else {
+            false
+        };
+        if is_there {
+            routed.routes.push(route.to_string());
+            let [v4, v6] = &mut routed.families;
+            *(if prefix.is_v4() { v4 } else { v6 }) = true;
+        }
+    }
+    if !is_any {
+        let text = "no address of this node is known to answer from";
+        routed.problems.push(text.to_owned());
+    }
+    routed
+}
+
+/// Removes what an earlier process routed otherwise, and writes down what is ours from now on:
+/// before it is there. If anything was removed, gives what there is now.
+async fn take_over(
+    settings: &Settings,
+    kernel: &Kernel,
+    scene: &Scene,
+) -> Result<Option<Scene>, NetError> {
+    let ours = Record::of(settings);
+    let old = Record::read(&settings.record)?;
+    if old.as_ref() == Some(&ours) {
+        return Ok(None);
+    }
+    let old = old.unwrap_or_default();
+    let mut removed: usize = 0;
+    for prefix in old.prefixes() {
+        let stays = old.protocol == ours.protocol && settings.prefixes.contains(&prefix);
+        if !stays {
+            let gone = remove_from(kernel, scene, prefix, old.protocol).await?;
+            removed = removed.saturating_add(gone);
+        }
+    }
+    ours.write(&settings.record)?;
+    if removed == 0 {
+        return Ok(None);
+    }
+    Ok(Some(kernel.scene().await?))
+}
+
+async fn remove_from(
+    kernel: &Kernel,
+    scene: &Scene,
+    prefix: Prefix,
+    protocol: u8,
+) -> Result<usize, NetError> {
+    let mut removed: usize = 0;
+    for route in scene.local_to(prefix, protocol) {
+        kernel.remove(route).await?;
+        removed = removed.saturating_add(1);
+    }
+    Ok(removed)
+}
+
+/// Removes every route that the file says is ours, and the file; says how many there were.
+///
+/// # Errors
+///
+/// The kernel or the file system refused.
+pub async fn remove(record: &Path) -> Result<usize, NetError> {
+    let Some(ours) = Record::read(record)? else {
+        return Ok(0);
+    };
+    let netlink = Netlink::open()?;
+    let scene = netlink.kernel.scene().await?;
+    let mut removed: usize = 0;
+    for prefix in ours.prefixes() {
+        let gone = remove_from(&netlink.kernel, &scene, prefix, ours.protocol).await?;
+        removed = removed.saturating_add(gone);
+    }
+    fs::remove_file(record).map_err(|source| NetError::Record {
+        path: record.to_owned(),
+        source,
+    })?;
+    Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_down_is_read_again_and_no_file_is_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = record(dir.path());
+        let prefix = |text: &str, length| {
+            let address = Address::from_ip(text.parse().expect("an address"));
+            Prefix::new(address, length).expect("a range")
+        };
+        let settings = Settings {
+            uplinks: Vec::new(),
+            prefixes: vec![prefix("198.19.0.0", 16), prefix("fd00:c01e::", 64)],
+            protocol: 176,
+            record: path.clone(),
+        };
+        assert_eq!(Record::read(&path).expect("read"), None);
+
+        Record::of(&settings).write(&path).expect("written");
+
+        let read = Record::read(&path).expect("read").expect("there");
+        assert_eq!(read.protocol, 176);
+        assert_eq!(read.prefixes().collect::<Vec<_>>(), settings.prefixes);
+        fs::write(&path, "{").expect("written");
+        let error = Record::read(&path).expect_err("damaged");
+        assert!(error.to_string().contains("routes.json"), "{error}");
+    }
+}

@@ -77,7 +77,15 @@ pub struct Registry {
 struct Node {
     sessions: Vec<Arc<Session>>,
     last_seen: Option<Timestamp>,
-    last_error: Option<String>,
+    last_error: Option<Trouble>,
+}
+
+/// What last went wrong with a node.
+enum Trouble {
+    /// A connect to this was refused or broken off.
+    Refused(Target, Reason),
+    /// A session ended for this.
+    Ended(String),
 }
 
 impl fmt::Debug for Registry {
@@ -103,7 +111,7 @@ impl Registry {
             node: name.to_string(),
             sessions: node.sessions.iter().map(|session| session.view()).collect(),
             last_seen: node.seen(),
-            last_error: node.last_error.clone(),
+            last_error: node.trouble(),
         };
         self.lock().iter().map(view).collect()
     }
@@ -156,7 +164,7 @@ impl Registry {
             node.last_seen = Some(Timestamp::now());
         }
         if error.is_some() {
-            node.last_error = error;
+            node.last_error = error.map(Trouble::Ended);
         }
         self.sessions.fetch_sub(gone, Ordering::AcqRel);
     }
@@ -188,7 +196,7 @@ impl Registry {
         let mut nodes = self.lock();
         let node = nodes.entry(Arc::clone(&target.node)).or_default();
         let text = explain(target, reason, node.seen(), Timestamp::now());
-        node.last_error = Some(text.clone());
+        node.last_error = Some(Trouble::Refused(target.clone(), reason));
         drop(nodes);
         if let Some(kept_back) = self.quiet.may_say(&target.node, reason) {
             let (node, reason) = (&target.node, reason.label());
@@ -219,6 +227,16 @@ impl Registry {
 }
 
 impl Node {
+    /// What last went wrong, as it is now: the time since an agent was seen goes on.
+    fn trouble(&self) -> Option<String> {
+        Some(match self.last_error.as_ref()? {
+            Trouble::Refused(target, reason) => {
+                explain(target, *reason, self.seen(), Timestamp::now())
+            }
+            Trouble::Ended(text) => text.clone(),
+        })
+    }
+
     fn seen(&self) -> Option<Timestamp> {
         if self.sessions.is_empty() {
             self.last_seen

@@ -3,7 +3,7 @@
 mod parts;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -11,13 +11,14 @@ use std::{
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use self::parts::Parts;
+use self::parts::{Parts, Running};
 use super::{
     stop::Stop,
     tunnel::{Steered, Tunnel},
 };
 use crate::{
     admin::{self, Endpoint, Views},
+    bpf::Guard,
     config::Config,
     net::{self, Net},
     source::file,
@@ -107,31 +108,18 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             "every source has told its first whole list"
         );
         parts.program(first)?;
-        let running = parts.into_running()?;
-        let record = net::record(&config.state_dir);
-        if let Some(steering) = &config.tunnel.steering {
-            let settings = net::Settings {
-                uplinks: config.service.uplinks.clone(),
-                prefixes: steering.ranges(),
-                protocol: steering.route_protocol,
-                record,
-            };
-            let mut network = Net::open(settings, running.guard, view)
-                .map_err(failed("cannot follow the network"))?;
-            network.look(false).await;
-            let steered = Steered {
-                targets: running.targets,
-                inside: network.inside(),
-            };
+        let Running {
+            guard,
+            owner,
+            targets,
+            _held,
+        } = parts.into_running()?;
+        if let Some((network, inside)) = steer(&config, guard, view).await? {
+            let steered = Steered { targets, inside };
             tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
-        } else if let Err(error) = Net::clear(running.guard, &record).await {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "cannot remove what steering left"
-            );
         }
-        let owner = running.owner.run(updates, questions, draining.clone());
+        let owner = owner.run(updates, questions, draining.clone());
         tasks.start("reconcile", owner);
         ready.send_replace(None);
         info!("ready");
@@ -148,6 +136,37 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
         .await;
     Ok(())
 }
+
+/// Follows the network, guards it and routes to the ingress, where connects are steered; else takes
+/// away what an earlier process left of that.
+async fn steer(
+    config: &Config,
+    guard: Guard,
+    view: watch::Sender<net::View>,
+) -> Result<Option<Followed>, NodeError> {
+    let record = net::record(&config.state_dir);
+    let Some(steering) = &config.tunnel.steering else {
+        if let Err(error) = Net::clear(guard, &record).await {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot remove what steering left");
+        }
+        return Ok(None);
+    };
+    let settings = net::Settings {
+        uplinks: config.service.uplinks.clone(),
+        prefixes: steering.ranges(),
+        protocol: steering.route_protocol,
+        record,
+    };
+    let mut network =
+        Net::open(settings, guard, view).map_err(failed("cannot follow the network"))?;
+    network.look(false).await;
+    let inside = network.inside();
+    Ok(Some((network, inside)))
+}
+
+/// The network, and the links that steered connects come by.
+type Followed = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 fn serve(
     config: &Config,

@@ -101,7 +101,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     // A link that becomes known in time is that of a new pod.
     let pair = world.pair();
     tokio::pin!(pair);
-    let early = tokio::time::timeout(std::time::Duration::from_millis(100), &mut pair).await;
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut pair).await;
     assert!(early.is_err(), "not known yet");
     world.cloud.inside.send_replace(Arc::new([loopback].into()));
     pair.await;

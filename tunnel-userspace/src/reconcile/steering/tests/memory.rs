@@ -1,0 +1,101 @@
+//! The steering maps in memory.
+
+use std::io;
+
+use tunnel_common::{addr::Address, names};
+
+use super::super::*;
+
+/// The maps in memory.
+#[derive(Clone, Default)]
+pub(super) struct Memory {
+    pub(super) keys: BTreeMap<SteeringKey, u32>,
+    pub(super) records: BTreeMap<u32, Steered>,
+    pub(super) capacity: usize,
+    /// How many writes go through before they fail.
+    pub(super) writes: Option<u32>,
+    /// Records that were written while a key led to them, and more than their removal changed.
+    pub(super) torn: u32,
+    /// What the ingress is told; once it is here, a key is written only for what is known there.
+    pub(super) told: Option<watch::Receiver<Arc<Targets>>>,
+}
+
+impl Memory {
+    fn spend(&mut self) -> Result<(), WriteError> {
+        match &mut self.writes {
+            Some(0) => Err(WriteError {
+                map: names::STEER,
+                source: io::Error::other("refused"),
+            }),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl SteeringMaps for Memory {
+    fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
+        Ok(self
+            .keys
+            .iter()
+            .map(|(key, index)| (*key, *index))
+            .collect())
+    }
+
+    fn record(&self, index: u32) -> Result<Steered, ReadError> {
+        Ok(self.records.get(&index).copied().unwrap_or(Steered {
+            removed: 0,
+            key: SteeringKey::new(Address::from_words([0; 4]), Port::from_host(0)),
+            to: Address::from_words([0; 4]),
+            to_port: Port::from_host(0),
+            kind: Steered::UNUSED,
+        }))
+    }
+
+    fn host(&self) -> Result<u64, ReadError> {
+        Ok(0)
+    }
+
+    fn forget_host(&mut self) -> Result<(), WriteError> {
+        self.spend()
+    }
+
+    fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
+        self.spend()?;
+        if let Some(told) = &self.told {
+            assert!(
+                told.borrow().contains_key(&index),
+                "{index} is not known yet"
+            );
+        }
+        self.keys.insert(*key, index);
+        assert!(self.keys.len() <= self.capacity, "the hash is full");
+        Ok(())
+    }
+
+    fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
+        self.spend()?;
+        self.keys.remove(key);
+        Ok(())
+    }
+
+    fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError> {
+        self.spend()?;
+        let old = self.records.insert(index, *record);
+        let is_led_to = self.keys.values().any(|led| *led == index);
+        if is_led_to
+            && old.is_some_and(|old| {
+                Steered {
+                    removed: record.removed,
+                    ..old
+                } != *record
+            })
+        {
+            self.torn += 1;
+        }
+        Ok(())
+    }
+}

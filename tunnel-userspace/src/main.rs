@@ -41,7 +41,10 @@ where
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    Ok(runtime.block_on(role(config))?)
+    let done = runtime.block_on(role(config));
+    // A look-up of a name that hangs must not hold up the end.
+    runtime.shutdown_background();
+    Ok(done?)
 }
 
 fn cleanup(args: &cli::ConfigArgs) -> Result<()> {

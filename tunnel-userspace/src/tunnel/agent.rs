@@ -24,6 +24,8 @@ use crate::{drain, identity};
 
 /// How often the view is brought up to date.
 const REFRESH: Duration = Duration::from_millis(500);
+/// How many sessions a connection to a gateway may be, with those that are being replaced.
+const MOST: usize = 4;
 /// A session that lived shorter is replaced only after a pause, whatever its gateway said.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -165,7 +167,9 @@ impl Keeper {
                     match news {
                         Ok(News::Replace) => {
                             info!(gateway = self.gateway, "the gateway is about to stop");
-                            is_wanted_at_once = lived >= SHORT;
+                            // As many as may be: a gateway that says so time and again gets no
+                            // more of them.
+                            is_wanted_at_once = lived >= SHORT && sessions.len() < MOST;
                         }
                         Ok(News::Ended(error)) => self.failed(error),
                         Err(_) => self.failed("its task failed".to_owned()),

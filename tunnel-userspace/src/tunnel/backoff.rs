@@ -6,8 +6,9 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(500);
 /// No pause is longer.
 const LONGEST: Duration = Duration::from_secs(30);
-/// A connection that lived this long makes the next failure the first one again.
-const SETTLED: Duration = Duration::from_secs(60);
+/// A connection that lived this long makes the next failure the first one again: longer than one that
+/// a gateway refuses as soon as it is there.
+const SETTLED: Duration = Duration::from_secs(10);
 
 /// How often it failed in a row.
 #[derive(Debug, Default)]
@@ -55,13 +56,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_connection_that_lived_a_minute_starts_them_anew() {
+    fn only_a_connection_that_settled_starts_them_anew() {
         let mut backoff = Backoff::default();
         for _ in 0..9 {
             backoff.pause(1.0);
         }
 
-        backoff.lived(Duration::from_secs(59));
+        backoff.lived(Duration::from_secs(9));
         assert_eq!(backoff.pause(1.0), LONGEST);
 
         backoff.lived(SETTLED);

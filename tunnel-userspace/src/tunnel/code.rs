@@ -53,9 +53,10 @@ pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
         };
     }
     match code {
-        h2::Reason::NO_ERROR | h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
+        h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
         h2::Reason::REFUSED_STREAM => Reason::StreamsFull,
-        h2::Reason::INTERNAL_ERROR => Reason::AgentLost,
+        // That of a session which ends.
+        h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentLost,
         _ => Reason::ProtocolBroken,
     }
 }

@@ -24,7 +24,7 @@ use crate::identity::{self, Identity};
 /// How long one address of a gateway may take to answer.
 const ADDRESS: Duration = Duration::from_secs(5);
 /// How long TLS may take.
-const TLS: Duration = Duration::from_secs(10);
+const TLS: Duration = Duration::from_secs(5);
 
 /// Why a gateway was not reached.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_rustls::{TlsAcceptor, TlsStream};
 use tracing::{debug, info, warn};
@@ -145,6 +145,7 @@ impl Gateway {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
+                Some(_) = tasks.join_next() => {}
                 accepted = listener.accept() => match accepted {
                     Ok((tcp, peer)) => admit(&shared, &mut tasks, tcp, peer, draining.clone()),
                     Err(error) => {
@@ -152,7 +153,6 @@ impl Gateway {
                         sleep(PAUSE).await;
                     }
                 },
-                Some(_) = tasks.join_next() => {}
             }
         }
         drop(listener);
@@ -170,7 +170,7 @@ fn admit(
     draining: watch::Receiver<bool>,
 ) {
     let registry = &shared.registry;
-    let source = peer.ip().to_canonical();
+    let source = source_of(peer);
     if registry.sessions() >= shared.settings.sessions {
         let error = "as many sessions as gateway.sessions";
         registry.unwell(&name(source), Reason::HandshakesFull, &error);
@@ -184,6 +184,14 @@ fn admit(
     let task = serve(Arc::clone(shared), id, tcp, peer, draining);
     let task = tasks.spawn(task);
     shared.handshakes.runs(id, task);
+}
+
+/// Who stands behind an address: a whole /64 of IPv6 is one host's to choose from.
+fn source_of(peer: SocketAddr) -> IpAddr {
+    match peer.ip().to_canonical() {
+        IpAddr::V4(v4) => v4.into(),
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+    }
 }
 
 fn name(source: IpAddr) -> Arc<str> {
@@ -219,7 +227,7 @@ async fn serve(
             io::Error::from(io::ErrorKind::TimedOut).into(),
         ),
     };
-    let source = name(peer.ip().to_canonical());
+    let source = name(source_of(peer));
     registry.unwell(&source, failed.0, &chain(&*failed.1));
 }
 
@@ -355,11 +363,16 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello had ended already");
     }
+    let until = Instant::now() + limits.drain;
     let done = async {
-        let served = timeout(limits.drain, no_streams(&traffic)).await;
-        if served.is_err() {
-            warn!(%node, streams = traffic.streams(), "streams were reset that did not end in time");
+        let served = timeout_at(until, no_streams(&traffic)).await;
+        if served.is_ok() {
+            // What they sent last may still wait to be sent on. The connection ends by itself once
+            // nothing does.
+            sleep_until(until).await;
+            return;
         }
+        warn!(%node, streams = traffic.streams(), "streams were reset that did not end in time");
         stop.send_replace(Some(Reason::Draining));
         if timeout(GRACE, no_streams(&traffic)).await.is_err() {
             debug!(%node, "streams did not end");

@@ -124,6 +124,7 @@ impl Ingress {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
+                Some(_) = clients.join_next() => {}
                 accepted = listener.accept() => match accepted {
                     Ok((tcp, peer)) if clients.len() < CLIENTS => {
                         let client = serve(Arc::clone(&shared), tcp, peer, stopped.clone());
@@ -139,7 +140,6 @@ impl Ingress {
                         sleep(PAUSE).await;
                     }
                 },
-                Some(_) = clients.join_next() => {}
             }
         }
         drop(listener);
@@ -220,11 +220,16 @@ async fn carry(
     tcp: &mut TcpStream,
     stop: impl Future<Output = Reason> + Send,
 ) -> Reason {
+    // Without a session it is refused at once. With one, the place is taken when there is something
+    // to send: a session may end meanwhile, beside another.
+    if let Err(reason) = registry.place(&target.node) {
+        return reason;
+    }
+    let first = first_bytes(tcp).await;
     let place = match registry.place(&target.node) {
         Ok(place) => place,
         Err(reason) => return reason,
     };
-    let first = first_bytes(tcp).await;
     let mut stop = std::pin::pin!(stop);
     let stream = tokio::select! {
         stream = place.open(target, first, tcp) => stream,

@@ -1,7 +1,7 @@
 //! Signs of life of a session, and how much it carries.
 
 use std::{
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -23,6 +23,8 @@ pub(super) struct Traffic {
     received: AtomicU64,
     /// Bytes of streams that went there.
     sent: AtomicU64,
+    /// Whether a ping waits for its answer longer than it should.
+    suspect: AtomicBool,
     /// The time of the last ping and its answer, in microseconds; 0 before the first.
     rtt: AtomicU64,
 }
@@ -38,6 +40,11 @@ impl Traffic {
 
     pub(super) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing was heard of the other end for a while, although it was asked.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     pub(super) fn rtt_seconds(&self) -> Option<f64> {
@@ -82,14 +89,16 @@ pub(super) async fn silence(mut ping: PingPong, meter: &Meter, traffic: &Traffic
         if ping.send_ping(Ping::opaque()).is_err() {
             return;
         }
-        if !answers(&mut ping, meter, limits.ping_timeout).await {
+        let is_alive = answers(&mut ping, meter, traffic, limits.ping_timeout).await;
+        traffic.suspect.store(!is_alive, Ordering::Relaxed);
+        if !is_alive {
             return;
         }
         traffic.measured(sent.elapsed());
     }
 }
 
-async fn answers(ping: &mut PingPong, meter: &Meter, limit: Duration) -> bool {
+async fn answers(ping: &mut PingPong, meter: &Meter, traffic: &Traffic, limit: Duration) -> bool {
     let (mut heard, mut at) = (meter.received(), Instant::now());
     loop {
         let pong = poll_fn(|cx| ping.poll_pong(cx));
@@ -97,6 +106,7 @@ async fn answers(ping: &mut PingPong, meter: &Meter, limit: Duration) -> bool {
             return pong.is_ok();
         }
         let now = meter.received();
+        traffic.suspect.store(now == heard, Ordering::Relaxed);
         if now != heard {
             (heard, at) = (now, Instant::now());
         } else if at.elapsed() >= limit {

@@ -70,7 +70,9 @@ pub struct Registry {
     sessions: AtomicUsize,
     next: AtomicU64,
     counts: Counts,
+    /// What was said of nodes, and of others: who floods with these keeps no word back of those.
     quiet: Quiet,
+    quiet_of_others: Quiet,
 }
 
 #[derive(Default)]
@@ -207,7 +209,7 @@ impl Registry {
     /// Something is wrong that has to do with no target.
     pub(super) fn unwell(&self, whom: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
         self.count(reason);
-        if let Some(kept_back) = self.quiet.may_say(whom, reason) {
+        if let Some(kept_back) = self.quiet_of_others.may_say(whom, reason) {
             let reason_label = reason.label();
             warn!(%whom, reason = reason_label, kept_back, %error, "{}", reason.meaning());
         } else {

@@ -31,7 +31,9 @@ use super::{
 use crate::drain;
 
 /// How long a gateway may take until the hello is done.
-const HELLO: std::time::Duration = std::time::Duration::from_secs(10);
+const HELLO: std::time::Duration = std::time::Duration::from_secs(5);
+/// How many entries of the allow-list the gateway is shown.
+const SHOWN: usize = 100;
 /// How long a dial may wait for its turn while there are as many as there may be.
 const TURN: std::time::Duration = std::time::Duration::from_secs(1);
 /// How long resets have to reach the other end before the connection goes.
@@ -95,7 +97,7 @@ async fn greet(
         release: env!("CARGO_PKG_VERSION").to_owned(),
         session: format!("{:016x}", fastrand::u64(..)),
         boot: shared.boot.clone(),
-        allow: shared.settings.allow.clone(),
+        allow: shared.settings.allow.iter().take(SHOWN).cloned().collect(),
         ..hello::Answer::default()
     };
     let hello = {

@@ -1,13 +1,15 @@
 //! The gateway's end of a session.
 
 use std::{
+    cmp::Reverse,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::future::poll_fn;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
 use jiff::Timestamp;
@@ -26,6 +28,8 @@ use crate::model::Target;
 
 /// How long an agent may take to answer; longer than it gives its dial.
 const ANSWER: Duration = Duration::from_secs(60);
+/// How long a stream may wait to be opened.
+const OPENED: Duration = Duration::from_secs(2);
 /// A pace is measured over at least this long.
 const PACE: Duration = Duration::from_millis(250);
 /// Paces that differ by less than this many bytes a second count as one.
@@ -81,16 +85,19 @@ impl Session {
     pub(super) fn is_open(&self) -> bool {
         let mut sender = self.sender.clone();
         let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
-        !matches!(ready, std::task::Poll::Ready(Err(_)))
+        !matches!(ready, Poll::Ready(Err(_)))
     }
 
-    /// How busy it is: bytes first, then streams.
-    pub(super) fn load(&self) -> (u64, u32) {
+    /// How little it is to be preferred: whether it may be dead, then how busy it is, by bytes and
+    /// by streams, then its age.
+    pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
         let total = self.traffic.received().saturating_add(self.traffic.sent());
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         (
+            self.traffic.is_suspect(),
             pace.at(Instant::now(), total) / PACE_STEP,
             self.traffic.streams(),
+            Reverse(self.id),
         )
     }
 
@@ -163,7 +170,6 @@ impl Place {
         let lost = |error: h2::Error| reason_of_error(&error, End::Target);
         let mut sender = self.session.sender.clone();
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
-        drop(sender);
         if !first.is_empty() {
             self.session.traffic.count_sent(first.len());
             // A refusal may be here before them: then the stream has ended, and the answer tells why.
@@ -176,6 +182,7 @@ impl Place {
                 answered.map_err(|_elapsed| Reason::DialTimedOut)
             }
             _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
+            () = never_opened(&mut sender) => Err(Reason::StreamsFull),
             reason = self.stopped() => Err(reason),
         };
         let answer = match answered {
@@ -191,6 +198,16 @@ impl Place {
         let recv = answer.into_body();
         let local = End::Client;
         Ok(Stream { send, recv, local })
+    }
+}
+
+/// Ends if the last request of a sender still waits to be opened after a while: streams that ended
+/// here, but whose last bytes the agent doesn't take, still count as open in `h2`.
+async fn never_opened(sender: &mut SendRequest<Bytes>) {
+    tokio::time::sleep(OPENED).await;
+    let waits = poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_pending())).await;
+    if !waits {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -11,7 +11,10 @@ use tunnel_userspace::{
     telemetry,
 };
 
+mod memory;
+
 fn main() -> ExitCode {
+    memory::keep();
     let done = match Cli::parse().command {
         Command::Node(args) => run(&args, app::node),
         Command::Agent(args) => run(&args, app::agent),

@@ -48,12 +48,17 @@ pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
 /// its memory for TCP, and then every connection of the machine waits for retransmissions.
 const BUFFER: usize = 256 * 1024;
 
+/// What paces an end: nothing. It is near, mostly on this machine, where `bbr`, if that is what the
+/// machine has for its connections, only arms a timer for each piece. Every kernel has this one.
+const CONGESTION: &[u8] = b"reno";
+
 /// Prepares the TCP connection of a client or target. If it is dropped before
 /// [`closes_in_order`], its peer gets a reset: no end is shown that was none.
 pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
     socket.set_linger(Some(Duration::ZERO))?;
+    socket.set_tcp_congestion(CONGESTION)?;
     socket.set_recv_buffer_size(BUFFER)?;
     socket.set_send_buffer_size(BUFFER)?;
     let keepalive = TcpKeepalive::new()

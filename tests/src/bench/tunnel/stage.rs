@@ -25,6 +25,10 @@ use crate::{
 /// The ports of the server: over TCP, and over TLS.
 const PORTS: [u16; 2] = [9200, 9201];
 
+/// What paces TCP everywhere: nothing. `bbr`, the default of some machines, arms a timer for each
+/// piece that it sends, and that on a virtual machine would be most of what is measured.
+const CONGESTION: &str = "reno";
+
 /// How long streams that nobody reads get to fill what there is to fill.
 const FILL: Duration = Duration::from_millis(500);
 
@@ -49,6 +53,9 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) fn set(options: &Options) -> Result<Self> {
         let site = Site::set(Settings::of(options.culvert.clone()))?;
+        for place in [site.node().host(), site.edge().place()] {
+            place.sysctl("net.ipv4.tcp_congestion_control", CONGESTION)?;
+        }
         let [plain, secure] = PORTS;
         let ports = ConfigMap::of_tunnel().data("https-proxy-ports", &plain.to_string());
         site.node().apply(ports)?;

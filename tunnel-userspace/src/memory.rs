@@ -12,7 +12,9 @@ pub(crate) fn keep() {
         (libc::M_TOP_PAD, 1 << 20),
     ] {
         // SAFETY: takes two numbers, and no other thread runs yet. Its refusal changes nothing.
-        unsafe { libc::mallopt(what, bytes) };
+        unsafe {
+            libc::mallopt(what, bytes);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 /// The least and the most that a buffer holds.
 const LEAST: usize = 4 << 10;
-const MOST: usize = 256 << 10;
+const MOST: usize = 128 << 10;
 
 /// The size of the next read.
 #[derive(Clone, Copy, Debug)]

@@ -13,11 +13,11 @@ pub(super) type Carrier = TlsStream<Socket>;
 /// The most bytes that HTTP/2 lets a connection have under way (RFC 9113 section 6.9.1).
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 /// The largest DATA frame. One of another stream waits for no more than this.
-const FRAME: u32 = 256 << 10;
+const FRAME: u32 = 128 << 10;
 /// The largest list of headers.
 const HEADERS: u32 = 16 << 10;
 /// How many bytes of a stream wait in `h2` to be sent.
-const SEND_BUFFER: usize = 512 << 10;
+const SEND_BUFFER: usize = 256 << 10;
 /// How many streams that ended by a reset are remembered, and how many may be reset before they
 /// were looked at. The other end is authenticated, and a burst of cancelled requests is no attack:
 /// beyond these, `h2` would close the whole connection.
@@ -27,7 +27,7 @@ const RESETS: usize = 16 << 10;
 /// them at once, however slow its socket is.
 const SMALL_FRAMES: usize = 64 << 20;
 /// How many bytes of TLS wait for the kernel to take them: a frame goes in one write.
-const TLS_BUFFER: usize = 320 << 10;
+const TLS_BUFFER: usize = 256 << 10;
 
 /// The window of a connection: as much as all its streams together, so that however many of them
 /// stall, none takes the window of another.

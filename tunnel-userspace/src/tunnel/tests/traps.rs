@@ -219,7 +219,7 @@ async fn what_waits_to_be_sent_is_bounded_and_goes_out_in_large_frames() {
     assert!(is_alive(&mut client));
     assert!(poll(&mut server).is_pending());
     let data = poll_fn(|cx| recv.poll_data(cx)).await;
-    assert_eq!(data.expect("data").expect("no error").len(), 64 << 10);
+    assert_eq!(data.expect("data").expect("no error").len(), 128 << 10);
     assert_eq!(send.capacity(), 256 << 10, "room again once it is out");
 }
 

@@ -25,6 +25,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::app",
             "crate::cli",
             "crate::config",
+            "crate::memory",
             "crate::telemetry",
         ],
         never: &[KERNEL, OBJECTS, CLIENT],
@@ -64,6 +65,11 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::plan",
             "crate::source",
         ],
+        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
+    },
+    Rule {
+        module: "memory",
+        may: &[],
         never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
     },
     Rule {

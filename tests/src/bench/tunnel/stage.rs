@@ -26,7 +26,8 @@ use crate::{
 const PORTS: [u16; 2] = [9200, 9201];
 
 /// What paces TCP everywhere: nothing. `bbr`, the default of some machines, arms a timer for each
-/// piece that it sends, and that on a virtual machine would be most of what is measured.
+/// piece that it sends. The tunnel has three hops and bare TLS has one, so what a timer costs on a
+/// virtual machine would be a good part of what is compared.
 const CONGESTION: &str = "reno";
 
 /// How long streams that nobody reads get to fill what there is to fill.

@@ -114,6 +114,11 @@ impl Chance {
     }
 }
 
+/// A number of thousandths, as a decimal.
+fn thousandths(value: u64) -> String {
+    format!("{}.{:03}", value / 1000, value % 1000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -159,8 +159,8 @@ impl Prefix {
     /// Whether an address lies in the range.
     #[must_use]
     pub fn contains(&self, address: &Address) -> bool {
-        let mask = !u128::MAX.checked_shr(self.bits).unwrap_or(0);
-        number_of(address) & mask == self.network && address.is_v4() == self.is_v4
+        number_of(address) & number_of(&self.mask()) == self.network
+            && address.is_v4() == self.is_v4
     }
 
     /// How many addresses can be numbered; the first one, the network itself, and the last one,
@@ -188,6 +188,22 @@ impl Prefix {
             .filter(|index| *index < self.room())
     }
 }
+
+impl core::str::FromStr for Prefix {
+    type Err = NoPrefix;
+
+    /// Reads what [`core::fmt::Display`] writes: `198.19.0.0/16`.
+    fn from_str(text: &str) -> Result<Self, NoPrefix> {
+        let (address, length) = text.split_once('/').ok_or(NoPrefix)?;
+        let address: core::net::IpAddr = address.parse().or(Err(NoPrefix))?;
+        let length = length.parse().or(Err(NoPrefix))?;
+        Self::new(Address::from_ip(address), length).ok_or(NoPrefix)
+    }
+}
+
+/// A text that is no range.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct NoPrefix;
 
 impl core::fmt::Display for Prefix {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

@@ -10,7 +10,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::{Chance, FIRST, Verdict, judge, many, median};
+use super::{Chance, FIRST, Verdict, judge, many, median, thousandths};
 use crate::{
     clock::Instant,
     demo::table::{in_columns, microseconds},
@@ -355,10 +355,6 @@ fn table(outcome: &Outcome) -> String {
         in_columns(&lines),
         verdicts.collect::<String>()
     )
-}
-
-fn thousandths(value: u64) -> String {
-    format!("{}.{:03}", value / 1000, value % 1000)
 }
 
 fn difference(nanoseconds: i64) -> String {

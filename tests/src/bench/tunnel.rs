@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use serde::{Serialize, de::DeserializeOwned};
 
 use self::stage::{Stage, Way};
-use super::{Chance, Verdict, judge, median};
+use super::{Chance, Verdict, judge, median, thousandths};
 use crate::{
     demo::table::{in_columns, microseconds},
     flow::{Echoes, Flood, per},
@@ -275,10 +275,6 @@ fn table(outcome: &Outcome) -> String {
         in_columns(&lines),
         verdicts.collect::<String>()
     )
-}
-
-fn thousandths(value: u64) -> String {
-    format!("{}.{:03}", value / 1000, value % 1000)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use super::{
     stop::Stop,
-    tunnel::{files, limits, mark},
+    tunnel::{files, limits},
 };
 use crate::{
     admin::{self, AgentSetup, AgentViews},
@@ -65,7 +65,8 @@ pub async fn agent(config: Config) -> Result<(), AgentError> {
         dial_timeout: section.dial_timeout,
         dials: section.dials,
         limits,
-        mark: mark(&config).or_else(|| Some(config::Steering::default().mark)),
+        // A config with an agent has no steering.
+        mark: Some(config::Steering::default().mark),
     };
     let agent = Agent::new(settings, identity.clone()).map_err(AgentError::Settings)?;
     let views = AgentViews {

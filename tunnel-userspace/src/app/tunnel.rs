@@ -216,7 +216,7 @@ pub(super) const fn limits(config: &Config) -> Limits {
 }
 
 /// The mark of our own sockets.
-pub(super) fn mark(config: &Config) -> Option<u32> {
+fn mark(config: &Config) -> Option<u32> {
     config
         .tunnel
         .steering

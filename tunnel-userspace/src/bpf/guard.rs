@@ -4,7 +4,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::CString,
     fs, io,
     mem::ManuallyDrop,
     os::fd::AsFd as _,
@@ -97,20 +96,17 @@ impl Guard {
     }
 
     fn put(&mut self, device: u32, name: &str) -> Result<(), GuardError> {
-        let failed = |step| {
-            let device = name.to_owned();
-            move |source| GuardError {
-                step,
-                device,
-                source,
-            }
-        };
         let pin = self.links.join(format!("{PREFIX}{device}"));
-        if self.features.tcx {
-            self.put_link(device, &pin).map_err(failed("attach"))
+        let put = if self.features.tcx {
+            self.put_link(device, &pin)
         } else {
-            self.put_filter(name, &pin).map_err(failed("attach"))
-        }
+            self.put_filter(name, &pin)
+        };
+        put.map_err(|source| GuardError {
+            step: "attach",
+            device: name.to_owned(),
+            source,
+        })
     }
 
     fn put_link(&mut self, device: u32, pin: &Path) -> io::Result<()> {
@@ -259,7 +255,6 @@ pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     let Ok(name) = if_indextoname(device) else {
         return Ok(());
     };
-    let name: CString = name;
     let there = place_of(&name.to_string_lossy())?;
     // It may be gone already.
     if let Err(error) = aya::programs::links::Link::detach(there) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tunnel_common::{addr::Address, steering::Prefix};
+use tunnel_common::steering::Prefix;
 
 use super::duration;
 use crate::model::Selector;
@@ -115,7 +115,7 @@ impl Steering {
         let mut families = Vec::new();
         for (index, text) in self.prefixes.iter().enumerate() {
             let field = format!("steering.prefixes[{index}]");
-            match prefix(text) {
+            match text.parse::<Prefix>().ok() {
                 None => {
                     let reason =
                         "is no range such as 198.19.0.0/16, without bits beyond its length";
@@ -173,7 +173,7 @@ impl Steering {
     pub fn ranges(&self) -> Vec<Prefix> {
         self.prefixes
             .iter()
-            .filter_map(|text| prefix(text))
+            .filter_map(|text| text.parse().ok())
             .collect()
     }
 }
@@ -193,12 +193,6 @@ fn is_fit(prefix: &Prefix) -> bool {
         IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local() || v6.segments()[0] == 0,
     };
     prefix.length() >= shortest && !has_meaning
-}
-
-fn prefix(text: &str) -> Option<Prefix> {
-    let (address, length) = text.split_once('/')?;
-    let address: IpAddr = address.parse().ok()?;
-    Prefix::new(Address::from_ip(address), length.parse().ok()?)
 }
 
 /// What becomes of connects while the ingress is down.

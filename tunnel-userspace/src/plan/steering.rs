@@ -32,6 +32,23 @@ pub struct SteeringRules {
     pub families: [bool; 2],
 }
 
+impl SteeringRules {
+    /// Whether a Node is an edge node.
+    #[must_use]
+    pub fn is_edge(&self, node: &Node) -> bool {
+        self.edge.matches(&node.labels)
+    }
+
+    /// Whether this node's own Node is an edge node.
+    #[must_use]
+    pub fn is_own_edge(&self, nodes: &BTreeMap<ObjectName, Arc<Node>>) -> bool {
+        let mut own = nodes
+            .values()
+            .filter(|node| *node.name.name == *self.own_node);
+        own.any(|node| self.is_edge(node))
+    }
+}
+
 /// Something that is not steered, and why.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SteeringProblem {
@@ -62,14 +79,12 @@ pub fn steering(
     rules: &SteeringRules,
 ) -> SteeringPlan {
     let mut plan = SteeringPlan::default();
-    let is_edge = |node: &Node| rules.edge.matches(&node.labels);
-    let is_own = |node: &Node| *node.name.name == *rules.own_node;
-    if nodes.values().any(|node| is_own(node) && is_edge(node)) {
+    if rules.is_own_edge(nodes) {
         return plan;
     }
     let ports = ports::read(config_map, &mut plan.problems);
-    let owners = owners(nodes, &is_edge);
-    for node in nodes.values().filter(|node| is_edge(node)) {
+    let owners = owners(nodes, rules);
+    for node in nodes.values().filter(|node| rules.is_edge(node)) {
         plan.edge_nodes = plan.edge_nodes.saturating_add(1);
         for address in own_addresses(node, &owners, rules, &mut plan.problems) {
             for (port, is_loopback) in &ports {
@@ -91,11 +106,15 @@ pub fn steering(
 /// be taken, then the older one, then the first by name.
 fn owners<'a>(
     nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
-    is_edge: &impl Fn(&Node) -> bool,
+    rules: &SteeringRules,
 ) -> BTreeMap<IpAddr, (bool, i64, &'a ObjectName)> {
     let mut owners = BTreeMap::new();
     for node in nodes.values() {
-        let rank = (is_edge(node), node.created.unwrap_or(i64::MAX), &node.name);
+        let rank = (
+            rules.is_edge(node),
+            node.created.unwrap_or(i64::MAX),
+            &node.name,
+        );
         for address in &node.internal_ips {
             let owner = owners.entry(address.to_canonical()).or_insert(rank);
             *owner = rank.min(*owner);

@@ -181,7 +181,6 @@ impl Parts {
             Ok(())
         };
         self.owner.apply(canary(None));
-        // Links that are not pinned end here if the canary did not arrive.
         if let Some(mark) = self.mark
             && arrived.is_ok()
             && let Err(error) = self.find_host(mark)
@@ -190,6 +189,7 @@ impl Parts {
             let error = &error as &dyn std::error::Error;
             warn!(error, "the host's network namespace is not known");
         }
+        // Links that are not pinned end here if the canary did not arrive.
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))
     }

@@ -11,7 +11,6 @@ use tunnel_common::{
 };
 
 use super::{QUARANTINE, Steering, nanos};
-use crate::model::Node;
 
 /// Indices that may be given out in a pass.
 pub(super) struct Free {
@@ -31,12 +30,7 @@ impl<M> Steering<M> {
             self.orphans.clear();
             return;
         };
-        let is_edge = |node: &Node| rules.edge.matches(&node.labels);
-        let own = self
-            .nodes
-            .values()
-            .find(|node| *node.name.name == *rules.own_node);
-        if own.is_some_and(|own| is_edge(own)) {
+        if rules.is_own_edge(&self.nodes) {
             self.orphans.clear();
             return;
         }
@@ -45,7 +39,7 @@ impl<M> Steering<M> {
         for node in self.nodes.values() {
             for address in &node.internal_ips {
                 let all_edge = known.entry(Address::from_ip(*address)).or_insert(true);
-                *all_edge &= is_edge(node);
+                *all_edge &= rules.is_edge(node);
             }
         }
         let (targets, has_ports) = (&self.plan.targets, self.config_map.is_some());

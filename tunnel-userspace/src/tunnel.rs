@@ -23,6 +23,7 @@ mod socket;
 mod target;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod view;
 mod wire;
 

@@ -32,6 +32,9 @@ use super::{AgentRecord, AgentSettings, Certificate, CloudRecord, CloudSettings,
 /// What the ends log.
 const LOG: &str = "debug,h2=warn,rustls=warn";
 
+/// The threads of sessions, as many as `culvert` starts.
+const THREADS: usize = 4;
+
 impl From<&Session> for Limits {
     fn from(session: &Session) -> Self {
         let Session {
@@ -87,6 +90,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
             sessions: settings.sessions,
             handshakes: settings.handshakes,
             handshake_timeout: settings.handshake_timeout,
+            threads: THREADS,
             limits: Limits::from(&settings.session),
             mark: None,
         },
@@ -167,6 +171,7 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
             connections: settings.connections,
             dial_timeout: settings.dial_timeout,
             dials: settings.dials,
+            threads: THREADS,
             limits: Limits::from(&settings.session),
             mark: None,
         },

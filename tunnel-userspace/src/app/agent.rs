@@ -64,6 +64,7 @@ pub async fn agent(config: Config) -> Result<(), AgentError> {
         connections: section.connections,
         dial_timeout: section.dial_timeout,
         dials: section.dials,
+        threads: config.tunnel.session.threads,
         limits,
         // A config with an agent has no steering.
         mark: Some(config::Steering::default().mark),

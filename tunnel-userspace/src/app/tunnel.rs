@@ -99,6 +99,7 @@ impl Tunnel {
             sessions: gateway.sessions,
             handshakes: gateway.handshakes,
             handshake_timeout: gateway.handshake_timeout,
+            threads: config.tunnel.session.threads,
             limits: limits(config),
             mark: mark(config),
         };

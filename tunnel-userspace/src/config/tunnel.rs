@@ -360,6 +360,8 @@ pub struct Session {
     pub streams: u32,
     /// How many bytes of a stream may be under way to an end that doesn't take them.
     pub window: u32,
+    /// How many threads carry sessions at most; never more than there are CPUs.
+    pub threads: usize,
     /// How often the other end is asked for a sign of life.
     #[serde(with = "duration")]
     pub ping_every: Duration,
@@ -376,6 +378,7 @@ impl Default for Session {
         Self {
             streams: 250,
             window: 1 << 20,
+            threads: 4,
             ping_every: Duration::from_secs(5),
             ping_timeout: Duration::from_secs(10),
             drain: Duration::from_secs(30),
@@ -390,6 +393,9 @@ impl Session {
     fn check(&self) -> Result<(), Refused> {
         if !(1..=10_000).contains(&self.streams) {
             return refused("session.streams", "must be from 1 to 10000");
+        }
+        if !(1..=64).contains(&self.threads) {
+            return refused("session.threads", "must be from 1 to 64");
         }
         if self.window < 65_535 {
             return refused("session.window", "must be at least 65535");

@@ -18,6 +18,7 @@ use super::{
     link::Traffic,
     serve::{self, News, Shared},
     target::AllowList,
+    threads::{Seat, Threads},
     view::Board,
 };
 use crate::{drain, identity};
@@ -42,6 +43,8 @@ pub struct Settings {
     pub dial_timeout: Duration,
     /// How many connects to targets may be under way.
     pub dials: usize,
+    /// How many threads carry sessions, at most.
+    pub threads: usize,
     /// Bounds of a session.
     pub limits: Limits,
     /// The mark of its sockets.
@@ -94,6 +97,7 @@ impl Agent {
         let mut keepers = JoinSet::new();
         let slots: Vec<_> = shared.board.subscribe().borrow().connections.clone();
         let mut live: Vec<Option<Arc<Traffic>>> = vec![None; slots.len()];
+        let threads = Threads::start(shared.settings.threads.min(slots.len()));
         let (carried, mut carries) = mpsc::channel(slots.len().max(1));
         for (slot, connection) in slots.into_iter().enumerate() {
             let keeper = Keeper {
@@ -102,10 +106,12 @@ impl Agent {
                 shared: Arc::clone(&shared),
                 identity: identity.clone(),
                 carried: carried.clone(),
+                seat: threads.seat(),
             };
-            keepers.spawn(keeper.keep(draining.clone()));
+            let runtime = keeper.seat.runtime().clone();
+            keepers.spawn_on(keeper.keep(draining.clone()), &runtime);
         }
-        drop(carried);
+        drop((carried, threads));
         let mut refresh = interval(REFRESH);
         loop {
             tokio::select! {
@@ -131,6 +137,8 @@ struct Keeper {
     shared: Arc<Shared>,
     identity: identity::Receiver,
     carried: mpsc::Sender<(usize, Arc<Traffic>)>,
+    /// Where its sessions are carried.
+    seat: Seat,
 }
 
 impl Keeper {

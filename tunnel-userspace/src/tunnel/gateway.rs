@@ -27,8 +27,9 @@ use super::{
     handshakes::Handshakes,
     hello,
     link::{Traffic, silence},
-    session::{Facts, Session},
-    socket::{Meter, Socket, prepare_carrier},
+    session::{Carried, Facts, Session},
+    socket::{Meter, Socket, prepare_carrier, seated},
+    threads::{Seat, Threads},
     wire::{self, Carrier},
 };
 use crate::{drain, identity};
@@ -54,6 +55,8 @@ pub struct Settings {
     pub handshakes: usize,
     /// How long a handshake may take.
     pub handshake_timeout: Duration,
+    /// How many threads carry sessions, at most.
+    pub threads: usize,
     /// Bounds of a session.
     pub limits: Limits,
     /// The mark of its sockets.
@@ -140,6 +143,7 @@ impl Gateway {
             address,
         } = self;
         info!(%address, "gateway listens");
+        let threads = Threads::start(shared.settings.threads);
         let mut tasks = JoinSet::new();
         loop {
             tokio::select! {
@@ -147,7 +151,10 @@ impl Gateway {
                 () = drain::begun(&mut draining) => break,
                 Some(_) = tasks.join_next() => {}
                 accepted = listener.accept() => match accepted {
-                    Ok((tcp, peer)) => admit(&shared, &mut tasks, tcp, peer, draining.clone()),
+                    Ok((tcp, peer)) => {
+                        let joined = Joined { tcp, peer, seat: threads.seat() };
+                        admit(&shared, &mut tasks, joined, draining.clone());
+                    }
                     Err(error) => {
                         warn!(%error, "accept failed");
                         sleep(PAUSE).await;
@@ -155,22 +162,28 @@ impl Gateway {
                 },
             }
         }
-        drop(listener);
+        drop((listener, threads));
         info!(sessions = shared.registry.sessions(), "gateway drains");
         while tasks.join_next().await.is_some() {}
     }
+}
+
+/// A connection that was accepted, and where it is to be carried.
+struct Joined {
+    tcp: TcpStream,
+    peer: SocketAddr,
+    seat: Seat,
 }
 
 /// Starts the handshake of a connection.
 fn admit(
     shared: &Arc<Shared>,
     tasks: &mut JoinSet<()>,
-    tcp: TcpStream,
-    peer: SocketAddr,
+    joined: Joined,
     draining: watch::Receiver<bool>,
 ) {
     let registry = &shared.registry;
-    let source = source_of(peer);
+    let source = source_of(joined.peer);
     if registry.sessions() >= shared.settings.sessions {
         let error = "as many sessions as gateway.sessions";
         registry.unwell(&name(source), Reason::HandshakesFull, &error);
@@ -181,8 +194,9 @@ fn admit(
         let error = "a handshake of it gave way to a newer one";
         registry.unwell(&name(evicted), Reason::HandshakesFull, &error);
     }
-    let task = serve(Arc::clone(shared), id, tcp, peer, draining);
-    let task = tasks.spawn(task);
+    let runtime = joined.seat.runtime().clone();
+    let task = serve(Arc::clone(shared), id, joined, draining);
+    let task = tasks.spawn_on(task, &runtime);
     shared.handshakes.runs(id, task);
 }
 
@@ -198,17 +212,12 @@ fn name(source: IpAddr) -> Arc<str> {
     source.to_string().into()
 }
 
-async fn serve(
-    shared: Arc<Shared>,
-    id: u64,
-    tcp: TcpStream,
-    peer: SocketAddr,
-    mut draining: watch::Receiver<bool>,
-) {
+async fn serve(shared: Arc<Shared>, id: u64, joined: Joined, mut draining: watch::Receiver<bool>) {
     let registry = &shared.registry;
+    let peer = joined.peer;
     let limit = shared.settings.handshake_timeout;
     let shaken = tokio::select! {
-        shaken = timeout(limit, Box::pin(shake(&shared, tcp, peer))) => shaken,
+        shaken = timeout(limit, Box::pin(shake(&shared, joined))) => shaken,
         () = drain::begun(&mut draining) => {
             shared.handshakes.end(id);
             return;
@@ -263,9 +272,12 @@ struct Shaken {
     hello: SendStream<Bytes>,
     connection: h2::client::Connection<Carrier, Bytes>,
     meter: Arc<Meter>,
+    seat: Seat,
 }
 
-async fn shake(shared: &Shared, mut tcp: TcpStream, peer: SocketAddr) -> Result<Shaken, Failed> {
+async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
+    let Joined { tcp, peer, seat } = joined;
+    let mut tcp = seated(tcp).map_err(Failed::handshake)?;
     prepare_carrier(&tcp).map_err(Failed::handshake)?;
     // Each handshake takes the identity of its time; sessions that are there keep theirs.
     let Some(own) = shared.identity.current() else {
@@ -311,6 +323,7 @@ async fn shake(shared: &Shared, mut tcp: TcpStream, peer: SocketAddr) -> Result<
         hello,
         connection,
         meter,
+        seat,
     })
 }
 
@@ -322,6 +335,7 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
         mut hello,
         mut connection,
         meter,
+        seat,
     } = shaken;
     let (registry, limits) = (&shared.registry, &shared.settings.limits);
     let ping = connection.ping_pong();
@@ -329,7 +343,12 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
     let (stop, stopped) = watch::channel(None);
     let (node, peer) = (Arc::clone(&facts.node), facts.peer);
     let streams = limits.streams;
-    let session = Session::new(id, facts, sender, streams, Arc::clone(&traffic), stopped);
+    let carried = Carried {
+        sender,
+        streams,
+        seat,
+    };
+    let session = Session::new(id, facts, carried, Arc::clone(&traffic), stopped);
     let session = Arc::new(session);
     if !registry.insert(Arc::clone(&session), shared.settings.sessions) {
         let error = "as many sessions as the gateway or the node may have";

@@ -13,7 +13,12 @@ use tokio::{
 use tracing::{debug, info, warn};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
-use super::{Error, Limits, Registry, arrival, copy, gateway::listen, socket::prepare_end};
+use super::{
+    Error, Limits, Registry, arrival, copy,
+    gateway::listen,
+    session::Place,
+    socket::{prepare_end, seated},
+};
 use crate::{
     drain,
     model::{Target, Targets},
@@ -160,9 +165,9 @@ fn reset(tcp: &TcpStream) {
 
 async fn serve(
     shared: Arc<Shared>,
-    mut tcp: TcpStream,
+    tcp: TcpStream,
     peer: SocketAddr,
-    mut stopped: watch::Receiver<bool>,
+    stopped: watch::Receiver<bool>,
 ) {
     let registry = &shared.registry;
     let target = match prepare_end(&tcp).map_err(|_error| Reason::ClientReset) {
@@ -177,17 +182,15 @@ async fn serve(
             return;
         }
     };
-    let stop = async move {
-        drain::begun(&mut stopped).await;
-        Reason::Draining
-    };
-    let reason = Box::pin(carry(registry, &target, &mut tcp, stop)).await;
+    let (reason, tcp) = Box::pin(carry(registry, &target, tcp, stopped)).await;
     debug!(%target, %peer, reason = reason.label(), "stream ended");
     if BY_AN_END.contains(&reason) {
         registry.count(reason);
     } else {
         registry.refused(&target, reason);
     }
+    // Whoever sees the end of it finds it told already.
+    drop(tcp);
 }
 
 impl Shared {
@@ -213,31 +216,58 @@ impl Shared {
     }
 }
 
-/// Carries a client's connection to its target, and says how it ended.
+/// Carries a client's connection to its target, and says how it ended; what is left of the
+/// connection is still to be dropped.
 async fn carry(
     registry: &Registry,
     target: &Target,
-    tcp: &mut TcpStream,
-    stop: impl Future<Output = Reason> + Send,
-) -> Reason {
+    tcp: TcpStream,
+    stopped: watch::Receiver<bool>,
+) -> (Reason, Option<TcpStream>) {
     // Without a session it is refused at once. With one, the place is taken when there is something
     // to send: a session may end meanwhile, beside another.
     if let Err(reason) = registry.place(&target.node) {
-        return reason;
+        return (reason, Some(tcp));
     }
-    let first = first_bytes(tcp).await;
+    let first = first_bytes(&tcp).await;
     let place = match registry.place(&target.node) {
         Ok(place) => place,
-        Err(reason) => return reason,
+        Err(reason) => return (reason, Some(tcp)),
     };
-    let mut stop = std::pin::pin!(stop);
+    let runtime = place.seat().runtime().clone();
+    let mut there = JoinSet::new();
+    there.spawn_on(
+        stream(place, target.clone(), (first, tcp), stopped),
+        &runtime,
+    );
+    match there.join_next().await {
+        Some(Ok(ended)) => ended,
+        // A task that failed, or a thread that is gone.
+        Some(Err(_)) | None => (Reason::AgentLost, None),
+    }
+}
+
+/// A stream of a session, where the session is carried.
+async fn stream(
+    place: Place,
+    target: Target,
+    (first, tcp): (Bytes, TcpStream),
+    mut stopped: watch::Receiver<bool>,
+) -> (Reason, Option<TcpStream>) {
+    let Ok(mut tcp) = seated(tcp) else {
+        return (Reason::ClientReset, None);
+    };
+    let mut stop = std::pin::pin!(async {
+        drain::begun(&mut stopped).await;
+        Reason::Draining
+    });
     let stream = tokio::select! {
-        stream = place.open(target, first, tcp) => stream,
+        stream = place.open(&target, first, &tcp) => stream,
         reason = &mut stop => Err(reason),
     };
     let stream = match stream {
         Ok(stream) => stream,
-        Err(reason) => return reason,
+        Err(reason) => return (reason, Some(tcp)),
     };
     let stopped = async {
         tokio::select! {
@@ -245,7 +275,8 @@ async fn carry(
             reason = stop => reason,
         }
     };
-    copy::run(tcp, stream, place.traffic(), stopped).await
+    let reason = copy::run(&mut tcp, stream, place.traffic(), stopped).await;
+    (reason, Some(tcp))
 }
 
 /// The client's first bytes, or none if it waits to be spoken to.

@@ -23,6 +23,7 @@ use super::{
     link::Traffic,
     registry::SessionView,
     target::{LOOPBACK, TARGET},
+    threads::Seat,
 };
 use crate::model::Target;
 
@@ -45,15 +46,23 @@ pub(super) struct Facts {
     pub(super) name: String,
 }
 
+/// What carries the streams of a session.
+#[derive(Debug)]
+pub(super) struct Carried {
+    pub(super) sender: SendRequest<Bytes>,
+    /// The most streams, of this end's setting.
+    pub(super) streams: u32,
+    /// Where it runs, and its streams with it.
+    pub(super) seat: Seat,
+}
+
 /// A session with an agent.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) facts: Facts,
     since: Timestamp,
-    sender: SendRequest<Bytes>,
-    /// The most streams, of this end's setting.
-    streams: u32,
+    carried: Carried,
     pub(super) traffic: Arc<Traffic>,
     pace: Mutex<Pace>,
     /// Says when its streams have to end, and why.
@@ -64,8 +73,7 @@ impl Session {
     pub(super) fn new(
         id: u64,
         facts: Facts,
-        sender: SendRequest<Bytes>,
-        streams: u32,
+        carried: Carried,
         traffic: Arc<Traffic>,
         stop: watch::Receiver<Option<Reason>>,
     ) -> Self {
@@ -73,8 +81,7 @@ impl Session {
             id,
             facts,
             since: Timestamp::now(),
-            sender,
-            streams,
+            carried,
             traffic,
             pace: Mutex::new(Pace::new()),
             stop,
@@ -83,7 +90,7 @@ impl Session {
 
     /// Whether it takes new streams: it has not ended, and the agent has not said that it will.
     pub(super) fn is_open(&self) -> bool {
-        let mut sender = self.sender.clone();
+        let mut sender = self.carried.sender.clone();
         let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
         !matches!(ready, Poll::Ready(Err(_)))
     }
@@ -104,9 +111,13 @@ impl Session {
     /// Takes a place for a stream.
     pub(super) fn place(self: Arc<Self>) -> Option<Place> {
         // One of those that the agent takes is the hello.
-        let of_agent = self.sender.current_max_send_streams().saturating_sub(1);
+        let of_agent = self
+            .carried
+            .sender
+            .current_max_send_streams()
+            .saturating_sub(1);
         let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
-        let most = most.min(self.streams);
+        let most = most.min(self.carried.streams);
         if !self.traffic.take_place(most) {
             return None;
         }
@@ -145,6 +156,11 @@ impl Place {
         &self.session.traffic
     }
 
+    /// Where the session is carried, and its streams are to be.
+    pub(super) fn seat(&self) -> &Seat {
+        &self.session.carried.seat
+    }
+
     /// Ends when streams of the session have to.
     pub(super) fn stopped(&self) -> impl Future<Output = Reason> + Send + use<> {
         let mut stop = self.session.stop.clone();
@@ -168,7 +184,7 @@ impl Place {
     ) -> Result<Stream, Reason> {
         let request = request(target)?;
         let lost = |error: h2::Error| reason_of_error(&error, End::Target);
-        let mut sender = self.session.sender.clone();
+        let mut sender = self.session.carried.sender.clone();
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
             self.session.traffic.count_sent(first.len());

@@ -73,6 +73,11 @@ pub(super) fn closes_in_order(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }
 
+/// The same connection where this runs: its events come from there from now on.
+pub(super) fn seated(tcp: TcpStream) -> io::Result<TcpStream> {
+    TcpStream::from_std(tcp.into_std()?)
+}
+
 /// Bytes of a session that the wire gave and took.
 #[derive(Debug, Default)]
 pub(super) struct Meter {

@@ -116,6 +116,7 @@ impl Cloud {
             sessions: 100,
             handshakes: 16,
             handshake_timeout: Duration::from_secs(5),
+            threads: 2,
             limits: limits.clone(),
             mark: None,
         };
@@ -245,6 +246,7 @@ pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> a
         connections: 1,
         dial_timeout: Duration::from_secs(2),
         dials: 64,
+        threads: 2,
         limits: limits(),
         mark: None,
     }

@@ -109,6 +109,7 @@ async fn a_handshake_that_takes_too_long_is_ended() {
         sessions: 1,
         handshakes: 16,
         handshake_timeout: Duration::from_millis(100),
+        threads: 2,
         limits: limits(),
         mark: None,
     };
@@ -246,6 +247,7 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
         sessions: 1,
         handshakes: 16,
         handshake_timeout: Duration::from_secs(5),
+        threads: 2,
         limits: limits(),
         mark: None,
     };

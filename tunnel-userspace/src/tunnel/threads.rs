@@ -1,0 +1,138 @@
+//! Threads for sessions: each carries whole sessions, with all their streams. What a byte passes on
+//! its way through a process runs on one CPU then, and hands it over without waking another.
+
+use std::{io, num::NonZero, sync::Arc, thread};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+};
+use tracing::warn;
+
+/// Threads that carry sessions.
+#[derive(Debug)]
+pub(super) struct Threads {
+    seats: Vec<Seat>,
+}
+
+/// A session's seat on one of them. The thread ends once nobody has a seat on it.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    thread: Arc<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    runtime: Handle,
+    /// Ends the thread when it is dropped.
+    _end: Option<oneshot::Sender<()>>,
+}
+
+impl Threads {
+    /// Starts so many, but no more than there are CPUs.
+    pub(super) fn start(most: usize) -> Self {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        let mut seats = Vec::new();
+        for _ in 0..most.min(cpus) {
+            match start() {
+                Ok(thread) => seats.push(thread.into()),
+                Err(error) => {
+                    warn!(%error, have = seats.len(), "no more threads for sessions");
+                    break;
+                }
+            }
+        }
+        Self { seats }
+    }
+
+    /// A seat where the fewest are taken. If not one thread could be had, sessions run where
+    /// everything else does.
+    pub(super) fn seat(&self) -> Seat {
+        let taken = |seat: &&Seat| Arc::strong_count(&seat.thread);
+        let freest = self.seats.iter().min_by_key(taken).cloned();
+        freest.unwrap_or_else(|| {
+            Seat::from(Thread {
+                runtime: Handle::current(),
+                _end: None,
+            })
+        })
+    }
+}
+
+impl Seat {
+    /// What runs there.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.thread.runtime
+    }
+}
+
+impl From<Thread> for Seat {
+    fn from(thread: Thread) -> Self {
+        let thread = Arc::new(thread);
+        Self { thread }
+    }
+}
+
+fn start() -> io::Result<Thread> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let (end, ended) = oneshot::channel::<()>();
+    let run = move || {
+        // It is never sent, only dropped.
+        drop(runtime.block_on(ended));
+        // A look-up of a name that hangs must not hold up the end.
+        runtime.shutdown_background();
+    };
+    thread::Builder::new()
+        .name("session".to_owned())
+        .spawn(run)?;
+    Ok(Thread {
+        runtime: handle,
+        _end: Some(end),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    async fn thread_of(seat: &Seat) -> thread::ThreadId {
+        let whose = seat.runtime().spawn(async { thread::current().id() });
+        whose.await.expect("it runs")
+    }
+
+    #[tokio::test]
+    async fn seats_are_spread_over_the_threads_and_a_free_one_is_taken_again() {
+        let threads = Threads {
+            seats: (0..2).map(|_| start().expect("a thread").into()).collect(),
+        };
+        let seat = || threads.seat();
+        let (one, two) = (seat(), seat());
+        let first = thread_of(&one).await;
+
+        assert_ne!(thread_of(&two).await, first);
+        assert_ne!(thread::current().id(), first, "a thread of its own");
+        drop(one);
+        assert_eq!(thread_of(&seat()).await, first);
+    }
+
+    #[tokio::test]
+    async fn a_thread_outlives_the_threads_for_who_has_a_seat_and_no_longer() {
+        let threads = Threads::start(1);
+        let seat = threads.seat();
+        let (held, let_go) = oneshot::channel::<()>();
+        drop(threads);
+        seat.runtime().spawn(async move {
+            std::future::pending::<()>().await;
+            drop(held);
+        });
+        thread_of(&seat).await;
+
+        drop(seat);
+
+        let let_go = tokio::time::timeout(Duration::from_secs(5), let_go);
+        let_go.await.expect("its tasks are dropped").unwrap_err();
+    }
+}

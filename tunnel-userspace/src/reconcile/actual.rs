@@ -117,14 +117,9 @@ impl Actual {
         reader: &impl MapReader,
         sizes: Sizes,
     ) -> Result<BTreeMap<u32, Backend>, ReadError> {
-        let mut backends = BTreeMap::new();
-        for index in 0..sizes.backend_entries() {
-            let backend = reader.backend(index)?;
-            if backend.state != State::default() {
-                backends.insert(index, backend);
-            }
-        }
-        Ok(backends)
+        let backends = (0_u32..).zip(reader.backends(sizes.backend_entries())?);
+        let used = backends.filter(|(_, backend)| backend.state != State::default());
+        Ok(used.collect())
     }
 
     /// Takes over a front; says whether its record, sets and backends make sense.

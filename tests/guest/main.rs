@@ -19,8 +19,8 @@ fn main() -> ExitCode {
         return system::note_wanted_module();
     }
     match Port::open() {
-        Ok(mut port) => {
-            let verdict = run(&mut port).unwrap_or_else(|error| {
+        Ok(port) => {
+            let verdict = run(&port).unwrap_or_else(|error| {
                 port.event(&json!({ "event": "broken", "error": format!("{error:#}") }));
                 Verdict::Failed
             });
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(port: &mut Port) -> Result<Verdict> {
+fn run(port: &Port) -> Result<Verdict> {
     let begun = Instant::now();
     system::mount_all().context("cannot mount the file systems")?;
     port.event(&json!({

@@ -46,7 +46,7 @@ pub(crate) fn read() -> Result<Plan> {
 pub(crate) fn run(
     entry: &Entry,
     environment: &BTreeMap<String, String>,
-    port: &mut Port,
+    port: &Port,
 ) -> Result<bool> {
     let begun = Instant::now();
     port.event(&json!({ "event": "begin", "entry": entry.name }));
@@ -71,7 +71,7 @@ pub(crate) fn run(
 }
 
 /// Follows a program to its end, or ends it at the limit; its exit code, if it gave one.
-fn watch(mut child: Child, limit: Duration, port: &mut Port) -> Result<Option<i32>> {
+fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> {
     let (said, heard) = mpsc::channel();
     if let Some(out) = child.stdout.take() {
         follow(out, said.clone());

@@ -40,16 +40,16 @@ impl Port {
     }
 
     /// Tells what happened.
-    pub(crate) fn event(&mut self, event: &serde_json::Value) {
+    pub(crate) fn event(&self, event: &serde_json::Value) {
         self.write(&format!("{event}\n"));
     }
 
     /// Tells what a program printed.
-    pub(crate) fn line(&mut self, line: &str) {
+    pub(crate) fn line(&self, line: &str) {
         self.write(&format!("| {line}\n"));
     }
 
-    fn write(&mut self, text: &str) {
+    fn write(&self, text: &str) {
         for byte in text.bytes() {
             out(REPORT, byte);
         }

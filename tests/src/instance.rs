@@ -41,6 +41,8 @@ pub struct Settings {
     pub slots: u32,
     /// How many backends fit into the maps.
     pub backends: u32,
+    /// How many ports of edge nodes fit into the maps.
+    pub steering: u32,
     /// Where metrics and status are served in the host's namespace.
     pub admin: SocketAddr,
     /// Where health is served in the host's namespace.
@@ -58,19 +60,29 @@ impl Settings {
             fronts: 32_768,
             slots: 131_072,
             backends: 65_536,
+            steering: 16_384,
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
             tunnel: false,
         }
     }
 
-    /// The defaults of the product, for the program that the environment names.
+    /// For the program that the environment names: the defaults of the product, with smaller maps
+    /// where the machine is slow.
     ///
     /// # Errors
     ///
     /// When there is no such program.
     pub fn from_environment() -> Result<Self> {
-        environment::culvert().map(Self::of)
+        let scale = Scale::from_environment();
+        let whole = Self::of(environment::culvert()?);
+        Ok(Self {
+            fronts: scale.count(whole.fronts),
+            slots: scale.count(whole.slots),
+            backends: scale.count(whole.backends),
+            steering: scale.count(whole.steering),
+            ..whole
+        })
     }
 }
 
@@ -157,6 +169,7 @@ impl Instance {
             fronts,
             slots,
             backends,
+            steering,
             admin,
             healthz,
             tunnel,
@@ -172,7 +185,7 @@ impl Instance {
              bpf:\n\
              \x20 cgroup: {cgroup}\n\
              \x20 bpffs: {bpffs}\n\
-             \x20 maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends} }}\n\
+             \x20 maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends}, steering: {steering} }}\n\
              stateDir: {state}\n\
              admin: {{ address: \"{admin}\" }}\n\
              healthz: {{ address: \"{healthz}\" }}\n\

@@ -2,16 +2,16 @@
 
 #[expect(dead_code, reason = "what fetches kernels uses the rest")]
 mod archive;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "what fetches kernels uses the rest")
-)]
 mod cache;
 #[cfg_attr(
     not(test),
     expect(dead_code, reason = "what fetches kernels uses the rest")
 )]
 mod control;
+mod cpio;
+#[expect(dead_code, reason = "what fetches kernels uses the rest")]
+mod initramfs;
+mod modules;
 mod qemu;
 mod sources;
 

@@ -69,7 +69,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Fetch the emulator of virtual machines, and install nothing.
+    /// Fetch the emulator and the kernels of virtual machines, and install nothing.
     #[command(hide = true)]
     VmFetch {
         /// Only look into the cache.

@@ -19,6 +19,7 @@ mod setup;
 mod test;
 #[path = "../../tunnel-userspace/build/toolchain.rs"]
 mod toolchain;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -67,6 +68,13 @@ enum Command {
         which: Bench,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
+    },
+    /// Fetch the emulator and the kernels of virtual machines, and install nothing.
+    #[command(hide = true)]
+    VmFetch {
+        /// Only look into the cache.
+        #[arg(long)]
+        offline: bool,
     },
     /// Check format, lints, documents, licences, spelling, layers and the object.
     Lint {
@@ -123,6 +131,7 @@ fn run(command: Command) -> Result<()> {
             };
             demo::bench(which, &args)
         }
+        Command::VmFetch { offline } => vm::fetch(offline),
         Command::Lint { checks, fix } => lint::run(&checks, fix),
     }
 }

@@ -59,6 +59,7 @@ fn run(port: &Port) -> Result<Verdict> {
         "failed": failed,
         "entries": plan.entries.len(),
         "wanted": system::wanted_modules(),
+        "skips": system::skips(),
         "seconds": begun.elapsed().as_secs_f64(),
     }));
     Ok(if failed == 0 {

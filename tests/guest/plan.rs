@@ -35,6 +35,9 @@ pub(crate) struct Entry {
     command: Vec<String>,
     /// How long it may take.
     seconds: u64,
+    /// Whether it has the console, for somebody to type at.
+    #[serde(default)]
+    interactive: bool,
 }
 
 pub(crate) fn read() -> Result<Plan> {
@@ -51,9 +54,12 @@ pub(crate) fn run(
     let begun = Instant::now();
     port.event(&json!({ "event": "begin", "entry": entry.name }));
     let (program, arguments) = entry.command.split_first().context("an empty command")?;
-    let child = Command::new(program)
-        .args(arguments)
-        .envs(environment)
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment);
+    if entry.interactive {
+        return Ok(command.status()?.success());
+    }
+    let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

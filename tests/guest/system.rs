@@ -20,6 +20,8 @@ use nix::{
 const MODULES: &str = "/etc/modules.list";
 /// Modules that the kernel asked for and that nobody had loaded.
 const WANTED: &str = "/run/wanted";
+/// Tests that did not run, for want of a feature of the kernel: the plan says to tests where.
+const SKIPS: &str = "/run/skips";
 /// The program that the kernel starts to have a module loaded.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
@@ -112,7 +114,16 @@ pub(crate) fn note_wanted_module() -> ExitCode {
 
 /// The modules that the kernel missed, each once.
 pub(crate) fn wanted_modules() -> Vec<String> {
-    let text = fs::read_to_string(WANTED).unwrap_or_default();
+    lines(WANTED)
+}
+
+/// The tests that did not run, each with what the kernel lacks.
+pub(crate) fn skips() -> Vec<String> {
+    lines(SKIPS)
+}
+
+fn lines(path: &str) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
     let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
     names.sort();
     names.dedup();

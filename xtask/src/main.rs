@@ -63,18 +63,28 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Run the kernel tests on every supported kernel, in virtual machines, and here (root).
+    Vm {
+        /// Only this kernel, or `native`; may be given several times.
+        #[arg(long)]
+        kernel: Vec<String>,
+        /// Use only what was fetched before.
+        #[arg(long)]
+        offline: bool,
+        /// Open a shell in a machine with the kernel of --kernel.
+        #[arg(long)]
+        shell: bool,
+        /// Write down what the verifier needs, instead of comparing it.
+        #[arg(long)]
+        update: bool,
+        /// Only tests whose names hold one of these.
+        filter: Vec<String>,
+    },
     /// Measure (root).
     Bench {
         which: Bench,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
-    },
-    /// Fetch the emulator and the kernels of virtual machines, and install nothing.
-    #[command(hide = true)]
-    VmFetch {
-        /// Only look into the cache.
-        #[arg(long)]
-        offline: bool,
     },
     /// Check format, lints, documents, licences, spelling, layers and the object.
     Lint {
@@ -131,7 +141,19 @@ fn run(command: Command) -> Result<()> {
             };
             demo::bench(which, &args)
         }
-        Command::VmFetch { offline } => vm::fetch(offline),
+        Command::Vm {
+            kernel,
+            offline,
+            shell,
+            update,
+            filter,
+        } => vm::run(&vm::Options {
+            kernels: kernel,
+            offline,
+            shell,
+            update,
+            filter,
+        }),
         Command::Lint { checks, fix } => lint::run(&checks, fix),
     }
 }

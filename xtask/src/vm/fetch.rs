@@ -34,8 +34,20 @@ pub(crate) struct Kernel {
     pub(crate) base: PathBuf,
     /// The modules that guests would load and that this kernel doesn't have.
     pub(crate) absent: Vec<String>,
-    /// How it was built, where its packages say it.
-    pub(crate) config: Option<PathBuf>,
+}
+
+impl Kernel {
+    /// What it is, in one line.
+    pub(crate) fn describe(&self) -> String {
+        let mut text = format!("{}: Linux {} ({})", self.line, self.release, self.version);
+        if self.pinned {
+            text.push_str(", pinned");
+        }
+        if !self.absent.is_empty() {
+            text.push_str(&format!(", without {}", self.absent.join(" ")));
+        }
+        text
+    }
 }
 
 /// Finds the kernel of a line in the cache or fetches it.
@@ -147,7 +159,6 @@ fn prepare(line: &'static Line, choice: Choice, pinned: bool) -> Result<Kernel> 
     let (base, absent) = initramfs::base(&line.folder(&choice), &modules)?;
     Ok(Kernel {
         line: line.name,
-        config: boot("config"),
         release: choice.release,
         version: choice.version,
         pinned,

@@ -1,6 +1,6 @@
 //! The kernels that guests run, one of each line that Culvert supports.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::control;
 
@@ -131,6 +131,28 @@ impl Pinned {
             version: self.version.to_owned(),
         }
     }
+}
+
+/// The lines of these names, or all if there are none; `native` is no line.
+pub(super) fn chosen(names: &[String]) -> Result<Vec<&'static Line>> {
+    let known = |name: &String| name == super::NATIVE || LINES.iter().any(|it| it.name == *name);
+    if let Some(unknown) = names.iter().find(|name| !known(name)) {
+        let all: Vec<&str> = LINES.iter().map(|line| line.name).collect();
+        bail!(
+            "there is no kernel {unknown}: {}, {}",
+            all.join(", "),
+            super::NATIVE
+        );
+    }
+    let is_chosen = |line: &&Line| names.is_empty() || names.iter().any(|it| it == line.name);
+    Ok(LINES.iter().filter(is_chosen).collect())
+}
+
+/// Whether what fails on a line is a failure of the whole: a line that moves by itself is looked at
+/// first.
+pub(super) fn is_binding(name: &str) -> bool {
+    let mut lines = LINES.iter();
+    lines.all(|line| line.name != name || line.pinned.is_some())
 }
 
 #[cfg(test)]

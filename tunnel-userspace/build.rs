@@ -7,7 +7,7 @@ mod toolchain;
 
 use std::{env, fs, io, path::PathBuf, process::ExitCode};
 
-/// What of the workspace the object is made from.
+/// What of the workspace the objects are made from.
 const SOURCES: [&str; 5] = [
     "tunnel-ebpf/src",
     "tunnel-ebpf/Cargo.toml",
@@ -39,8 +39,10 @@ fn main() -> io::Result<ExitCode> {
     }
     let arch = env::var_os("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     match compile::compile(&pair, &workspace, &arch.to_string_lossy()) {
-        Ok(object) => {
-            fs::copy(object, folder("OUT_DIR")?.join("culvert.bpf.o"))?;
+        Ok(objects) => {
+            let out = folder("OUT_DIR")?;
+            fs::copy(objects.plain, out.join("culvert.bpf.o"))?;
+            fs::copy(objects.logging, out.join("culvert-log.bpf.o"))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {

@@ -23,6 +23,8 @@ mod guard;
 #[cfg(test)]
 mod hooks;
 #[cfg(test)]
+mod kernel_log;
+#[cfg(test)]
 mod live;
 #[cfg(test)]
 mod race;

@@ -56,6 +56,13 @@ impl Address {
         self.0
     }
 
+    /// The sixteen octets, as RFC 4291 section 2.2 writes them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn octets(self) -> [u8; 16] {
+        zerocopy::transmute!(self.0)
+    }
+
     /// The last word in network byte order: the whole address if it is IPv4.
     #[inline(always)]
     #[must_use]

@@ -115,6 +115,8 @@ reasons! {
     HandshakesFull = 40, "handshakes_full", "refused: the gateway has as many unfinished handshakes, or sessions, as it may";
     /// Refused: a certificate that is not that of an agent, or names no node.
     IdentityRefused = 41, "identity_refused", "refused: the certificate is not that of an agent, or names no node";
+    /// An event of a program was not logged: the ring was full.
+    LogLost = 42, "log_lost", "an event of the program that log.kernel names was not logged: the ring was full";
 }
 
 impl Reason {
@@ -138,7 +140,7 @@ impl Reason {
     /// Whether the kernel programs count it; the daemon counts the others.
     #[must_use]
     pub const fn is_of_kernel(self) -> bool {
-        self.index() <= Self::Guarded.index()
+        self.index() <= Self::Guarded.index() || self.index() == Self::LogLost.index()
     }
 }
 

@@ -2,12 +2,12 @@
 //! whatever came from an uplink would reach the ingress.
 
 use aya_ebpf::programs::TcContext;
-use tunnel_common::reason::Reason;
+use tunnel_common::{addr::Address, reason::Reason};
 
 use crate::{
     bytes,
     context::{GUARD_V4, GUARD_V6},
-    maps,
+    log, maps,
 };
 
 /// The next program decides (`TC_ACT_UNSPEC`, which is `TCX_NEXT` too).
@@ -46,12 +46,20 @@ pub(crate) fn keep_out(ctx: &TcContext) -> i32 {
         header += TAG;
     }
     let is_kept_out = match protocol {
-        ETH_P_IP => {
-            bytes::load::<1>(ctx, header + DESTINATION_V4).is_some_and(|to| is_inside_v4(&to))
-        }
-        ETH_P_IPV6 => {
-            bytes::load::<4>(ctx, header + DESTINATION_V6).is_some_and(|to| is_inside_v6(&to))
-        }
+        ETH_P_IP => bytes::load::<1>(ctx, header + DESTINATION_V4).is_some_and(|to| {
+            let is_inside = is_inside_v4(&to);
+            if is_inside {
+                log::guarded(Address::from_v4_word(to[0]));
+            }
+            is_inside
+        }),
+        ETH_P_IPV6 => bytes::load::<4>(ctx, header + DESTINATION_V6).is_some_and(|to| {
+            let is_inside = is_inside_v6(&to);
+            if is_inside {
+                log::guarded(Address::from_words(to));
+            }
+            is_inside
+        }),
         // Nobody has a use for so many tags, and what is behind them can't be judged.
         protocol => is_tag(protocol),
     };

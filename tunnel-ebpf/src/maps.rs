@@ -136,9 +136,9 @@ pub(crate) fn remove_origin(ctx: &SockAddrContext) {
     let _absent: Result<(), i32> = unsafe { ORIGIN.delete(context::socket(ctx)) };
 }
 
-/// Whether a socket that is being closed remembers a translation.
+/// What a socket that is being closed remembers.
 #[inline(always)]
-pub(crate) fn has_origin(ctx: &SockContext) -> bool {
+pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     let sock: *mut bpf_sock = ctx.sock;
     // SAFETY: the helper takes the socket that the hook runs for.
     let value = unsafe {
@@ -149,7 +149,8 @@ pub(crate) fn has_origin(ctx: &SockContext) -> bool {
             0,
         )
     };
-    !value.is_null()
+    // SAFETY: as for `origin`.
+    unsafe { value.cast_const().cast::<Origin>().as_ref() }
 }
 
 /// An older translation of a socket, if the entry is that of the key.

@@ -11,6 +11,7 @@ use tunnel_common::{
 
 use crate::{
     context::{self, ALLOW, DENY, Sock},
+    log,
     lookup::{self, Choice, Lookup, NoChoice},
     maps,
     steering::{self, Steering},
@@ -46,6 +47,7 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
             Steering::Redirected => return ALLOW,
             Steering::Refused => return DENY,
             Steering::None => {
+                log::left_alone(&key);
                 forget(sock, &key);
                 return ALLOW;
             }
@@ -67,6 +69,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     // A connected v4-mapped socket comes here with the backend's address on each send. If that
     // were looked up, a backend that is itself a front would be translated twice.
     if leads_back(sock, &key) {
+        log::goes_on(&key);
         return ALLOW;
     }
     let refusal = match lookup::front(&key) {
@@ -75,7 +78,10 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
             Err(refusal) => refusal,
         },
         Lookup::Unstable => UNSTABLE,
-        Lookup::None => return ALLOW,
+        Lookup::None => {
+            log::left_alone(&key);
+            return ALLOW;
+        }
     };
     refuse(sock, &key, Call::Send, &refusal)
 }
@@ -102,8 +108,9 @@ pub(crate) fn peername<S: Sock>(sock: &S) {
 /// The close of a socket.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
-    if maps::has_origin(ctx) {
+    if let Some(origin) = maps::origin_of_closed(ctx) {
         maps::count(Reason::SocketReleased);
+        log::released(origin);
     }
 }
 
@@ -128,6 +135,7 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
     let (address, port) = (sock.address(), sock.port());
     if origin.leads_to(&address, port) {
         sock.set(&origin.vip, origin.vip_port);
+        log::put_back(origin);
         return Some(origin);
     }
     if origin.flags & Origin::OVERFLOWED != 0 {
@@ -136,6 +144,7 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
             && older.leads_to(&address, port)
         {
             sock.set(&older.vip, older.vip_port);
+            log::put_back(&older);
         }
     }
     None
@@ -173,6 +182,7 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     }
     maps::count(reason);
     sock.set(&origin.backend, origin.backend_port);
+    log::translated(&origin, reason);
     Ok(())
 }
 
@@ -321,6 +331,7 @@ fn forget<S: Sock>(sock: &S, key: &FrontKey) {
 #[inline(always)]
 fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
     maps::count(refusal.reason);
+    log::refused(key, refusal.reason);
     if context::set_error(refusal.error) || call == Call::Send {
         return DENY;
     }

@@ -11,7 +11,7 @@ use tunnel_common::{
 
 use crate::{
     context::{self, Sock},
-    maps, socket,
+    log, maps, socket,
 };
 
 /// How often a record is looked up that turns out to be another key's.
@@ -80,12 +80,14 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
     };
     let current = maps::origin(sock.context());
     let is_remembered = socket::remember(sock, current, &mut origin);
-    maps::count(if is_remembered {
+    let reason = if is_remembered {
         Reason::Steered
     } else {
         Reason::SteeredUntracked
-    });
+    };
+    maps::count(reason);
     sock.set(&origin.backend, origin.backend_port);
+    log::translated(&origin, reason);
     Steering::Redirected
 }
 

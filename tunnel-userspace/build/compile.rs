@@ -11,7 +11,8 @@ use std::{
 
 use crate::toolchain::{Core, Pair, TARGET};
 
-const BINARY: &str = "culvert-ebpf";
+/// The names of the objects as Cargo makes them: plain, and with events logged.
+const BINARIES: [&str; 2] = ["culvert-ebpf", "culvert-ebpf-log"];
 /// Variables of Cargo that a user sets; all others of that name are one build's own.
 const KEPT: [&str; 9] = [
     "CARGO_HOME",
@@ -45,15 +46,25 @@ const OF_BUILD_SCRIPT: [&str; 7] = [
     "TARGET",
 ];
 
-/// Compiles the object for machines of `arch` and says where it lies. `workspace` is the real path of
-/// its folder: it is cut from the paths in the object.
-pub(crate) fn compile(pair: &Pair, workspace: &Path, arch: &str) -> io::Result<PathBuf> {
+/// The objects of kernel programs.
+pub(crate) struct Objects {
+    /// What is loaded as a rule.
+    pub(crate) plain: PathBuf,
+    /// The same programs, with their events logged.
+    pub(crate) logging: PathBuf,
+}
+
+/// Compiles the objects for machines of `arch` and says where they lie. `workspace` is the real path
+/// of its folder: it is cut from the paths in the objects.
+pub(crate) fn compile(pair: &Pair, workspace: &Path, arch: &str) -> io::Result<Objects> {
     let target = target_folder()?;
     let status = cargo(pair, workspace, &target, arch, "build").status()?;
     if !status.success() {
         return Err(io::Error::other("the kernel programs don't compile"));
     }
-    Ok(target.join(TARGET).join("release").join(BINARY))
+    let folder = target.join(TARGET).join("release");
+    let [plain, logging] = BINARIES.map(|name| folder.join(name));
+    Ok(Objects { plain, logging })
 }
 
 /// A `cargo` of its own for the kernel programs: its compiler, its flags, its target folder, and

@@ -26,7 +26,7 @@ pub use self::{
     client::{AskError, ask},
     node::{Endpoint, serve, serve_socket},
     server::SocketError,
-    status::{Maps, Setup, Status},
+    status::{KernelLog, Maps, Setup, Status},
 };
 use crate::{
     identity::State,
@@ -67,6 +67,8 @@ pub struct Views {
     pub ready: watch::Receiver<Option<String>>,
     /// The owner of the maps.
     pub stats: watch::Receiver<Stats>,
+    /// The kernel program whose events are logged, if any.
+    pub kernel_log: watch::Receiver<Option<KernelLog>>,
     /// The network as steering needs it; empty where steering is off.
     pub network: watch::Receiver<View>,
     /// Questions to the owner of the maps.

@@ -5,6 +5,7 @@
 //! - `shapes`: the shapes of the pinned maps
 //! - `load`: the object, loaded on the pinned maps
 //! - `attach`: programs on a cgroup, by pinned links
+//! - `logging`: one program that logs its events, in the place of the plain one
 //! - `guard`: the program that keeps outsiders from the steering prefixes
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `grace`: waiting until no program runs that ran before
@@ -16,6 +17,7 @@ mod cgroup;
 mod grace;
 mod guard;
 mod load;
+mod logging;
 mod maps;
 mod pins;
 mod probe;
@@ -28,6 +30,7 @@ pub use self::{
     grace::RcuGrace,
     guard::{Guard, GuardError},
     load::{DataPath, LoadError, Switches, raise_memory_limit},
+    logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::{Features, ProbeError, probe},

@@ -2,6 +2,7 @@
 //! environment.
 
 mod duration;
+mod log;
 mod section;
 mod tunnel;
 
@@ -10,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use log::{KernelLog, Level, Log};
 pub use section::{
     Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service, Source, SourceFile,
 };
@@ -44,6 +46,9 @@ pub struct Config {
     /// Health for load balancers and probes.
     #[serde(default)]
     pub healthz: Healthz,
+    /// What is logged besides.
+    #[serde(default, skip_serializing_if = "Log::is_off")]
+    pub log: Log,
     /// The tunnel to edge nodes.
     #[serde(default)]
     pub tunnel: Tunnel,
@@ -172,6 +177,7 @@ impl Config {
             );
         }
         self.service.check()?;
+        self.log.check()?;
         self.tunnel.check()
     }
 

@@ -38,7 +38,10 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     let config = Config::read(&args.config.config)?;
-    telemetry::start(&args.log, args.log_format == LogFormat::Json)?;
+    telemetry::start(
+        &config.log.filter(&args.log),
+        args.log_format == LogFormat::Json,
+    )?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -1,19 +1,27 @@
 //! The kernel programs: compile them, show them, check them.
 
-use std::{env, fs, path::PathBuf};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{atomics, compile, elf, elf::Code, setup, toolchain::Pair, workspace};
 
-/// Compiles the object and shows its path, size and programs.
+/// Compiles the objects and shows their paths, sizes and programs.
 pub(crate) fn show() -> Result<()> {
     setup::ensure(setup::Scope::default())?;
-    let object = compile_object(&setup::pair()?)?;
-    let size = fs::metadata(&object)?.len();
+    compile_objects(&setup::pair()?)?
+        .iter()
+        .try_for_each(|object| show_object(object))
+}
+
+fn show_object(object: &Path) -> Result<()> {
+    let size = fs::metadata(object)?.len();
     println!("object: {} ({size} bytes)", object.display());
     println!("{:<24} {:<24} {:>12}", "section", "program", "instructions");
-    for code in elf::read(&object)? {
+    for code in elf::read(object)? {
         let is_program = code.section != Code::SUBPROGRAMS;
         for function in code.functions.iter().filter(|_| is_program) {
             println!(
@@ -27,19 +35,22 @@ pub(crate) fn show() -> Result<()> {
     Ok(())
 }
 
-/// Fails when the object holds an atomic instruction that the oldest supported kernel refuses.
+/// Fails when an object holds an atomic instruction that the oldest supported kernel refuses.
 pub(crate) fn check_atomics() -> Result<bool> {
-    let object = compile_object(&setup::pair()?)?;
-    let sections = elf::read(&object)?;
-    ensure!(!sections.is_empty(), "{} holds no code", object.display());
-    let refused: Vec<_> = sections.iter().flat_map(atomics::refused).collect();
-    for refused in &refused {
-        println!(
-            "{} in {}: instruction {} is an atomic that Linux 5.10 refuses: {}",
-            refused.function, refused.section, refused.instruction, refused.operation
-        );
+    let mut is_good = true;
+    for object in compile_objects(&setup::pair()?)? {
+        let name = object.file_name().unwrap_or_default().display();
+        let sections = elf::read(&object)?;
+        ensure!(!sections.is_empty(), "{} holds no code", object.display());
+        for refused in sections.iter().flat_map(atomics::refused) {
+            println!(
+                "{name}: {} in {}: instruction {} is an atomic that Linux 5.10 refuses: {}",
+                refused.function, refused.section, refused.instruction, refused.operation
+            );
+            is_good = false;
+        }
     }
-    Ok(refused.is_empty())
+    Ok(is_good)
 }
 
 /// Runs clippy of the programs' own compiler on them.
@@ -56,7 +67,8 @@ pub(crate) fn clippy(pair: &Pair) -> Result<bool> {
     crate::progress::visible(&mut command)
 }
 
-fn compile_object(pair: &Pair) -> Result<PathBuf> {
-    compile::compile(pair, workspace::root(), env::consts::ARCH)
-        .context("cannot compile the kernel programs")
+fn compile_objects(pair: &Pair) -> Result<[PathBuf; 2]> {
+    let objects = compile::compile(pair, workspace::root(), env::consts::ARCH)
+        .context("cannot compile the kernel programs")?;
+    Ok([objects.plain, objects.logging])
 }

@@ -305,6 +305,7 @@ mod tests {
             setup,
             ready: watch::channel(None).1,
             stats: watch::channel(stats).1,
+            kernel_log: watch::channel(None).1,
             queries: mpsc::channel(1).0,
             network: watch::Sender::default().subscribe(),
             tunnel: TunnelViews {

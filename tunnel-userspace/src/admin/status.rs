@@ -40,6 +40,15 @@ pub struct Maps {
     pub backends: u32,
 }
 
+/// A kernel program whose events are logged.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct KernelLog {
+    /// The program.
+    pub program: String,
+    /// Up to which level.
+    pub level: String,
+}
+
 /// The status as a whole.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -51,6 +60,9 @@ pub struct Status {
     /// What does not change while the daemon runs.
     #[serde(flatten)]
     pub setup: Setup,
+    /// The kernel program whose events are logged, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_log: Option<KernelLog>,
     /// What the owner of the maps did.
     pub programmed: Stats,
     /// The network as steering needs it; empty where steering is off.
@@ -86,6 +98,7 @@ impl Status {
             ready: not_ready.is_none(),
             not_ready,
             setup: views.setup.clone(),
+            kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
             nodes: (views.tunnel.nodes)(),

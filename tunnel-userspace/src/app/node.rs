@@ -112,6 +112,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             guard,
             owner,
             targets,
+            _logging,
             _held,
         } = parts.into_running()?;
         if let Some((network, inside)) = steer(&config, guard, view).await? {

@@ -97,14 +97,48 @@ impl Switches {
     }
 }
 
+/// The constants of the programs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Globals {
+    retval_settable: u8,
+    own_mark: u32,
+    is_steering: u8,
+    guard4: [u32; 2],
+    guard6: [[u32; 4]; 2],
+}
+
+impl Globals {
+    fn of(features: Features, switches: &Switches) -> Self {
+        let (network4, mask4) = switches.range(true);
+        let (network6, mask6) = switches.range(false);
+        Self {
+            retval_settable: u8::from(features.set_retval),
+            own_mark: switches.own_mark,
+            is_steering: u8::from(!switches.prefixes.is_empty()),
+            guard4: [network4, mask4].map(|[_, _, _, word]| word),
+            guard6: [network6, mask6],
+        }
+    }
+
+    /// Tells them to the programs of an object that is about to be loaded.
+    pub(super) fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader.override_global("RETVAL_SETTABLE", &self.retval_settable, true);
+        loader.override_global("OWN_MARK", &self.own_mark, true);
+        loader.override_global("STEERING", &self.is_steering, true);
+        loader.override_global("GUARD_V4", &self.guard4, true);
+        loader.override_global("GUARD_V6", &self.guard6, true);
+    }
+}
+
 /// Older translations that each CPU has room for.
 const OVERFLOW_PER_CPU: u32 = 1024;
 
 /// Programs that are loaded on the pinned maps, and not yet attached.
 pub struct DataPath {
-    ebpf: Ebpf,
-    maps: PathBuf,
-    links: PathBuf,
+    pub(super) ebpf: Ebpf,
+    pub(super) maps: PathBuf,
+    pub(super) links: PathBuf,
+    pub(super) globals: Globals,
     sizes: Sizes,
     features: Features,
 }
@@ -124,18 +158,9 @@ impl DataPath {
         let sizes = pins.check()?.unwrap_or(wanted);
         pins.make_folders()?;
         let folder = pins.maps();
-        let retval_settable = u8::from(features.set_retval);
-        let is_steering = u8::from(!switches.prefixes.is_empty());
-        let (network4, mask4) = switches.range(true);
-        let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
-        let (network6, mask6) = switches.range(false);
-        let guard6: [[u32; 4]; 2] = [network6, mask6];
+        let globals = Globals::of(features, switches);
         let mut loader = EbpfLoader::new();
-        loader.override_global("RETVAL_SETTABLE", &retval_settable, true);
-        loader.override_global("OWN_MARK", &switches.own_mark, true);
-        loader.override_global("STEERING", &is_steering, true);
-        loader.override_global("GUARD_V4", &guard4, true);
-        loader.override_global("GUARD_V6", &guard6, true);
+        globals.tell(&mut loader);
         for (map, entries) in shapes::entries(sizes) {
             loader.map_max_entries(map, entries);
         }
@@ -174,6 +199,7 @@ impl DataPath {
             ebpf,
             maps: folder,
             links: pins.links(),
+            globals,
             sizes,
             features,
         })

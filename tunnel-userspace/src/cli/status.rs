@@ -39,6 +39,9 @@ pub(super) fn render(status: &Status) -> String {
     if let Some(since) = &programmed.failing_since {
         lines.push(row("failing", format!("writes fail since {since}")));
     }
+    if let Some(log) = &status.kernel_log {
+        lines.push(row("kernel log", format!("{}, {}", log.program, log.level)));
+    }
     lines.extend(tunnel(status));
     lines.extend(reasons(status));
     lines.extend(problems(status));

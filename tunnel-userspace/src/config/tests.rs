@@ -66,6 +66,39 @@ fn a_value_that_cannot_be_is_refused_with_its_field() {
 }
 
 #[test]
+fn a_kernel_program_that_is_to_log_must_exist_and_so_must_its_level() {
+    let (field, reason) = refusal("log: { kernel: { program: connect5 } }");
+    assert_eq!(field, "log.kernel.program");
+    for word in ["`connect5`", "connect4", "sock_release", "guard"] {
+        assert!(reason.contains(word), "no {word} in {reason}");
+    }
+    let (field, reason) = refusal("log: { kernel: { program: connect4, level: loud } }");
+    assert_eq!(field, "log.kernel.level");
+    for word in ["`loud`", "error", "warn", "info", "debug", "trace"] {
+        assert!(reason.contains(word), "no {word} in {reason}");
+    }
+    assert_eq!(refusal("log: { kernel: { level: debug } }").0, "log.kernel");
+    assert_eq!(
+        refusal("log: { kernel: { programs: x } }").0,
+        "log.kernel.programs"
+    );
+}
+
+#[test]
+fn a_program_that_logs_makes_room_in_the_filter_and_yields_to_it() {
+    let log = |text: &str| Config::parse(text).expect("good").log;
+
+    assert_eq!(log("").filter("info"), "info");
+    let guard = log("log: { kernel: { program: guard } }");
+    assert_eq!(guard.filter("info"), "kernel=debug,info");
+    let trace = log("log: { kernel: { program: connect4, level: trace } }");
+    assert_eq!(
+        trace.filter("warn,kernel=debug"),
+        "kernel=trace,warn,kernel=debug"
+    );
+}
+
+#[test]
 fn absent_and_empty_node_port_addresses_are_two_things() {
     let addresses = |text: &str| {
         Config::parse(text)

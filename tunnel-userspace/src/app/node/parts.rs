@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use tokio::sync::{mpsc, watch};
-use tracing::{info, warn};
+use tracing::{Level, info, warn};
 use tunnel_common::LAYOUT_VERSION;
 
 use super::{NodeError, failed};
@@ -14,8 +14,8 @@ use crate::{
         state::State,
     },
     bpf::{
-        self, Counters, DataPath, Features, Guard, KernelMaps, KernelSteering, Pins, RcuGrace,
-        Switches,
+        self, Counters, DataPath, Features, Guard, KernelLog, KernelMaps, KernelSteering, Logging,
+        Pins, RcuGrace, Switches,
     },
     clock::since_boot,
     config::{self, Config},
@@ -37,6 +37,11 @@ pub(super) struct Parts {
     /// The mark of our own sockets, where connects are steered.
     mark: Option<u32>,
     stats: watch::Receiver<reconcile::Stats>,
+    /// The kernel program whose events are wanted in the log.
+    wanted_log: Option<KernelLog>,
+    logging: Option<Logging>,
+    /// What is shown of it.
+    kernel_log: watch::Sender<Option<admin::KernelLog>>,
     /// Held until the end, against another daemon.
     pins: Pins,
     _state: State,
@@ -106,6 +111,9 @@ impl Parts {
                 .as_ref()
                 .map(|steering| steering.mark),
             stats,
+            wanted_log: config.log.kernel.as_ref().map(kernel_log),
+            logging: None,
+            kernel_log: watch::Sender::default(),
             pins,
             _state: state,
         })
@@ -148,6 +156,7 @@ impl Parts {
             setup,
             ready,
             stats: self.stats.clone(),
+            kernel_log: self.kernel_log.subscribe(),
             queries,
             network: watch::Sender::default().subscribe(),
             tunnel: TunnelViews::default(),
@@ -191,7 +200,32 @@ impl Parts {
         }
         // Links that are not pinned end here if the canary did not arrive.
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
-        attached.pin().map_err(failed("cannot pin the programs"))
+        attached.pin().map_err(failed("cannot pin the programs"))?;
+        self.start_log();
+        Ok(())
+    }
+
+    /// Lets a program log its events, where that is wanted. It is a look at the data path: where
+    /// it can't be had, the data path goes on without.
+    fn start_log(&mut self) {
+        let Some(wanted) = &self.wanted_log else {
+            return;
+        };
+        let KernelLog { program, level } = wanted;
+        match self.data_path.log(wanted) {
+            Ok(logging) => {
+                info!(program, %level, "events of a kernel program are logged");
+                self.kernel_log.send_replace(Some(admin::KernelLog {
+                    program: program.clone(),
+                    level: level.as_str().to_lowercase(),
+                }));
+                self.logging = Some(logging);
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "log.kernel is off");
+            }
+        }
     }
 
     /// Shows the programs the network namespace of the host: that which this connect comes from.
@@ -222,6 +256,7 @@ impl Parts {
                 .map_err(failed("cannot use the maps"))?,
             targets: self.targets,
             owner: self.owner,
+            _logging: self.logging,
             _held: (self.pins, self._state),
         })
     }
@@ -232,6 +267,8 @@ pub(super) struct Running {
     pub(super) guard: Guard,
     pub(super) targets: watch::Receiver<Arc<Targets>>,
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    /// The plain program comes back when it ends.
+    pub(super) _logging: Option<Logging>,
     /// Held until the end, against another daemon.
     pub(super) _held: (Pins, State),
 }
@@ -242,6 +279,19 @@ fn switches(config: &Config) -> Switches {
     Switches {
         own_mark: steering.map_or(0, |steering| steering.mark),
         prefixes: steering.map(config::Steering::ranges).unwrap_or_default(),
+    }
+}
+
+fn kernel_log(wanted: &config::KernelLog) -> KernelLog {
+    KernelLog {
+        program: wanted.program.clone(),
+        level: match wanted.level {
+            config::Level::Error => Level::ERROR,
+            config::Level::Warn => Level::WARN,
+            config::Level::Info => Level::INFO,
+            config::Level::Debug => Level::DEBUG,
+            config::Level::Trace => Level::TRACE,
+        },
     }
 }
 

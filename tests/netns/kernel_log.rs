@@ -1,0 +1,321 @@
+//! The log of one kernel program: told while the config asks for it, gone when it doesn't.
+
+use std::{fs, net::IpAddr, sync::Arc, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::{maps::MapInfo, programs::loaded_programs};
+use socket2::{Domain, Type};
+use tunnel_common::names;
+use tunnel_tests::{
+    instance::Settings,
+    load::{self, Plan, Report},
+    node::Node,
+    place::connect_within,
+    pod::{Pod, Server},
+    scale::Scale,
+    site::Site,
+    wait,
+};
+
+use crate::support::{
+    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, same, serve,
+};
+
+const WEB: Vip = Vip::of(10);
+const EMPTY: Vip = Vip::of(12);
+/// Nobody's.
+const OTHER: Vip = Vip::of(99);
+
+/// The map that only a program has which tells its events.
+const RING: &str = "AYA_LOGS";
+
+/// What a config says to have the events of a program logged.
+fn log(program: &str, level: &str) -> String {
+    format!("log: {{ kernel: {{ program: {program}, level: {level} }} }}\n")
+}
+
+/// The lines that kernel programs have told.
+fn told(node: &Node) -> Vec<String> {
+    let logs = node.logs();
+    let lines = logs.lines().filter(|line| line.contains(" kernel: "));
+    lines.map(str::to_owned).collect()
+}
+
+/// Waits for a line with all of these words.
+fn until_told(node: &Node, words: &[&str]) -> Result<String> {
+    let line = |lines: Vec<String>| {
+        let mut lines = lines.into_iter();
+        lines.find(|line| words.iter().all(|word| line.contains(word)))
+    };
+    wait::some(CHANGE, || line(told(node)))
+        .with_context(|| format!("nobody told {words:?}, but {:#?}", told(node)))
+}
+
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    backend: Arc<Pod>,
+    /// The config without a log.
+    config: String,
+    _server: Server,
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let (client, backend) = (node.pod("client")?, node.pod("backend")?);
+        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+        node.apply(EMPTY.service("empty"))?;
+        let server = serve(&backend)?;
+        let config = fs::read_to_string(node.config_path())?;
+        Ok(Self {
+            node,
+            client,
+            backend,
+            config,
+            _server: server,
+        })
+    }
+
+    /// What the next start of the daemon is to log.
+    fn ask_for(&self, program: Option<(&str, &str)>) -> Result<()> {
+        let log = program.map_or_else(String::new, |(program, level)| log(program, level));
+        let config = format!("{}{log}", self.config);
+        Ok(fs::write(self.node.config_path(), config)?)
+    }
+
+    fn connect(&self) -> Result<()> {
+        let stream = Way::V4.connect(&self.client, WEB, HTTP)?;
+        same("server", http(stream)?, "backend".to_owned())
+    }
+
+    fn told(&self) -> Vec<String> {
+        told(&self.node)
+    }
+
+    fn until_told(&self, words: &[&str]) -> Result<String> {
+        until_told(&self.node, words)
+    }
+
+    /// The programs on the maps of this node that tell their events, by their names. A program
+    /// that is in no link any more goes a moment later.
+    fn telling(&self) -> Result<Vec<String>> {
+        let count = MapInfo::from_pin(self.node.bpffs().join("v1").join(names::COUNT))?.id();
+        let mut telling = Vec::new();
+        for program in loaded_programs().filter_map(Result::ok) {
+            // Those of other tests come and go.
+            let Ok(Some(maps)) = program.map_ids() else {
+                continue;
+            };
+            let is_ring =
+                |id: &u32| MapInfo::from_id(*id).is_ok_and(|map| map.name_as_str() == Some(RING));
+            if maps.contains(&count) && maps.iter().any(is_ring) {
+                telling.extend(program.name_as_str().map(str::to_owned));
+            }
+        }
+        Ok(telling)
+    }
+
+    fn until_telling(&self, expected: &[&str]) -> Result<()> {
+        wait::until(CHANGE, || self.telling().is_ok_and(|all| all == expected))
+            .with_context(|| format!("not {expected:?}, but {:?}", self.telling()))
+    }
+}
+
+#[test]
+fn a_connect_is_told_with_its_destination_and_backend_while_it_is_asked_for() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.node.start()?;
+    stage.connect()?;
+    same("telling by default", stage.telling()?, Vec::<String>::new())?;
+    same("status", stage.node.status()?["kernelLog"].is_null(), true)?;
+
+    stage.ask_for(Some(("connect4", "debug")))?;
+    stage.node.restart()?;
+    same("told by default", stage.told(), Vec::new())?;
+    stage.until_telling(&["connect4"])?;
+    stage.connect()?;
+    let destination = format!("destination={} port={HTTP} protocol=TCP", WEB.v4);
+    let backend = format!(
+        "backend={} backend_port={HTTP_TARGET} reason=translated",
+        stage.backend.v4()
+    );
+    let line = stage.until_told(&["DEBUG kernel: sent on", &destination, &backend])?;
+    ensure!(line.contains("connect4"), "{line}");
+    ensure!(Way::V4.connect(&stage.client, EMPTY, HTTP).is_err());
+    let empty = format!("destination={} ", EMPTY.v4);
+    stage.until_told(&["refused", &empty, "reason=no_backend"])?;
+    // What was left alone is for trace.
+    ensure!(Way::V4.connect(&stage.client, OTHER, HTTP).is_err());
+    let status = stage.node.culvert(&["status"])?.stdout;
+    ensure!(status.contains("connect4, debug"), "{status}");
+
+    // The end of the daemon is the end of the log, and so is a start without it.
+    stage.node.stop()?;
+    stage.until_telling(&[])?;
+    stage.connect()?;
+    stage.node.start()?;
+    stage.node.kill9()?;
+    stage.until_telling(&["connect4"])?;
+    stage.ask_for(None)?;
+    stage.node.start()?;
+    stage.until_telling(&[])?;
+    let told = stage.told().len();
+    stage.connect()?;
+    stage.node.stop()?;
+    same("told after all", stage.told().len(), told)?;
+    let left_alone = stage.told().iter().any(|line| line.contains("left alone"));
+    same("left alone at debug", left_alone, false)
+}
+
+#[test]
+fn every_program_can_tell_what_it_does() -> Result<()> {
+    let stage = Stage::new()?;
+    let programs = names::PROGRAMS.into_iter().chain([names::GUARD]);
+
+    for program in programs {
+        stage.ask_for(Some((program, "trace")))?;
+        stage.node.start().context(program)?;
+        // The guard is loaded, and on no uplink: this node steers nothing.
+        let telling = [program];
+        let telling = if program == names::GUARD {
+            &[]
+        } else {
+            &telling[..]
+        };
+        stage.until_telling(telling)?;
+        for way in Way::TCP {
+            let stream = way.connect(&stage.client, WEB, HTTP)?;
+            same(program, stream.peer_addr()?, way.shown(WEB, HTTP))?;
+            same(program, http(stream)?, "backend".to_owned())?;
+        }
+        for way in Way::UDP {
+            let socket = way.udp(&stage.client)?;
+            let answer = ask_to(&socket, way.to(WEB, DNS))?;
+            let expected = ("backend".to_owned(), way.shown(WEB, DNS));
+            same(program, answer, expected)?;
+        }
+        if program == "connect4" {
+            ensure!(Way::V4.connect(&stage.client, OTHER, HTTP).is_err());
+        }
+        stage.node.stop()?;
+    }
+
+    let [v4, v6] = [WEB.v4.to_string(), WEB.v6.to_string()];
+    let told = |program: &str, start: &str, vip: &str| {
+        let name = format!("program=\"{program}\"");
+        stage.until_told(&[start, &format!("destination={vip} "), &name])
+    };
+    for (hook, start) in [
+        ("connect", "sent on"),
+        ("sendmsg", "sent on"),
+        ("recvmsg", "put back"),
+        ("getpeername", "put back"),
+    ] {
+        told(&format!("{hook}4"), start, &v4).context(hook)?;
+        told(&format!("{hook}6"), start, &v6).context(hook)?;
+    }
+    for vip in [&v4, &v6] {
+        told("sock_release", "closed", vip)?;
+    }
+    told("connect4", "no front, left alone", &OTHER.v4.to_string())?;
+    Ok(())
+}
+
+#[test]
+fn the_guard_tells_what_it_drops() -> Result<()> {
+    let site = Site::set(Settings::from_environment()?)?;
+    let node = site.node();
+    let config = fs::read_to_string(node.config_path())?;
+    fs::write(
+        node.config_path(),
+        format!("{config}{}", log("guard", "debug")),
+    )?;
+    node.start()?;
+
+    for to in ["198.19.0.1", "fd00:c01e::1"] {
+        let to: IpAddr = to.parse()?;
+        let socket = node
+            .outside()
+            .socket(Domain::for_address((to, 1).into()), Type::STREAM)?;
+        let knocked = connect_within(&socket, (to, 1).into(), Duration::from_millis(300));
+        ensure!(knocked.is_err(), "{to} is open");
+        let words = ["dropped: ", &format!("destination={to} reason=guarded ")];
+        until_told(node, &words)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_flood_of_events_waits_is_lost_by_number_and_holds_up_nobody() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.ask_for(Some(("sendmsg4", "debug")))?;
+    stage.node.start()?;
+    let socket = Way::V4.udp(&stage.client)?;
+    let flood = || -> Result<()> {
+        for _ in 0..1000 {
+            socket.send_to(b"who?", Way::V4.to(WEB, DNS))?;
+        }
+        Ok(())
+    };
+
+    let lost = || stage.node.reason("log_lost");
+    wait::until(CHANGE, || {
+        flood().is_ok() && lost().is_ok_and(|lost| lost > 0)
+    })?;
+    stage.until_told(&["WARN kernel: more events than can be told"])?;
+    ensure!(stage.node.is_ready());
+    stage.connect()?;
+
+    // Nobody reads what the programs of a daemon tell that was killed.
+    stage.node.kill9()?;
+    flood()?;
+    stage.connect()?;
+    stage.node.start()?;
+    let before = lost()?;
+    stage.connect()?;
+    stage.until_told(&["sent on", "sendmsg4"])?;
+    stage.node.kill9()?;
+    flood()?;
+    stage.ask_for(None)?;
+    stage.node.start()?;
+    let lost = lost()?;
+    ensure!(lost > before, "lost {lost}, before {before}");
+    Ok(())
+}
+
+#[test]
+fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.node.start()?;
+    let scale = Scale::from_environment();
+    let plan = Plan::new(
+        Way::V4.to(WEB, HTTP),
+        scale.count(400),
+        scale.patience(Duration::from_millis(2500)),
+    );
+    let sockets = |domain, kind| stage.client.socket(domain, kind);
+
+    let mut lives = 0_u32;
+    let report = thread::scope(|scope| -> Result<Report> {
+        let load = scope.spawn(|| load::tcp::run(&plan, &sockets));
+        while !load.is_finished() {
+            let log = lives.is_multiple_of(2).then_some(("connect4", "debug"));
+            stage.ask_for(log)?;
+            if lives % 4 < 2 {
+                stage.node.restart()?;
+            } else {
+                stage.node.kill9()?;
+                stage.node.start()?;
+            }
+            lives += 1;
+        }
+        load.join().ok().context("the load panicked")
+    })?;
+
+    ensure!(lives >= 2, "only {lives} restarts");
+    ensure!(report.failed() == 0, "{report:?}");
+    same("answered", report.answered, report.attempts)?;
+    ensure!(!stage.told().is_empty());
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! Culvert's kernel programs as they are in `main.rs`, with their events logged.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod bytes;
+mod context;
+mod guard;
+mod hooks;
+mod log;
+mod lookup;
+mod maps;
+mod socket;
+mod steering;
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,365 @@
+//! The log of one program. It is loaded a second time on the pinned maps, from the object whose
+//! programs tell their events, and takes the place of the plain one until this process ends.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    net::IpAddr,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{Program, ProgramError, ProgramFd},
+};
+use aya_log::EbpfLogger;
+use log::{Level, Log, Metadata, Record};
+use tunnel_common::{addr::Protocol, names, reason::Reason};
+
+use super::{load::DataPath, sys};
+
+/// The object with programs that tell their events, as the build script compiled it.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
+
+/// How often the ring is looked at.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How many events are told between two pauses. What comes beyond that waits in the ring, and is
+/// lost and counted where the ring is full.
+const BATCH: u32 = 100;
+
+/// Which program tells its events, and up to which level.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct KernelLog {
+    /// The name of the program.
+    pub program: String,
+    /// The level, as [`tracing`] has it.
+    pub level: tracing::Level,
+}
+
+/// A program could not be made to tell its events. The plain one is in its place.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} the variant of {program} that tells its events")]
+pub struct KernelLogError {
+    step: &'static str,
+    program: String,
+    #[source]
+    source: Box<dyn Error + Send + Sync>,
+}
+
+/// A program that tells its events. When this is dropped, the plain one takes its place again, but
+/// for the guard, which stays as it is until the next start.
+pub struct Logging {
+    program: String,
+    /// The link, and the plain program.
+    plain: Option<(OwnedFd, ProgramFd)>,
+    /// Ends the reader when it is dropped.
+    stop: Option<Sender<Infallible>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl DataPath {
+    /// Puts the variant of an attached program that tells its events in its place, and writes what
+    /// it tells to the log, with the target `kernel`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such program, it is not attached, or the kernel refuses.
+    pub fn log(&mut self, wanted: &KernelLog) -> Result<Logging, KernelLogError> {
+        let KernelLog { program, level } = wanted;
+        let failed = |step| {
+            let program = program.clone();
+            move |source| KernelLogError {
+                step,
+                program,
+                source,
+            }
+        };
+        let mut variant = self
+            .load_variant(program, *level)
+            .map_err(|error| failed("load")(error))?;
+        let (stop, stopped) = mpsc::channel();
+        let sink = Arc::new(Sink {
+            program: program.clone(),
+            pace: Mutex::new(Pace::new(stopped)),
+        });
+        let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&sink))
+            .map_err(|error| failed("open the ring of")(error.into()))?;
+        let plain = if program == names::GUARD {
+            self.ebpf = variant;
+            None
+        } else {
+            let placed = self.place(program, &variant);
+            Some(placed.map_err(|error| failed("attach")(error))?)
+        };
+        let mut logging = Logging {
+            program: program.clone(),
+            plain,
+            stop: Some(stop),
+            reader: None,
+        };
+        // From here on, a failure puts the plain program back.
+        let reader = thread::Builder::new()
+            .name("kernel log".to_owned())
+            .spawn(move || read(logger, &sink))
+            .map_err(|error| failed("read the events of")(error.into()))?;
+        logging.reader = Some(reader);
+        Ok(logging)
+    }
+
+    fn load_variant(
+        &self,
+        name: &str,
+        level: tracing::Level,
+    ) -> Result<Ebpf, Box<dyn Error + Send + Sync>> {
+        let level = number(level);
+        let mut loader = EbpfLoader::new();
+        self.globals.tell(&mut loader);
+        loader.override_global(aya_log::LEVEL, &level, true);
+        for map in names::MAPS {
+            loader.map_pin_path(map, self.maps.join(map));
+        }
+        let mut variant = loader.load(OBJECT)?;
+        match variant.program_mut(name) {
+            Some(Program::CgroupSockAddr(program)) => program.load()?,
+            Some(Program::CgroupSock(program)) => program.load()?,
+            Some(Program::SchedClassifier(program)) => program.load()?,
+            _ => return Err("the object has no such program".into()),
+        }
+        Ok(variant)
+    }
+
+    /// Gives the link, and the program that was in it.
+    fn place(
+        &self,
+        name: &str,
+        variant: &Ebpf,
+    ) -> Result<(OwnedFd, ProgramFd), Box<dyn Error + Send + Sync>> {
+        let plain = fd_of(self.ebpf.program(name))?.try_clone()?;
+        let link = sys::open_pin(&self.links.join(name))?;
+        sys::update_link(link.as_fd(), fd_of(variant.program(name))?)?;
+        Ok((link, plain))
+    }
+}
+
+fn fd_of(program: Option<&Program>) -> Result<&ProgramFd, ProgramError> {
+    program.ok_or(ProgramError::NotLoaded)?.fd()
+}
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        if let Some((link, plain)) = self.plain.take()
+            && let Err(error) = sys::update_link(link.as_fd(), &plain)
+        {
+            let (program, error) = (&self.program, &error as &dyn Error);
+            tracing::warn!(
+                %program,
+                error,
+                "cannot put the plain program back; the next start does"
+            );
+        }
+        drop(self.stop.take());
+        if let Some(reader) = self.reader.take()
+            && reader.join().is_err()
+        {
+            tracing::warn!(program = %self.program, "the reader of the kernel's log failed");
+        }
+    }
+}
+
+/// The level as the programs know it.
+fn number(level: tracing::Level) -> u8 {
+    let level = match level {
+        tracing::Level::ERROR => aya_log::Level::Error,
+        tracing::Level::WARN => aya_log::Level::Warn,
+        tracing::Level::INFO => aya_log::Level::Info,
+        tracing::Level::DEBUG => aya_log::Level::Debug,
+        tracing::Level::TRACE => aya_log::Level::Trace,
+    };
+    level.into()
+}
+
+/// Empties the ring until it is told to stop. A thread of its own: under a flood the ring is never
+/// empty.
+fn read(mut logger: EbpfLogger<Arc<Sink>>, sink: &Sink) {
+    while sink.pause() {
+        logger.flush();
+    }
+    // What was told before the end.
+    logger.flush();
+}
+
+/// Where records go: to the log of this process, at a bounded pace.
+struct Sink {
+    program: String,
+    pace: Mutex<Pace>,
+}
+
+impl Sink {
+    /// Waits for the next batch. Says whether to go on.
+    fn pause(&self) -> bool {
+        self.pace
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pause()
+    }
+}
+
+impl Log for Sink {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pace.admits(&self.program) {
+            return;
+        }
+        drop(pace);
+        tell(
+            record.level(),
+            &self.program,
+            &readable(&record.args().to_string()),
+        );
+    }
+
+    fn flush(&self) {}
+}
+
+/// How many records may still be told.
+struct Pace {
+    stopped: Receiver<Infallible>,
+    left: u32,
+    is_ending: bool,
+    was_exceeded: bool,
+}
+
+impl Pace {
+    const fn new(stopped: Receiver<Infallible>) -> Self {
+        Self {
+            stopped,
+            left: BATCH,
+            is_ending: false,
+            was_exceeded: false,
+        }
+    }
+
+    fn pause(&mut self) -> bool {
+        if self.is_ending {
+            return false;
+        }
+        let waited = self.stopped.recv_timeout(PAUSE);
+        self.is_ending = waited != Err(RecvTimeoutError::Timeout);
+        self.left = BATCH;
+        !self.is_ending
+    }
+
+    /// Whether a record may be told; waits where it may be told later. At the end nothing waits.
+    fn admits(&mut self, program: &str) -> bool {
+        if self.left == 0 {
+            if !self.was_exceeded {
+                self.was_exceeded = true;
+                tracing::warn!(
+                    target: "kernel",
+                    program,
+                    "more events than can be told: they wait in the ring, and where it is full \
+                     they are lost (reason log_lost)"
+                );
+            }
+            self.pause();
+        }
+        if self.left == 0 {
+            return false;
+        }
+        self.left = self.left.saturating_sub(1);
+        true
+    }
+}
+
+fn tell(level: Level, program: &str, text: &str) {
+    match level {
+        Level::Error => tracing::error!(target: "kernel", program, "{text}"),
+        Level::Warn => tracing::warn!(target: "kernel", program, "{text}"),
+        Level::Info => tracing::info!(target: "kernel", program, "{text}"),
+        Level::Debug => tracing::debug!(target: "kernel", program, "{text}"),
+        Level::Trace => tracing::trace!(target: "kernel", program, "{text}"),
+    }
+}
+
+/// A record with words in the place of numbers, and IPv4 addresses as such.
+fn readable(text: &str) -> String {
+    let words: Vec<_> = text.split(' ').map(word).collect();
+    words.join(" ")
+}
+
+fn word(text: &str) -> String {
+    let Some((name, value)) = text.split_once('=') else {
+        return text.to_owned();
+    };
+    let reason = |number| Some(Reason::of_index(number)?.label().to_owned());
+    let known = match name {
+        "reason" => value.parse().ok().and_then(reason),
+        "protocol" => value.parse().ok().map(protocol),
+        _ => value
+            .parse()
+            .ok()
+            .map(|address: IpAddr| address.to_canonical().to_string()),
+    };
+    known.map_or_else(|| text.to_owned(), |value| format!("{name}={value}"))
+}
+
+fn protocol(number: u8) -> String {
+    let known = [Protocol::TCP, Protocol::UDP];
+    let known = known.into_iter().find(|known| known.number() == number);
+    known.map_or_else(|| number.to_string(), |known| known.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_told_in_words() {
+        let raw = "sent on: destination=::ffff:10.96.0.10 port=80 protocol=6 \
+                   backend=fd00::5 backend_port=8080 reason=0";
+
+        assert_eq!(
+            readable(raw),
+            "sent on: destination=10.96.0.10 port=80 protocol=TCP \
+             backend=fd00::5 backend_port=8080 reason=translated"
+        );
+    }
+
+    #[test]
+    fn what_has_no_word_stays_a_number() {
+        assert_eq!(readable("reason=63 protocol=132"), "reason=63 protocol=132");
+    }
+
+    #[test]
+    fn a_flood_waits_for_the_next_batch_and_at_the_end_for_nothing() {
+        let (stop, stopped) = mpsc::channel();
+        let mut pace = Pace::new(stopped);
+
+        // The batch after the first one has waited.
+        let told = (0..=BATCH).filter(|_| pace.admits("connect4")).count();
+        assert_eq!(u32::try_from(told), Ok(BATCH + 1));
+        assert!(pace.was_exceeded);
+
+        drop(stop);
+        let told = (0..3 * BATCH).filter(|_| pace.admits("connect4")).count();
+        assert_eq!(u32::try_from(told), Ok(2 * BATCH - 1));
+    }
+
+    #[test]
+    fn levels_are_those_that_the_programs_compare_with() {
+        assert_eq!(number(tracing::Level::ERROR), 1);
+        assert_eq!(number(tracing::Level::DEBUG), 4);
+        assert_eq!(number(tracing::Level::TRACE), 5);
+    }
+}

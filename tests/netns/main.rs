@@ -5,6 +5,8 @@
 mod support;
 
 #[cfg(test)]
+mod carried;
+#[cfg(test)]
 mod churn;
 #[cfg(test)]
 mod cleanup;
@@ -23,6 +25,8 @@ mod guard;
 #[cfg(test)]
 mod hooks;
 #[cfg(test)]
+mod layouts;
+#[cfg(test)]
 mod live;
 #[cfg(test)]
 mod race;
@@ -32,6 +36,8 @@ mod refused;
 mod restart;
 #[cfg(test)]
 mod rewrite;
+#[cfg(test)]
+mod sizes;
 #[cfg(test)]
 mod tunnel;
 #[cfg(test)]

@@ -172,7 +172,7 @@ impl Instance {
              bpf:\n\
              \x20 cgroup: {cgroup}\n\
              \x20 bpffs: {bpffs}\n\
-             \x20 maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends} }}\n\
+             \x20 {sizes}\n\
              stateDir: {state}\n\
              admin: {{ address: \"{admin}\" }}\n\
              healthz: {{ address: \"{healthz}\" }}\n\
@@ -180,6 +180,7 @@ impl Instance {
             manifests = self.manifests().display(),
             cgroup = cgroup.display(),
             bpffs = self.bpffs_inside().display(),
+            sizes = sizes(*fronts, *slots, *backends),
             state = self.state().display(),
             tunnel = if *tunnel {
                 self.tunnel_config()
@@ -187,6 +188,20 @@ impl Instance {
                 String::new()
             },
         )
+    }
+
+    /// Gives the maps other sizes, from the next start on.
+    ///
+    /// # Errors
+    ///
+    /// When the config can't be read or written.
+    pub fn resize(&self, fronts: u32, slots: u32, backends: u32) -> Result<()> {
+        let config = fs::read_to_string(self.config_path())?;
+        let (before, rest) = config.split_once("  maps: {").context("no sizes")?;
+        let (_, after) = rest.split_once('\n').context("no end of the sizes")?;
+        let sizes = sizes(fronts, slots, backends);
+        fs::write(self.config_path(), format!("{before}  {sizes}\n{after}"))
+            .context("cannot write the config")
     }
 
     fn tunnel_config(&self) -> String {
@@ -443,4 +458,8 @@ impl Instance {
             .map(str::to_owned)
             .collect())
     }
+}
+
+fn sizes(fronts: u32, slots: u32, backends: u32) -> String {
+    format!("maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends} }}")
 }

@@ -196,10 +196,23 @@ impl Instance {
     ///
     /// When the config can't be read or written.
     pub fn resize(&self, fronts: u32, slots: u32, backends: u32) -> Result<()> {
+        self.write_sizes(&sizes(fronts, slots, backends))
+    }
+
+    /// Gives the steering maps another size, and the others that of the product, from the next start
+    /// on.
+    ///
+    /// # Errors
+    ///
+    /// When the config can't be read or written.
+    pub fn resize_steering(&self, steering: u32) -> Result<()> {
+        self.write_sizes(&format!("maps: {{ steering: {steering} }}"))
+    }
+
+    fn write_sizes(&self, sizes: &str) -> Result<()> {
         let config = fs::read_to_string(self.config_path())?;
         let (before, rest) = config.split_once("  maps: {").context("no sizes")?;
         let (_, after) = rest.split_once('\n').context("no end of the sizes")?;
-        let sizes = sizes(fronts, slots, backends);
         fs::write(self.config_path(), format!("{before}  {sizes}\n{after}"))
             .context("cannot write the config")
     }

@@ -41,12 +41,22 @@ impl Stage {
         node.apply(Vip::of(9).service("first").backends(addresses(&[&*other])))?;
         node.apply(WEB.service("web").backends(addresses(&[&*one, &*two])))?;
         node.apply(OTHER.service("other").backends(addresses(&[&*other])))?;
-        node.resize(64, 64, 64)?;
-        node.start()?;
-        Ok(Self {
+        let stage = Self {
             node,
             client,
             _servers: servers,
+        };
+        stage.resize([64, 64, 64])?;
+        stage.node.start()?;
+        Ok(stage)
+    }
+
+    /// Room for so many fronts, slots and backends, from the next start on.
+    pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
+        self.node.resize(|settings| {
+            settings.fronts = fronts;
+            settings.slots = slots;
+            settings.backends = backends;
         })
     }
 

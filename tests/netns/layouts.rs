@@ -39,9 +39,9 @@ fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
         node.kill9()?;
         stage.rename("v1", "v0")?;
         if number % 2 == 0 {
-            node.resize(128, 64, 64)?;
+            stage.resize([128, 64, 64])?;
         } else {
-            node.resize(64, 128, 128)?;
+            stage.resize([64, 128, 128])?;
         }
         go_on(&flows)?;
         node.start()?;

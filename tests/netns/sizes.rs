@@ -40,8 +40,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
 
     stage.under_load(SIZES.len(), |number| {
         let wanted = SIZES[(number + 1) % SIZES.len()];
-        let [fronts, slots, backends] = wanted;
-        node.resize(fronts, slots, backends)?;
+        stage.resize(wanted)?;
         if number % 2 == 0 {
             node.kill9()?;
         } else {
@@ -68,7 +67,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
 fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() -> Result<()> {
     let stage = Stage::new()?;
     let flows = Flows::open(&stage.client)?;
-    stage.node.resize(128, 256, 32)?;
+    stage.resize([128, 256, 32])?;
     stage.node.restart()?;
 
     let reasons = ["translated", "translated_sticky"];
@@ -93,8 +92,7 @@ fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let before = sizes(node)?;
     let maps = folders(&node.bpffs().join("v1"))?;
     let logged = node.logs().len();
-    let [fronts, slots, backends] = wanted;
-    node.resize(fronts, slots, backends)?;
+    stage.resize(wanted)?;
     node.restart()?;
     let log = node.logs().split_off(logged);
     let told = |line: &str| words.iter().all(|word| line.contains(word));
@@ -109,7 +107,7 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
     let stage = Stage::new()?;
     let node = &stage.node;
     // The crowd stands before a Service that stays, so that this one's indices are high.
-    node.resize(64, 256, 256)?;
+    stage.resize([64, 256, 256])?;
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;
     until_backends(node, "crowd", 150)?;
@@ -148,7 +146,7 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
         way.connect(&stage.client, last, HTTP)?;
     }
     // What fits is done.
-    node.resize(64, 64, 256)?;
+    stage.resize([64, 64, 256])?;
     node.restart()?;
     same("sizes", sizes(node)?, [64, 64, 256])?;
     all_stay(&flows)
@@ -175,7 +173,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     stage.under_load(rounds, |number| {
         // Larger and smaller in turn, and never what is there.
         let size = u32::try_from(number)? + [64, 4096][number % 2];
-        node.resize(size, size, size)?;
+        stage.resize([size, size, size])?;
         let moment = number % moments.len();
         let mut counts = seen.get();
         counts[moment] += usize::from(stage.kill_when(moments[moment])?);
@@ -195,7 +193,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
 fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
-    node.resize(4096, 8192, 4096)?;
+    stage.resize([4096, 8192, 4096])?;
     node.kill9()?;
     let is_met = stage.kill_when(|stage| stage.has("v1-next/svc"))?;
     ensure!(is_met && stage.has("v1"), "{}", node.logs());

@@ -32,6 +32,11 @@ pub(crate) fn scale() -> Option<String> {
     env::var_os("CULVERT_SCALE")?.into_string().ok()
 }
 
+/// The factor of `CULVERT_LASTING`, as written.
+pub(crate) fn lasting() -> Option<String> {
+    env::var_os("CULVERT_LASTING")?.into_string().ok()
+}
+
 fn find(variable: &str, name: &str) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable) {
         let path = PathBuf::from(path);

@@ -41,6 +41,8 @@ pub struct Settings {
     pub slots: u32,
     /// How many backends fit into the maps.
     pub backends: u32,
+    /// How many ports of edge nodes fit into the maps.
+    pub steering: u32,
     /// Where metrics and status are served in the host's namespace.
     pub admin: SocketAddr,
     /// Where health is served in the host's namespace.
@@ -58,19 +60,42 @@ impl Settings {
             fronts: 32_768,
             slots: 131_072,
             backends: 65_536,
+            steering: 16_384,
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
             tunnel: false,
         }
     }
 
-    /// The defaults of the product, for the program that the environment names.
+    /// For the program that the environment names: the defaults of the product, with smaller maps
+    /// where the machine is slow.
     ///
     /// # Errors
     ///
     /// When there is no such program.
     pub fn from_environment() -> Result<Self> {
-        environment::culvert().map(Self::of)
+        let scale = Scale::from_environment();
+        let whole = Self::of(environment::culvert()?);
+        Ok(Self {
+            fronts: scale.count(whole.fronts),
+            slots: scale.count(whole.slots),
+            backends: scale.count(whole.backends),
+            steering: scale.count(whole.steering),
+            ..whole
+        })
+    }
+
+    fn sizes(&self) -> String {
+        let Self {
+            fronts,
+            slots,
+            backends,
+            steering,
+            ..
+        } = self;
+        format!(
+            "maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends}, steering: {steering} }}"
+        )
     }
 }
 
@@ -154,9 +179,10 @@ impl Instance {
     fn config(&self, cgroup: &Path) -> String {
         let Settings {
             culvert: _,
-            fronts,
-            slots,
-            backends,
+            fronts: _,
+            slots: _,
+            backends: _,
+            steering: _,
             admin,
             healthz,
             tunnel,
@@ -180,7 +206,7 @@ impl Instance {
             manifests = self.manifests().display(),
             cgroup = cgroup.display(),
             bpffs = self.bpffs_inside().display(),
-            sizes = sizes(*fronts, *slots, *backends),
+            sizes = self.settings.sizes(),
             state = self.state().display(),
             tunnel = if *tunnel {
                 self.tunnel_config()
@@ -195,21 +221,10 @@ impl Instance {
     /// # Errors
     ///
     /// When the config can't be read or written.
-    pub fn resize(&self, fronts: u32, slots: u32, backends: u32) -> Result<()> {
-        self.write_sizes(&sizes(fronts, slots, backends))
-    }
-
-    /// Gives the steering maps another size, and the others that of the product, from the next start
-    /// on.
-    ///
-    /// # Errors
-    ///
-    /// When the config can't be read or written.
-    pub fn resize_steering(&self, steering: u32) -> Result<()> {
-        self.write_sizes(&format!("maps: {{ steering: {steering} }}"))
-    }
-
-    fn write_sizes(&self, sizes: &str) -> Result<()> {
+    pub fn resize(&self, change: impl FnOnce(&mut Settings)) -> Result<()> {
+        let mut settings = self.settings.clone();
+        change(&mut settings);
+        let sizes = settings.sizes();
         let config = fs::read_to_string(self.config_path())?;
         let (before, rest) = config.split_once("  maps: {").context("no sizes")?;
         let (_, after) = rest.split_once('\n').context("no end of the sizes")?;
@@ -471,8 +486,4 @@ impl Instance {
             .map(str::to_owned)
             .collect())
     }
-}
-
-fn sizes(fronts: u32, slots: u32, backends: u32) -> String {
-    format!("maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends} }}")
 }

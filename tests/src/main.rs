@@ -18,10 +18,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tunnel_tests::{
-    agent::{
-        Ground, Network,
-        run::{Exec, exec, serve as hold},
-    },
+    agent::{Ground, Network, run::serve as hold},
     bench::{self, connect, program::Options},
     demo, ends, environment,
     instance::Settings,
@@ -50,16 +47,6 @@ enum Command {
         network_of: Option<u32>,
         #[arg(long)]
         bpffs: Option<PathBuf>,
-    },
-    /// Start a program that dies with its parent; started by an agent.
-    #[command(hide = true)]
-    Exec {
-        #[arg(long)]
-        parent: i32,
-        #[arg(long)]
-        cpu: Option<usize>,
-        #[arg(required = true, last = true)]
-        argv: Vec<String>,
     },
     /// Show the product on a node of namespaces, with real traffic.
     Demo {
@@ -233,16 +220,6 @@ fn run(command: Command) -> Result<()> {
                 network,
                 cgroup,
                 bpffs,
-            })
-        }
-        Command::Exec { parent, cpu, argv } => {
-            let mut argv = argv.into_iter();
-            let program = argv.next().unwrap_or_default().into();
-            exec(&Exec {
-                parent,
-                cpu,
-                program,
-                arguments: argv.collect(),
             })
         }
         Command::Demo { culvert, keep } => demo::run(Settings::of(program(culvert)?), keep),

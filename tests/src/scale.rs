@@ -5,30 +5,42 @@ use std::time::Duration;
 use crate::environment;
 
 /// How large loads are, against the figures written in the tests: 1 natively, less in slow
-/// virtual machines (`CULVERT_SCALE=0.05`).
+/// virtual machines (`CULVERT_SCALE=0.05`); and how long they last, if not by the same factor
+/// (`CULVERT_LASTING=1`).
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// In thousandths, so that counts are computed without rounding through floating point.
     thousandths: u32,
+    lasting: u32,
 }
 
 impl Scale {
     /// The figures as they are written.
-    pub const FULL: Self = Self { thousandths: 1000 };
+    pub const FULL: Self = Self {
+        thousandths: 1000,
+        lasting: 1000,
+    };
 
     /// From `CULVERT_SCALE`; full where it is absent or no number.
     #[must_use]
     pub fn from_environment() -> Self {
-        environment::scale()
-            .and_then(|text| Self::parse(&text))
-            .unwrap_or(Self::FULL)
+        let scale = environment::scale().and_then(|text| Self::parse(&text));
+        let scale = scale.unwrap_or(Self::FULL);
+        let lasting = environment::lasting().and_then(|text| Self::parse(&text));
+        Self {
+            lasting: lasting.unwrap_or(scale).thousandths,
+            ..scale
+        }
     }
 
     /// From a decimal factor above 0.
     fn parse(text: &str) -> Option<Self> {
         let factor = Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
         let thousandths = u32::try_from(factor.as_millis()).ok()?;
-        (thousandths > 0).then_some(Self { thousandths })
+        (thousandths > 0).then_some(Self {
+            thousandths,
+            lasting: thousandths,
+        })
     }
 
     /// A number of things, or a rate; at least 1.
@@ -41,7 +53,7 @@ impl Scale {
     /// How long a load lasts.
     #[must_use]
     pub fn lasting(self, full: Duration) -> Duration {
-        full * self.thousandths / 1000
+        full * self.lasting / 1000
     }
 
     /// How long to wait for something: never less than written, and longer where machines are slow.

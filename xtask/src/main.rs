@@ -19,6 +19,7 @@ mod setup;
 mod test;
 #[path = "../../tunnel-userspace/build/toolchain.rs"]
 mod toolchain;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -61,6 +62,23 @@ enum Command {
         keep: bool,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
+    },
+    /// Run the kernel tests on every supported kernel, in virtual machines, and here (root).
+    Vm {
+        /// Only this kernel, or `native`; may be given several times.
+        #[arg(long)]
+        kernel: Vec<String>,
+        /// Use only what was fetched before.
+        #[arg(long)]
+        offline: bool,
+        /// Open a shell in a machine with the kernel of --kernel.
+        #[arg(long)]
+        shell: bool,
+        /// Write down what the verifier needs, instead of comparing it.
+        #[arg(long)]
+        update: bool,
+        /// Only tests whose names hold one of these.
+        filter: Vec<String>,
     },
     /// Measure (root).
     Bench {
@@ -123,6 +141,19 @@ fn run(command: Command) -> Result<()> {
             };
             demo::bench(which, &args)
         }
+        Command::Vm {
+            kernel,
+            offline,
+            shell,
+            update,
+            filter,
+        } => vm::run(&vm::Options {
+            kernels: kernel,
+            offline,
+            shell,
+            update,
+            filter,
+        }),
         Command::Lint { checks, fix } => lint::run(&checks, fix),
     }
 }

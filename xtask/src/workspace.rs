@@ -64,12 +64,22 @@ pub(crate) fn build_programs(is_release: bool) -> Result<Programs> {
     let mut command = cargo("build");
     command
         .args(["--package", "tunnel-userspace", "--bin", "culvert"])
-        .args(["--package", "tunnel-tests", "--bin", "culvert-lab"])
-        .arg("--message-format=json-render-diagnostics")
-        .stdout(Stdio::piped());
+        .args(["--package", "tunnel-tests", "--bin", "culvert-lab"]);
     if is_release {
         command.arg("--release");
     }
+    let mut built = built(&mut command)?;
+    match (built.remove("culvert"), built.remove("culvert-lab")) {
+        (Some(culvert), Some(lab)) => Ok(Programs { culvert, lab }),
+        (_, _) => bail!("cargo build did not name the programs culvert and culvert-lab"),
+    }
+}
+
+/// Runs a build, and says where Cargo put each program.
+pub(crate) fn built(command: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
+    command
+        .arg("--message-format=json-render-diagnostics")
+        .stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start cargo build")?;
     let mut built = BTreeMap::new();
     for line in child
@@ -85,8 +95,5 @@ pub(crate) fn build_programs(is_release: bool) -> Result<Programs> {
         }
     }
     ensure!(child.wait()?.success(), "cargo build failed");
-    match (built.remove("culvert"), built.remove("culvert-lab")) {
-        (Some(culvert), Some(lab)) => Ok(Programs { culvert, lab }),
-        (_, _) => bail!("cargo build did not name the programs culvert and culvert-lab"),
-    }
+    Ok(built)
 }

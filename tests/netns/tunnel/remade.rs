@@ -25,7 +25,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
 
     for size in [64, 4, 64] {
         node.kill9()?;
-        node.resize_steering(size)?;
+        node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;
         ensure!(!node.bpffs().join("v1-old").exists());
@@ -33,7 +33,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
 
     // Two ports of an address in each family are steered.
     node.kill9()?;
-    node.resize_steering(1)?;
+    node.resize(|settings| settings.steering = 1)?;
     node.start()?;
     let log = node.logs();
     let told = "bpf.maps.steering of 1 is too small";
@@ -49,7 +49,7 @@ fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
     for size in [16_384, 64] {
         node.kill9()?;
         fs::rename(node.bpffs().join("v1"), node.bpffs().join("v0"))?;
-        node.resize_steering(size)?;
+        node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;
         ensure!(!node.bpffs().join("v0").exists());

@@ -2,29 +2,26 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs, io,
+    fs, io,
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::process::{CommandExt as _, ExitStatusExt as _},
+        unix::process::ExitStatusExt as _,
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use nix::{
     mount::{MsFlags, mount},
-    sched::{CloneFlags, CpuSet, sched_setaffinity, setns, unshare},
-    sys::{
-        prctl::set_pdeathsig,
-        signal::{SigSet, Signal, kill},
-    },
-    unistd::{Pid, getppid},
+    sched::{CloneFlags, setns, unshare},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use socket2::Socket;
 
 use super::{
-    Ground, Network,
+    Ground, Network, child,
     wire::{self, Exit, Reply, Request},
 };
 use crate::cgroup;
@@ -146,65 +143,21 @@ fn answer(
     Ok((reply, None))
 }
 
-/// Starts a program by way of [`exec`], so that it ends with this process.
+/// Starts a program that ends with this process.
 fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child> {
     let [output, errors] = <[OwnedFd; 2]>::try_from(files)
         .ok()
         .context("two files for what the process prints")?;
-    let program = argv.first().context("an empty command line")?;
-    let mut command = Command::new(env::current_exe()?);
+    let (program, arguments) = argv.split_first().context("an empty command line")?;
+    let mut command = Command::new(program);
+    child::prepare(&mut command, cpu)?;
     command
-        .arg("exec")
-        .arg("--parent")
-        .arg(std::process::id().to_string());
-    if let Some(cpu) = cpu {
-        command.arg("--cpu").arg(cpu.to_string());
-    }
-    command
-        .arg("--")
-        .args(argv)
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::from(output))
         .stderr(Stdio::from(errors))
         .spawn()
         .with_context(|| format!("cannot start {program}"))
-}
-
-/// How a program is started: it dies with its parent, and may be bound to one CPU.
-#[derive(Clone, Debug)]
-pub struct Exec {
-    /// The process it is to die with.
-    pub parent: i32,
-    /// The CPU it is bound to.
-    pub cpu: Option<usize>,
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub arguments: Vec<String>,
-}
-
-/// Becomes the program.
-///
-/// # Errors
-///
-/// When it can't: there is no way back from success.
-pub fn exec(exec: &Exec) -> Result<()> {
-    set_pdeathsig(Signal::SIGKILL).context("cannot ask to die with the parent")?;
-    if getppid() != Pid::from_raw(exec.parent) {
-        bail!("the agent has gone");
-    }
-    if let Some(cpu) = exec.cpu {
-        let mut cpus = CpuSet::new();
-        cpus.set(cpu)?;
-        sched_setaffinity(Pid::from_raw(0), &cpus)
-            .with_context(|| format!("cannot keep to CPU {cpu}"))?;
-    }
-    // Signals that the laboratory waits for are blocked there, and a mask is inherited.
-    SigSet::all()
-        .thread_unblock()
-        .context("cannot unblock signals")?;
-    let error = Command::new(&exec.program).args(&exec.arguments).exec();
-    Err(error).with_context(|| format!("cannot start {}", exec.program.display()))
 }
 
 fn failure(error: &anyhow::Error) -> Reply {

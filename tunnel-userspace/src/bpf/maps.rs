@@ -2,13 +2,14 @@
 
 use std::{
     io,
+    os::fd::AsFd as _,
     path::Path,
     sync::{Mutex, PoisonError},
 };
 
 use aya::{
     Pod,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray},
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray},
 };
 use tunnel_common::{
     names,
@@ -16,7 +17,9 @@ use tunnel_common::{
     service::{Backend, Front, FrontKey, Slot},
     steering::{Steered, SteeringKey},
 };
+use zerocopy::FromBytes;
 
+use super::sys;
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
@@ -89,6 +92,14 @@ fn read<V: Pod>(array: &Array<MapData, V>, map: &'static str, index: u32) -> Res
         map,
         source: to_io(error),
     })
+}
+
+fn read_all<V: Pod + FromBytes>(
+    array: &Array<MapData, V>,
+    map: &'static str,
+    entries: u32,
+) -> Result<Vec<V>, ReadError> {
+    sys::array_values(array.map().fd().as_fd(), entries).map_err(|source| ReadError { map, source })
 }
 
 fn insert<K: Pod>(
@@ -176,6 +187,10 @@ impl MapReader for KernelMaps {
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
         read(&self.be, names::BE, index)
     }
+
+    fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
+        read_all(&self.be, names::BE, entries)
+    }
 }
 
 /// The steering maps in the kernel.
@@ -192,6 +207,10 @@ impl SteeringMaps for KernelSteering {
 
     fn record(&self, index: u32) -> Result<Steered, ReadError> {
         read(&self.steered, names::STEERED, index)
+    }
+
+    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
+        read_all(&self.steered, names::STEERED, entries)
     }
 
     fn host(&self) -> Result<u64, ReadError> {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
+use zerocopy::FromBytes;
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
@@ -20,6 +21,7 @@ const BPF_PROG_LOAD: i64 = 5;
 const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
+const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 const BPF_LINK_DETACH: i64 = 34;
@@ -290,6 +292,40 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
         entries,
         flags,
     })
+}
+
+/// Reads the values of an array from its beginning, as many as there is room for, with one call.
+/// The map's values must be of this type.
+pub(super) fn array_values<V: FromBytes>(map: BorrowedFd<'_>, entries: u32) -> io::Result<Vec<V>> {
+    let length = usize::try_from(entries).map_err(io::Error::other)?;
+    let held = shape(map)?;
+    let is_ours =
+        held.kind == BPF_MAP_TYPE_ARRAY && usize::try_from(held.value) == Ok(size_of::<V>());
+    if !is_ours {
+        return Err(io::Error::other(format!(
+            "{held} is no array of such values"
+        )));
+    }
+    let mut keys = vec![0_u32; length];
+    let mut values = vec![0_u8; length.saturating_mul(size_of::<V>())];
+    let mut next = 0_u32;
+    let attr = Attr::new()
+        .pointer(8, &raw mut next)
+        .pointer(16, keys.as_mut_ptr())
+        .pointer(24, values.as_mut_ptr())
+        .u32(32, entries)
+        .fd(36, map);
+    // SAFETY: both buffers have room for as many keys and values as the attribute says; a key has
+    // four bytes, and a value as many as its type.
+    match unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) } {
+        Ok(_) => {}
+        // There are no more behind them.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => return Err(error),
+    }
+    let values = values.chunks_exact(size_of::<V>());
+    let values = values.map(V::read_from_bytes).collect::<Result<_, _>>();
+    values.map_err(|_size| io::Error::other("a value of another size"))
 }
 
 /// How much is read of what the kernel tells of an object.

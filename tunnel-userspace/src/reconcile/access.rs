@@ -122,6 +122,10 @@ pub trait MapReader {
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
     /// A backend.
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
+    /// The backends from the first on, by index.
+    fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
+        (0..entries).map(|index| self.backend(index)).collect()
+    }
 }
 
 /// Reads and writes single entries of the steering maps.
@@ -134,6 +138,10 @@ pub trait SteeringMaps: Send {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
     /// A record.
     fn record(&self, index: u32) -> Result<Steered, ReadError>;
+    /// The records from the first on, by index.
+    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
+        (0..entries).map(|index| self.record(index)).collect()
+    }
     /// The cookie of the network namespace that the canary was seen in; 0 for none.
     fn host(&self) -> Result<u64, ReadError>;
     /// Forgets that cookie.

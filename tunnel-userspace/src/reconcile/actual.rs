@@ -115,16 +115,12 @@ impl Actual {
         reader: &impl MapReader,
         sizes: Sizes,
     ) -> Result<(BTreeMap<u32, Backend>, Vec<State>), ReadError> {
-        let mut backends = BTreeMap::new();
-        let mut states = Vec::with_capacity(count(sizes.backend_entries()));
-        for index in 0..sizes.backend_entries() {
-            let backend = reader.backend(index)?;
-            states.push(backend.state);
-            if backend.state.is_serving() {
-                backends.insert(index, backend);
-            }
-        }
-        Ok((backends, states))
+        let all = reader.backends(sizes.backend_entries())?;
+        let states = all.iter().map(|backend| backend.state).collect();
+        let serving = (0_u32..)
+            .zip(all)
+            .filter(|(_, backend)| backend.state.is_serving());
+        Ok((serving.collect(), states))
     }
 
     /// The last state of a backend index.

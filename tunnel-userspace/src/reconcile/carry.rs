@@ -109,10 +109,10 @@ impl CarriedServices {
         unused: State,
     ) -> Result<(), CarryError> {
         let known = self.actual.sizes.backend_entries();
-        for index in 0..known.min(sizes.backend_entries()) {
+        let backends = from.backends(known.min(sizes.backend_entries()))?;
+        for (index, backend) in (0..).zip(backends) {
             let state = self.actual.state(index);
             if state != State::default() {
-                let backend = from.backend(index)?;
                 to.write_backend(index, &Backend { state, ..backend })?;
             }
         }
@@ -199,13 +199,10 @@ impl CarriedSteering {
         let rested = |record: &Steered| {
             record.removed > 0 && nanos(now).saturating_sub(record.removed) >= nanos(QUARANTINE)
         };
-        let mut records = BTreeMap::new();
-        for index in 0..had.steered_entries() {
-            let record = maps.record(index)?;
-            if record.kind == Steered::NODE && !rested(&record) {
-                records.insert(index, record);
-            }
-        }
+        let records = (0_u32..).zip(maps.records(had.steered_entries())?);
+        let records: BTreeMap<_, _> = records
+            .filter(|(_, record)| record.kind == Steered::NODE && !rested(record))
+            .collect();
         let is_sound = |(key, index): &(SteeringKey, u32)| {
             records.get(index).is_some_and(|record| record.key == *key)
         };

@@ -92,13 +92,10 @@ impl<M: SteeringMaps> Steering<M> {
         settings: SteeringSettings,
         now: Duration,
     ) -> Result<Self, AdoptSteeringError> {
-        let mut records = BTreeMap::new();
-        for index in 0..sizes.steered_entries() {
-            let record = maps.record(index)?;
-            if record.kind == Steered::NODE {
-                records.insert(index, record);
-            }
-        }
+        let records = (0_u32..).zip(maps.records(sizes.steered_entries())?);
+        let records: BTreeMap<u32, Steered> = records
+            .filter(|(_, record)| record.kind == Steered::NODE)
+            .collect();
         let mut keys = BTreeMap::new();
         for (key, index) in maps.keys()? {
             match records.get(&index) {

@@ -1,0 +1,70 @@
+//! The first process of a test machine (`cargo xtask vm`): makes a system of what the initramfs
+//! holds, runs what its plan says, reports over a port, and ends the machine with the outcome.
+
+mod plan;
+mod port;
+mod system;
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use tunnel_tests::clock::Instant;
+
+use crate::port::{Port, Verdict};
+
+fn main() -> ExitCode {
+    // The kernel calls `/init` again, as another process, for modules that it misses.
+    if !nix::unistd::Pid::this().as_raw().eq(&1) {
+        return system::note_wanted_module();
+    }
+    match Port::open() {
+        Ok(port) => {
+            let verdict = run(&port).unwrap_or_else(|error| {
+                port.event(&json!({ "event": "broken", "error": format!("{error:#}") }));
+                Verdict::Failed
+            });
+            port.end(verdict)
+        }
+        // Without the port nobody can be told but by the end of the machine: the kernel panics when
+        // its first process ends, and that counts as a failure.
+        Err(_error) => ExitCode::FAILURE,
+    }
+}
+
+fn run(port: &Port) -> Result<Verdict> {
+    let begun = Instant::now();
+    system::mount_all().context("cannot mount the file systems")?;
+    port.event(&json!({
+        "event": "booted",
+        "release": system::release()?,
+        "seconds": system::uptime()?,
+    }));
+    let modules = system::load_modules().context("cannot load the modules")?;
+    port.event(&json!({
+        "event": "modules",
+        "loaded": modules.loaded,
+        "refused": modules.refused,
+        "seconds": begun.elapsed().as_secs_f64(),
+    }));
+    let plan = plan::read()?;
+    let mut failed = 0_u32;
+    for entry in &plan.entries {
+        if !plan::run(entry, &plan.environment, port)? {
+            failed += 1;
+        }
+    }
+    port.event(&json!({
+        "event": "end",
+        "failed": failed,
+        "entries": plan.entries.len(),
+        "wanted": system::wanted_modules(),
+        "skips": system::skips(),
+        "seconds": begun.elapsed().as_secs_f64(),
+    }));
+    Ok(if failed == 0 {
+        Verdict::Passed
+    } else {
+        Verdict::Failed
+    })
+}

@@ -1,0 +1,115 @@
+//! What a machine is to run, one program after the other.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, Read},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+use serde_json::json;
+use tunnel_tests::clock::Instant;
+
+use crate::port::Port;
+
+const PLAN: &str = "/etc/plan.json";
+
+/// What a machine is to run.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Plan {
+    /// The environment of every program.
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// One program.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Entry {
+    name: String,
+    /// The program and its arguments.
+    command: Vec<String>,
+    /// How long it may take.
+    seconds: u64,
+    /// Whether it has the console, for somebody to type at.
+    #[serde(default)]
+    interactive: bool,
+}
+
+pub(crate) fn read() -> Result<Plan> {
+    let text = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
+    serde_json::from_slice(&text).with_context(|| format!("{PLAN} is no plan"))
+}
+
+/// Runs a program, tells what it prints, and whether it was a success.
+pub(crate) fn run(
+    entry: &Entry,
+    environment: &BTreeMap<String, String>,
+    port: &Port,
+) -> Result<bool> {
+    let begun = Instant::now();
+    port.event(&json!({ "event": "begin", "entry": entry.name }));
+    let (program, arguments) = entry.command.split_first().context("an empty command")?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment);
+    if entry.interactive {
+        return Ok(command.status()?.success());
+    }
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    let ended = watch(child, Duration::from_secs(entry.seconds), port)?;
+    let is_good = ended.is_some_and(|code| code == 0);
+    port.event(&json!({
+        "event": "done",
+        "entry": entry.name,
+        "code": ended,
+        "seconds": begun.elapsed().as_secs_f64(),
+    }));
+    Ok(is_good)
+}
+
+/// Follows a program to its end, or ends it at the limit; its exit code, if it gave one.
+fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> {
+    let (said, heard) = mpsc::channel();
+    if let Some(out) = child.stdout.take() {
+        follow(out, said.clone());
+    }
+    if let Some(errors) = child.stderr.take() {
+        follow(errors, said);
+    }
+    let until = Instant::now() + limit;
+    loop {
+        match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => port.line(&line),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                port.line("it takes too long, and is ended");
+                child.kill()?;
+                break;
+            }
+        }
+    }
+    Ok(child.wait()?.code())
+}
+
+fn follow(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
+    thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if to.send(text).is_err() {
+                break;
+            }
+            line.clear();
+        }
+    });
+}

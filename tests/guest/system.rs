@@ -1,0 +1,131 @@
+//! File systems and modules: what a distribution's init would have done.
+
+use std::{
+    env, fs,
+    fs::{File, OpenOptions},
+    io::Write as _,
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    errno::Errno,
+    kmod::{ModuleInitFlags, finit_module},
+    mount::{MsFlags, mount},
+    sys::utsname::uname,
+};
+
+/// Modules, each behind those that it needs; written when the initramfs was made.
+const MODULES: &str = "/etc/modules.list";
+/// Modules that the kernel asked for and that nobody had loaded.
+const WANTED: &str = "/run/wanted";
+/// Tests that did not run, for want of a feature of the kernel: the plan says to tests where.
+const SKIPS: &str = "/run/skips";
+/// The program that the kernel starts to have a module loaded.
+const MODPROBE: &str = "/proc/sys/kernel/modprobe";
+
+const FILE_SYSTEMS: [(&str, &str); 9] = [
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/tmp"),
+    ("tmpfs", "/run"),
+    ("cgroup2", "/sys/fs/cgroup"),
+    ("bpf", "/sys/fs/bpf"),
+    ("debugfs", "/sys/kernel/debug"),
+    ("tracefs", "/sys/kernel/tracing"),
+];
+
+pub(crate) fn mount_all() -> Result<()> {
+    for (kind, folder) in FILE_SYSTEMS {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {folder}"))?;
+        let mounted = mount(
+            Some(kind),
+            folder,
+            Some(kind),
+            MsFlags::empty(),
+            None::<&str>,
+        );
+        match mounted {
+            // The kernel mounts /dev itself.
+            Ok(()) | Err(Errno::EBUSY) => {}
+            Err(error) => return Err(error).with_context(|| format!("{kind} on {folder}")),
+        }
+    }
+    fs::write(MODPROBE, "/init").context("cannot say who loads modules")
+}
+
+/// The release of the kernel.
+pub(crate) fn release() -> Result<String> {
+    Ok(uname()?.release().to_string_lossy().into_owned())
+}
+
+/// Seconds since the machine was started.
+pub(crate) fn uptime() -> Result<f64> {
+    let text = fs::read_to_string("/proc/uptime")?;
+    let first = text.split(' ').next().context("no uptime")?;
+    Ok(first.parse()?)
+}
+
+/// What became of the modules.
+#[derive(Debug, Default)]
+pub(crate) struct Modules {
+    pub(crate) loaded: u32,
+    /// Those that the kernel refused, with its reason.
+    pub(crate) refused: Vec<String>,
+}
+
+pub(crate) fn load_modules() -> Result<Modules> {
+    let list = fs::read_to_string(MODULES).with_context(|| format!("cannot read {MODULES}"))?;
+    let mut modules = Modules::default();
+    for path in list.lines() {
+        match load(Path::new(path)) {
+            Ok(()) => modules.loaded += 1,
+            Err(error) => modules.refused.push(format!("{path}: {error:#}")),
+        }
+    }
+    Ok(modules)
+}
+
+fn load(path: &Path) -> Result<()> {
+    let file = File::open(path)?;
+    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Called by the kernel with the name of a module that it misses: there is none to load but those
+/// of the list, so the name is only kept for the report.
+pub(crate) fn note_wanted_module() -> ExitCode {
+    let name = env::args().next_back().unwrap_or_default();
+    let note = || -> std::io::Result<()> {
+        let mut wanted = OpenOptions::new().create(true).append(true).open(WANTED)?;
+        writeln!(wanted, "{name}")
+    };
+    // Either way the kernel goes on without the module.
+    if note().is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// The modules that the kernel missed, each once.
+pub(crate) fn wanted_modules() -> Vec<String> {
+    lines(WANTED)
+}
+
+/// The tests that did not run, each with what the kernel lacks.
+pub(crate) fn skips() -> Vec<String> {
+    lines(SKIPS)
+}
+
+fn lines(path: &str) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    names
+}

@@ -1,0 +1,49 @@
+//! How a program of a place starts: it dies with the agent, and may be bound to one CPU.
+#![expect(unsafe_code, reason = "work between fork and exec can't be checked")]
+
+use std::{os::unix::process::CommandExt as _, process::Command};
+
+use anyhow::Result;
+use nix::{
+    errno::Errno,
+    sched::{CpuSet, sched_setaffinity},
+    sys::{
+        prctl::set_pdeathsig,
+        signal::{SigSet, Signal},
+    },
+    unistd::{Pid, getppid},
+};
+
+/// Has a command start so.
+///
+/// # Errors
+///
+/// When there can't be a CPU of that number.
+pub(super) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
+    let cpus = cpu.map(one).transpose()?;
+    let parent = Pid::this();
+    let start = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        if getppid() != parent {
+            // It has gone before the call.
+            return Err(Errno::ESRCH.into());
+        }
+        if let Some(cpus) = &cpus {
+            sched_setaffinity(Pid::from_raw(0), cpus)?;
+        }
+        // Signals that the laboratory waits for are blocked there, and a mask is inherited.
+        Ok(SigSet::all().thread_unblock()?)
+    };
+    // SAFETY: the closure makes system calls and nothing else: no memory is allocated and no lock
+    // is taken.
+    unsafe {
+        command.pre_exec(start);
+    }
+    Ok(())
+}
+
+fn one(cpu: u32) -> Result<CpuSet> {
+    let mut cpus = CpuSet::new();
+    cpus.set(usize::try_from(cpu)?)?;
+    Ok(cpus)
+}

@@ -1,0 +1,228 @@
+//! Private calls of apt: own lists of own suites, and nothing that the machine would notice.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{cache, sources::Mirrors};
+use crate::progress;
+
+/// Some suites of Debian.
+#[derive(Debug)]
+pub(super) struct Archive {
+    folder: PathBuf,
+    /// The suites, for messages.
+    pub(super) suites: String,
+    /// Whether apt knows what the machine has installed.
+    is_for_machine: bool,
+}
+
+impl Archive {
+    /// A suite as if nothing was installed.
+    pub(super) fn of_suite(suite: &str) -> Result<Self> {
+        let mirrors = Mirrors::read()?;
+        Self::open(&mirrors, &[suite.to_owned()], false)
+    }
+
+    /// The suites of this machine, with what it has installed.
+    pub(super) fn of_machine() -> Result<Self> {
+        let mirrors = Mirrors::read()?;
+        let codename = &mirrors.codename;
+        let suites = [codename.clone(), format!("{codename}-security")];
+        Self::open(&mirrors, &suites, true)
+    }
+
+    fn open(mirrors: &Mirrors, suites: &[String], is_for_machine: bool) -> Result<Self> {
+        let suite_names = suites.join("+");
+        let folder = cache::place("apt").join(&suite_names);
+        for part in ["lists/partial", "cache/archives/partial"] {
+            let part = folder.join(part);
+            fs::create_dir_all(&part)
+                .with_context(|| format!("cannot create {}", part.display()))?;
+        }
+        let lines = suites.iter().map(|suite| mirrors.of(suite).line(suite));
+        let path = folder.join("sources.list");
+        fs::write(&path, lines.collect::<String>())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self {
+            folder,
+            suites: suite_names,
+            is_for_machine,
+        })
+    }
+
+    /// Fetches the lists of packages.
+    pub(super) fn update(&self) -> Result<()> {
+        let label = format!("lists of {}", self.suites);
+        // Else apt takes old lists for good when it can't have new ones.
+        let any = ["-o", "APT::Update::Error-Mode=any"];
+        progress::step(&label, self.apt("apt-get").args(any).arg("update"))
+    }
+
+    /// What the newest versions of packages say about themselves.
+    pub(super) fn show(&self, packages: &[String]) -> Result<String> {
+        let mut command = self.apt("apt-cache");
+        command.args(["show", "--no-all-versions"]).args(packages);
+        let names = packages.join(" ");
+        output(&mut command).with_context(|| format!("{} has no package {names}", self.suites))
+    }
+
+    /// Whether each of the packages is there, as `name=version`.
+    pub(super) fn offers(&self, packages: &[String]) -> bool {
+        let mut command = self.apt("apt-cache");
+        progress::succeeds(command.arg("show").args(packages))
+    }
+
+    /// Downloads packages into a folder, their hashes checked against the signed lists.
+    pub(super) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
+        let label = format!("download {} of {}", packages.join(" "), self.suites);
+        let mut command = self.apt("apt-get");
+        command.current_dir(into).arg("download").args(packages);
+        progress::step(&label, &mut command)
+    }
+
+    /// The packages that installing one would bring to this machine.
+    pub(super) fn would_install(&self, package: &str) -> Result<Vec<String>> {
+        let mut command = self.apt("apt-get");
+        command.args(["install", "--simulate", "--no-install-recommends", package]);
+        let plan = output(&mut command)
+            .with_context(|| format!("{} cannot have {package} installed", self.suites))?;
+        Ok(installed_by(&plan))
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("LC_ALL", "C")
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        let path = |name: &str| self.folder.join(name).display().to_string();
+        let mut options = vec![
+            format!("Dir::Etc::SourceList={}", path("sources.list")),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            "Dir::Etc::Preferences=/dev/null".to_owned(),
+            "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
+            format!("Dir::State::Lists={}", path("lists")),
+            format!("Dir::Cache={}", path("cache")),
+            // The user that apt becomes otherwise may not write here.
+            "APT::Sandbox::User=root".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::Retries=3".to_owned(),
+            "Acquire::http::Timeout=60".to_owned(),
+        ];
+        for index in ["DEP-11", "DEP-11-icons", "Contents-deb", "CNF"] {
+            options.push(format!(
+                "Acquire::IndexTargets::deb::{index}::DefaultEnabled=false"
+            ));
+        }
+        if !self.is_for_machine {
+            options.push("Dir::State::Status=/dev/null".to_owned());
+            options.push("APT::Architecture=amd64".to_owned());
+        }
+        command.arg("-q");
+        for option in options {
+            command.args(["-o", &option]);
+        }
+        command
+    }
+}
+
+/// Unpacks all packages of a folder into another.
+pub(super) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
+    for deb in debs {
+        let mut command = Command::new("dpkg-deb");
+        let output = command.arg("-x").arg(deb).arg(into).output();
+        let output = output.context("cannot start dpkg-deb")?;
+        ensure!(
+            output.status.success(),
+            "cannot unpack {}: {}",
+            deb.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
+/// The packages in a folder, in the order of their names.
+pub(super) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut debs = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|kind| kind == "deb") {
+            debs.push(path);
+        }
+    }
+    debs.sort();
+    Ok(debs)
+}
+
+/// Fails when a file isn't the one with this hash.
+pub(super) fn check_hash(path: &Path, sha256: &str) -> Result<()> {
+    let sum = output(
+        Command::new("sha256sum")
+            .arg("--binary")
+            .arg("--")
+            .arg(path),
+    )?;
+    let sum = sum.split_whitespace().next().unwrap_or_default();
+    ensure!(
+        sum == sha256,
+        "{} has the SHA-256 {sum}, and {sha256} is pinned",
+        path.display()
+    );
+    Ok(())
+}
+
+/// What a program says, when it succeeds.
+pub(super) fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    ensure!(
+        output.status.success(),
+        "{} failed ({}): {}",
+        command.get_program().display(),
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The names in the plan that apt prints.
+fn installed_by(plan: &str) -> Vec<String> {
+    let lines = plan.lines().filter_map(|line| line.strip_prefix("Inst "));
+    let names = lines.filter_map(|line| line.split([' ', ':']).next());
+    names.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plan_of_apt_names_what_it_installs() {
+        let plan = "NOTE: This is only a simulation!\nRemv qemu-utils [1:10.0]\n\
+                    Inst libaio1 (0.3.113-4 Debian:12.15/oldstable [amd64])\n\
+                    Inst libfdt1:amd64 [1.5] (1.6.1-4+b1 Debian:12.15/oldstable [amd64])\n\
+                    Conf libaio1 (0.3.113-4 Debian:12.15/oldstable [amd64])\n";
+
+        assert_eq!(installed_by(plan), ["libaio1", "libfdt1"]);
+    }
+
+    #[test]
+    fn a_file_with_another_hash_is_refused_by_name() {
+        // The hash of nothing.
+        let nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        check_hash(Path::new("/dev/null"), nothing).expect("the same");
+
+        let error = check_hash(Path::new("/dev/null"), &"0".repeat(64)).expect_err("another");
+
+        assert!(
+            error.to_string().contains("/dev/null has the SHA-256 e3b0"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! What the verifier of each kernel needs for each program, written down and compared: programs grow
+//! unnoticed until one kernel refuses them.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value, json};
+
+use crate::workspace;
+
+const FILE: &str = "tests/verifier.json";
+
+/// Instructions that the verifier looks at before it gives up, and bytes of stack, on every kernel
+/// (`BPF_COMPLEXITY_LIMIT_INSNS`, `MAX_BPF_STACK`).
+const INSTRUCTIONS: u64 = 1_000_000;
+const STACK: u64 = 512;
+/// How much of a limit a program may use, and how much more than before, in percent.
+const MOST: u64 = 70;
+const GROWTH: u64 = 10;
+
+/// What was measured of a program in one of its variants.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Measured {
+    instructions: u64,
+    stack: u64,
+    microseconds: u64,
+}
+
+type Programs = BTreeMap<String, Measured>;
+
+/// What is written down, by kernel.
+#[derive(Debug)]
+pub(super) struct Budget {
+    kernels: BTreeMap<String, (String, Programs)>,
+}
+
+impl Budget {
+    pub(super) fn read() -> Result<Self> {
+        let text = fs::read_to_string(workspace::root().join(FILE))
+            .with_context(|| format!("cannot read {FILE}"))?;
+        Self::parse(&text).with_context(|| format!("{FILE} can't be read"))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let kernels: BTreeMap<String, Value> = serde_json::from_str(text)?;
+        let kernels = kernels.into_iter().map(|(kernel, value)| {
+            let release = value["release"].as_str().unwrap_or_default().to_owned();
+            let programs = value["programs"].as_object().into_iter().flatten();
+            let programs = programs.map(|(name, value)| (name.clone(), measured(value)));
+            (kernel, (release, programs.collect()))
+        });
+        Ok(Self {
+            kernels: kernels.collect(),
+        })
+    }
+
+    /// Takes over what was measured.
+    pub(super) fn take(&mut self, kernel: &str, release: &str, reported: &[Value]) {
+        let entry = (release.to_owned(), named(reported));
+        self.kernels.insert(kernel.to_owned(), entry);
+    }
+
+    pub(super) fn write(&self) -> Result<()> {
+        let kernels = self.kernels.iter().map(|(kernel, (release, programs))| {
+            let programs = programs.iter().map(|(name, measured)| {
+                let value = json!({
+                    "instructions": measured.instructions,
+                    "stack": measured.stack,
+                    "microseconds": measured.microseconds,
+                });
+                (name.clone(), value)
+            });
+            let programs: Map<String, Value> = programs.collect();
+            (
+                kernel.clone(),
+                json!({ "release": release, "programs": programs }),
+            )
+        });
+        let whole: Map<String, Value> = kernels.collect();
+        let text = serde_json::to_string_pretty(&whole)? + "\n";
+        fs::write(workspace::root().join(FILE), text)
+            .with_context(|| format!("cannot write {FILE}"))?;
+        println!("{FILE} was written");
+        Ok(())
+    }
+
+    /// What has grown too much, or is too large.
+    pub(super) fn problems(&self, kernel: &str, reported: &[Value]) -> Vec<String> {
+        let nothing = Programs::new();
+        let written = self.kernels.get(kernel);
+        let written = written.map_or(&nothing, |(_, programs)| programs);
+        let measured = named(reported);
+        let mut problems = Vec::new();
+        if measured.is_empty() {
+            problems.push("the verifier was not measured".to_owned());
+        }
+        for (name, now) in &measured {
+            let parts = |it: &Measured| [it.instructions, it.stack];
+            let limits = ["instructions", "bytes of stack"]
+                .into_iter()
+                .zip([INSTRUCTIONS, STACK]);
+            for ((what, limit), now) in limits.clone().zip(parts(now)) {
+                if now * 100 > limit * MOST {
+                    problems.push(format!("{name}: {now} {what}, over {MOST} % of {limit}"));
+                }
+            }
+            let Some(before) = written.get(name) else {
+                problems.push(format!(
+                    "{name} is not in {FILE}: `cargo xtask vm --update`"
+                ));
+                continue;
+            };
+            for (((what, _), now), before) in limits.zip(parts(now)).zip(parts(before)) {
+                if now * 100 > before * (100 + GROWTH) {
+                    problems.push(format!(
+                        "{name}: {now} {what} in the place of {before}, over {GROWTH} % more"
+                    ));
+                }
+            }
+        }
+        for name in written.keys().filter(|name| !measured.contains_key(*name)) {
+            problems.push(format!("{name} of {FILE} was not measured"));
+        }
+        problems
+    }
+}
+
+fn measured(value: &Value) -> Measured {
+    let number = |name: &str| value[name].as_u64().unwrap_or(u64::MAX >> 8);
+    Measured {
+        instructions: number("instructions"),
+        stack: number("stack"),
+        microseconds: number("microseconds"),
+    }
+}
+
+/// By the name of the program and its variant.
+fn named(reported: &[Value]) -> Programs {
+    let one = |value: &Value| {
+        let [program, variant] = ["program", "variant"].map(|name| {
+            let text = value[name].as_str();
+            text.unwrap_or("?").to_owned()
+        });
+        (
+            format!("{program} {variant}").trim().to_owned(),
+            measured(value),
+        )
+    };
+    reported.iter().map(one).collect()
+}
+
+/// How many programs were loaded, in how many variants.
+pub(super) fn programs(reported: &[Value]) -> usize {
+    reported.len()
+}
+
+/// A table of what each kernel's verifier needs: instructions, and microseconds.
+pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -> String {
+    let kernels: Vec<(&str, Programs)> = kernels
+        .map(|(kernel, reported)| (kernel, named(reported)))
+        .filter(|(_, programs)| !programs.is_empty())
+        .collect();
+    let mut names: Vec<&String> = kernels.iter().flat_map(|(_, it)| it.keys()).collect();
+    names.sort();
+    names.dedup();
+    let mut text = format!("{:<44}", "instructions / stack / microseconds");
+    for (kernel, _) in &kernels {
+        text.push_str(&format!(" {kernel:>20}"));
+    }
+    for name in names {
+        text.push_str(&format!("\n{name:<44}"));
+        for (_, programs) in &kernels {
+            let cell = programs.get(name).map_or_else(
+                || "-".to_owned(),
+                |it| format!("{} / {} / {}", it.instructions, it.stack, it.microseconds),
+            );
+            text.push_str(&format!(" {cell:>20}"));
+        }
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reported(instructions: u64, stack: u64) -> Vec<Value> {
+        vec![json!({
+            "program": "connect4",
+            "variant": "plain",
+            "instructions": instructions,
+            "stack": stack,
+            "microseconds": 100,
+        })]
+    }
+
+    #[test]
+    fn growth_over_a_tenth_a_limit_and_what_nobody_wrote_down_are_problems() {
+        let mut budget = Budget::parse("{}").expect("empty");
+        assert_eq!(budget.problems("6.1", &reported(1000, 200)).len(), 1);
+        budget.take("6.1", "6.1.0", &reported(1000, 200));
+
+        assert!(budget.problems("6.1", &reported(1100, 220)).is_empty());
+        assert_eq!(budget.problems("6.1", &reported(1101, 200)).len(), 1);
+        assert_eq!(budget.problems("6.1", &reported(1000, 221)).len(), 1);
+        assert_eq!(budget.problems("6.1", &[]).len(), 2);
+
+        budget.take("6.1", "6.1.0", &reported(700_001, 359));
+        assert_eq!(budget.problems("6.1", &reported(700_001, 359)).len(), 2);
+    }
+}

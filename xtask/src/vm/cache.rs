@@ -1,0 +1,134 @@
+//! What guests are made of, kept in the folder `target/vm`.
+//!
+//! Things come into being beside their place and are moved there whole, so that what is there can
+//! be used.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::workspace;
+
+/// A place in the folder.
+pub(super) fn place(name: &str) -> PathBuf {
+    workspace::root().join("target/vm").join(name)
+}
+
+/// Keeps other processes and threads from what a name stands for until it is dropped.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+/// Waits until nobody else has the lock.
+pub(super) fn lock(name: &str) -> Result<Lock> {
+    let path = place("locks").join(name);
+    make_parent(&path)?;
+    let lock = || {
+        let file = File::create(&path)?;
+        file.lock()?;
+        io::Result::Ok(file)
+    };
+    let file = lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(Lock { _file: file })
+}
+
+/// Makes a folder that is there only once it is filled.
+pub(super) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let partial = beside(path);
+    clear(&partial)?;
+    fs::create_dir_all(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
+    fill(&partial)?;
+    clear(path)?;
+    rename(&partial, path)
+}
+
+/// Writes a file that is there only once it is written.
+pub(super) fn file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    make_parent(path)?;
+    let partial = beside(path);
+    let mut file =
+        File::create(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
+    write(&mut file)?;
+    rename(&partial, path)
+}
+
+/// Removes what is there.
+fn clear(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).with_context(|| format!("cannot rename {}", from.display()))
+}
+
+fn make_parent(path: &Path) -> Result<()> {
+    let parent = path.parent().unwrap_or(path);
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    /// A folder of a test's own.
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("culvert-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder");
+        path
+    }
+
+    #[test]
+    fn a_folder_whose_filling_fails_is_not_there_and_the_next_try_starts_empty() {
+        let scratch = scratch("folder");
+        let path = scratch.join("kernel");
+
+        let failed = folder(&path, |partial| {
+            fs::write(partial.join("half"), "")?;
+            bail!("interrupted")
+        });
+        assert!(failed.is_err());
+        assert!(!path.exists());
+
+        folder(&path, |partial| Ok(fs::write(partial.join("whole"), "")?)).expect("filled");
+        assert!(path.join("whole").exists());
+        assert!(!path.join("half").exists());
+        fs::remove_dir_all(scratch).expect("removed");
+    }
+
+    #[test]
+    fn a_file_whose_writing_fails_leaves_the_old_one() {
+        let scratch = scratch("file");
+        let path = scratch.join("base");
+        file(&path, |out| Ok(out.write_all(b"old")?)).expect("written");
+
+        let failed = file(&path, |out| {
+            out.write_all(b"ne")?;
+            bail!("interrupted")
+        });
+
+        assert!(failed.is_err());
+        assert_eq!(fs::read(&path).expect("the file"), b"old");
+        fs::remove_dir_all(scratch).expect("removed");
+    }
+}

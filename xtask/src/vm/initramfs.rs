@@ -1,0 +1,204 @@
+//! What a guest finds in its root folder: a part per kernel with its modules, made once, and a
+//! part with what it is to run.
+
+use std::{
+    fs::{self, File},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io::{self, BufWriter},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    cache,
+    cpio::Cpio,
+    modules::{self, Modules},
+};
+
+/// Raised when the part of a kernel is written differently.
+const FORMAT: u32 = 1;
+
+/// The list of modules in a guest: a path a line, each after what it needs.
+const MODULES: &str = "/etc/modules.list";
+
+/// The folders that every guest has.
+const FOLDERS: [&str; 9] = [
+    "/proc",
+    "/sys",
+    "/dev",
+    "/tmp",
+    "/run",
+    "/etc",
+    "/root",
+    "/lib/modules",
+    "/var/lib",
+];
+
+/// What a guest has beside its kernel's modules.
+#[derive(Debug, Default)]
+pub(crate) struct Overlay {
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    guest: String,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Host { path: PathBuf, mode: u32 },
+    Bytes { bytes: Vec<u8>, mode: u32 },
+    Link { target: String },
+}
+
+impl Overlay {
+    /// A file of this machine, read when the overlay is written.
+    pub(crate) fn add_file(&mut self, host: &Path, guest: &str, mode: u32) {
+        let path = host.to_owned();
+        self.add(guest, Content::Host { path, mode });
+    }
+
+    pub(crate) fn add_bytes(&mut self, bytes: impl Into<Vec<u8>>, guest: &str, mode: u32) {
+        let bytes = bytes.into();
+        self.add(guest, Content::Bytes { bytes, mode });
+    }
+
+    pub(crate) fn add_symlink(&mut self, target: &str, guest: &str) {
+        let target = target.to_owned();
+        self.add(guest, Content::Link { target });
+    }
+
+    /// Writes it as a part of an initramfs.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        cache::file(path, |file| {
+            let mut cpio = Cpio::new(BufWriter::new(file));
+            for entry in &self.entries {
+                entry
+                    .write(&mut cpio)
+                    .with_context(|| format!("cannot put {} into a guest", entry.guest))?;
+            }
+            cpio.finish()?;
+            Ok(())
+        })
+    }
+
+    fn add(&mut self, guest: &str, content: Content) {
+        let guest = guest.to_owned();
+        self.entries.push(Entry { guest, content });
+    }
+}
+
+impl Entry {
+    fn write(&self, cpio: &mut Cpio<impl io::Write>) -> Result<()> {
+        match &self.content {
+            Content::Host { path, mode } => {
+                let data =
+                    fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+                cpio.file(&self.guest, *mode, &data)?;
+            }
+            Content::Bytes { bytes, mode } => cpio.file(&self.guest, *mode, bytes)?,
+            Content::Link { target } => cpio.link(&self.guest, target)?,
+        }
+        Ok(())
+    }
+}
+
+/// Writes an initramfs out of parts. A file of a later part takes the place of an earlier one.
+pub(crate) fn join(parts: &[&Path], path: &Path) -> Result<()> {
+    cache::file(path, |file| {
+        for part in parts {
+            let mut copy = || io::copy(&mut File::open(part)?, file);
+            copy().with_context(|| format!("cannot copy {}", part.display()))?;
+        }
+        Ok(())
+    })
+}
+
+/// The part of a kernel, made when the cache doesn't have it, and the modules that it lacks.
+pub(super) fn base(kernel: &str, modules: &Path) -> Result<(PathBuf, Vec<String>)> {
+    // The modules' own version is in the name of the kernel.
+    let mut hasher = DefaultHasher::new();
+    (FORMAT, FOLDERS, modules::WANTED).hash(&mut hasher);
+    let path = cache::place("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
+    let modules = Modules::read(modules)?;
+    if !path.is_file() {
+        cache::file(&path, |file| write_base(file, &modules))?;
+    }
+    Ok((path, modules.absent(modules::WANTED)))
+}
+
+fn write_base(file: &mut File, modules: &Modules) -> Result<()> {
+    let mut cpio = Cpio::new(BufWriter::new(file));
+    for folder in FOLDERS {
+        cpio.folder(folder)?;
+    }
+    // The kernel opens it for the first process before anything is mounted.
+    cpio.device("/dev/console", 0o600, (5, 1))?;
+    let mut list = String::new();
+    for module in modules.load_order(modules::WANTED)? {
+        let path = format!("/lib/modules/{}.ko", module.name);
+        cpio.file(&path, 0o644, &module.data)?;
+        list.push_str(&path);
+        list.push('\n');
+    }
+    cpio.file(MODULES, 0o644, list.as_bytes())?;
+    cpio.finish()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_stand_one_behind_the_other_each_a_whole_archive() {
+        let scratch = std::env::temp_dir().join(format!("culvert-{}-join", std::process::id()));
+        let (first, second) = (scratch.join("first"), scratch.join("second"));
+        let host = scratch.join("host");
+        let mut overlay = Overlay::default();
+        overlay.add_bytes("plan", "/etc/plan", 0o644);
+        overlay.add_symlink("/init", "/bin/sh");
+        overlay.write(&first).expect("written");
+        fs::write(&host, "program").expect("written");
+        let mut overlay = Overlay::default();
+        overlay.add_file(&host, "/init", 0o755);
+        overlay.write(&second).expect("written");
+
+        join(&[&first, &second], &scratch.join("all")).expect("joined");
+
+        let all = fs::read_to_string(scratch.join("all")).expect("text");
+        assert_eq!(all.matches("TRAILER!!!").count(), 2);
+        assert_eq!(all.len() % 512, 0);
+        for text in [
+            "etc/plan\0",
+            "\0plan0707",
+            "bin/sh\0",
+            "\0/init\0",
+            "00000000init\0",
+            "000081ed",
+            "program",
+        ] {
+            assert!(all.contains(text), "{text}");
+        }
+        fs::remove_dir_all(scratch).expect("removed");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_and_leaves_nothing() {
+        let path = std::env::temp_dir().join(format!("culvert-{}-none", std::process::id()));
+        let mut overlay = Overlay::default();
+        overlay.add_file(Path::new("/no/such/program"), "/init", 0o755);
+
+        let error = overlay.write(&path).expect_err("no program");
+
+        let text = format!("{error:#}");
+        assert!(
+            text.contains("/init") && text.contains("/no/such/program"),
+            "{text}"
+        );
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,197 @@
+//! One machine: QEMU, emulating (`-accel tcg`: a `/dev/kvm` that opens need not work).
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{fetch::Kernel, qemu::Qemu, report::Report};
+use crate::progress::Clock;
+
+/// What the guest ends the machine with if everything passed: twice 0x10, and one.
+const PASSED: i32 = 33;
+/// The memory of a machine, in MiB.
+const MEMORY: &str = "768";
+/// How long a machine may run, and how long it may say nothing.
+const LIMIT: Duration = Duration::from_secs(900);
+const SILENCE: Duration = Duration::from_secs(240);
+/// How often to look at it.
+const LOOK: Duration = Duration::from_millis(100);
+/// The last lines of the console that are shown.
+const TAIL: usize = 60;
+
+/// No defaults, no second try, no guard that costs time and guards nothing here.
+const COMMAND_LINE: &str = "quiet panic=-1 reboot=t cryptomgr.notests tsc=reliable no_timer_check";
+
+/// What a machine is to be.
+pub(crate) struct Machine<'a> {
+    pub(crate) qemu: &'a Qemu,
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) initramfs: PathBuf,
+    pub(crate) cpus: u32,
+    /// A folder of its own.
+    pub(crate) folder: PathBuf,
+}
+
+/// How a machine ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// By itself, with this status.
+    Exited(ExitStatus),
+    /// It was killed: nothing came from it any more, or it went on for too long.
+    Hung(&'static str),
+}
+
+/// What became of a machine.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) end: End,
+    pub(crate) report: Report,
+    pub(crate) took: Duration,
+    /// The end of what its kernel said.
+    pub(crate) console: String,
+}
+
+impl Outcome {
+    /// Whether the machine says so by its end and by its report.
+    pub(crate) fn is_good(&self) -> bool {
+        let says_so = matches!(&self.end, End::Exited(status) if status.code() == Some(PASSED));
+        says_so && self.report.is_good && self.report.failed.is_empty()
+    }
+
+    pub(crate) const fn is_hung(&self) -> bool {
+        matches!(self.end, End::Hung(_))
+    }
+
+    /// Why it is not good.
+    pub(crate) fn why(&self) -> String {
+        match &self.end {
+            End::Hung(how) => (*how).to_owned(),
+            End::Exited(status) if status.code() == Some(0) => {
+                "the kernel panicked, or the machine was reset".to_owned()
+            }
+            End::Exited(_) if !self.report.broken.is_empty() => self.report.broken.join("; "),
+            End::Exited(status) => format!("QEMU ended with {status}"),
+        }
+    }
+}
+
+impl Machine<'_> {
+    /// Runs it to its end.
+    pub(crate) fn run(&self) -> Result<Outcome> {
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("cannot make {}", self.folder.display()))?;
+        let (console, report) = (
+            self.folder.join("console.log"),
+            self.folder.join("report.log"),
+        );
+        File::create(&report)?;
+        let clock = Clock::start();
+        let mut command = self.command(&report);
+        command.args(["-serial", &format!("file:{}", console.display())]);
+        let log = File::create(self.folder.join("qemu.log"))?;
+        command.stdin(std::process::Stdio::null());
+        command.stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().context("cannot start QEMU")?;
+        let end = watch(child, &report)?;
+        let text = fs::read(&report)?;
+        Ok(Outcome {
+            end,
+            report: Report::read(&String::from_utf8_lossy(&text)),
+            took: clock.elapsed(),
+            console: tail(&console) + &tail(&self.folder.join("qemu.log")),
+        })
+    }
+
+    /// Lends it this terminal.
+    pub(crate) fn show(&self) -> Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        let mut command = self.command(&self.folder.join("report.log"));
+        command.args(["-serial", "mon:stdio"]);
+        command.status().context("cannot start QEMU")?;
+        Ok(())
+    }
+
+    fn command(&self, report: &Path) -> Command {
+        let mut command = self.qemu.command();
+        command
+            .args(["-M", "pc", "-accel", "tcg,thread=multi", "-cpu", "max"])
+            .args(["-smp", &self.cpus.to_string(), "-m", MEMORY])
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-no-reboot",
+            ])
+            .arg("-kernel")
+            .arg(&self.kernel.image)
+            .arg("-initrd")
+            .arg(&self.initramfs)
+            .args(["-append", &format!("console=ttyS0 {COMMAND_LINE}")])
+            .arg("-chardev")
+            .arg(format!("file,id=report,path={}", report.display()))
+            .args(["-device", "isa-debugcon,iobase=0xe9,chardev=report"])
+            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]);
+        command
+    }
+}
+
+/// Waits for the end of a machine, or ends it.
+fn watch(mut child: Child, report: &Path) -> Result<End> {
+    let clock = Clock::start();
+    let (mut length, mut heard) = (0, Clock::start());
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(End::Exited(status));
+        }
+        let now = fs::metadata(report)?.len();
+        if now != length {
+            (length, heard) = (now, Clock::start());
+        }
+        let hung = if clock.elapsed() > LIMIT {
+            Some("it went on for too long")
+        } else if heard.elapsed() > SILENCE {
+            Some("it said nothing any more")
+        } else {
+            None
+        };
+        if let Some(how) = hung {
+            child.kill()?;
+            child.wait()?;
+            return Ok(End::Hung(how));
+        }
+        pause();
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a process and a file can't be waited for at once"
+)]
+fn pause() {
+    thread::sleep(LOOK);
+}
+
+/// The last lines of a file.
+fn tail(path: &Path) -> String {
+    const MOST: u64 = 64 << 10;
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(MOST)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(TAIL)..];
+    last.iter().map(|line| format!("    {line}\n")).collect()
+}

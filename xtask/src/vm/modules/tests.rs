@@ -1,0 +1,111 @@
+use super::*;
+
+fn needing(hard: &[&str], soft: &[&str]) -> Known {
+    let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    Known::Module(Needs {
+        hard: owned(hard),
+        soft: owned(soft),
+    })
+}
+
+/// A small kernel.
+fn kernel(name: &str) -> Result<Known> {
+    Ok(match name {
+        "veth" | "nf_defrag_ipv4" | "crc32c_generic" => needing(&[], &[]),
+        "libcrc32c" => needing(&[], &["crc32c"]),
+        "nf_conntrack" => needing(&["nf_defrag_ipv4", "libcrc32c", "ipv6"], &[]),
+        "ip_vs" => needing(&["nf_conntrack", "libcrc32c"], &[]),
+        "ip_vs_rr" => needing(&["ip_vs"], &["no_such"]),
+        "broken" => needing(&["no_such"], &[]),
+        "ipv6" => Known::Builtin,
+        _ => Known::Nothing,
+    })
+}
+
+#[test]
+fn each_module_comes_once_and_after_what_it_needs() {
+    let order = order(&["ip-vs-rr", "veth", "ip_vs"], kernel).expect("an order");
+
+    assert_eq!(
+        order,
+        [
+            "nf_defrag_ipv4",
+            "crc32c_generic",
+            "libcrc32c",
+            "nf_conntrack",
+            "ip_vs",
+            "ip_vs_rr",
+            "veth",
+        ]
+    );
+}
+
+#[test]
+fn an_unknown_name_is_left_out_but_not_what_a_module_needs() {
+    let found = order(&["tls", "ipv6", "veth"], kernel).expect("an order");
+    assert_eq!(found, ["veth"]);
+
+    let error = order(&["broken"], kernel).expect_err("not whole");
+    assert!(
+        error.to_string().contains("broken needs no_such"),
+        "{error}"
+    );
+}
+
+#[test]
+fn only_what_is_neither_a_module_nor_built_in_is_absent() {
+    let modules = Modules {
+        files: BTreeMap::from([("ip_vs".to_owned(), PathBuf::new())]),
+        builtin: BTreeSet::from(["tun".to_owned()]),
+    };
+
+    assert_eq!(modules.absent(&["tun", "ip-vs", "tls"]), ["tls"]);
+}
+
+#[test]
+fn needs_stand_between_zero_bytes() {
+    let modinfo = b"license=GPL\0depends=udp_tunnel,ip6-udp-tunnel\0\
+                    softdep=pre: crc32c libcrc-x post: later\0alias=rtnl-link-vxlan\0depends=\0";
+
+    let needs = needs_in(modinfo);
+
+    assert_eq!(needs.hard, ["udp_tunnel", "ip6_udp_tunnel"]);
+    assert_eq!(needs.soft, ["crc32c", "libcrc_x"]);
+}
+
+#[test]
+fn a_signature_is_cut_off() {
+    let mut module = b"codesignature".to_vec();
+    module.extend([0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+    module.extend(SIGNED);
+
+    assert_eq!(without_signature(module).expect("cut"), b"code");
+    assert_eq!(
+        without_signature(b"code".to_vec()).expect("as it is"),
+        b"code"
+    );
+}
+
+#[test]
+fn a_signature_that_is_longer_than_its_module_is_an_error() {
+    let mut module = b"code".to_vec();
+    module.extend([0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 5]);
+    module.extend(SIGNED);
+    without_signature(module).expect_err("longer");
+
+    without_signature(SIGNED.to_vec()).expect_err("cut off");
+}
+
+#[test]
+fn the_name_of_a_module_is_that_of_its_file_with_underscores() {
+    let name = |path| name_of(path).unwrap_or_default();
+
+    assert_eq!(name("kernel/drivers/net/veth.ko"), "veth");
+    assert_eq!(name("/a/net/802/8021q.ko.xz"), "8021q");
+    assert_eq!(
+        name("kernel/crypto/crc32c-generic.ko.zst"),
+        "crc32c_generic"
+    );
+    assert_eq!(name("modules.builtin"), "");
+    assert_eq!(name("kernel/veth.ko.bak"), "");
+}

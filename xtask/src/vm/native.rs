@@ -1,0 +1,50 @@
+//! The same tests on this machine's own kernel.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    cache,
+    report::{self, Report},
+    suite::{Plan, Programs},
+};
+
+/// The release of this machine's kernel.
+pub(super) fn release() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    release.trim().to_owned()
+}
+
+/// Runs a plan's programs.
+pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
+    let folder = cache::place("machines").join("native");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let skips = folder.join("skips");
+    fs::write(&skips, "")?;
+    let mut text = String::new();
+    let mut broken = Vec::new();
+    for mut command in plan.commands(programs)? {
+        command.env("CULVERT_SKIPS", &skips);
+        let output = command
+            .output()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        for bytes in [&output.stdout, &output.stderr] {
+            for line in String::from_utf8_lossy(bytes).lines() {
+                text.push_str("| ");
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        if !output.status.success() {
+            let program = command.get_program().to_string_lossy().into_owned();
+            broken.push(format!("{program}: {}", output.status));
+        }
+    }
+    let mut report = Report::read(&text);
+    report.is_good = broken.is_empty() && report.failed.is_empty();
+    report.broken = broken;
+    let noted = fs::read_to_string(&skips)?;
+    report.skips = noted.lines().filter_map(report::skip).collect();
+    Ok(report)
+}

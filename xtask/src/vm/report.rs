@@ -1,0 +1,175 @@
+//! What a machine tells of itself and of its tests: events, a JSON object a line, and between them
+//! what programs printed, behind a bar.
+
+use serde_json::Value;
+
+/// A test that did not run, since the kernel lacks something that it needs.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Skip {
+    pub(crate) test: String,
+    pub(crate) feature: String,
+}
+
+/// What is known of a machine, as far as it came.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Seconds until its first program ran.
+    pub(crate) booted: Option<f64>,
+    /// Modules that its kernel refused.
+    pub(crate) refused: Vec<String>,
+    /// Modules that its kernel asked for in vain.
+    pub(crate) wanted: Vec<String>,
+    pub(crate) passed: usize,
+    pub(crate) failed: Vec<String>,
+    pub(crate) skips: Vec<Skip>,
+    /// Programs of the plan that ended badly, with their exit codes.
+    pub(crate) broken: Vec<String>,
+    /// What `culvert-lab verify` measured.
+    pub(crate) verifier: Vec<Value>,
+    /// Whether it came to its end, and nothing failed on the way.
+    pub(crate) is_good: bool,
+    /// What programs printed.
+    pub(crate) lines: Vec<String>,
+}
+
+impl Report {
+    /// Reads what there is; what makes no sense is kept as if a program had printed it.
+    pub(crate) fn read(text: &str) -> Self {
+        let mut report = Self::default();
+        for line in text.lines() {
+            if let Some(printed) = line.strip_prefix('|') {
+                report.line(printed.strip_prefix(' ').unwrap_or(printed));
+            } else if let Ok(event) = serde_json::from_str::<Value>(line) {
+                report.event(&event);
+            } else if !line.is_empty() {
+                report.lines.push(line.to_owned());
+            }
+        }
+        report
+    }
+
+    /// A test that was skipped returned early, as one that passed.
+    pub(crate) fn passed(&self) -> usize {
+        self.passed.saturating_sub(self.skips.len())
+    }
+
+    /// Takes what another machine with the same kernel told.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.booted = self.booted.or(other.booted);
+        self.passed += other.passed;
+        self.failed.extend(other.failed);
+        self.skips.extend(other.skips);
+        self.verifier.extend(other.verifier);
+        self.wanted.extend(other.wanted);
+        self.is_good |= other.is_good;
+    }
+
+    fn event(&mut self, event: &Value) {
+        let texts = |name: &str| -> Vec<String> {
+            let values = event[name].as_array().into_iter().flatten();
+            values
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect()
+        };
+        match event["event"].as_str() {
+            Some("booted") => self.booted = event["seconds"].as_f64(),
+            Some("modules") => self.refused = texts("refused"),
+            Some("done") if event["code"] != 0 => {
+                let how = match event["code"].as_i64() {
+                    Some(code) => format!("ended with {code}"),
+                    None => "was ended by a signal or for taking too long".to_owned(),
+                };
+                self.broken.push(format!("{} {how}", event["entry"]));
+            }
+            Some("broken") => self.broken.push(event["error"].to_string()),
+            Some("end") => {
+                self.wanted = texts("wanted");
+                self.skips = texts("skips")
+                    .iter()
+                    .filter_map(|line| skip(line))
+                    .collect();
+                self.is_good = event["failed"] == 0;
+            }
+            _ => {}
+        }
+    }
+
+    /// A line that a program printed.
+    fn line(&mut self, line: &str) {
+        if let Some(outcome) = outcome(line) {
+            match outcome {
+                (_, true) => self.passed += 1,
+                (test, false) => self.failed.push(test.to_owned()),
+            }
+        } else if let Ok(Value::Object(object)) = serde_json::from_str(line)
+            && let Some(Value::Array(programs)) = object.get("verifier")
+        {
+            self.verifier.extend(programs.iter().cloned());
+            return;
+        }
+        self.lines.push(line.to_owned());
+    }
+}
+
+/// A line of the file of skips: the test and what the kernel lacks for it.
+pub(crate) fn skip(line: &str) -> Option<Skip> {
+    let (test, feature) = line.trim().split_once(' ')?;
+    Some(Skip {
+        test: test.to_owned(),
+        feature: feature.to_owned(),
+    })
+}
+
+/// The name of a test and whether it passed, as libtest says it.
+fn outcome(line: &str) -> Option<(&str, bool)> {
+    let (test, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    match how.split(' ').next()? {
+        "ok" => Some((test, true)),
+        "FAILED" => Some((test, false)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"event":"booted","release":"6.1.0","seconds":1.5}
+{"event":"modules","loaded":3,"refused":["x.ko: ENOENT"],"seconds":0.2}
+{"event":"begin","entry":"netns"}
+| test hooks::one ... ok
+| test natives::sctp ... ok
+| test hooks::two ... FAILED
+|
+| {"verifier":[{"program":"connect4"}]}
+{"event":"done","entry":"netns","code":101,"seconds":3.5}
+{"event":"end","failed":1,"skips":["natives::sctp sctp"],"wanted":["tls"]}
+"#;
+
+    #[test]
+    fn tests_skips_and_what_went_wrong_are_read() {
+        let report = Report::read(TEXT);
+
+        assert_eq!((report.passed(), report.failed.len()), (1, 1));
+        assert_eq!(report.failed, ["hooks::two"]);
+        assert_eq!(report.broken, ["\"netns\" ended with 101"]);
+        assert_eq!(report.skips[0].feature, "sctp");
+        assert_eq!(report.refused, ["x.ko: ENOENT"]);
+        assert_eq!(report.wanted, ["tls"]);
+        assert_eq!(report.verifier.len(), 1);
+        assert!(!report.is_good);
+    }
+
+    #[test]
+    fn a_report_that_breaks_off_is_not_good() {
+        let good = r#"{"event":"end","failed":0}"#;
+        assert!(Report::read(good).is_good);
+
+        let off = Report::read("| test hooks::one ... ok\n{\"event\":\"e");
+
+        assert!(!off.is_good);
+        assert_eq!(off.passed(), 1);
+        assert_eq!(off.lines.last().expect("a line"), "{\"event\":\"e");
+    }
+}

@@ -1,0 +1,234 @@
+//! The mirrors of Debian that this machine uses, from the sources of its apt.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+/// The folder of apt's configuration.
+const FOLDER: &str = "/etc/apt";
+/// The keys of all Debian suites.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// An archive of Debian's, and the keys that its lists are signed with.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Mirror {
+    pub(super) uri: String,
+    pub(super) keyrings: Vec<String>,
+}
+
+/// The two archives.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) struct Mirrors {
+    pub(super) main: Mirror,
+    pub(super) security: Mirror,
+    /// The suite of this machine.
+    pub(super) codename: String,
+}
+
+/// An entry of a file of sources.
+#[derive(Debug, Default, Eq, PartialEq)]
+struct Entry {
+    uri: String,
+    suites: Vec<String>,
+    components: Vec<String>,
+    keyrings: Vec<String>,
+}
+
+impl Mirrors {
+    /// Reads the sources of this machine.
+    pub(super) fn read() -> Result<Self> {
+        let release = fs::read_to_string("/etc/os-release").context("cannot read os-release")?;
+        let codename = codename(&release)
+            .context("this machine's os-release names no VERSION_CODENAME of Debian")?;
+        let mut entries = Vec::new();
+        for path in files(Path::new(FOLDER))? {
+            let text = fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            if path.extension().is_some_and(|kind| kind == "sources") {
+                entries.extend(stanzas(&text));
+            } else {
+                entries.extend(text.lines().filter_map(one_line));
+            }
+        }
+        Self::choose(&entries, codename)
+    }
+
+    /// The mirror for a suite.
+    pub(super) fn of(&self, suite: &str) -> &Mirror {
+        if suite.ends_with("-security") {
+            &self.security
+        } else {
+            &self.main
+        }
+    }
+
+    /// Picks Debian's own entries out of all: others may have a suite of the same name.
+    fn choose(entries: &[Entry], codename: &str) -> Result<Self> {
+        let main = best(entries, codename, "/debian")
+            .context("the sources of apt name no mirror of Debian")?;
+        let suite = format!("{codename}-security");
+        let security = best(entries, &suite, "/debian-security").or_else(|| {
+            // A machine without security updates: the two stand side by side on mirrors.
+            let uri = main.uri.strip_suffix("/debian")?;
+            Some(Mirror {
+                uri: format!("{uri}/debian-security"),
+                ..main.clone()
+            })
+        });
+        Ok(Self {
+            main,
+            security: security.context("the sources of apt name no mirror of Debian security")?,
+            codename: codename.to_owned(),
+        })
+    }
+}
+
+impl Mirror {
+    /// A line of a file of sources. The keyring with all suites' keys is named too: that of an
+    /// entry may have only those of its own suite.
+    pub(super) fn line(&self, suite: &str) -> String {
+        let mut keyrings = self.keyrings.clone();
+        let has_all = Path::new(KEYRING).is_file() || keyrings.is_empty();
+        if has_all && !keyrings.iter().any(|keyring| keyring == KEYRING) {
+            keyrings.push(KEYRING.to_owned());
+        }
+        format!(
+            "deb [arch=amd64 signed-by={}] {} {suite} main\n",
+            keyrings.join(","),
+            self.uri
+        )
+    }
+}
+
+fn best(entries: &[Entry], suite: &str, tail: &str) -> Option<Mirror> {
+    let rank = |entry: &Entry| {
+        let has_suite = entry.suites.iter().any(|name| name == suite);
+        u8::from(has_suite) + u8::from(entry.uri.ends_with(tail))
+    };
+    let mut found: Option<(u8, &Entry)> = None;
+    for entry in entries {
+        let has_main = entry.components.iter().any(|name| name == "main");
+        let rank = rank(entry);
+        if has_main && rank > found.map_or(0, |(best, _)| best) {
+            found = Some((rank, entry));
+        }
+    }
+    found.map(|(_, entry)| Mirror {
+        uri: entry.uri.clone(),
+        keyrings: entry.keyrings.clone(),
+    })
+}
+
+fn codename(release: &str) -> Option<&str> {
+    let line = |line: &'_ str| line.starts_with("VERSION_CODENAME=");
+    let (_, name) = release.lines().find(|text| line(text))?.split_once('=')?;
+    Some(name.trim_matches('"')).filter(|name| !name.is_empty())
+}
+
+/// The files that apt reads, in its order.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let parts = folder.join("sources.list.d");
+    let mut files = match fs::read_dir(&parts) {
+        Ok(entries) => entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<Vec<_>>>()?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read {}", parts.display()));
+        }
+    };
+    files.retain(|path| {
+        let kind = path.extension().unwrap_or_default();
+        kind == "list" || kind == "sources"
+    });
+    files.sort();
+    let list = folder.join("sources.list");
+    if list.is_file() {
+        files.insert(0, list);
+    }
+    Ok(files)
+}
+
+/// `deb [options] uri suite component...`
+fn one_line(line: &str) -> Option<Entry> {
+    let line = line.split('#').next()?.trim();
+    let line = line.strip_prefix("deb")?;
+    let mut rest = line.strip_prefix([' ', '\t'])?.trim_start();
+    let mut options = "";
+    if let Some(bracket) = rest.strip_prefix('[') {
+        (options, rest) = bracket.split_once(']')?;
+    }
+    let mut words = rest.split_whitespace();
+    let uri = words.next()?;
+    let suite = words.next()?;
+    let keyrings = options
+        .split_whitespace()
+        .find_map(|option| option.strip_prefix("signed-by="));
+    Some(Entry {
+        uri: without_slash(uri),
+        suites: vec![suite.to_owned()],
+        components: words.map(str::to_owned).collect(),
+        keyrings: paths(keyrings.unwrap_or_default()),
+    })
+}
+
+/// The entries of a file in the format deb822.
+fn stanzas(text: &str) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    let mut fields: Vec<(String, String)> = Vec::new();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    for line in lines.chain([""]) {
+        if line.trim().is_empty() {
+            entries.extend(stanza(&fields));
+            fields.clear();
+        } else if line.starts_with([' ', '\t']) {
+            if let Some((_, value)) = fields.last_mut() {
+                value.push(' ');
+                value.push_str(line.trim());
+            }
+        } else if let Some((key, value)) = line.split_once(':') {
+            fields.push((key.trim().to_lowercase(), value.trim().to_owned()));
+        }
+    }
+    entries
+}
+
+fn stanza(fields: &[(String, String)]) -> Option<Entry> {
+    let value = |name: &str| {
+        let field = fields.iter().find(|(key, _)| key == name);
+        field.map_or("", |(_, value)| value)
+    };
+    let words = |name: &str| value(name).split_whitespace().collect::<Vec<_>>();
+    let is_off = words("enabled")
+        .first()
+        .is_some_and(|value| ["no", "false", "without", "off", "disable", "0"].contains(value));
+    if is_off || !words("types").contains(&"deb") {
+        return None;
+    }
+    let owned = |words: Vec<&str>| words.into_iter().map(str::to_owned).collect();
+    Some(Entry {
+        uri: without_slash(words("uris").first()?),
+        suites: owned(words("suites")),
+        components: owned(words("components")),
+        keyrings: paths(value("signed-by")),
+    })
+}
+
+/// The paths among keyrings: a key itself or its fingerprint may stand there too.
+fn paths(value: &str) -> Vec<String> {
+    let values = value.split([',', ' ']);
+    values
+        .filter(|value| value.starts_with('/'))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn without_slash(uri: &str) -> String {
+    uri.trim_end_matches('/').to_owned()
+}
+
+#[cfg(test)]
+mod tests;

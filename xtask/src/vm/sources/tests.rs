@@ -1,0 +1,160 @@
+use super::*;
+
+const DEB822: &str = "\
+# The system's own.
+Types: deb
+# http://other.example/debian
+URIs: http://mirror.example/debian/
+Suites: bookworm bookworm-updates
+Components: main contrib
+Signed-By: /keys/debian.gpg
+
+Types: deb deb-src
+URIs: http://mirror.example/debian-security
+Suites:
+ bookworm-security
+Components: main
+Signed-By:
+ -----BEGIN PGP PUBLIC KEY BLOCK-----
+ .
+ mDMEY865UxYJKwYB
+ -----END PGP PUBLIC KEY BLOCK-----
+
+Types: deb
+URIs: http://disabled.example/debian
+Suites: bookworm
+Components: main
+Enabled: no
+
+Types: deb-src
+URIs: http://sources.example/debian
+Suites: bookworm
+Components: main
+";
+
+fn mirror(uri: &str, keyrings: &[&str]) -> Mirror {
+    Mirror {
+        uri: uri.to_owned(),
+        keyrings: keyrings.iter().map(|&path| path.to_owned()).collect(),
+    }
+}
+
+#[test]
+fn stanzas_are_read_without_what_is_off_or_source_only() {
+    let entries = stanzas(DEB822);
+
+    assert_eq!(entries.len(), 2);
+    assert_eq!(entries[0].uri, "http://mirror.example/debian");
+    assert_eq!(entries[0].suites, ["bookworm", "bookworm-updates"]);
+    assert_eq!(entries[0].components, ["main", "contrib"]);
+    assert_eq!(entries[0].keyrings, ["/keys/debian.gpg"]);
+    assert_eq!(entries[1].suites, ["bookworm-security"]);
+}
+
+#[test]
+fn a_key_in_place_of_its_path_names_no_keyring() {
+    assert!(stanzas(DEB822)[1].keyrings.is_empty());
+}
+
+#[test]
+fn a_line_is_read_with_and_without_options() {
+    let plain = one_line("deb http://mirror.example/debian bookworm main non-free # ours");
+    let plain = plain.expect("an entry");
+    assert_eq!(plain.uri, "http://mirror.example/debian");
+    assert_eq!(plain.suites, ["bookworm"]);
+    assert_eq!(plain.components, ["main", "non-free"]);
+
+    let signed = one_line("deb [ arch=amd64 signed-by=/a.gpg,/b.gpg ] http://x.example sid main");
+    assert_eq!(signed.expect("an entry").keyrings, ["/a.gpg", "/b.gpg"]);
+}
+
+#[test]
+fn a_line_of_sources_or_a_comment_is_no_entry() {
+    assert_eq!(
+        one_line("deb-src http://mirror.example/debian sid main"),
+        None
+    );
+    assert_eq!(
+        one_line("# deb http://mirror.example/debian sid main"),
+        None
+    );
+    assert_eq!(one_line(""), None);
+}
+
+#[test]
+fn the_mirrors_are_debians_though_others_have_its_suite() {
+    let other = |line| one_line(line).expect("an entry");
+    let mut entries = vec![
+        other("deb http://containers.example/linux/debian bookworm stable"),
+        other("deb http://tools.example/debian/12/prod bookworm main"),
+    ];
+    entries.extend(stanzas(DEB822));
+
+    let mirrors = Mirrors::choose(&entries, "bookworm").expect("mirrors");
+
+    let main = mirror("http://mirror.example/debian", &["/keys/debian.gpg"]);
+    assert_eq!(mirrors.of("trixie-backports"), &main);
+    let security = mirror("http://mirror.example/debian-security", &[]);
+    assert_eq!(mirrors.of("bullseye-security"), &security);
+}
+
+#[test]
+fn a_list_of_mirrors_in_a_file_is_found_by_its_suite() {
+    let entries = stanzas(
+        "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: bookworm\n\
+         Components: main\n\n\
+         Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian-security.list\n\
+         Suites: bookworm-security\nComponents: main\n",
+    );
+
+    let mirrors = Mirrors::choose(&entries, "bookworm").expect("mirrors");
+
+    assert!(mirrors.main.uri.ends_with("/debian.list"));
+    assert!(mirrors.security.uri.ends_with("/debian-security.list"));
+}
+
+#[test]
+fn security_stands_beside_the_main_mirror_when_no_entry_names_it() {
+    let entries = [one_line("deb http://mirror.example/debian bookworm main").expect("an entry")];
+
+    let mirrors = Mirrors::choose(&entries, "bookworm").expect("mirrors");
+
+    assert_eq!(
+        mirrors.security.uri,
+        "http://mirror.example/debian-security"
+    );
+}
+
+#[test]
+fn sources_without_debian_are_an_error() {
+    let entries = [one_line("deb http://other.example/apt nodistro main").expect("an entry")];
+
+    Mirrors::choose(&entries, "bookworm").expect_err("no mirror");
+}
+
+#[test]
+fn a_line_for_a_private_call_names_the_keys() {
+    let keyrings = ["/keys/one.gpg", "/keys/two.gpg"];
+    let line = mirror("http://mirror.example/debian", &keyrings).line("sid");
+    assert!(
+        line.starts_with("deb [arch=amd64 signed-by=/keys/one.gpg,/keys/two.gpg"),
+        "{line}"
+    );
+    assert!(
+        line.ends_with("] http://mirror.example/debian sid main\n"),
+        "{line}"
+    );
+
+    let line = mirror("http://mirror.example/debian", &[]).line("sid");
+    assert!(line.contains(&format!("signed-by={KEYRING}]")), "{line}");
+}
+
+#[test]
+fn the_codename_is_read_with_and_without_quotes() {
+    assert_eq!(
+        codename("ID=debian\nVERSION_CODENAME=bookworm\n"),
+        Some("bookworm")
+    );
+    assert_eq!(codename("VERSION_CODENAME=\"trixie\"\n"), Some("trixie"));
+    assert_eq!(codename("ID=debian\n"), None);
+}

@@ -171,6 +171,7 @@ impl Parts {
                 "waiting until every object can be read, to replace an older layout".to_owned(),
             ));
             self.owner.apply(update);
+            self.owner.settle().await;
         }
     }
 

@@ -81,7 +81,9 @@ impl Stage {
         times: usize,
         story: impl Fn(usize) -> Result<()>,
     ) -> Result<()> {
-        let lasting = Scale::from_environment().patience(Duration::from_millis(2000));
+        // As long as the rounds take, here and where machines are slow.
+        let patience = Scale::from_environment().patience(Duration::from_millis(400));
+        let lasting = patience.max(Duration::from_millis(1500));
         let (web, other) = thread::scope(|scope| -> Result<_> {
             let web = loads(scope, &self.client, WEB, lasting);
             let other = loads(scope, &self.client, OTHER, lasting);
@@ -101,7 +103,7 @@ impl Stage {
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
-        wait::until(CHANGE, || {
+        wait::until(Scale::from_environment().patience(CHANGE), || {
             seen = is_so(self);
             seen || self.node.is_ready()
         })?;

@@ -85,8 +85,10 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
         let status = node.status().ok()?;
         Some(status["notReady"].as_str()?.contains("older layout"))
     };
-    wait::until(CHANGE, || waits() == Some(true))
-        .with_context(|| format!("{:?}", node.status()))?;
+    wait::until(Scale::from_environment().patience(CHANGE), || {
+        waits() == Some(true)
+    })
+    .with_context(|| format!("{:?}", node.status()))?;
 
     ensure!(stage.has("v0/svc") && !stage.has("v1"));
     all_stay(&flows)?;

@@ -56,7 +56,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
     // The maps are those that the programs read: what changes now is seen.
     let other = node.pod("two")?;
     node.apply(OTHER.service("other").backends([other.v4(), other.v6()]))?;
-    wait::until(CHANGE, || {
+    wait::until(Scale::from_environment().patience(CHANGE), || {
         let moved = |flow: &Flows| flow.asks(OTHER).is_ok_and(|server| server == "two");
         flows.iter().all(moved)
     })?;

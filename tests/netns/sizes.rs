@@ -172,7 +172,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     let seen = std::cell::Cell::new([0; 6]);
     stage.under_load(rounds, |number| {
         // Larger and smaller in turn, and never what is there.
-        let size = u32::try_from(number)? + [64, 4096][number % 2];
+        let size = u32::try_from(number)? + [65, 4096][number % 2];
         stage.resize([size, size, size])?;
         let moment = number % moments.len();
         let mut counts = seen.get();

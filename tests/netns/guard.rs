@@ -44,7 +44,7 @@ fn load(node: &Node, pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
         tcx,
         ..bpf::probe()?
     };
-    let mut data_path = DataPath::load(pins, SIZES, features, &switches)?;
+    let mut data_path = DataPath::load(pins, SIZES, features, &switches, Duration::ZERO)?;
     let (_maps, counters) = data_path.take_maps()?;
     ensure!(node.bpffs().exists());
     Ok((data_path.into_guard()?, counters))

@@ -5,6 +5,8 @@
 mod support;
 
 #[cfg(test)]
+mod carried;
+#[cfg(test)]
 mod churn;
 #[cfg(test)]
 mod cleanup;
@@ -25,6 +27,8 @@ mod hooks;
 #[cfg(test)]
 mod kernel_log;
 #[cfg(test)]
+mod layouts;
+#[cfg(test)]
 mod live;
 #[cfg(test)]
 mod race;
@@ -34,6 +38,8 @@ mod refused;
 mod restart;
 #[cfg(test)]
 mod rewrite;
+#[cfg(test)]
+mod sizes;
 #[cfg(test)]
 mod tunnel;
 #[cfg(test)]

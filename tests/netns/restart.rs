@@ -1,22 +1,22 @@
 //! The data path stays when the daemon ends, however it ends, and a new daemon goes on with it.
 
 use std::{
-    collections::BTreeMap, fs, net::SocketAddr, os::unix::fs::MetadataExt as _, path::PathBuf,
-    thread, time::Duration,
+    collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf, thread,
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use tunnel_tests::{
-    load::{self, Plan, Report, udp::Mode},
+    load::Report,
     manifest::Protocol,
     node::Node,
-    place::Place,
     pod::{Pod, Server},
     scale::Scale,
 };
 
 use crate::support::{
-    DNS, HTTP, Vip, Way, addresses, ask, ask_to, http, same, serve, until_backends,
+    DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, reports, same, serve,
+    until_backends,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -36,26 +36,6 @@ fn start() -> Result<(Node, Vec<Server>)> {
     Ok((node, servers))
 }
 
-/// A load of every protocol and family, in a thread each.
-fn loads<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    place: &'scope Place,
-    lasting: Duration,
-) -> Vec<thread::ScopedJoinHandle<'scope, Report>> {
-    let rate = Scale::from_environment().count(200);
-    let plan = move |to: SocketAddr| Plan::new(to, rate, lasting);
-    let sockets = move |domain, kind| place.socket(domain, kind);
-    let mut loads = Vec::new();
-    for way in [Way::V4, Way::V6] {
-        loads.push(scope.spawn(move || load::tcp::run(&plan(way.to(WEB, HTTP)), &sockets)));
-        for mode in [Mode::Connected, Mode::Unconnected] {
-            let to = way.to(WEB, DNS);
-            loads.push(scope.spawn(move || load::udp::run(&plan(to), mode, &sockets)));
-        }
-    }
-    loads
-}
-
 #[test]
 fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<()> {
     let (node, _servers) = start()?;
@@ -65,7 +45,7 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
 
     let mut lives = 0;
     let reports = thread::scope(|scope| -> Result<Vec<Report>> {
-        let loads = loads(scope, &client, lasting);
+        let loads = loads(scope, &client, WEB, lasting);
         while loads.iter().any(|load| !load.is_finished()) {
             if lives % 3 == 2 {
                 node.stop()?;
@@ -75,21 +55,11 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
             node.start()?;
             lives += 1;
         }
-        let join = |load: thread::ScopedJoinHandle<'_, Report>| load.join().ok();
-        loads
-            .into_iter()
-            .map(|load| join(load).context("a load panicked"))
-            .collect()
+        reports(loads)
     })?;
 
     ensure!(lives >= 3, "only {lives} restarts");
-    for report in reports {
-        ensure!(report.failed() == 0, "{report:?}");
-        same("answered", report.answered, report.attempts)?;
-        same("other peers", report.other_peer, 0)?;
-        same("servers", report.servers.len(), 2)?;
-    }
-    Ok(())
+    all_answered(&reports, &["one", "two"])
 }
 
 /// The numbers of what is pinned: another object under the same name has another number.

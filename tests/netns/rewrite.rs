@@ -1,7 +1,7 @@
 //! Refusing on kernels without `bpf_set_retval` (before Linux 6.1): the destination is rewritten
 //! to one that refuses. The data path is loaded here, in that variant, as the daemon would there.
 
-use std::{net::UdpSocket, sync::Arc};
+use std::{net::UdpSocket, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
@@ -50,7 +50,8 @@ impl Stage {
             steering: 1,
         };
         let pins = Pins::hold(&node.bpffs())?;
-        let mut data_path = DataPath::load(&pins, sizes, features, &Switches::default())?;
+        let mut data_path =
+            DataPath::load(&pins, sizes, features, &Switches::default(), Duration::ZERO)?;
         let (maps, _counters) = data_path.take_maps()?;
         let settings = Settings {
             node_name: tunnel_tests::instance::NODE.to_owned(),

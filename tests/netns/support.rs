@@ -2,8 +2,10 @@
 //! in every way there is.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    thread,
     time::Duration,
 };
 
@@ -12,9 +14,11 @@ use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
 use tunnel_tests::{
     instance::Instance,
+    load::{self, Plan, Report, udp::Mode},
     manifest::{Protocol, Service},
     place::{ANSWER, Place, connect_within},
     pod::{Pod, Server},
+    scale::Scale,
     serve::{Kind, Listener},
     wait,
 };
@@ -73,6 +77,48 @@ pub(crate) fn serve(pod: &Pod) -> Result<Server> {
 pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     let both = |pod: &Pod| [pod.v4(), pod.v6()];
     pods.iter().flat_map(|pod| both(pod)).collect()
+}
+
+/// A load on a Service of every protocol and family, in a thread each.
+pub(crate) fn loads<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    place: &'scope Place,
+    vip: Vip,
+    lasting: Duration,
+) -> Vec<thread::ScopedJoinHandle<'scope, Report>> {
+    let rate = Scale::from_environment().count(200);
+    let plan = move |to: SocketAddr| Plan::new(to, rate, lasting);
+    let sockets = move |domain, kind| place.socket(domain, kind);
+    let mut loads = Vec::new();
+    for way in [Way::V4, Way::V6] {
+        loads.push(scope.spawn(move || load::tcp::run(&plan(way.to(vip, HTTP)), &sockets)));
+        for mode in [Mode::Connected, Mode::Unconnected] {
+            let to = way.to(vip, DNS);
+            loads.push(scope.spawn(move || load::udp::run(&plan(to), mode, &sockets)));
+        }
+    }
+    loads
+}
+
+/// What loads came to, once they have ended.
+pub(crate) fn reports(loads: Vec<thread::ScopedJoinHandle<'_, Report>>) -> Result<Vec<Report>> {
+    let join = |load: thread::ScopedJoinHandle<'_, Report>| load.join().ok();
+    loads
+        .into_iter()
+        .map(|load| join(load).context("a load panicked"))
+        .collect()
+}
+
+/// That every attempt was answered, by each of these servers and no other.
+pub(crate) fn all_answered(reports: &[Report], servers: &[&str]) -> Result<()> {
+    for report in reports {
+        ensure!(report.failed() == 0, "{report:?}");
+        same("answered", report.answered, report.attempts)?;
+        same("other peers", report.other_peer, 0)?;
+        let seen: BTreeSet<&str> = report.servers.keys().map(String::as_str).collect();
+        same("servers", seen, servers.iter().copied().collect())?;
+    }
+    Ok(())
 }
 
 /// A family of socket, and of the address that it dials.

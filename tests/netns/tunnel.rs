@@ -19,6 +19,7 @@ use crate::support::{Vip, errno};
 mod changes;
 mod faults;
 mod guarded;
+mod remade;
 mod steered;
 
 /// The addresses of the host.

@@ -1,6 +1,9 @@
 //! The guard: from an uplink nothing reaches a steering prefix, and all else passes.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
@@ -41,7 +44,7 @@ fn load(prefixes: &[Prefix]) -> Result<Loaded> {
         own_mark: 0,
         prefixes: prefixes.to_vec(),
     };
-    let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?, &switches)?;
+    let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?, &switches, Duration::ZERO)?;
     let (_maps, counters) = data_path.take_maps()?;
     Ok(Loaded {
         guard: data_path.into_guard()?,

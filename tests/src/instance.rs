@@ -84,6 +84,19 @@ impl Settings {
             ..whole
         })
     }
+
+    fn sizes(&self) -> String {
+        let Self {
+            fronts,
+            slots,
+            backends,
+            steering,
+            ..
+        } = self;
+        format!(
+            "maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends}, steering: {steering} }}"
+        )
+    }
 }
 
 /// One instance. The daemon is killed when it is dropped.
@@ -166,10 +179,10 @@ impl Instance {
     fn config(&self, cgroup: &Path) -> String {
         let Settings {
             culvert: _,
-            fronts,
-            slots,
-            backends,
-            steering,
+            fronts: _,
+            slots: _,
+            backends: _,
+            steering: _,
             admin,
             healthz,
             tunnel,
@@ -185,7 +198,7 @@ impl Instance {
              bpf:\n\
              \x20 cgroup: {cgroup}\n\
              \x20 bpffs: {bpffs}\n\
-             \x20 maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends}, steering: {steering} }}\n\
+             \x20 {sizes}\n\
              stateDir: {state}\n\
              admin: {{ address: \"{admin}\" }}\n\
              healthz: {{ address: \"{healthz}\" }}\n\
@@ -193,6 +206,7 @@ impl Instance {
             manifests = self.manifests().display(),
             cgroup = cgroup.display(),
             bpffs = self.bpffs_inside().display(),
+            sizes = self.settings.sizes(),
             state = self.state().display(),
             tunnel = if *tunnel {
                 self.tunnel_config()
@@ -200,6 +214,22 @@ impl Instance {
                 String::new()
             },
         )
+    }
+
+    /// Gives the maps other sizes, from the next start on.
+    ///
+    /// # Errors
+    ///
+    /// When the config can't be read or written.
+    pub fn resize(&self, change: impl FnOnce(&mut Settings)) -> Result<()> {
+        let mut settings = self.settings.clone();
+        change(&mut settings);
+        let sizes = settings.sizes();
+        let config = fs::read_to_string(self.config_path())?;
+        let (before, rest) = config.split_once("  maps: {").context("no sizes")?;
+        let (_, after) = rest.split_once('\n').context("no end of the sizes")?;
+        fs::write(self.config_path(), format!("{before}  {sizes}\n{after}"))
+            .context("cannot write the config")
     }
 
     fn tunnel_config(&self) -> String {

@@ -29,6 +29,12 @@ pub const MAPS: [&str; 11] = [
     SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN, STEER, STEERED, HOST,
 ];
 
+/// The maps that are taken over from every older layout, since what they hold means the same in all
+/// of them: what hangs on sockets, which can't be converted, counters, and what steering addresses
+/// stand for. A layout that changes one of them otherwise than in its reserve takes it out of this
+/// list; `origin` may never go.
+pub const LASTING: [&str; 6] = [ORIGIN, OVERFLOW, COUNT, STEER, STEERED, HOST];
+
 /// The program at tc of the uplinks: nothing from outside reaches a steering prefix.
 pub const GUARD: &str = "guard";
 

@@ -192,6 +192,16 @@ impl State {
     pub const fn gone(self) -> Self {
         Self(self.0 & !Self::SERVING)
     }
+
+    /// Not in use, in a map that is made at this time since the machine started, for an index whose
+    /// earlier uses nobody knows. The word moves on by one use a millisecond, which is faster than
+    /// an index can be used again (a use ends with a grace period), so none of the uses that follow
+    /// is one of those that were.
+    #[must_use]
+    pub fn unused_since(milliseconds: u64) -> Self {
+        let uses = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
+        Self(uses.max(1) << 1)
+    }
 }
 
 /// Value of the array `be`: one target of one service port.
@@ -264,6 +274,29 @@ mod tests {
                 prop_assert_ne!(state.gone(), first);
                 state = state.gone().next_use();
                 prop_assert_ne!(state, first);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_index_of_a_new_map_begins_beyond_the_uses_that_it_had_in_the_old_one(
+            made in 0..u64::from(u32::MAX),
+            later in 1..1_000_000_u64,
+            uses in 0..64_u64,
+        ) {
+            let mut old = State::unused_since(made);
+            let mut new = State::unused_since(made + later.max(2 * uses + 2));
+            prop_assert!(!new.is_serving());
+            prop_assert_ne!(new, State::default());
+            let mut seen = Vec::new();
+            for _ in 0..uses {
+                old = old.next_use();
+                seen.push(old);
+            }
+            for _ in 0..uses {
+                new = new.next_use();
+                prop_assert!(!seen.contains(&new));
             }
         }
     }

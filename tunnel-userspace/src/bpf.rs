@@ -2,6 +2,8 @@
 //!
 //! - `probe`: what this kernel can do
 //! - `pins`: the folder of pins, checked and held
+//! - `folders`: the folders of maps, and the steps from one set of maps to another (pure)
+//! - `beside`: maps of other sizes, or in the place of an older layout's, made beside those in use
 //! - `shapes`: the shapes of the pinned maps
 //! - `load`: the object, loaded on the pinned maps
 //! - `attach`: programs on a cgroup, by pinned links
@@ -13,7 +15,9 @@
 //! - `sys`: calls that aya lacks
 
 mod attach;
+mod beside;
 mod cgroup;
+mod folders;
 mod grace;
 mod guard;
 mod load;

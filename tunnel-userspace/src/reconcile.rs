@@ -3,6 +3,7 @@
 //! - `access`: what is asked of the maps
 //! - `actual`: what the maps hold, read once and then kept
 //! - `alloc`: which indices are free
+//! - `carry`: what maps hold, written into maps of other sizes
 //! - `diff`: what must change (pure)
 //! - `names`: which id belongs to which Service
 //! - `order`: the writes, in an order that is safe at every step
@@ -14,6 +15,7 @@
 mod access;
 mod actual;
 mod alloc;
+mod carry;
 mod diff;
 mod grace;
 mod names;
@@ -31,6 +33,7 @@ use tunnel_common::{reason::Reason, service::FrontKey};
 
 pub use self::{
     access::{MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError, without_spare},
+    carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
     grace::{Grace, Retired},
     run::{Loop, Query, Stats, start},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},

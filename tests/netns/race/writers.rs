@@ -55,7 +55,13 @@ impl Programs {
             backends: BACKENDS,
             steering: 1,
         };
-        let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?, &Switches::default())?;
+        let mut data_path = DataPath::load(
+            &pins,
+            sizes,
+            bpf::probe()?,
+            &Switches::default(),
+            Duration::ZERO,
+        )?;
         let (maps, counters) = data_path.take_maps()?;
         let programs = Self {
             counters,

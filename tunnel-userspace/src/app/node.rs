@@ -95,7 +95,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     tasks.start("source", source.run(draining.clone()));
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = updates.recv() => match update {
+        update = parts.first(&mut updates, &ready) => match update {
             Some(update) => Some(update),
             None => return Err(NodeError::TaskEnded { name: tasks.ended().await }),
         },

@@ -3,6 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::{
@@ -16,13 +17,14 @@ use tunnel_common::{names, steering::Prefix};
 
 use super::{
     attach::{self, AttachError, Attached},
+    beside::{self, Start},
     guard::Guard,
     maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::Features,
     shapes,
 };
-use crate::reconcile::Sizes;
+use crate::reconcile::{CarryError, ReadError, Sizes, WriteError};
 
 /// The object, as the build script compiled it.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
@@ -33,6 +35,15 @@ pub enum LoadError {
     /// The folder of pins can't be used.
     #[error(transparent)]
     Pins(#[from] PinError),
+    /// The maps that are there can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The new maps can't be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// What the maps hold can't be carried over.
+    #[error(transparent)]
+    Carry(#[from] CarryError),
     /// The CPUs can't be counted.
     #[error("cannot count the CPUs")]
     Cpus(#[source] io::Error),
@@ -141,10 +152,19 @@ pub struct DataPath {
     pub(super) globals: Globals,
     sizes: Sizes,
     features: Features,
+    beside: Option<IsEmpty>,
 }
+
+/// Whether maps that were made beside others are empty, since those others can't be read.
+#[derive(Clone, Copy, Debug)]
+struct IsEmpty(bool);
 
 impl DataPath {
     /// Checks the pins, opens or makes the maps, and loads the programs. Nothing is attached.
+    ///
+    /// Where the maps that are there have other sizes, or an older layout, new ones are made beside
+    /// them, for which [`Self::promote`] is to be called before [`Self::attach`]. Sizes that can't
+    /// be had stay as they are. The time is that since the machine started.
     ///
     /// # Errors
     ///
@@ -154,46 +174,43 @@ impl DataPath {
         wanted: Sizes,
         features: Features,
         switches: &Switches,
+        now: Duration,
     ) -> Result<Self, LoadError> {
-        let sizes = pins.check()?.unwrap_or(wanted);
-        pins.make_folders()?;
-        let folder = pins.maps();
+        let start = beside::choose(pins, wanted, now)?;
         let globals = Globals::of(features, switches);
-        let mut loader = EbpfLoader::new();
-        globals.tell(&mut loader);
-        for (map, entries) in shapes::entries(sizes) {
-            loader.map_max_entries(map, entries);
-        }
-        // The map is divided among the CPUs.
-        let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
-        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
-        loader.map_max_entries(names::OVERFLOW, cpus.saturating_mul(OVERFLOW_PER_CPU));
-        for map in names::MAPS {
-            loader.map_pin_path(map, folder.join(map));
-        }
-        let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
-        for name in names::PROGRAMS {
-            let failed = |source| LoadError::Program {
-                program: name,
-                source,
-            };
-            match ebpf.program_mut(name) {
-                Some(Program::CgroupSockAddr(program)) => program.load().map_err(failed)?,
-                Some(Program::CgroupSock(program)) => program.load().map_err(failed)?,
-                _ => return Err(LoadError::NoProgram { program: name }),
+        let loaded = Self::load_as(&start, pins, features, globals, now);
+        match (loaded, start.otherwise()) {
+            (Err(error), Some(had)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(
+                    error,
+                    "no maps of other sizes are to be had, the maps keep theirs"
+                );
+                pins.discard_next()?;
+                Self::load_as(&Start::Here(had), pins, features, globals, now)
             }
+            (loaded, _) => loaded,
         }
-        let failed = |source| LoadError::Program {
-            program: names::GUARD,
-            source,
+    }
+
+    fn load_as(
+        start: &Start,
+        pins: &Pins,
+        features: Features,
+        globals: Globals,
+        now: Duration,
+    ) -> Result<Self, LoadError> {
+        let (folder, sizes) = match start {
+            Start::Here(sizes) => (pins.maps(), *sizes),
+            Start::Beside(beside) => (pins.next(), beside.sizes),
         };
-        match ebpf.program_mut(names::GUARD) {
-            Some(Program::SchedClassifier(program)) => program.load().map_err(failed)?,
-            _ => {
-                return Err(LoadError::NoProgram {
-                    program: names::GUARD,
-                });
-            }
+        pins.make_folders(&folder)?;
+        if let Start::Beside(beside) = start {
+            beside.take_along(&folder)?;
+        }
+        let ebpf = load_object(&folder, sizes, globals)?;
+        if let Start::Beside(beside) = start {
+            beside.fill(&folder, now)?;
         }
         Ok(Self {
             ebpf,
@@ -202,7 +219,33 @@ impl DataPath {
             globals,
             sizes,
             features,
+            beside: match start {
+                Start::Here(_) => None,
+                Start::Beside(beside) => Some(IsEmpty(beside.is_empty())),
+            },
         })
+    }
+
+    /// Whether the maps have yet to get what the programs that are attached go by, so that these are
+    /// to be replaced only once the sources have told everything.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        matches!(self.beside, Some(IsEmpty(true)))
+    }
+
+    /// Puts the maps that were made beside others in their place, if there are such. From then on
+    /// they are those that a start finds.
+    ///
+    /// # Errors
+    ///
+    /// The file system refused.
+    pub fn promote(&mut self, pins: &Pins) -> Result<(), PinError> {
+        if self.beside.is_some() {
+            pins.promote()?;
+            self.maps = pins.maps();
+            self.beside = None;
+        }
+        Ok(())
     }
 
     /// What is left once the programs of the cgroup are attached: the guard of the uplinks.
@@ -283,4 +326,45 @@ impl DataPath {
             source: Some(source),
         })
     }
+}
+
+/// Opens or makes the maps in a folder, and loads every program on them.
+fn load_object(folder: &Path, sizes: Sizes, globals: Globals) -> Result<Ebpf, LoadError> {
+    let mut loader = EbpfLoader::new();
+    globals.tell(&mut loader);
+    for (map, entries) in shapes::entries(sizes) {
+        loader.map_max_entries(map, entries);
+    }
+    // The map is divided among the CPUs.
+    let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+    loader.map_max_entries(names::OVERFLOW, cpus.saturating_mul(OVERFLOW_PER_CPU));
+    for map in names::MAPS {
+        loader.map_pin_path(map, folder.join(map));
+    }
+    let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
+    for name in names::PROGRAMS {
+        let failed = |source| LoadError::Program {
+            program: name,
+            source,
+        };
+        match ebpf.program_mut(name) {
+            Some(Program::CgroupSockAddr(program)) => program.load().map_err(failed)?,
+            Some(Program::CgroupSock(program)) => program.load().map_err(failed)?,
+            _ => return Err(LoadError::NoProgram { program: name }),
+        }
+    }
+    let failed = |source| LoadError::Program {
+        program: names::GUARD,
+        source,
+    };
+    match ebpf.program_mut(names::GUARD) {
+        Some(Program::SchedClassifier(program)) => program.load().map_err(failed)?,
+        _ => {
+            return Err(LoadError::NoProgram {
+                program: names::GUARD,
+            });
+        }
+    }
+    Ok(ebpf)
 }

@@ -3,12 +3,13 @@
 use std::{
     io,
     os::fd::AsFd as _,
+    path::Path,
     sync::{Mutex, PoisonError},
 };
 
 use aya::{
     Pod,
-    maps::{Array, HashMap, IterableMap as _, MapData, MapError, PerCpuArray},
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray},
 };
 use tunnel_common::{
     names,
@@ -27,6 +28,43 @@ pub struct KernelMaps {
     pub(super) front: Array<MapData, Front>,
     pub(super) slot: Array<MapData, Slot>,
     pub(super) be: Array<MapData, Backend>,
+}
+
+/// Opens a pinned map.
+fn open<M: TryFrom<Map, Error = MapError>>(
+    folder: &Path,
+    map: &'static str,
+    kind: fn(MapData) -> Map,
+) -> Result<M, ReadError> {
+    let data = MapData::from_pin(folder.join(map));
+    let opened = data.and_then(|data| M::try_from(kind(data)));
+    opened.map_err(|error| ReadError {
+        map,
+        source: to_io(error),
+    })
+}
+
+impl KernelMaps {
+    /// Opens the maps that are pinned in a folder.
+    pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
+        Ok(Self {
+            svc: open(folder, names::SVC, Map::HashMap)?,
+            front: open(folder, names::FRONT, Map::Array)?,
+            slot: open(folder, names::SLOT, Map::Array)?,
+            be: open(folder, names::BE, Map::Array)?,
+        })
+    }
+}
+
+impl KernelSteering {
+    /// Opens the maps that are pinned in a folder.
+    pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
+        Ok(Self {
+            steer: open(folder, names::STEER, Map::HashMap)?,
+            steered: open(folder, names::STEERED, Map::Array)?,
+            host: open(folder, names::HOST, Map::Array)?,
+        })
+    }
 }
 
 fn to_io(error: MapError) -> io::Error {

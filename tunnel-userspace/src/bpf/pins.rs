@@ -1,7 +1,8 @@
 //! The folder of pins: `v<layout>/<map>` and `links/<program>`. What is in it is checked before
-//! anything is touched.
+//! anything is touched; `folders` says which folders of maps there may be.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::fd::AsFd as _,
@@ -14,7 +15,11 @@ use nix::{
 };
 use tunnel_common::{LAYOUT_VERSION, names};
 
-use super::{attach::Hook, guard, shapes, sys};
+use super::{
+    attach::Hook,
+    folders::{self, Folder, Stage, Step},
+    guard, shapes, sys,
+};
 use crate::reconcile::Sizes;
 
 /// The folder can't be used.
@@ -36,7 +41,7 @@ pub enum PinError {
         /// Who holds it, where known.
         pid: Option<u32>,
     },
-    /// Maps of another layout.
+    /// Maps of a newer layout.
     #[error(
         "{path} holds maps of layout {found}, this culvert has layout {LAYOUT_VERSION}; \
          run the culvert that made them, or `culvert cleanup` of it, first"
@@ -45,7 +50,7 @@ pub enum PinError {
         /// The folder of the maps.
         path: PathBuf,
         /// Its layout.
-        found: String,
+        found: u32,
     },
     /// Something that is not ours.
     #[error(
@@ -83,6 +88,19 @@ fn holder(pid: Option<&u32>) -> String {
     pid.map(|pid| format!(" (process {pid})"))
         .unwrap_or_default()
 }
+
+/// The maps that there are.
+pub(super) enum Found {
+    /// None that a program could be using.
+    Nothing,
+    /// Those of this layout, of these sizes.
+    Ours(Sizes),
+    /// Those of an older layout, in that folder.
+    Older(PathBuf),
+}
+
+/// The maps of this layout.
+const OURS: Folder = Folder::new(LAYOUT_VERSION, Stage::Current);
 
 /// The folder of pins, held against other processes for as long as this lives.
 #[derive(Debug)]
@@ -137,7 +155,12 @@ impl Pins {
     /// The folder of maps of this layout.
     #[must_use]
     pub fn maps(&self) -> PathBuf {
-        self.root.join(format!("v{LAYOUT_VERSION}"))
+        self.path(OURS)
+    }
+
+    /// The folder of maps of this layout that are being filled.
+    pub(super) fn next(&self) -> PathBuf {
+        self.path(Folder::new(LAYOUT_VERSION, Stage::Next))
     }
 
     /// The folder of links.
@@ -146,59 +169,84 @@ impl Pins {
         self.root.join("links")
     }
 
-    /// Checks that everything in the folder is ours and of this layout. Gives the sizes of the
-    /// maps that are pinned, if they are.
+    fn path(&self, folder: Folder) -> PathBuf {
+        self.root.join(folder.to_string())
+    }
+
+    /// Checks that everything in the folder is ours and of no newer layout, then ends what an
+    /// earlier process began. Gives the maps that there are.
     ///
     /// # Errors
     ///
-    /// Something is not ours, of another layout, or missing. Nothing was touched.
-    pub fn check(&self) -> Result<Option<Sizes>, PinError> {
-        for (_, path) in entries(&self.root)? {
-            if path == self.maps() || path == self.links() {
-                continue;
-            }
-            return Err(match layout_of(&path) {
-                Some(found) => PinError::Layout {
-                    found: found.to_owned(),
-                    path: path.clone(),
-                },
-                None => PinError::Foreign {
-                    path,
-                    what: "no folder of that name".to_owned(),
-                },
-            });
-        }
+    /// Something is not ours, of a newer layout, or missing: then nothing was touched. Or the file
+    /// system refused.
+    pub(super) fn check(&self) -> Result<Found, PinError> {
+        let folders = self.folders()?;
         let links = self.check_links()?;
-        let mut shapes = Vec::new();
-        for (name, path) in entries(&self.maps())? {
-            let shape = check_map(&name, &path)?;
-            shapes.push((name, shape.entries));
+        let mut older = None;
+        for folder in &folders {
+            self.check_maps(*folder)?;
+            if folder.layout < LAYOUT_VERSION {
+                older = folders::whole(&folders, folder.layout).or(older);
+            }
         }
-        let missing = names::MAPS
-            .iter()
-            .find(|map| !shapes.iter().any(|(name, _)| name == **map));
+        let whole = folders::whole(&folders, LAYOUT_VERSION);
+        let found = match whole {
+            Some(folder) => self.entries_of(folder)?,
+            None => BTreeMap::new(),
+        };
+        let missing = names::MAPS.iter().find(|map| !found.contains_key(**map));
+        let is_older = whole.is_none() && older.is_some();
         if let Some(map) = missing
             && links > 0
+            && !is_older
         {
             return Err(PinError::Missing {
                 path: self.maps().join(map),
             });
         }
+        let layouts: BTreeSet<u32> = folders.iter().map(|folder| folder.layout).collect();
+        for layout in layouts {
+            self.run(folders::recovery(&folders, layout))?;
+        }
+        if let Some(older) = older.filter(|_| is_older) {
+            let folder = Folder::new(older.layout, Stage::Current);
+            return Ok(Found::Older(self.path(folder)));
+        }
         if missing.is_some() {
             // The start that made them was cut off before a program used them.
-            for (name, _) in shapes {
+            for name in found.keys() {
                 let path = self.maps().join(name);
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
             }
-            return Ok(None);
+            return Ok(Found::Nothing);
         }
-        let entries = |map: &str| {
-            shapes
-                .iter()
-                .find(|(name, _)| name == map)
-                .map(|(_, entries)| *entries)
-        };
-        Ok(shapes::sizes_of(entries))
+        let sizes = shapes::sizes_of(|map| found.get(map).copied());
+        Ok(sizes.map_or(Found::Nothing, Found::Ours))
+    }
+
+    /// The folders of maps. Anything else but the links is an error.
+    fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
+        let mut found = BTreeSet::new();
+        for (name, path) in entries(&self.root)? {
+            if path == self.links() {
+                continue;
+            }
+            let Some(folder) = Folder::of_name(&name) else {
+                return Err(PinError::Foreign {
+                    path,
+                    what: "no folder of that name".to_owned(),
+                });
+            };
+            if folder.layout > LAYOUT_VERSION {
+                return Err(PinError::Layout {
+                    path,
+                    found: folder.layout,
+                });
+            }
+            found.insert(folder);
+        }
+        Ok(found)
     }
 
     fn check_links(&self) -> Result<usize, PinError> {
@@ -209,16 +257,69 @@ impl Pins {
         Ok(links.len())
     }
 
+    fn check_maps(&self, folder: Folder) -> Result<(), PinError> {
+        let maps = entries(&self.path(folder))?;
+        maps.iter()
+            .try_for_each(|(name, path)| check_map(folder, name, path).map(drop))
+    }
+
+    /// The maps in a folder of this layout, and how many entries they have.
+    fn entries_of(&self, folder: Folder) -> Result<BTreeMap<String, u32>, PinError> {
+        let maps = entries(&self.path(folder))?.into_iter();
+        maps.map(|(name, path)| {
+            let shape = check_map(folder, &name, &path)?;
+            Ok((name, shape.entries))
+        })
+        .collect()
+    }
+
     /// Makes the folders for maps and links.
-    pub(super) fn make_folders(&self) -> Result<(), PinError> {
-        for folder in [self.maps(), self.links()] {
-            fs::create_dir_all(&folder).map_err(failed("make", &folder))?;
+    pub(super) fn make_folders(&self, maps: &Path) -> Result<(), PinError> {
+        for folder in [maps, &self.links()] {
+            fs::create_dir_all(folder).map_err(failed("make", folder))?;
+        }
+        Ok(())
+    }
+
+    /// Puts the maps that were filled in the place of those that are there, which stay, beside, for
+    /// as long as programs read them.
+    pub(super) fn promote(&self) -> Result<(), PinError> {
+        self.run(folders::promotion(&self.folders()?, LAYOUT_VERSION))
+    }
+
+    /// Removes the maps that were being filled.
+    pub(super) fn discard_next(&self) -> Result<(), PinError> {
+        self.run(folders::recovery(&self.folders()?, LAYOUT_VERSION))
+    }
+
+    /// Removes the maps that no program reads any more, once all of them are attached.
+    ///
+    /// # Errors
+    ///
+    /// The file system refused.
+    pub fn sweep(&self) -> Result<(), PinError> {
+        self.run(folders::leftovers(&self.folders()?, LAYOUT_VERSION))
+    }
+
+    fn run(&self, steps: Vec<Step>) -> Result<(), PinError> {
+        for step in steps {
+            match step {
+                Step::Remove(folder) => {
+                    let is_map = |name: &str, path: &Path| check_map(folder, name, path).map(drop);
+                    let mut foreign = Vec::new();
+                    remove_known(&self.path(folder), is_map, &mut foreign)?;
+                }
+                Step::Rename(from, to) => {
+                    let (from, to) = (self.path(from), self.path(to));
+                    fs::rename(&from, to).map_err(failed("rename", &from))?;
+                }
+            }
         }
         Ok(())
     }
 
     /// Takes the programs off their hooks, and removes links, maps and folders that are ours. What
-    /// is not ours stays and is named. Links stay while there are maps of another layout, since
+    /// is not ours stays and is named. Links stay while there are maps of a newer layout, since
     /// their programs are those of another version.
     ///
     /// # Errors
@@ -226,30 +327,34 @@ impl Pins {
     /// The kernel or the file system refused.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let mut foreign = Vec::new();
-        for (_, path) in entries(&self.root)? {
-            if path != self.links() && path != self.maps() {
-                foreign.push(path);
+        let mut known = Vec::new();
+        let mut is_newer = false;
+        for (name, path) in entries(&self.root)? {
+            match Folder::of_name(&name) {
+                Some(folder) if folder.layout <= LAYOUT_VERSION => known.push(folder),
+                Some(_) => {
+                    is_newer = true;
+                    foreign.push(path);
+                }
+                None if path == self.links() => {}
+                None => foreign.push(path),
             }
         }
         // Programs go first: without them nobody reads the maps.
-        if foreign.iter().any(|path| layout_of(path).is_some()) {
+        if is_newer {
             foreign.push(self.links());
         } else {
             remove_known(&self.links(), check_link, &mut foreign)?;
         }
-        let is_map = |name: &str, path: &Path| check_map(name, path).map(drop);
-        remove_known(&self.maps(), is_map, &mut foreign)?;
+        for folder in known {
+            let is_map = |name: &str, path: &Path| check_map(folder, name, path).map(drop);
+            remove_known(&self.path(folder), is_map, &mut foreign)?;
+        }
         if foreign.is_empty() {
             fs::remove_dir(&self.root).map_err(failed("remove", &self.root))?;
         }
         Ok(foreign)
     }
-}
-
-/// The layout that a folder of maps is named after.
-fn layout_of(path: &Path) -> Option<&str> {
-    let layout = path.file_name()?.to_str()?.strip_prefix('v')?;
-    layout.parse::<u32>().ok().map(|_| layout)
 }
 
 /// Removes the entries of a folder that pass a check, and the folder if nothing is left.
@@ -304,16 +409,23 @@ fn check_link(name: &str, path: &Path) -> Result<(), PinError> {
 }
 
 /// Checks that a pinned map has the shape that its name promises; the number of entries is free.
-fn check_map(name: &str, path: &Path) -> Result<sys::Shape, PinError> {
+/// Of an older layout only those that last are known by their shape.
+fn check_map(folder: Folder, name: &str, path: &Path) -> Result<sys::Shape, PinError> {
     let foreign = |what: String| PinError::Foreign {
         path: path.to_owned(),
         what,
     };
-    let Some(wanted) = shapes::of_map(name) else {
+    let is_older = folder.layout < LAYOUT_VERSION && !names::LASTING.contains(&name);
+    let wanted = shapes::of_map(name).filter(|_| !is_older);
+    if wanted.is_none() && !is_older {
         return Err(foreign("no map of that name".to_owned()));
-    };
+    }
+    // A folder, or what is no object of BPF.
     let map = sys::open_pin(path).map_err(failed("open", path))?;
     let found = sys::shape(map.as_fd()).map_err(|_not_a_map| foreign("it is no map".to_owned()))?;
+    let Some(wanted) = wanted else {
+        return Ok(found);
+    };
     if (found.kind, found.key, found.value, found.flags)
         != (wanted.kind, wanted.key, wanted.value, wanted.flags)
     {
@@ -341,7 +453,7 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, PinError> {
     Ok(found)
 }
 
-fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> PinError {
+pub(super) fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> PinError {
     let path = path.to_owned();
     move |source| PinError::Io {
         step,

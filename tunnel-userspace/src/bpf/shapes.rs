@@ -70,8 +70,13 @@ pub(super) fn sizes_of(entries: impl Fn(&str) -> Option<u32>) -> Option<Sizes> {
         fronts: entries(names::SVC)?,
         slots: without_spare(entries(names::SLOT)?),
         backends: without_spare(entries(names::BE)?),
-        steering: entries(names::STEER)?.saturating_sub(1),
+        steering: steering_of(entries(names::STEER)?),
     })
+}
+
+/// How many are steered, from the entries of `steer`: one is for the daemon's probe.
+pub(super) const fn steering_of(entries: u32) -> u32 {
+    entries.saturating_sub(1)
 }
 
 fn bytes<T>() -> u32 {

@@ -60,8 +60,8 @@ pub(crate) struct Actual {
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
     pub(crate) ids: BTreeMap<ObjectName, BTreeMap<PortName, u32>>,
-    /// The last state of each backend index that was ever used.
-    pub(crate) states: HashMap<u32, State>,
+    /// The last state of each backend index, 0 of one that was never used.
+    states: Vec<State>,
     pub(crate) used_slots: u32,
     pub(crate) used_backends: u32,
     pub(crate) free_fronts: Indices,
@@ -74,17 +74,14 @@ impl Actual {
     /// Reads the maps. What they hold that makes no sense is left out of the result and named in
     /// its second part.
     pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
-        let backends = Self::read_backends(reader, sizes)?;
+        let (backends, states) = Self::read_backends(reader, sizes)?;
         let mut actual = Self {
             sizes,
             fronts: HashMap::new(),
             sets: HashMap::new(),
             ports: HashMap::new(),
             ids: BTreeMap::new(),
-            states: backends
-                .iter()
-                .map(|(index, backend)| (*index, backend.state))
-                .collect(),
+            states,
             used_slots: 0,
             used_backends: 0,
             free_fronts: Indices::new(0, &BTreeSet::new()),
@@ -113,13 +110,29 @@ impl Actual {
         Ok((actual, stray))
     }
 
+    /// The backends that serve, and the state of every index.
     fn read_backends(
         reader: &impl MapReader,
         sizes: Sizes,
-    ) -> Result<BTreeMap<u32, Backend>, ReadError> {
-        let backends = (0_u32..).zip(reader.backends(sizes.backend_entries())?);
-        let used = backends.filter(|(_, backend)| backend.state != State::default());
-        Ok(used.collect())
+    ) -> Result<(BTreeMap<u32, Backend>, Vec<State>), ReadError> {
+        let all = reader.backends(sizes.backend_entries())?;
+        let states = all.iter().map(|backend| backend.state).collect();
+        let serving = (0_u32..)
+            .zip(all)
+            .filter(|(_, backend)| backend.state.is_serving());
+        Ok((serving.collect(), states))
+    }
+
+    /// The last state of a backend index.
+    pub(crate) fn state(&self, index: u32) -> State {
+        self.states.get(count(index)).copied().unwrap_or_default()
+    }
+
+    /// Notes the state of a backend index.
+    pub(crate) fn set_state(&mut self, index: u32, state: State) {
+        if let Some(known) = self.states.get_mut(count(index)) {
+            *known = state;
+        }
     }
 
     /// Takes over a front; says whether its record, sets and backends make sense.
@@ -172,8 +185,7 @@ impl Actual {
         let mut indices = Vec::new();
         for place in set.base..set.base.saturating_add(set.len) {
             let index = reader.slot(place)?.backend;
-            let is_own =
-                |backend: &Backend| backend.service == record.service && backend.state.is_serving();
+            let is_own = |backend: &Backend| backend.service == record.service;
             if !backends.get(&index).is_some_and(is_own) {
                 return Ok(false);
             }
@@ -221,11 +233,9 @@ impl Actual {
             .flat_map(|set| set.backends.iter().copied())
             .collect();
         let mut stray = Vec::new();
-        let serving = |(_, backend): &(&u32, &Backend)| backend.state.is_serving();
         // A backend that is in a set goes before one that only finishes what it has.
         let (first, second): (Vec<_>, Vec<_>) = backends
             .iter()
-            .filter(serving)
             .partition(|(index, _)| placed.contains(index));
         for (index, backend) in first.into_iter().chain(second) {
             let target = Target {
@@ -238,7 +248,7 @@ impl Actual {
                 }
                 Some(_) | None => {
                     stray.push(*index);
-                    self.states.insert(*index, backend.state.gone());
+                    self.set_state(*index, backend.state.gone());
                 }
             }
         }

@@ -86,13 +86,7 @@ impl<W: MapWriter> Order<'_, W> {
             .free_backends
             .take()
             .ok_or(Refused::Full(Shortage::Passing(Reason::BackendsFull)))?;
-        let state = self
-            .actual
-            .states
-            .get(&index)
-            .copied()
-            .unwrap_or_default()
-            .next_use();
+        let state = self.actual.state(index).next_use();
         let backend = Backend {
             address: target.address,
             port: target.port,
@@ -106,7 +100,7 @@ impl<W: MapWriter> Order<'_, W> {
             self.actual.free_backends.give(index);
             return Err(error.into());
         }
-        self.actual.states.insert(index, state);
+        self.actual.set_state(index, state);
         self.actual.used_backends = self.actual.used_backends.saturating_add(1);
         self.actual
             .ports
@@ -231,9 +225,8 @@ impl<W: MapWriter> Order<'_, W> {
             return Ok(());
         }
         self.writer.retire_backend(index)?;
-        if let Some(state) = self.actual.states.get_mut(&index) {
-            *state = state.gone();
-        }
+        let gone = self.actual.state(index).gone();
+        self.actual.set_state(index, gone);
         if let Some(port) = self.actual.ports.get_mut(&id) {
             port.backends.remove(target);
         }

@@ -139,6 +139,17 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         self.pass(Some(since));
     }
 
+    /// Waits until everything that went so far is free again, and writes what waited for that: for
+    /// updates that are applied before the loop runs.
+    pub async fn settle(&mut self) {
+        while self.is_waiting {
+            let Some(freed) = self.waiter.freed.recv().await else {
+                break;
+            };
+            self.take_back(&freed);
+        }
+    }
+
     fn update(&mut self, update: Update) {
         self.steering.update(&update);
         self.reconciler.update(update);

@@ -419,7 +419,7 @@ pub enum AdoptSteeringError {
     Write(#[from] WriteError),
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

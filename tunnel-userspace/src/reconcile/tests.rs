@@ -1,4 +1,5 @@
 mod adoption;
+mod carrying;
 mod histories;
 mod memory;
 

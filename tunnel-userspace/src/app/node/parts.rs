@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use tokio::sync::{mpsc, watch};
-use tracing::{Level, info, warn};
+use tracing::{Level, error, info, warn};
 use tunnel_common::LAYOUT_VERSION;
 
 use super::{NodeError, failed};
@@ -61,16 +61,10 @@ impl Parts {
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
         let wanted = sizes(config.bpf.maps);
-        let mut data_path = DataPath::load(&pins, wanted, features, &switches(config))
-            .map_err(failed("cannot load the data path"))?;
+        let mut data_path =
+            DataPath::load(&pins, wanted, features, &switches(config), since_boot())
+                .map_err(failed("cannot load the data path"))?;
         let found = data_path.sizes();
-        if found != wanted {
-            warn!(
-                ?wanted,
-                ?found,
-                "the maps that are there keep the sizes they were made with"
-            );
-        }
         let (maps, counters) = data_path
             .take_maps()
             .map_err(failed("cannot use the maps"))?;
@@ -166,10 +160,37 @@ impl Parts {
         }
     }
 
+    /// The first update to attach the programs after. Where the maps are empty and those of an older
+    /// layout are in use, that is one that holds everything: whatever came before is written, and the
+    /// programs that are there go on as they are.
+    pub(super) async fn first(
+        &mut self,
+        updates: &mut mpsc::Receiver<Update>,
+        ready: &watch::Sender<Option<String>>,
+    ) -> Option<Update> {
+        loop {
+            let update = updates.recv().await?;
+            if update.whole || !self.data_path.is_empty() {
+                return Some(update);
+            }
+            error!(
+                "an object was refused: the programs of the older layout stay until it is mended"
+            );
+            ready.send_replace(Some(
+                "waiting until every object can be read, to replace an older layout".to_owned(),
+            ));
+            self.owner.apply(update);
+            self.owner.settle().await;
+        }
+    }
+
     /// Writes the maps, attaches the programs, and sends the canary.
     pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
         let (since, whole) = (first.since, first.whole);
         self.owner.apply(first);
+        self.data_path
+            .promote(&self.pins)
+            .map_err(failed("cannot use bpf.bpffs"))?;
         let attached = self
             .data_path
             .attach(&self.cgroup)
@@ -201,6 +222,11 @@ impl Parts {
         // Links that are not pinned end here if the canary did not arrive.
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
+        if let Err(error) = self.pins.sweep() {
+            // They take room, and the next start tries again.
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot remove the maps that were replaced");
+        }
         self.start_log();
         Ok(())
     }

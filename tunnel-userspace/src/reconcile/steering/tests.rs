@@ -1,3 +1,4 @@
+mod carrying;
 mod memory;
 
 use self::memory::Memory;

@@ -10,17 +10,17 @@ use super::{
 };
 
 /// What a history does: sets the endpoints of a Service on a VIP, or removes the Service.
-type Step = (usize, u8, Option<BTreeSet<u8>>);
+pub(super) type Step = (usize, u8, Option<BTreeSet<u8>>);
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-fn history() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn history() -> impl Strategy<Value = Vec<Step>> {
     let endpoints =
         proptest::option::weighted(0.8, proptest::collection::btree_set(1..12_u8, 0..6));
     proptest::collection::vec((0..NAMES.len(), 1..4_u8, endpoints), 1..24)
 }
 
-fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): &Step) {
+pub(super) fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): &Step) {
     let name = NAMES[*name];
     let state = endpoints
         .as_ref()
@@ -43,7 +43,7 @@ fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     wanted
 }
 
-fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
+pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
     (1..4)
         .filter_map(|vip| Some((vip, backends(reconciler, vip)?)))
         .collect()
@@ -51,7 +51,7 @@ fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
 
 /// What the next start makes of a process that was killed after so many writes of a history.
 /// `Memory` checks at each write that no front leads to another's backend.
-fn killed_after(history: &[Step], cut: usize) -> Reconciler<Memory> {
+pub(super) fn killed_after(history: &[Step], cut: usize) -> Reconciler<Memory> {
     let mut first = adopt(Memory::new(ROOMY));
     first.maps.limit = cut;
     for step in history {

@@ -1,0 +1,196 @@
+//! Flows that are open while the maps are made anew, and the folders of pins meanwhile.
+
+use std::{
+    net::{TcpStream, UdpSocket},
+    path::Path,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    node::Node,
+    pod::{Pod, Server},
+    scale::Scale,
+    wait,
+};
+
+use crate::support::{
+    CHANGE, DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, reports, same,
+    serve,
+};
+
+pub(crate) const WEB: Vip = Vip::of(10);
+pub(crate) const OTHER: Vip = Vip::of(11);
+
+/// A node with two Services, of two backends and of one.
+pub(crate) struct Stage {
+    pub(crate) node: Node,
+    pub(crate) client: Arc<Pod>,
+    _servers: [Server; 3],
+}
+
+impl Stage {
+    pub(crate) fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let client = node.pod("client")?;
+        let [one, two, other] = [node.pod("one")?, node.pod("two")?, node.pod("other")?];
+        let servers = [serve(&one)?, serve(&two)?, serve(&other)?];
+        // Before the others in the maps, and gone when these are made anew.
+        node.apply(Vip::of(9).service("first").backends(addresses(&[&*other])))?;
+        node.apply(WEB.service("web").backends(addresses(&[&*one, &*two])))?;
+        node.apply(OTHER.service("other").backends(addresses(&[&*other])))?;
+        let stage = Self {
+            node,
+            client,
+            _servers: servers,
+        };
+        stage.resize([64, 64, 64])?;
+        stage.node.start()?;
+        Ok(stage)
+    }
+
+    /// Room for so many fronts, slots and backends, from the next start on.
+    pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
+        self.node.resize(|settings| {
+            settings.fronts = fronts;
+            settings.slots = slots;
+            settings.backends = backends;
+        })
+    }
+
+    /// Whether there is a pin or folder of that name.
+    pub(crate) fn has(&self, pin: &str) -> bool {
+        self.node.bpffs().join(pin).exists()
+    }
+
+    /// That nothing is pinned but the links and the maps of this layout.
+    pub(crate) fn is_tidy(&self) -> Result<()> {
+        same(
+            "folders",
+            folders(&self.node.bpffs())?,
+            vec!["links".to_owned(), "v1".to_owned()],
+        )
+    }
+
+    /// Does something, again and again until the loads have ended and for at least so many times,
+    /// while both Services are under load. No attempt fails, and none goes astray.
+    pub(crate) fn under_load(
+        &self,
+        times: usize,
+        story: impl Fn(usize) -> Result<()>,
+    ) -> Result<()> {
+        // As long as the rounds take, here and where machines are slow.
+        let patience = Scale::from_environment().patience(Duration::from_millis(400));
+        let lasting = patience.max(Duration::from_millis(1500));
+        let (web, other) = thread::scope(|scope| -> Result<_> {
+            let web = loads(scope, &self.client, WEB, lasting);
+            let other = loads(scope, &self.client, OTHER, lasting);
+            let mut number = 0;
+            while number < times || web.iter().any(|load| !load.is_finished()) {
+                story(number)?;
+                number += 1;
+            }
+            Ok((reports(web)?, reports(other)?))
+        })?;
+        all_answered(&web, &["one", "two"]).context("web")?;
+        all_answered(&other, &["other"]).context("other")
+    }
+
+    /// Starts the daemon and kills it as soon as something is the case; says whether it was, before
+    /// the daemon was ready.
+    pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
+        self.node.launch()?;
+        let mut seen = false;
+        wait::until(Scale::from_environment().patience(CHANGE), || {
+            seen = is_so(self);
+            seen || self.node.is_ready()
+        })?;
+        self.node.kill9()?;
+        Ok(seen)
+    }
+}
+
+/// The names in a folder, sorted.
+pub(crate) fn folders(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Flows of one kind of socket.
+pub(crate) struct Flows {
+    way: Way,
+    stream: TcpStream,
+    connected: UdpSocket,
+    connected_to: String,
+    /// Asks two Services in turn.
+    unconnected: UdpSocket,
+    sent_to: String,
+}
+
+impl Flows {
+    pub(crate) fn open(client: &Pod) -> Result<Vec<Self>> {
+        let ways = [Way::V4, Way::V6, Way::Mapped];
+        ways.into_iter().map(|way| Self::of(client, way)).collect()
+    }
+
+    fn of(client: &Pod, way: Way) -> Result<Self> {
+        let connected = way.udp(client)?;
+        connected.connect(way.to(WEB, DNS))?;
+        let unconnected = way.udp(client)?;
+        let (sent_to, _) = ask_to(&unconnected, way.to(WEB, DNS))?;
+        let flows = Self {
+            way,
+            stream: way.connect(client, WEB, HTTP)?,
+            connected_to: ask(&connected)?,
+            connected,
+            unconnected,
+            sent_to,
+        };
+        flows.stay()?;
+        Ok(flows)
+    }
+
+    /// That every flow is where it was.
+    pub(crate) fn stay(&self) -> Result<()> {
+        self.stay_connected()?;
+        for _ in 0..2 {
+            same("server", self.asks(WEB)?, self.sent_to.clone())?;
+            same("server", self.asks(OTHER)?, "other".to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// That the connected ones are, and show what they dialled.
+    pub(crate) fn stay_connected(&self) -> Result<()> {
+        let way = self.way;
+        same("peer", self.stream.peer_addr()?, way.shown(WEB, HTTP))?;
+        same("peer", self.connected.peer_addr()?, way.shown(WEB, DNS))?;
+        same("server", ask(&self.connected)?, self.connected_to.clone())
+    }
+
+    /// Who answers the one that isn't connected; what it asked must be what it is answered by.
+    pub(crate) fn asks(&self, vip: Vip) -> Result<String> {
+        let (server, sender) = ask_to(&self.unconnected, self.way.to(vip, DNS))?;
+        same("sender", sender, self.way.shown(vip, DNS))?;
+        Ok(server)
+    }
+
+    /// That a connection goes on to its end.
+    pub(crate) fn end(self) -> Result<()> {
+        let server = http(self.stream)?;
+        ensure!(["one", "two"].contains(&&*server), "{server}");
+        Ok(())
+    }
+}
+
+/// That every flow is where it was.
+pub(crate) fn all_stay(flows: &[Flows]) -> Result<()> {
+    let stays = |flow: &Flows| flow.stay().with_context(|| format!("{:?}", flow.way));
+    flows.iter().try_for_each(stays)
+}

@@ -1,0 +1,192 @@
+//! Maps of another layout: an older one is replaced without a flow noticing, a newer one is left
+//! alone. No other layout exists, so its folder is this one's under another name.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{scale::Scale, wait};
+
+use crate::{
+    carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
+    support::{CHANGE, HTTP, Way, counted, http, same},
+};
+
+impl Stage {
+    /// What a daemon of another layout left.
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        let pins = self.node.bpffs();
+        fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))
+    }
+}
+
+/// That the flows which are connected stay, and that the others are answered.
+fn go_on(flows: &[Flows]) -> Result<()> {
+    for flow in flows {
+        flow.stay_connected()?;
+        ensure!(["one", "two"].contains(&&*flow.asks(WEB)?));
+        same("server", flow.asks(OTHER)?, "other".to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+
+    stage.under_load(3, |number| {
+        node.kill9()?;
+        stage.rename("v1", "v0")?;
+        if number % 2 == 0 {
+            stage.resize([128, 64, 64])?;
+        } else {
+            stage.resize([64, 128, 128])?;
+        }
+        go_on(&flows)?;
+        node.start()?;
+        stage.is_tidy()?;
+        go_on(&flows)
+    })?;
+
+    node.restart()?;
+    stage.is_tidy()?;
+    flows.into_iter().try_for_each(Flows::end)
+}
+
+#[test]
+fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Result<()> {
+    let stage = Stage::new()?;
+    let flows = Flows::open(&stage.client)?;
+    stage.node.kill9()?;
+    stage.rename("v1", "v0")?;
+    stage.node.start()?;
+
+    let reasons = ["translated", "translated_sticky"];
+    let ask = || -> Result<()> { flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop)) };
+    let ((), grown) = counted(&stage.node, &reasons, ask)?;
+    same("first", grown, vec![3, 0])?;
+    let ((), grown) = counted(&stage.node, &reasons, ask)?;
+    same("then", grown, vec![0, 3])
+}
+
+#[test]
+fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+    let good = fs::read_to_string(node.manifests().join("other.yaml"))?;
+    node.kill9()?;
+    stage.rename("v1", "v0")?;
+    node.apply(("other.yaml", "kind: [Service\n"))?;
+
+    node.launch()?;
+    let waits = || -> Option<bool> {
+        let status = node.status().ok()?;
+        Some(status["notReady"].as_str()?.contains("older layout"))
+    };
+    wait::until(Scale::from_environment().patience(CHANGE), || {
+        waits() == Some(true)
+    })
+    .with_context(|| format!("{:?}", node.status()))?;
+
+    ensure!(stage.has("v0/svc") && !stage.has("v1"));
+    all_stay(&flows)?;
+    for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
+        let server = http(Way::V4.connect(&stage.client, vip, HTTP)?)?;
+        ensure!(servers.contains(&&*server), "{server}");
+    }
+
+    node.apply(("other.yaml", &*good))?;
+    node.wait_ready()?;
+    stage.is_tidy()?;
+    go_on(&flows)?;
+    same(
+        "server",
+        http(Way::V6.connect(&stage.client, OTHER, HTTP)?)?,
+        "other".to_owned(),
+    )
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_goes_on_with()
+-> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+    node.kill9()?;
+    stage.rename("v1", "v0")?;
+    let moments: [fn(&Stage) -> bool; 5] = [
+        |stage| stage.has("v1-next"),
+        |stage| stage.has("v1-next/svc"),
+        |stage| stage.has("v1-next/host"),
+        |stage| stage.has("v1"),
+        |stage| stage.has("v1") && !stage.has("v0/svc"),
+    ];
+
+    let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
+    let seen = std::cell::Cell::new([0; 5]);
+    stage.under_load(rounds, |number| {
+        let moment = number % moments.len();
+        let mut counts = seen.get();
+        counts[moment] += usize::from(stage.kill_when(moments[moment])?);
+        seen.set(counts);
+        go_on(&flows)?;
+        if stage.has("v1") {
+            // It was replaced; a start ends it, and an older one comes again.
+            node.start()?;
+            stage.is_tidy()?;
+            go_on(&flows)?;
+            node.kill9()?;
+            stage.rename("v1", "v0")?;
+        }
+        Ok(())
+    })?;
+    ensure!(seen.get()[..3].iter().all(|count| *count > 0), "{seen:?}");
+
+    node.start()?;
+    stage.is_tidy()?;
+    go_on(&flows)?;
+    flows.into_iter().try_for_each(Flows::end)
+}
+
+#[test]
+fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+    node.kill9()?;
+
+    for name in ["v2", "v2-next", "v2-old"] {
+        stage.rename("v1", name)?;
+        let before = folders(&node.bpffs().join(name))?;
+        let output = node.culvert(&["node"])?;
+        same("exit", output.exit.code, Some(1))?;
+        let last = output.stderr.lines().last().unwrap_or_default();
+        for word in [name, "layout 2", "layout 1"] {
+            ensure!(last.contains(word), "no {word} in {last}");
+        }
+        same("pins", folders(&node.bpffs().join(name))?, before)?;
+        all_stay(&flows)?;
+        stage.rename(name, "v1")?;
+    }
+
+    node.start()?;
+    all_stay(&flows)
+}
+
+#[test]
+fn cleanup_removes_an_older_layout_too() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    node.kill9()?;
+    stage.rename("v1", "v0")?;
+    let is_met = stage.kill_when(|stage| stage.has("v1-next/svc"))?;
+    ensure!(is_met && stage.has("v0"), "{}", node.logs());
+
+    let output = node.culvert(&["cleanup"])?;
+
+    ensure!(output.exit.is_success(), "{output:?}");
+    ensure!(!node.bpffs().exists(), "{:?}", folders(&node.bpffs())?);
+    Ok(())
+}

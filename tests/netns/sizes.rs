@@ -1,0 +1,206 @@
+//! Maps of other sizes: made beside those in use, and no flow notices.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::{Result, ensure};
+use tunnel_tests::{
+    manifest::{Protocol, Service},
+    node::Node,
+    scale::Scale,
+    wait,
+};
+
+use crate::{
+    carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
+    support::{CHANGE, HTTP, HTTP_TARGET, Vip, Way, counted, same, until_backends, until_gone},
+};
+
+/// Grown, shrunk, and grown where the rest shrinks.
+const SIZES: [[u32; 3]; 4] = [
+    [64, 64, 64],
+    [4096, 8192, 4096],
+    [16, 512, 32],
+    [512, 32, 128],
+];
+
+fn sizes(node: &Node) -> Result<[u32; 3]> {
+    let status = node.status()?;
+    let size = |name: &str| u32::try_from(status["maps"][name].as_u64().unwrap_or(0)).unwrap_or(0);
+    Ok(["fronts", "slots", "backends"].map(size))
+}
+
+#[test]
+fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+    // What was there before has gone, so that its indices are not those of a new start.
+    node.withdraw("first.yaml")?;
+    until_gone(node, "first")?;
+
+    stage.under_load(SIZES.len(), |number| {
+        let wanted = SIZES[(number + 1) % SIZES.len()];
+        stage.resize(wanted)?;
+        if number % 2 == 0 {
+            node.kill9()?;
+        } else {
+            node.stop()?;
+        }
+        all_stay(&flows)?;
+        node.start()?;
+        same("sizes", sizes(node)?, wanted)?;
+        stage.is_tidy()?;
+        all_stay(&flows)
+    })?;
+
+    // The maps are those that the programs read: what changes now is seen.
+    let other = node.pod("two")?;
+    node.apply(OTHER.service("other").backends([other.v4(), other.v6()]))?;
+    wait::until(Scale::from_environment().patience(CHANGE), || {
+        let moved = |flow: &Flows| flow.asks(OTHER).is_ok_and(|server| server == "two");
+        flows.iter().all(moved)
+    })?;
+    flows.into_iter().try_for_each(Flows::end)
+}
+
+#[test]
+fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() -> Result<()> {
+    let stage = Stage::new()?;
+    let flows = Flows::open(&stage.client)?;
+    stage.resize([128, 256, 32])?;
+    stage.node.restart()?;
+
+    let reasons = ["translated", "translated_sticky"];
+    let ((), grown) = counted(&stage.node, &reasons, || {
+        flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop))
+    })?;
+
+    same("counted", grown, vec![0, 3])
+}
+
+/// A Service with so many backends that nobody is at.
+fn crowd(vip: Vip, count: u8) -> Service {
+    let backends = (0..count).map(|last| IpAddr::V4(Ipv4Addr::new(10, 244, 77, last)));
+    Service::new("crowd", [vip.v4.into()])
+        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .backends(backends)
+}
+
+/// A start that keeps the sizes which are there, and says why.
+fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
+    let node = &stage.node;
+    let before = sizes(node)?;
+    let maps = folders(&node.bpffs().join("v1"))?;
+    let logged = node.logs().len();
+    stage.resize(wanted)?;
+    node.restart()?;
+    let log = node.logs().split_off(logged);
+    let told = |line: &str| words.iter().all(|word| line.contains(word));
+    ensure!(log.lines().any(told), "no {words:?} in {log}");
+    same("sizes", sizes(node)?, before)?;
+    same("maps", folders(&node.bpffs().join("v1"))?, maps)?;
+    stage.is_tidy()
+}
+
+#[test]
+fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    // The crowd stands before a Service that stays, so that this one's indices are high.
+    stage.resize([64, 256, 256])?;
+    node.restart()?;
+    node.apply(crowd(Vip::of(20), 150))?;
+    until_backends(node, "crowd", 150)?;
+    let pod = node.pod("one")?;
+    let last = Vip::of(21);
+    node.apply(last.service("last").backends([pod.v4(), pod.v6()]))?;
+    until_backends(node, "last", 1)?;
+    let flows = Flows::open(&stage.client)?;
+
+    refused(
+        &stage,
+        [64, 64, 256],
+        &["bpf.maps.slots of 64 is too small"],
+    )?;
+    refused(
+        &stage,
+        [4, 256, 256],
+        &["bpf.maps.fronts of 4 is too small"],
+    )?;
+    refused(
+        &stage,
+        [64, 256, 64],
+        &["bpf.maps.backends of 64 is too small"],
+    )?;
+    // Few are left, and their indices are as high as before.
+    node.withdraw("crowd.yaml")?;
+    until_gone(node, "crowd")?;
+    refused(
+        &stage,
+        [64, 256, 64],
+        &["bpf.maps.backends of 64 is too small", "open connections"],
+    )?;
+
+    all_stay(&flows)?;
+    for way in Way::TCP {
+        way.connect(&stage.client, last, HTTP)?;
+    }
+    // What fits is done.
+    stage.resize([64, 64, 256])?;
+    node.restart()?;
+    same("sizes", sizes(node)?, [64, 64, 256])?;
+    all_stay(&flows)
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_on_with()
+-> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+    node.kill9()?;
+    let moments: [fn(&Stage) -> bool; 6] = [
+        |stage| stage.has("v1-next"),
+        |stage| stage.has("v1-next/svc"),
+        |stage| stage.has("v1-next/host"),
+        |stage| stage.has("v1-old"),
+        |stage| stage.has("v1-old") && !stage.has("v1-old/svc"),
+        |_| false,
+    ];
+
+    let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
+    let seen = std::cell::Cell::new([0; 6]);
+    stage.under_load(rounds, |number| {
+        // Larger and smaller in turn, and never what is there.
+        let size = u32::try_from(number)? + [65, 4096][number % 2];
+        stage.resize([size, size, size])?;
+        let moment = number % moments.len();
+        let mut counts = seen.get();
+        counts[moment] += usize::from(stage.kill_when(moments[moment])?);
+        seen.set(counts);
+        all_stay(&flows)
+    })?;
+    // The moments before the programs are replaced last long enough to be met.
+    ensure!(seen.get()[..3].iter().all(|count| *count > 0), "{seen:?}");
+
+    node.start()?;
+    stage.is_tidy()?;
+    all_stay(&flows)?;
+    flows.into_iter().try_for_each(Flows::end)
+}
+
+#[test]
+fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    stage.resize([4096, 8192, 4096])?;
+    node.kill9()?;
+    let is_met = stage.kill_when(|stage| stage.has("v1-next/svc"))?;
+    ensure!(is_met && stage.has("v1"), "{}", node.logs());
+
+    let output = node.culvert(&["cleanup"])?;
+
+    ensure!(output.exit.is_success(), "{output:?}");
+    ensure!(!node.bpffs().exists(), "{:?}", folders(&node.bpffs())?);
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Steering maps that are made anew.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use tunnel_tests::site::{KUBELET, Site};
+
+use super::{both, client, each_place};
+
+/// That kubelets are reached.
+fn expect_served(site: &Site) -> Result<()> {
+    site.until_served()?;
+    each_place(site, |from| {
+        for to in both(KUBELET[0]) {
+            client(site, from.place, to)?.healthz()?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
+    let site = Site::new()?;
+    let node = site.node();
+
+    for size in [64, 4, 64] {
+        node.kill9()?;
+        node.resize(|settings| settings.steering = size)?;
+        node.start()?;
+        expect_served(&site)?;
+        ensure!(!node.bpffs().join("v1-old").exists());
+    }
+
+    // Two ports of an address in each family are steered.
+    node.kill9()?;
+    node.resize(|settings| settings.steering = 1)?;
+    node.start()?;
+    let log = node.logs();
+    let told = "bpf.maps.steering of 1 is too small";
+    ensure!(log.contains(told) && log.contains("needs 4"), "{log}");
+    expect_served(&site)
+}
+
+#[test]
+fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
+    let site = Site::new()?;
+    let node = site.node();
+
+    for size in [16_384, 64] {
+        node.kill9()?;
+        fs::rename(node.bpffs().join("v1"), node.bpffs().join("v0"))?;
+        node.resize(|settings| settings.steering = size)?;
+        node.start()?;
+        expect_served(&site)?;
+        ensure!(!node.bpffs().join("v0").exists());
+    }
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! The folders of maps by name, and the steps from one set of maps to another. Pure.
+//!
+//! `v<layout>` is in use, or will be after the next attach. `v<layout>-next` is being filled.
+//! `v<layout>-old` was replaced and is still read until every program is. Whichever step is the last
+//! that a process makes, the next one finds a set of maps that is whole:
+//!
+//! 1. `v1-next` is made beside `v1`, or beside `v0`, and filled
+//! 2. `v1` becomes `v1-old`
+//! 3. `v1-next` becomes `v1`
+//! 4. the programs are replaced
+//! 5. `v1-old`, or `v0`, is removed
+//!
+//! Nobody writes into the old maps after the first step, so the new ones stay as good as they.
+
+use std::{collections::BTreeSet, fmt};
+
+/// How far a folder of maps is.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Stage {
+    /// Its maps are in use.
+    Current,
+    /// Its maps are being filled.
+    Next,
+    /// Its maps were replaced.
+    Old,
+}
+
+/// A folder of maps.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Folder {
+    pub(super) layout: u32,
+    pub(super) stage: Stage,
+}
+
+impl Folder {
+    pub(super) const fn new(layout: u32, stage: Stage) -> Self {
+        Self { layout, stage }
+    }
+
+    /// The folder of that name; nothing if it is none of maps.
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        let rest = name.strip_prefix('v')?;
+        let (layout, stage) = match rest.split_once('-') {
+            None => (rest, Stage::Current),
+            Some((layout, "next")) => (layout, Stage::Next),
+            Some((layout, "old")) => (layout, Stage::Old),
+            Some(_) => return None,
+        };
+        let folder = Self::new(layout.parse().ok()?, stage);
+        // Names that only look like a number are not ours.
+        (folder.to_string() == name).then_some(folder)
+    }
+}
+
+// The BPF file system has no names with a dot.
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match self.stage {
+            Stage::Current => "",
+            Stage::Next => "-next",
+            Stage::Old => "-old",
+        };
+        write!(f, "v{}{stage}", self.layout)
+    }
+}
+
+/// A change of the folders.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Step {
+    /// Everything in it, then the folder.
+    Remove(Folder),
+    Rename(Folder, Folder),
+}
+
+type Folders = BTreeSet<Folder>;
+
+/// The folder that the whole set of maps of a layout is in, if there is one.
+pub(super) fn whole(found: &Folders, layout: u32) -> Option<Folder> {
+    let is_there = |stage| found.contains(&Folder::new(layout, stage));
+    let stage = if is_there(Stage::Current) {
+        Stage::Current
+    } else if !is_there(Stage::Old) {
+        // What is being filled may be half full.
+        return None;
+    } else if is_there(Stage::Next) {
+        // The old maps step aside only for new ones that are filled.
+        Stage::Next
+    } else {
+        Stage::Old
+    };
+    Some(Folder::new(layout, stage))
+}
+
+/// What finishes, or undoes, the change that an earlier process was making.
+pub(super) fn recovery(found: &Folders, layout: u32) -> Vec<Step> {
+    let (current, next) = (
+        Folder::new(layout, Stage::Current),
+        Folder::new(layout, Stage::Next),
+    );
+    let mut steps = Vec::new();
+    let whole = whole(found, layout);
+    if whole != Some(next) && found.contains(&next) {
+        steps.push(Step::Remove(next));
+    }
+    match whole {
+        Some(whole) if whole != current => steps.push(Step::Rename(whole, current)),
+        Some(_) | None => {}
+    }
+    steps
+}
+
+/// What puts the maps that were filled in the place of those that are there.
+pub(super) fn promotion(found: &Folders, layout: u32) -> Vec<Step> {
+    let [current, next, old] =
+        [Stage::Current, Stage::Next, Stage::Old].map(|stage| Folder::new(layout, stage));
+    let mut steps = Vec::new();
+    if found.contains(&current) {
+        if found.contains(&old) {
+            steps.push(Step::Remove(old));
+        }
+        steps.push(Step::Rename(current, old));
+    }
+    steps.push(Step::Rename(next, current));
+    steps
+}
+
+/// What nobody needs once the programs use the maps of that layout.
+pub(super) fn leftovers(found: &Folders, layout: u32) -> Vec<Step> {
+    let current = Folder::new(layout, Stage::Current);
+    let others = found.iter().filter(|folder| **folder != current);
+    others.copied().map(Step::Remove).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const LAYOUT: u32 = 1;
+    const CURRENT: Folder = Folder::new(LAYOUT, Stage::Current);
+    const NEXT: Folder = Folder::new(LAYOUT, Stage::Next);
+    const OLD: Folder = Folder::new(LAYOUT, Stage::Old);
+    const OLDER: Folder = Folder::new(0, Stage::Current);
+
+    /// A set of maps: which, and whether all of it is there.
+    #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+    struct Maps {
+        made: u32,
+        is_whole: bool,
+    }
+
+    /// The folders, and a process that is killed before one of its moves.
+    #[derive(Clone, Debug, Default)]
+    struct Disk {
+        folders: BTreeMap<Folder, Maps>,
+        /// The maps that the programs read.
+        read: Option<Maps>,
+        moves: usize,
+        limit: usize,
+    }
+
+    #[derive(Debug)]
+    struct Killed;
+
+    impl Disk {
+        fn found(&self) -> Folders {
+            self.folders.keys().copied().collect()
+        }
+
+        fn step(&mut self) -> Result<(), Killed> {
+            if self.moves == self.limit {
+                return Err(Killed);
+            }
+            self.moves += 1;
+            Ok(())
+        }
+
+        fn run(&mut self, steps: Vec<Step>) -> Result<(), Killed> {
+            for step in steps {
+                self.step()?;
+                match step {
+                    Step::Remove(folder) => {
+                        self.folders.get_mut(&folder).expect("is there").is_whole = false;
+                        self.step()?;
+                        self.folders.remove(&folder);
+                    }
+                    Step::Rename(from, to) => {
+                        let maps = self.folders.remove(&from).expect("is there");
+                        assert_eq!(self.folders.insert(to, maps), None, "{to} is in the way");
+                    }
+                }
+            }
+            Ok(())
+        }
+
+        /// A start that makes maps anew, as often as it is not killed before.
+        fn start(&mut self, made: u32) -> Result<(), Killed> {
+            for layout in [0, LAYOUT] {
+                self.run(recovery(&self.found(), layout))?;
+            }
+            assert!(
+                self.folders.contains_key(&CURRENT) || self.folders.contains_key(&OLDER),
+                "{self:?}"
+            );
+            let mut maps = Maps {
+                made,
+                is_whole: false,
+            };
+            self.step()?;
+            assert_eq!(self.folders.insert(NEXT, maps), None);
+            self.step()?;
+            maps.is_whole = true;
+            self.folders.insert(NEXT, maps);
+            self.run(promotion(&self.found(), LAYOUT))?;
+            self.step()?;
+            self.read = Some(maps);
+            self.run(leftovers(&self.found(), LAYOUT))
+        }
+
+        /// What a start finds is whole, and at least as new as what the programs read.
+        fn is_sound(&self) {
+            let found = whole(&self.found(), LAYOUT).or_else(|| whole(&self.found(), 0));
+            let maps = found.and_then(|folder| self.folders.get(&folder));
+            let maps = maps.unwrap_or_else(|| panic!("nothing to go on with: {self:?}"));
+            assert!(maps.is_whole, "{self:?}");
+            assert!(
+                self.read.is_none_or(|read| read.made <= maps.made),
+                "{self:?}"
+            );
+        }
+    }
+
+    fn disks() -> [Disk; 2] {
+        [CURRENT, OLDER].map(|folder| {
+            let maps = Maps {
+                made: 0,
+                is_whole: true,
+            };
+            Disk {
+                folders: BTreeMap::from([(folder, maps)]),
+                read: Some(maps),
+                moves: 0,
+                limit: usize::MAX,
+            }
+        })
+    }
+
+    #[test]
+    fn a_kill_at_any_two_moves_leaves_maps_that_are_whole_and_the_next_start_ends_the_change() {
+        for disk in disks() {
+            for (first, second) in (0..16).flat_map(|one| (0..16).map(move |two| (one, two))) {
+                let mut disk = disk.clone();
+                for (made, limit) in [(1, first), (2, second)] {
+                    (disk.moves, disk.limit) = (0, limit);
+                    let _killed = disk.start(made);
+                    disk.is_sound();
+                }
+                (disk.moves, disk.limit) = (0, usize::MAX);
+                disk.start(3).expect("nobody kills it");
+
+                let maps = Maps {
+                    made: 3,
+                    is_whole: true,
+                };
+                assert_eq!(disk.folders, BTreeMap::from([(CURRENT, maps)]));
+                assert_eq!(disk.read, Some(maps));
+            }
+        }
+    }
+
+    #[test]
+    fn a_start_that_changes_nothing_leaves_what_is_whole_alone() {
+        let found = Folders::from([CURRENT, OLD, OLDER]);
+
+        assert_eq!(recovery(&found, LAYOUT), []);
+        assert_eq!(
+            leftovers(&found, LAYOUT),
+            [Step::Remove(OLDER), Step::Remove(OLD)]
+        );
+    }
+
+    #[test]
+    fn a_folder_is_ours_only_by_its_very_name() {
+        for folder in [CURRENT, NEXT, OLD, OLDER] {
+            assert_eq!(Folder::of_name(&folder.to_string()), Some(folder));
+        }
+        for name in ["v01", "v+1", "v", "v1-", "v1-older", "1", "links", "V1"] {
+            assert_eq!(Folder::of_name(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What maps hold, written into empty maps of other sizes that no program reads yet. Whatever else
+//! remembers is kept: sockets remember the index of a backend and the id of its service port,
+//! steering addresses that of a record.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    service::{Backend, Front, Set, State},
+    steering::{Steered, SteeringKey},
+};
+
+use super::{
+    MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError,
+    access::with_spare,
+    actual::Actual,
+    steering::{QUARANTINE, nanos},
+    without_spare,
+};
+
+/// Contents can't be carried over.
+#[derive(Debug, thiserror::Error)]
+pub enum CarryError {
+    /// The old maps can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The new maps can't be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// A size that has no room for what is there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "bpf.maps.{size} of {wanted} is too small for what the maps hold, which needs {needed} (open \
+     connections know indices up to that)"
+)]
+pub struct Misfit {
+    /// Its name in the config.
+    pub size: &'static str,
+    /// What is asked for.
+    pub wanted: u32,
+    /// What is needed at least.
+    pub needed: u32,
+}
+
+fn fit(size: &'static str, wanted: u32, needed: u32) -> Result<(), Misfit> {
+    if wanted < needed {
+        return Err(Misfit {
+            size,
+            wanted,
+            needed,
+        });
+    }
+    Ok(())
+}
+
+/// What the service maps hold.
+#[derive(Debug)]
+pub struct CarriedServices {
+    actual: Actual,
+}
+
+impl CarriedServices {
+    /// Reads maps of these sizes. What makes no sense in them is left out.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read.
+    pub fn read(maps: &impl MapReader, had: Sizes) -> Result<Self, ReadError> {
+        let (actual, _left_out) = Actual::read(maps, had)?;
+        Ok(Self { actual })
+    }
+
+    /// Whether it fits into maps of these sizes.
+    ///
+    /// # Errors
+    ///
+    /// The first size that is too small.
+    pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
+        let ids = self.actual.ports.keys().max();
+        let indices = self.actual.ports.values();
+        let indices = indices.flat_map(|port| port.backends.values()).max();
+        let fronts = u32::try_from(self.actual.fronts.len()).unwrap_or(u32::MAX);
+        let backends = self.actual.used_backends;
+        fit("fronts", wanted.fronts, fronts.max(room_up_to(ids)))?;
+        fit("slots", wanted.slots, self.actual.used_slots)?;
+        fit(
+            "backends",
+            wanted.backends,
+            backends.max(room_up_to(indices)),
+        )
+    }
+
+    /// Writes it into empty maps. Indices of backends that the old maps did not have begin with
+    /// `unused`.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read or written.
+    pub fn write(
+        &self,
+        from: &impl MapReader,
+        to: &mut impl MapWriter,
+        sizes: Sizes,
+        unused: State,
+    ) -> Result<(), CarryError> {
+        let known = self.actual.sizes.backend_entries();
+        let backends = from.backends(known.min(sizes.backend_entries()))?;
+        for (index, backend) in (0..).zip(backends) {
+            let state = self.actual.state(index);
+            if state != State::default() {
+                to.write_backend(index, &Backend { state, ..backend })?;
+            }
+        }
+        write_unused(to, known, sizes, unused)?;
+        // Slots and records close up, since only other entries of these maps lead to them.
+        let mut bases = HashMap::new();
+        let mut next = 0_u32;
+        let sets: BTreeMap<_, _> = self.actual.sets.iter().collect();
+        for (base, set) in sets {
+            bases.insert(*base, next);
+            for backend in &set.backends {
+                to.write_slot(next, *backend)?;
+                next = next.saturating_add(1);
+            }
+        }
+        let moved = |set: Set| match bases.get(&set.base) {
+            Some(base) if set.len > 0 => Set { base: *base, ..set },
+            Some(_) | None => Set::default(),
+        };
+        let fronts: BTreeMap<_, _> = self.actual.fronts.iter().collect();
+        for (index, (key, front)) in (0..).zip(fronts) {
+            let record = Front {
+                cluster: moved(front.record.cluster),
+                local: moved(front.record.local),
+                ..front.record
+            };
+            to.write_front(index, &record)?;
+            to.write_svc(key, index)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes every index of backends from `first` on begin with the state `unused`.
+///
+/// # Errors
+///
+/// The map can't be written.
+pub fn write_unused(
+    to: &mut impl MapWriter,
+    first: u32,
+    sizes: Sizes,
+    unused: State,
+) -> Result<(), WriteError> {
+    let backend = Backend {
+        address: Address::UNSPECIFIED,
+        port: Port::from_network(0),
+        protocol: Protocol::TCP,
+        flags: 0,
+        service: 0,
+        state: unused.gone(),
+        reserved: 0,
+    };
+    (first..sizes.backend_entries()).try_for_each(|index| to.write_backend(index, &backend))
+}
+
+/// The smallest size whose array has that index.
+fn room_up_to(index: Option<&u32>) -> u32 {
+    let Some(entries) = index.map(|index| index.saturating_add(1)) else {
+        return 0;
+    };
+    // No further than the first that is large enough: an array is at most 65 entries and an
+    // eighth larger than its size.
+    let least = without_spare(entries).saturating_sub(1);
+    let is_enough = |size: &u32| with_spare(*size) >= entries;
+    (least..).find(is_enough).unwrap_or(entries)
+}
+
+/// What the steering maps hold.
+#[derive(Debug)]
+pub struct CarriedSteering {
+    keys: Vec<(SteeringKey, u32)>,
+    records: BTreeMap<u32, Steered>,
+}
+
+impl CarriedSteering {
+    /// Reads maps of these sizes. Records that have rested for long enough are left out; the time
+    /// is that since the machine started.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read.
+    pub fn read(maps: &impl SteeringMaps, had: Sizes, now: Duration) -> Result<Self, ReadError> {
+        let rested = |record: &Steered| {
+            record.removed > 0 && nanos(now).saturating_sub(record.removed) >= nanos(QUARANTINE)
+        };
+        let records = (0_u32..).zip(maps.records(had.steered_entries())?);
+        let records: BTreeMap<_, _> = records
+            .filter(|(_, record)| record.kind == Steered::NODE && !rested(record))
+            .collect();
+        let is_sound = |(key, index): &(SteeringKey, u32)| {
+            records.get(index).is_some_and(|record| record.key == *key)
+        };
+        let keys = maps.keys()?.into_iter().filter(is_sound).collect();
+        Ok(Self { keys, records })
+    }
+
+    /// Whether it fits into maps of these sizes.
+    ///
+    /// # Errors
+    ///
+    /// The size is too small.
+    pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
+        let keys = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        // The last record is the probe's: twice the size and one.
+        let last = self.records.keys().next_back();
+        let records = last.map_or(0, |index| (index / 2).saturating_add(1));
+        fit("steering", wanted.steering, keys.max(records))
+    }
+
+    /// Writes it into empty maps.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be written.
+    pub fn write(&self, to: &mut impl SteeringMaps) -> Result<(), WriteError> {
+        for (index, record) in &self.records {
+            to.write_record(*index, record)?;
+        }
+        self.keys
+            .iter()
+            .try_for_each(|(key, index)| to.write_key(key, *index))
+    }
+}

@@ -1,0 +1,80 @@
+//! Steering maps of another size.
+
+use super::{super::super::CarriedSteering, *};
+
+fn sizes(steering: u32) -> Sizes {
+    Sizes {
+        fronts: 1,
+        slots: 1,
+        backends: 1,
+        steering,
+    }
+}
+
+/// What an owner with that capacity holds, in maps of another.
+fn carry(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Memory, String> {
+    let had = sizes(steering.capacity);
+    let carried = CarriedSteering::read(&steering.maps, had, now).expect("read");
+    let wanted = sizes(wanted);
+    carried.fits(wanted).map_err(|error| error.to_string())?;
+    let mut to = Memory {
+        capacity: usize_of(wanted.steer_entries()),
+        ..Memory::default()
+    };
+    carried.write(&mut to).expect("written");
+    Ok(to)
+}
+
+/// An owner whose first node has gone, so that the indices of the second are 2 and 3.
+fn second_stays() -> Steering<Memory> {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    let (a, b) = (node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"]));
+    apply(&mut steering, vec![a, b], NOW);
+    apply(&mut steering, vec![gone("a")], NOW);
+    steering
+}
+
+#[test]
+fn each_steering_address_stands_for_the_same_in_maps_of_another_size() {
+    for size in [2, 64] {
+        let steering = second_stays();
+        let before = shown(&steering);
+        let maps = carry(steering, size, NOW).expect("it fits");
+
+        let mut after = adopt(maps, size, NOW);
+        apply(&mut after, vec![node("b", &["10.0.0.2"])], NOW);
+
+        assert_eq!(shown(&after), before);
+    }
+}
+
+#[test]
+fn an_index_that_rests_goes_on_resting_and_one_that_rested_does_not() {
+    let maps = carry(second_stays(), 64, NOW).expect("it fits");
+    assert_eq!(
+        maps.records.keys().copied().collect::<Vec<_>>(),
+        [0, 1, 2, 3]
+    );
+    let mut after = adopt(maps, 64, NOW);
+    let nodes = || vec![node("b", &["10.0.0.2"]), node("c", &["10.0.0.3"])];
+    apply(&mut after, nodes(), NOW);
+    assert!(after.keys.values().all(|index| *index >= 2));
+
+    let maps = carry(second_stays(), 64, NOW + QUARANTINE).expect("it fits");
+    assert_eq!(maps.records.keys().copied().collect::<Vec<_>>(), [2, 3]);
+}
+
+#[test]
+fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
+    let refused = carry(second_stays(), 1, NOW).err();
+    assert!(refused.is_some_and(
+        |text| text.contains("bpf.maps.steering of 1 is too small") && text.contains("needs 2")
+    ),);
+
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    apply(&mut steering, vec![gone("a")], NOW);
+    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    apply(&mut steering, vec![gone("b")], NOW);
+    assert!(carry(steering, 1, NOW).is_err());
+}

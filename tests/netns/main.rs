@@ -15,6 +15,8 @@ mod damaged;
 #[cfg(test)]
 mod datagrams;
 #[cfg(test)]
+mod features;
+#[cfg(test)]
 mod flows;
 #[cfg(test)]
 mod full;
@@ -26,6 +28,8 @@ mod hooks;
 mod kernel_log;
 #[cfg(test)]
 mod live;
+#[cfg(test)]
+mod natives;
 #[cfg(test)]
 mod race;
 #[cfg(test)]

@@ -183,6 +183,26 @@ fn ends(tcx: bool) -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_note_of_a_filter_goes_after_its_device() -> Result<()> {
+    let node = Node::new()?;
+    let pins = Pins::hold(&node.bpffs())?;
+    let (mut guard, _counters) = load_by(&pins, false)?;
+    let host = node.host();
+    host.run(&[
+        "ip", "link", "add", "second", "index", "77", "type", "veth", "peer", "name", "other",
+    ])?;
+    let second = BTreeMap::from([(77, "second".to_owned())]);
+    on_host(&node, || Ok(guard.keep(&second, false)?))?;
+    ensure!(guard.guarded().contains(&77), "not guarded");
+    host.run(&["ip", "link", "del", "second"])?;
+
+    on_host(&node, || Ok(guard.tidy(&BTreeMap::new())?))?;
+
+    ensure!(guard.guarded().is_empty(), "{:?}", guard.guarded());
+    Ok(())
+}
+
 const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 

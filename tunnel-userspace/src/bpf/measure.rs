@@ -2,7 +2,7 @@
 //! maps; the programs are loaded once more beside them, since it keeps no log of a success.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     io,
     net::IpAddr,
     os::fd::{AsFd as _, AsRawFd as _},
@@ -19,7 +19,8 @@ use tunnel_common::{addr::Address, names, steering::Prefix};
 
 use super::{
     attach::Hook,
-    load::{self, Globals, OBJECT, Switches},
+    load::{self, Globals, Switches},
+    logging,
     probe::Features,
     sys,
 };
@@ -41,11 +42,13 @@ const OWN_MARK: u32 = 0x0c01_e000;
 pub struct Measured {
     /// The name of the program.
     pub program: &'static str,
-    /// What it was told: `retval` or `rewrite`, by how it refuses, and whether it steers.
+    /// What it was told: `retval` or `rewrite`, by how it refuses, then whether it steers, and
+    /// whether it tells its events.
     pub variant: &'static str,
     /// Instructions that the verifier followed, on all paths together; a million at most.
     pub instructions: u64,
-    /// Bytes of stack, of the program and all its functions together.
+    /// Bytes of stack: the program's own, and those of the largest function that it may call. No
+    /// function of ours calls another.
     pub stack: u64,
     /// How long the verifier worked, in microseconds.
     pub microseconds: u64,
@@ -117,16 +120,26 @@ pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
     load::raise_memory_limit();
     let variants = variants(features);
     let told: Vec<_> = variants.iter().map(Variant::globals).collect();
-    // The kernel's types take long to read: once here, and again only if the object asks for them.
+    let level = logging::number(tracing::Level::TRACE);
+    // The kernel's types take long to read: once here, and again only if an object asks for them.
     let mut loader = EbpfLoader::new();
-    let object = parse(OBJECT)?;
     let mut measured = Vec::new();
-    for (variant, globals) in variants.iter().zip(&told) {
-        globals.tell(&mut loader);
-        let maps = loader.load(OBJECT).map_err(MeasureError::Maps)?;
-        let object = relocate(object.clone(), globals, &maps)?;
-        for program in names::PROGRAMS.into_iter().chain([names::GUARD]) {
-            measured.push(verify(&object, program, variant.name)?);
+    for (bytes, is_logged) in [(load::OBJECT, false), (logging::OBJECT, true)] {
+        let object = parse(bytes)?;
+        if is_logged {
+            loader.override_global(aya_log::LEVEL, &level, true);
+        }
+        for (variant, globals) in variants.iter().zip(&told) {
+            globals.tell(&mut loader);
+            let maps = loader.load(bytes).map_err(MeasureError::Maps)?;
+            let mut patches: HashMap<_, _> = globals.by_name().collect();
+            if is_logged {
+                patches.insert(aya_log::LEVEL, std::slice::from_ref(&level));
+            }
+            let object = relocate(object.clone(), &patches, &maps)?;
+            for program in names::PROGRAMS.into_iter().chain([names::GUARD]) {
+                measured.push(verify(&object, program, variant.named(is_logged))?);
+            }
         }
     }
     Ok(measured)
@@ -134,7 +147,8 @@ pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
 
 /// What the loader may tell the programs.
 struct Variant {
-    name: &'static str,
+    /// Its name, and that of the same with programs that tell their events.
+    names: [&'static str; 2],
     features: Features,
     switches: Switches,
 }
@@ -142,6 +156,11 @@ struct Variant {
 impl Variant {
     fn globals(&self) -> Globals {
         Globals::of(self.features, &self.switches)
+    }
+
+    const fn named(&self, is_logged: bool) -> &'static str {
+        let [silent, logged] = self.names;
+        if is_logged { logged } else { silent }
     }
 }
 
@@ -157,16 +176,25 @@ fn variants(features: Features) -> Vec<Variant> {
         own_mark: OWN_MARK,
         prefixes: prefixes.collect(),
     };
+    let none = Switches::default;
     let all = [
-        ("rewrite", false, Switches::default()),
-        ("rewrite-steering", false, steering.clone()),
-        ("retval", true, Switches::default()),
-        ("retval-steering", true, steering),
+        (["rewrite", "rewrite-logged"], false, none()),
+        (
+            ["rewrite-steering", "rewrite-steering-logged"],
+            false,
+            steering.clone(),
+        ),
+        (["retval", "retval-logged"], true, none()),
+        (
+            ["retval-steering", "retval-steering-logged"],
+            true,
+            steering,
+        ),
     ];
     all.into_iter()
         .filter(|(_, set_retval, _)| features.set_retval || !set_retval)
-        .map(|(name, set_retval, switches)| Variant {
-            name,
+        .map(|(names, set_retval, switches)| Variant {
+            names,
             features: Features {
                 set_retval,
                 ..features
@@ -189,8 +217,14 @@ fn parse(bytes: &[u8]) -> Result<Object, MeasureError> {
 
 /// Makes the object ready for the kernel, with the maps of one that aya loaded: its constants are
 /// frozen there, so the verifier leaves out what can't be reached.
-fn relocate(mut object: Object, globals: &Globals, loaded: &Ebpf) -> Result<Object, MeasureError> {
-    let globals = globals.by_name().map(|(name, bytes)| (name, (bytes, true)));
+fn relocate(
+    mut object: Object,
+    globals: &HashMap<&str, &[u8]>,
+    loaded: &Ebpf,
+) -> Result<Object, MeasureError> {
+    let globals = globals
+        .iter()
+        .map(|(name, bytes)| (*name, (&**bytes, true)));
     object
         .patch_map_data(globals.collect())
         .map_err(failed("tell the globals of"))?;
@@ -353,11 +387,13 @@ impl Figures {
             let rest = log.lines().find_map(|line| line.strip_prefix(words))?;
             rest.split_whitespace().next()
         };
-        // One number for each function, joined by `+`.
-        let stack = after("stack depth ")?.split('+').map(str::parse::<u64>);
+        // The program's own, then that of each function, joined by `+`.
+        let mut stack = after("stack depth ")?.split('+').map(str::parse::<u64>);
+        let own = stack.next()?.ok()?;
+        let functions = stack.collect::<Result<Vec<_>, _>>().ok()?;
         Some(Self {
             instructions: after("processed ")?.parse().ok()?,
-            stack: stack.sum::<Result<_, _>>().ok()?,
+            stack: own.saturating_add(functions.into_iter().max().unwrap_or(0)),
             microseconds: after("verification time ")?.parse().ok()?,
         })
     }
@@ -368,7 +404,7 @@ mod tests {
     use super::*;
 
     const LOG: &str = "verification time 1234 usec\n\
-        stack depth 152+0+16\n\
+        stack depth 152+16+8\n\
         processed 5678 insns (limit 1000000) max_states_per_insn 4 total_states 200 \
         peak_states 150 mark_read 30\n";
 
@@ -381,7 +417,7 @@ mod tests {
         };
         assert_eq!(Figures::read(LOG), Some(figures));
         // What stands around them does not matter.
-        let newer = LOG.replace("+16\n", "+16 max 160\n");
+        let newer = LOG.replace("+8\n", "+8 max 168\n");
         let warned = format!("func#0 @0\n{newer}and more\n");
         assert_eq!(Figures::read(&warned), Some(figures));
     }
@@ -403,7 +439,7 @@ mod tests {
                 tcx: false,
             };
             let variants = variants(features);
-            variants.iter().map(|it| it.name).collect()
+            variants.iter().map(|it| it.named(false)).collect()
         };
         assert_eq!(names(false), ["rewrite", "rewrite-steering"]);
         assert_eq!(

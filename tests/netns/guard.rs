@@ -12,8 +12,10 @@ use nix::sched::{CloneFlags, setns};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use tunnel_tests::{
     edge::{EDGE_V4, Edge},
+    feature::{self, Feature},
+    instance::Settings,
     node::Node,
-    wait,
+    test_name, wait,
 };
 use tunnel_userspace::{
     bpf::{self, Counters, DataPath, Features, Guard, Pins, Switches},
@@ -22,10 +24,10 @@ use tunnel_userspace::{
 };
 
 /// How long a change of the network may take to be followed.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The index and name of the host's uplink.
-const UPLINK: (u32, &str) = (2, "uplink");
+pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
 const SIZES: Sizes = Sizes {
     fronts: 1,
@@ -34,24 +36,26 @@ const SIZES: Sizes = Sizes {
     steering: 1,
 };
 
-fn load(node: &Node, pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
+/// The guard of a range, by a link or by a filter.
+fn load_by(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
+    let features = bpf::probe()?;
+    load(pins, Features { tcx, ..features })
+}
+
+/// The guard of a range, loaded as for these features.
+pub(crate) fn load(pins: &Pins, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = Switches {
         own_mark: 0,
         prefixes: vec![Prefix::new(network, 16).context("a range")?],
     };
-    let features = Features {
-        tcx,
-        ..bpf::probe()?
-    };
     let mut data_path = DataPath::load(pins, SIZES, features, &switches, Duration::ZERO)?;
     let (_maps, counters) = data_path.take_maps()?;
-    ensure!(node.bpffs().exists());
     Ok((data_path.into_guard()?, counters))
 }
 
 /// Does something in the host's network namespace, on a thread of its own.
-fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let namespace = File::open(format!("/proc/{}/ns/net", node.host().pid()))?;
     std::thread::scope(|scope| {
         let there = scope.spawn(|| {
@@ -64,7 +68,7 @@ fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Res
     })
 }
 
-fn uplinks() -> BTreeMap<u32, String> {
+pub(crate) fn uplinks() -> BTreeMap<u32, String> {
     BTreeMap::from([(UPLINK.0, UPLINK.1.to_owned())])
 }
 
@@ -83,41 +87,51 @@ fn knock(node: &Node) -> ErrorKind {
 }
 
 #[test]
-fn both_kinds_of_guard_keep_outsiders_out_are_replaced_and_go_with_cleanup() -> Result<()> {
-    for tcx in [true, false] {
-        let node = Node::new()?;
-        node.host()
-            .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
-        ensure!(
-            knock(&node) == ErrorKind::ConnectionRefused,
-            "nobody listens, unguarded"
-        );
-        let pins = Pins::hold(&node.bpffs())?;
-        // Twice: the second takes the place of the first.
-        for _ in 0..2 {
-            let (mut guard, counters) = load(&node, &pins, tcx)?;
-            on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
-            drop(guard);
-            let before = dropped(&counters)?;
-            ensure!(knock(&node) == ErrorKind::TimedOut, "guarded, tcx {tcx}");
-            ensure!(dropped(&counters)? > before, "not counted, tcx {tcx}");
-        }
-        let filters = node
-            .host()
-            .run(&["tc", "filter", "show", "dev", UPLINK.1, "ingress"])?;
-        ensure!(
-            filters.matches("guard direct-action").count() == usize::from(!tcx),
-            "tcx {tcx}: {filters}"
-        );
-
-        let foreign = on_host(&node, || Ok(pins.remove()?))?;
-
-        ensure!(foreign.is_empty(), "{foreign:?}");
-        ensure!(
-            knock(&node) == ErrorKind::ConnectionRefused,
-            "unguarded again, tcx {tcx}"
-        );
+fn a_guard_by_a_link_keeps_outsiders_out_is_replaced_and_goes_with_cleanup() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Tcx])? {
+        return Ok(());
     }
+    keeps_out(true)
+}
+
+#[test]
+fn a_guard_by_a_filter_keeps_outsiders_out_is_replaced_and_goes_with_cleanup() -> Result<()> {
+    keeps_out(false)
+}
+
+fn keeps_out(tcx: bool) -> Result<()> {
+    let node = Node::new()?;
+    node.host()
+        .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
+    ensure!(
+        knock(&node) == ErrorKind::ConnectionRefused,
+        "nobody listens, unguarded"
+    );
+    let pins = Pins::hold(&node.bpffs())?;
+    // Twice: the second takes the place of the first.
+    for _ in 0..2 {
+        let (mut guard, counters) = load_by(&pins, tcx)?;
+        on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
+        drop(guard);
+        let before = dropped(&counters)?;
+        ensure!(knock(&node) == ErrorKind::TimedOut, "guarded, tcx {tcx}");
+        ensure!(dropped(&counters)? > before, "not counted, tcx {tcx}");
+    }
+    let filters = node
+        .host()
+        .run(&["tc", "filter", "show", "dev", UPLINK.1, "ingress"])?;
+    ensure!(
+        filters.matches("guard direct-action").count() == usize::from(!tcx),
+        "tcx {tcx}: {filters}"
+    );
+
+    let foreign = on_host(&node, || Ok(pins.remove()?))?;
+
+    ensure!(foreign.is_empty(), "{foreign:?}");
+    ensure!(
+        knock(&node) == ErrorKind::ConnectionRefused,
+        "unguarded again, tcx {tcx}"
+    );
     Ok(())
 }
 
@@ -127,7 +141,7 @@ fn a_filter_that_somebody_took_off_is_put_back() -> Result<()> {
     node.host()
         .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
     let pins = Pins::hold(&node.bpffs())?;
-    let (mut guard, _counters) = load(&node, &pins, false)?;
+    let (mut guard, _counters) = load_by(&pins, false)?;
     on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
     node.host()
         .run(&["tc", "qdisc", "del", "dev", UPLINK.1, "clsact"])?;
@@ -140,22 +154,52 @@ fn a_filter_that_somebody_took_off_is_put_back() -> Result<()> {
 }
 
 #[test]
-fn a_guard_ends_where_a_link_is_no_uplink_any_more() -> Result<()> {
-    for tcx in [true, false] {
-        let node = Node::new()?;
-        node.host()
-            .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
-        let pins = Pins::hold(&node.bpffs())?;
-        let (mut guard, _counters) = load(&node, &pins, tcx)?;
-        on_host(&node, || {
-            guard.keep(&uplinks(), false)?;
-            guard.keep(&BTreeMap::new(), false)?;
-            Ok(guard.tidy(&BTreeMap::new())?)
-        })?;
-
-        ensure!(knock(&node) == ErrorKind::ConnectionRefused, "tcx {tcx}");
-        ensure!(guard.guarded().is_empty(), "tcx {tcx}");
+fn a_guard_by_a_link_ends_where_its_device_is_no_uplink_any_more() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Tcx])? {
+        return Ok(());
     }
+    ends(true)
+}
+
+#[test]
+fn a_guard_by_a_filter_ends_where_its_device_is_no_uplink_any_more() -> Result<()> {
+    ends(false)
+}
+
+fn ends(tcx: bool) -> Result<()> {
+    let node = Node::new()?;
+    node.host()
+        .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
+    let pins = Pins::hold(&node.bpffs())?;
+    let (mut guard, _counters) = load_by(&pins, tcx)?;
+    on_host(&node, || {
+        guard.keep(&uplinks(), false)?;
+        guard.keep(&BTreeMap::new(), false)?;
+        Ok(guard.tidy(&BTreeMap::new())?)
+    })?;
+
+    ensure!(knock(&node) == ErrorKind::ConnectionRefused, "tcx {tcx}");
+    ensure!(guard.guarded().is_empty(), "tcx {tcx}");
+    Ok(())
+}
+
+#[test]
+fn the_note_of_a_filter_goes_after_its_device() -> Result<()> {
+    let node = Node::new()?;
+    let pins = Pins::hold(&node.bpffs())?;
+    let (mut guard, _counters) = load_by(&pins, false)?;
+    let host = node.host();
+    host.run(&[
+        "ip", "link", "add", "second", "index", "77", "type", "veth", "peer", "name", "other",
+    ])?;
+    let second = BTreeMap::from([(77, "second".to_owned())]);
+    on_host(&node, || Ok(guard.keep(&second, false)?))?;
+    ensure!(guard.guarded().contains(&77), "not guarded");
+    host.run(&["ip", "link", "del", "second"])?;
+
+    on_host(&node, || Ok(guard.tidy(&BTreeMap::new())?))?;
+
+    ensure!(guard.guarded().is_empty(), "{:?}", guard.guarded());
     Ok(())
 }
 
@@ -163,7 +207,7 @@ const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 
 /// A node that steers, with changes to its config; the daemon isn't started yet.
-fn steering(change: impl Fn(&str) -> String) -> Result<Node> {
+pub(crate) fn steering(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
     configure(&node, change)?;
     node.apply(Edge::node())?;
@@ -186,7 +230,7 @@ fn routes(node: &Node, protocol: &str) -> Result<String> {
     Ok(node.host().run(&of("-4"))? + &node.host().run(&of("-6"))?)
 }
 
-fn network(node: &Node) -> Result<serde_json::Value> {
+pub(crate) fn network(node: &Node) -> Result<serde_json::Value> {
     Ok(node.status()?["network"].take())
 }
 
@@ -295,7 +339,8 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
 
 #[test]
 fn full_steering_maps_stop_no_restart() -> Result<()> {
-    let node = steering(|config| config.replace("maps: { ", "maps: { steering: 2, "))?;
+    let usual = format!("steering: {}", Settings::from_environment()?.steering);
+    let node = steering(|config| config.replace(&usual, "steering: 2"))?;
     node.start()?;
     let steered = || -> Result<String> { Ok(node.status()?["programmed"]["steering"].to_string()) };
     ensure!(steered()?.contains("\"entries\":2"), "{}", steered()?);

@@ -17,6 +17,8 @@ mod damaged;
 #[cfg(test)]
 mod datagrams;
 #[cfg(test)]
+mod features;
+#[cfg(test)]
 mod flows;
 #[cfg(test)]
 mod full;
@@ -30,6 +32,8 @@ mod kernel_log;
 mod layouts;
 #[cfg(test)]
 mod live;
+#[cfg(test)]
+mod natives;
 #[cfg(test)]
 mod race;
 #[cfg(test)]

@@ -15,7 +15,7 @@ const WEB: Vip = Vip::of(10);
 const NOBODY: Vip = Vip::of(99);
 
 /// Everything that the kernel programs count.
-const ALL: [&str; 10] = [
+pub(crate) const ALL: [&str; 10] = [
     "translated",
     "translated_sticky",
     "no_backend",

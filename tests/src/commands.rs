@@ -2,3 +2,4 @@
 
 pub(crate) mod flow;
 pub(crate) mod load;
+pub(crate) mod verify;

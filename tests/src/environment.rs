@@ -37,6 +37,11 @@ pub(crate) fn lasting() -> Option<String> {
     env::var_os("CULVERT_LASTING")?.into_string().ok()
 }
 
+/// The file that tests which can't be run here are written to: `CULVERT_SKIPS`.
+pub(crate) fn skips() -> Option<PathBuf> {
+    env::var_os("CULVERT_SKIPS").map(PathBuf::from)
+}
+
 fn find(variable: &str, name: &str) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable) {
         let path = PathBuf::from(path);

@@ -104,6 +104,9 @@ enum Command {
         #[command(subcommand)]
         load: commands::load::Load,
     },
+    /// Load every kernel program in each variant that this kernel takes, and print what the
+    /// verifier made of them.
+    Verify,
     /// Connect UDP sockets to many VIPs as fast as can be, telling each which Service is meant.
     RaceRead {
         /// The first VIP and its port.
@@ -249,6 +252,7 @@ fn run(command: Command) -> Result<()> {
         },
         Command::Flow { flow } => commands::flow::run(flow),
         Command::Load { load } => commands::load::run(load),
+        Command::Verify => commands::verify::run(),
         Command::RaceRead {
             first,
             count,

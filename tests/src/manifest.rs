@@ -82,6 +82,8 @@ pub enum Protocol {
     Tcp,
     /// UDP.
     Udp,
+    /// SCTP.
+    Sctp,
 }
 
 impl Display for Protocol {
@@ -89,6 +91,7 @@ impl Display for Protocol {
         f.write_str(match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         })
     }
 }

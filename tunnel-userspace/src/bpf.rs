@@ -10,6 +10,7 @@
 //! - `logging`: one program that logs its events, in the place of the plain one
 //! - `guard`: the program that keeps outsiders from the steering prefixes
 //! - `maps`: the service maps, the steering maps, and the counters
+//! - `measure`: what the verifier made of each program
 //! - `grace`: waiting until no program runs that ran before
 //! - `cgroup`: where the cgroup v2 hierarchy is
 //! - `sys`: calls that aya lacks
@@ -23,6 +24,7 @@ mod guard;
 mod load;
 mod logging;
 mod maps;
+mod measure;
 mod pins;
 mod probe;
 mod shapes;
@@ -36,6 +38,7 @@ pub use self::{
     load::{DataPath, LoadError, Switches, raise_memory_limit},
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},
+    measure::{MeasureError, Measured, measure},
     pins::{PinError, Pins},
     probe::{Features, ProbeError, probe},
 };

@@ -164,6 +164,7 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
     let protocol = match kind {
         manifest::Protocol::Udp => Protocol::UDP,
         manifest::Protocol::Tcp => Protocol::TCP,
+        manifest::Protocol::Sctp => Protocol::SCTP,
     };
     let service = model::Service {
         name: name.clone(),

@@ -252,9 +252,11 @@ pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     if !sys::is_classifier(object.as_fd(), names::GUARD)? {
         return Ok(());
     }
-    let Ok(name) = if_indextoname(device) else {
+    // Of a device that is gone nix gives an empty name: it takes only -1 for a failure.
+    let name = if_indextoname(device).unwrap_or_default();
+    if name.is_empty() {
         return Ok(());
-    };
+    }
     let there = place_of(&name.to_string_lossy())?;
     // It may be gone already.
     if let Err(error) = aya::programs::links::Link::detach(there) {

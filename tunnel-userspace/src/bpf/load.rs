@@ -27,7 +27,8 @@ use super::{
 use crate::reconcile::{CarryError, ReadError, Sizes, WriteError};
 
 /// The object, as the build script compiled it.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
+pub(super) static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
 
 /// The data path could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -108,36 +109,35 @@ impl Switches {
     }
 }
 
-/// The constants of the programs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Globals {
-    retval_settable: u8,
-    own_mark: u32,
-    is_steering: u8,
-    guard4: [u32; 2],
-    guard6: [[u32; 4]; 2],
-}
+/// The constants of the programs: the bytes of each, by its name in the object.
+#[derive(Clone, Debug)]
+pub(super) struct Globals([(&'static str, Vec<u8>); 5]);
 
 impl Globals {
-    fn of(features: Features, switches: &Switches) -> Self {
+    pub(super) fn of(features: Features, switches: &Switches) -> Self {
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let (network4, mask4) = switches.range(true);
+        let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
         let (network6, mask6) = switches.range(false);
-        Self {
-            retval_settable: u8::from(features.set_retval),
-            own_mark: switches.own_mark,
-            is_steering: u8::from(!switches.prefixes.is_empty()),
-            guard4: [network4, mask4].map(|[_, _, _, word]| word),
-            guard6: [network6, mask6],
-        }
+        Self([
+            ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
+            ("OWN_MARK", bytes(&[switches.own_mark])),
+            ("STEERING", vec![u8::from(!switches.prefixes.is_empty())]),
+            ("GUARD_V4", bytes(&guard4)),
+            ("GUARD_V6", bytes(&[network6, mask6].concat())),
+        ])
     }
 
     /// Tells them to the programs of an object that is about to be loaded.
     pub(super) fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        loader.override_global("RETVAL_SETTABLE", &self.retval_settable, true);
-        loader.override_global("OWN_MARK", &self.own_mark, true);
-        loader.override_global("STEERING", &self.is_steering, true);
-        loader.override_global("GUARD_V4", &self.guard4, true);
-        loader.override_global("GUARD_V6", &self.guard6, true);
+        for (name, bytes) in self.by_name() {
+            loader.override_global(name, bytes, true);
+        }
+    }
+
+    /// Each with its name.
+    pub(super) fn by_name(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        self.0.iter().map(|(name, bytes)| (*name, &**bytes))
     }
 }
 
@@ -178,7 +178,7 @@ impl DataPath {
     ) -> Result<Self, LoadError> {
         let start = beside::choose(pins, wanted, now)?;
         let globals = Globals::of(features, switches);
-        let loaded = Self::load_as(&start, pins, features, globals, now);
+        let loaded = Self::load_as(&start, pins, features, globals.clone(), now);
         match (loaded, start.otherwise()) {
             (Err(error), Some(had)) => {
                 let error = &error as &dyn std::error::Error;
@@ -208,7 +208,7 @@ impl DataPath {
         if let Start::Beside(beside) = start {
             beside.take_along(&folder)?;
         }
-        let ebpf = load_object(&folder, sizes, globals)?;
+        let ebpf = load_object(&folder, sizes, &globals)?;
         if let Start::Beside(beside) = start {
             beside.fill(&folder, now)?;
         }
@@ -329,7 +329,7 @@ impl DataPath {
 }
 
 /// Opens or makes the maps in a folder, and loads every program on them.
-fn load_object(folder: &Path, sizes: Sizes, globals: Globals) -> Result<Ebpf, LoadError> {
+fn load_object(folder: &Path, sizes: Sizes, globals: &Globals) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
     globals.tell(&mut loader);
     for (map, entries) in shapes::entries(sizes) {

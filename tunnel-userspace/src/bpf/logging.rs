@@ -25,7 +25,8 @@ use tunnel_common::{addr::Protocol, names, reason::Reason};
 use super::{load::DataPath, sys};
 
 /// The object with programs that tell their events, as the build script compiled it.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
+pub(super) static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
 
 /// How often the ring is looked at.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -174,7 +175,7 @@ impl Drop for Logging {
 }
 
 /// The level as the programs know it.
-fn number(level: tracing::Level) -> u8 {
+pub(super) fn number(level: tracing::Level) -> u8 {
     let level = match level {
         tracing::Level::ERROR => aya_log::Level::Error,
         tracing::Level::WARN => aya_log::Level::Warn,

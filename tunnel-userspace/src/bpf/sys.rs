@@ -28,8 +28,9 @@ const BPF_LINK_DETACH: i64 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+pub(super) const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+pub(super) const BPF_PROG_TYPE_CGROUP_SOCK: u32 = 9;
+pub(super) const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_LINK_TYPE_CGROUP: u32 = 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 const BPF_TCX_INGRESS: u32 = 46;
@@ -399,15 +400,53 @@ pub(super) fn loads(instructions: &[u64], attach_type: u32) -> io::Result<bool> 
 }
 
 fn load(instructions: &[u64], kind: u32, attach_type: u32) -> io::Result<OwnedFd> {
-    let count = u32::try_from(instructions.len()).map_err(io::Error::other)?;
-    let license = c"GPL";
+    let program = Program {
+        kind,
+        attach_type,
+        instructions,
+    };
+    load_with(&program, Attr::new())
+}
+
+/// A program as the kernel takes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Program<'a> {
+    /// `BPF_PROG_TYPE_…`.
+    pub(super) kind: u32,
+    /// The hook that it is for; 0 where its type has only one.
+    pub(super) attach_type: u32,
+    /// Its instructions, each as it lies in memory.
+    pub(super) instructions: &'a [u64],
+}
+
+/// Loads a program and has the verifier write a log. Whether it loaded, and what there was room
+/// for of the log.
+pub(super) fn load_logged(
+    program: &Program<'_>,
+    level: u32,
+    room: u32,
+) -> io::Result<(io::Result<OwnedFd>, String)> {
+    let mut log = vec![0_u8; usize::try_from(room).map_err(io::Error::other)?];
     let attr = Attr::new()
-        .u32(0, kind)
+        .u32(24, level)
+        .u32(28, room)
+        .pointer(32, log.as_mut_ptr());
+    let loaded = load_with(program, attr);
+    let written = log.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok((loaded, String::from_utf8_lossy(written).into_owned()))
+}
+
+/// The attribute may name a log, which must outlive the call.
+fn load_with(program: &Program<'_>, attr: Attr) -> io::Result<OwnedFd> {
+    let count = u32::try_from(program.instructions.len()).map_err(io::Error::other)?;
+    let license = c"GPL";
+    let attr = attr
+        .u32(0, program.kind)
         .u32(4, count)
-        .pointer(8, instructions.as_ptr())
+        .pointer(8, program.instructions.as_ptr())
         .pointer(16, license.as_ptr())
-        .u32(68, attach_type);
-    // SAFETY: the instructions are as many as the attribute says, the licence is a C string, both
-    // outlive the call; the command gives a descriptor.
+        .u32(68, program.attach_type);
+    // SAFETY: the instructions are as many as the attribute says, the licence is a C string, a log
+    // has the room that is said, all outlive the call; the command gives a descriptor.
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }

@@ -1,0 +1,136 @@
+//! What is probed agrees with what happens: with a feature the programs of its kind load and
+//! attach, and without it they don't.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
+use tunnel_common::names;
+use tunnel_tests::{
+    node::Node,
+    place::{ANSWER, connect_within},
+};
+use tunnel_userspace::{
+    bpf::{self, Features, LoadError, Measured, Pins},
+    net::Keeper as _,
+};
+
+use crate::{
+    guard::{UPLINK, load, on_host, uplinks},
+    support::{HTTP, Vip, Way, errno, same},
+};
+
+const EMPTY: Vip = Vip::of(12);
+
+/// Limits of the kernel.
+const INSTRUCTIONS: u64 = 1_000_000;
+const STACK: u64 = 512;
+
+#[test]
+fn a_program_that_sets_an_error_loads_where_the_probe_says_so() -> Result<()> {
+    let features = bpf::probe()?;
+    let setting = Features {
+        set_retval: true,
+        ..features
+    };
+    let node = Node::new()?;
+    let pins = Pins::hold(&node.bpffs())?;
+
+    let loaded = load(&pins, setting);
+
+    match loaded {
+        Ok(_) => ensure!(features.set_retval, "it loads, and the probe says no"),
+        Err(error) => {
+            ensure!(!features.set_retval, "the probe says yes: {error:#}");
+            let is_verdict = matches!(
+                error.downcast_ref(),
+                Some(LoadError::Program {
+                    program: _,
+                    source: _
+                })
+            );
+            ensure!(is_verdict, "{error:#}");
+        }
+    }
+    Ok(())
+}
+
+/// A socket that is bound to a device tells the ways of refusing apart: no place on a loopback
+/// device can refuse it.
+#[test]
+fn a_refused_connect_shows_the_error_that_the_probe_promises() -> Result<()> {
+    let features = bpf::probe()?;
+    let node = Node::new()?;
+    node.apply(EMPTY.service("empty"))?;
+    node.start()?;
+    let expected = if features.set_retval {
+        Errno::ECONNREFUSED
+    } else {
+        Errno::ENETUNREACH
+    };
+
+    for way in Way::TCP {
+        let socket = way.tcp(node.host())?;
+        socket.bind_device(Some(UPLINK.1.as_bytes()))?;
+        let refused = connect_within(&socket, way.to(EMPTY, HTTP), ANSWER);
+        same(&format!("{way:?}"), errno(refused), expected)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
+    let features = bpf::probe()?;
+    let node = Node::new()?;
+    let pins = Pins::hold(&node.bpffs())?;
+    let filters = || -> Result<usize> {
+        let show = ["tc", "filter", "show", "dev", UPLINK.1, "ingress"];
+        let filters = node.host().run(&show)?;
+        Ok(filters.matches("guard direct-action").count())
+    };
+
+    let by_link = Features {
+        tcx: true,
+        ..features
+    };
+    let (mut guard, _counters) = load(&pins, by_link)?;
+    let put = on_host(&node, || Ok(guard.keep(&uplinks(), false)?));
+    ensure!(put.is_ok() == features.tcx, "{put:?}, {features:?}");
+    ensure!(filters()? == 0, "a filter beside the link");
+    drop(guard);
+
+    let (mut guard, _counters) = load(&pins, features)?;
+    on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
+    same("guarded", guard.guarded(), BTreeSet::from([UPLINK.0]))?;
+    same("filters", filters()?, usize::from(!features.tcx))?;
+    on_host(&node, || Ok(pins.remove()?)).map(drop)
+}
+
+#[test]
+fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<()> {
+    let features = bpf::probe()?;
+    let measured = bpf::measure(features)?;
+
+    let of = |program: &str, variant: &str| -> Result<Measured> {
+        let mut found = measured.iter().cloned();
+        let found = found.find(|it| it.program == program && it.variant == variant);
+        found.with_context(|| format!("no {program} in {variant}"))
+    };
+    for program in names::PROGRAMS.into_iter().chain([names::GUARD]) {
+        for variant in ["rewrite", "rewrite-steering", "rewrite-logged"] {
+            of(program, variant)?;
+        }
+        ensure!(of(program, "retval").is_ok() == features.set_retval);
+    }
+    for it in &measured {
+        let is_within = (1..INSTRUCTIONS).contains(&it.instructions) && it.stack <= STACK;
+        ensure!(is_within, "{it:?}");
+    }
+    // The constants were frozen: the verifier leaves out what they rule out.
+    for program in ["connect4", "connect6"] {
+        let [without, with] = ["rewrite", "rewrite-steering"].map(|variant| of(program, variant));
+        let [without, with] = [without?.instructions, with?.instructions];
+        ensure!(without < with, "{program}: {without} and {with}");
+    }
+    Ok(())
+}

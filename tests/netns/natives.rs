@@ -1,0 +1,176 @@
+//! What only some kernels have beside us: SCTP, links of kind dummy, IPVS.
+
+use std::{
+    fs,
+    net::{SocketAddr, SocketAddrV4},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Protocol as Transport, Socket, Type};
+use tunnel_tests::{
+    feature::{self, Feature},
+    ipvs::{self, Ipvs},
+    manifest::Protocol,
+    node::Node,
+    place::{ANSWER, Place, connect_within},
+    pod::Pod,
+    test_name,
+    topology::HOST_V4,
+    wait,
+};
+
+use crate::{
+    guard::{PATIENCE, network, steering},
+    support::{HTTP, HTTP_TARGET, Vip, Way, addresses, clients, counted, http, same, serve},
+    untouched::ALL,
+};
+
+const WEB: Vip = Vip::of(10);
+const SIGNAL: u16 = 3868;
+
+/// A node with the Service `web` and its backend, and the daemon running.
+fn web() -> Result<(Node, tunnel_tests::pod::Server)> {
+    let node = Node::new()?;
+    let backend = node.pod("backend")?;
+    let service = WEB.service("web").port(Protocol::Sctp, SIGNAL, SIGNAL);
+    node.apply(service.backends(addresses(&[&*backend])))?;
+    let server = serve(&backend)?;
+    node.start()?;
+    Ok((node, server))
+}
+
+/// That the Service answers over TCP, from the host and from a pod.
+fn is_served(node: &Node, client: &Pod) -> Result<()> {
+    for (from, place) in clients(node.host(), client) {
+        for way in Way::TCP {
+            let what = format!("{way:?} from the {from}");
+            let stream = way.connect(place, WEB, HTTP).context(what.clone())?;
+            same(&what, stream.peer_addr()?, way.shown(WEB, HTTP))?;
+            same(&what, http(stream)?, "backend".to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+fn sctp(place: &Place) -> Result<Socket> {
+    let socket = place.socket_of(Domain::IPV4, Type::STREAM, Transport::SCTP)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    Ok(socket)
+}
+
+/// The kernel has no hook for a connect by SCTP. The packets go to the ClusterIP itself, wherever
+/// routes lead: where nobody has that address, the user sees what the network says to that (mostly
+/// a timeout, after minutes), and no error of ours. Here somebody outside has it.
+#[test]
+fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Sctp])? {
+        return Ok(());
+    }
+    let (node, _server) = web()?;
+    let client = node.pod("client")?;
+    let vip = SocketAddr::from((WEB.v4, SIGNAL));
+    let address = format!("{}/32", WEB.v4);
+    node.outside()
+        .run(&["ip", "addr", "add", &address, "dev", "lo"])?;
+    node.host()
+        .run(&["ip", "route", "add", &address, "via", "192.0.2.2"])?;
+    client.run(&["ip", "route", "add", &address, "via", "169.254.1.1"])?;
+    let listener = sctp(node.outside())?;
+    listener.bind(&vip.into())?;
+    listener.listen(8)?;
+
+    for (from, place) in clients(node.host(), &client) {
+        let (socket, grown) = counted(&node, &ALL, || {
+            let socket = sctp(place)?;
+            connect_within(&socket, vip, ANSWER).with_context(|| from)?;
+            Ok(socket)
+        })?;
+        same(from, grown, vec![0; ALL.len()])?;
+        same(from, socket.peer_addr()?.as_socket(), Some(vip))?;
+        let (accepted, _peer) = listener.accept()?;
+        same(from, accepted.local_addr()?.as_socket(), Some(vip))?;
+    }
+    is_served(&node, &client)
+}
+
+#[test]
+fn a_dummy_link_with_a_default_route_is_guarded_until_it_goes() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Dummy])? {
+        return Ok(());
+    }
+    let node = steering(str::to_owned)?;
+    node.start()?;
+    let has = |name: &str| {
+        network(&node).is_ok_and(|view| {
+            let uplinks = view["uplinks"].as_array().cloned();
+            uplinks.unwrap_or_default().iter().any(|it| it == name)
+        })
+    };
+    let guards = || -> Result<usize> {
+        let links = fs::read_dir(node.bpffs().join("links"))?;
+        let names = links.flatten().map(|link| link.file_name());
+        Ok(names
+            .filter(|name| name.to_string_lossy().starts_with("guard-"))
+            .count())
+    };
+    ensure!(guards()? == 1, "{} at first", guards()?);
+
+    let host = node.host();
+    host.run(&["ip", "link", "add", "cloud", "type", "dummy"])?;
+    host.run(&["ip", "link", "set", "cloud", "up"])?;
+    host.run(&["ip", "addr", "add", "203.0.113.2/24", "dev", "cloud"])?;
+    let route = ["ip", "route", "add", "default", "via", "203.0.113.1"];
+    host.run(&[&route[..], &["dev", "cloud", "metric", "5"]].concat())?;
+
+    wait::until(PATIENCE, || has("cloud")).context("the dummy is no uplink")?;
+    ensure!(guards()? == 2, "{} with the dummy", guards()?);
+    if !feature::is_there(Feature::Tcx)? {
+        let filters = host.run(&["tc", "filter", "show", "dev", "cloud", "ingress"])?;
+        ensure!(filters.contains("guard direct-action"), "{filters}");
+    }
+
+    host.run(&["ip", "link", "del", "cloud"])?;
+    wait::until(PATIENCE, || !has("cloud")).context("the dummy is still an uplink")?;
+    wait::until(PATIENCE, || guards().is_ok_and(|guards| guards == 1))
+        .with_context(|| format!("its guard is still there: {:?}", network(&node)))?;
+    ensure!(has("uplink"), "{}", network(&node)?);
+    Ok(())
+}
+
+/// Kube-proxy in IPVS mode leaves virtual services behind, and the ClusterIPs on a link. Who is
+/// translated at the socket never gets there.
+#[test]
+fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::IpVs])? {
+        return Ok(());
+    }
+    let (node, _server) = web()?;
+    let client = node.pod("client")?;
+    let decoy = node.pod("decoy")?;
+    let _decoy_server = serve(&decoy)?;
+    let vip = SocketAddrV4::new(WEB.v4, HTTP);
+    let host = node.host();
+    host.run(&["ip", "addr", "add", &format!("{}/32", WEB.v4), "dev", "lo"])?;
+    let table = Ipvs::open(host)?;
+    let SocketAddr::V4(target) = SocketAddr::from((decoy.v4(), HTTP_TARGET)) else {
+        anyhow::bail!("no IPv4 address");
+    };
+    table.add(vip, target)?;
+
+    // A process that is in no cgroup of ours shows that IPVS works.
+    let foreign = node.topology().beside(host, "foreign", None)?;
+    let socket = Way::V4.tcp(&foreign)?;
+    socket.bind(&SocketAddr::from((HOST_V4, 0)).into())?;
+    connect_within(&socket, vip.into(), ANSWER).context("by IPVS")?;
+    same("by IPVS", http(socket.into())?, "decoy".to_owned())?;
+    let before = ipvs::connections(host)?;
+    ensure!(before > 0, "IPVS lists no connection");
+
+    let held = Way::V4.connect(host, WEB, HTTP)?;
+    is_served(&node, &client)?;
+    same("connections", ipvs::connections(host)?, before)?;
+
+    table.remove(vip)?;
+    is_served(&node, &client)?;
+    same("held", http(held)?, "backend".to_owned())
+}

@@ -1,0 +1,167 @@
+//! Features of the kernel that some tests need and some kernels lack. A test that can't be run is
+//! a skip that is written down and counted, not a success that nobody looks at.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    fs::OpenOptions,
+    io::Write as _,
+    process::Command,
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    libc,
+    sched::{CloneFlags, unshare},
+};
+use socket2::{Domain, Protocol, Socket, Type};
+use tunnel_userspace::bpf;
+
+use crate::{environment, ipvs};
+
+/// What a kernel may lack.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Feature {
+    /// Links at tc (Linux 6.6).
+    Tcx,
+    /// `bpf_set_retval` in socket hooks (Linux 6.1).
+    SetRetval,
+    /// Sockets of SCTP.
+    Sctp,
+    /// Links of kind dummy.
+    Dummy,
+    /// IPVS.
+    IpVs,
+}
+
+impl Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::SetRetval => "set_retval",
+            Self::Sctp => "sctp",
+            Self::Dummy => "dummy",
+            Self::IpVs => "ipvs",
+        })
+    }
+}
+
+/// Whether the kernel has a feature, asked once.
+///
+/// # Errors
+///
+/// When it can't be found out: that is never taken for a lack.
+pub fn is_there(feature: Feature) -> Result<bool> {
+    static KNOWN: Mutex<BTreeMap<Feature, bool>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known.get(&feature) {
+        return Ok(*known);
+    }
+    let answer = ask(feature).with_context(|| format!("cannot find out about {feature}"))?;
+    known.insert(feature, answer);
+    Ok(answer)
+}
+
+fn ask(feature: Feature) -> Result<bool> {
+    match feature {
+        Feature::Tcx => Ok(bpf::probe()?.tcx),
+        Feature::SetRetval => Ok(bpf::probe()?.set_retval),
+        Feature::Sctp => sctp(),
+        Feature::Dummy => dummy(),
+        Feature::IpVs => ipvs::is_there(),
+    }
+}
+
+fn sctp() -> Result<bool> {
+    match Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::SCTP)) {
+        Ok(_socket) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EPROTONOSUPPORT | libc::ESOCKTNOSUPPORT) => Ok(false),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// Adds a link in a network namespace that ends with a thread.
+fn dummy() -> Result<bool> {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        let mut add = Command::new("ip");
+        let output = add.args(["link", "add", "probe", "type", "dummy"]).output();
+        output.context("cannot run ip")
+    });
+    let output = thread
+        .join()
+        .map_err(|_panic| anyhow::anyhow!("the thread failed"))??;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(true)
+    } else if complaint.contains("Unknown device type") || complaint.contains("not supported") {
+        Ok(false)
+    } else {
+        anyhow::bail!("ip: {complaint}")
+    }
+}
+
+/// Whether a test can't be run here, since the kernel lacks one of the features that it needs.
+/// Then its name and the feature go to the file that `CULVERT_SKIPS` names, for whoever counts.
+///
+/// # Errors
+///
+/// When a feature can't be found out, or the file can't be written.
+pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
+    for feature in needed {
+        if !is_there(*feature)? {
+            note(test, *feature)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[expect(clippy::print_stdout, reason = "whoever runs the tests is to see it")]
+fn note(test: &str, feature: Feature) -> Result<()> {
+    println!("{test} is not run: this kernel has no {feature}");
+    let Some(path) = environment::skips() else {
+        return Ok(());
+    };
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    // In one piece: other tests write to the same file.
+    file.write_all(format!("{test} {feature}\n").as_bytes())?;
+    Ok(())
+}
+
+/// The name of the test that this is written in, as libtest has it: without the crate.
+#[macro_export]
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        $crate::feature::name_of(std::any::type_name_of_val(&here))
+    }};
+}
+
+/// The name of a test, from that of a function in it.
+#[must_use]
+pub fn name_of(inner: &str) -> &str {
+    let inside = inner.split_once("::").map_or(inner, |(_, inside)| inside);
+    let test = inside.strip_suffix("::here").unwrap_or(inside);
+    test.trim_end_matches("::{{closure}}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_test_is_named_as_its_harness_names_it() {
+        assert_eq!(
+            crate::test_name!(),
+            "feature::tests::a_test_is_named_as_its_harness_names_it"
+        );
+        let inside = || crate::test_name!();
+        assert_eq!(inside(), crate::test_name!());
+    }
+}

@@ -74,6 +74,9 @@ enum Command {
         /// Open a shell in a machine with the kernel of --kernel.
         #[arg(long)]
         shell: bool,
+        /// Leave out what takes long: of the netns tests, all but those in which kernels differ most.
+        #[arg(long)]
+        quick: bool,
         /// Write down what the verifier needs, instead of comparing it.
         #[arg(long)]
         update: bool,
@@ -145,12 +148,14 @@ fn run(command: Command) -> Result<()> {
             kernel,
             offline,
             shell,
+            quick,
             update,
             filter,
         } => vm::run(&vm::Options {
             kernels: kernel,
             offline,
             shell,
+            quick,
             update,
             filter,
         }),

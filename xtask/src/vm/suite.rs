@@ -29,6 +29,18 @@ const SCALE: &str = "0.05";
 /// Where tests name themselves that can't run on a kernel.
 const SKIPS: &str = "/run/skips";
 
+/// The netns tests in which kernels differ most: sockets, refusals, variants of programs, features.
+const QUICK: [&str; 8] = [
+    "datagrams::",
+    "features::",
+    "flows::",
+    "hooks::",
+    "natives::",
+    "refused::",
+    "rewrite::",
+    "untouched::",
+];
+
 /// How long one program may run, in seconds.
 const LIMIT: u64 = 600;
 
@@ -139,11 +151,15 @@ fn tests(name: &'static str, more: &[&str], filter: &[String]) -> Entry {
 }
 
 impl Plan {
-    /// Everything, for a machine with one CPU, but what needs two; or what the filter names.
-    pub(crate) fn suite(filter: &[String]) -> Self {
+    /// For a machine with one CPU: what the filter names, or everything but what needs two CPUs.
+    pub(crate) fn suite(filter: &[String], is_quick: bool) -> Self {
+        let mut netns = filter.to_vec();
+        if is_quick {
+            netns.extend(QUICK.map(str::to_owned));
+        }
         let mut entries = vec![
             tests("packet", &["--test-threads=1"], filter),
-            tests("netns", &["--test-threads=2", "--skip=race::"], filter),
+            tests("netns", &["--test-threads=2", "--skip=race::"], &netns),
         ];
         if filter.is_empty() {
             entries.push(Entry {
@@ -255,8 +271,8 @@ mod tests {
     fn a_filter_leaves_out_what_is_measured_and_races_run_at_their_whole_length() {
         let filter = ["hooks".to_owned()];
 
-        assert_eq!(Plan::suite(&[]).entries.len(), 3);
-        assert_eq!(Plan::suite(&filter).entries.len(), 2);
+        assert_eq!(Plan::suite(&[], true).entries.len(), 3);
+        assert_eq!(Plan::suite(&filter, false).entries.len(), 2);
         let race = Plan::race(&[]).json();
         assert_eq!(race["environment"]["CULVERT_LASTING"], "1");
         assert_eq!(race["entries"][0]["command"][2], "race::");

@@ -47,8 +47,9 @@ pub struct Measured {
     pub variant: &'static str,
     /// Instructions that the verifier followed, on all paths together; a million at most.
     pub instructions: u64,
-    /// Bytes of stack: the program's own, and those of the largest function that it may call. No
-    /// function of ours calls another.
+    /// Bytes of stack where it is deepest. Before Linux 7.3 the verifier tells only what each
+    /// function takes: then the program's own and those of its largest function, since no function
+    /// of ours calls another.
     pub stack: u64,
     /// How long the verifier worked, in microseconds.
     pub microseconds: u64,
@@ -383,20 +384,28 @@ struct Figures {
 
 impl Figures {
     fn read(log: &str) -> Option<Self> {
-        let after = |words: &str| {
-            let rest = log.lines().find_map(|line| line.strip_prefix(words))?;
-            rest.split_whitespace().next()
-        };
-        // The program's own, then that of each function, joined by `+`.
-        let mut stack = after("stack depth ")?.split('+').map(str::parse::<u64>);
-        let own = stack.next()?.ok()?;
-        let functions = stack.collect::<Result<Vec<_>, _>>().ok()?;
+        let rest = |words: &str| log.lines().find_map(|line| line.strip_prefix(words));
+        let after = |words: &str| rest(words)?.split_whitespace().next();
         Some(Self {
             instructions: after("processed ")?.parse().ok()?,
-            stack: own.saturating_add(functions.into_iter().max().unwrap_or(0)),
+            stack: stack(rest("stack depth ")?)?,
             microseconds: after("verification time ")?.parse().ok()?,
         })
     }
+}
+
+/// The bytes of the deepest stack: what Linux 7.3 says, or else the program's own and those of its
+/// largest function, of numbers that are joined by `+`.
+fn stack(depth: &str) -> Option<u64> {
+    let mut words = depth.split_whitespace();
+    let first = words.next()?;
+    if first == "max" {
+        return words.next()?.parse().ok();
+    }
+    let mut parts = first.split('+').map(str::parse::<u64>);
+    let own = parts.next()?.ok()?;
+    let functions = parts.collect::<Result<Vec<_>, _>>().ok()?;
+    Some(own.saturating_add(functions.into_iter().max().unwrap_or(0)))
 }
 
 #[cfg(test)]
@@ -417,9 +426,18 @@ mod tests {
         };
         assert_eq!(Figures::read(LOG), Some(figures));
         // What stands around them does not matter.
-        let newer = LOG.replace("+8\n", "+8 max 168\n");
-        let warned = format!("func#0 @0\n{newer}and more\n");
+        let warned = format!("func#0 @0\n{LOG}and more\n");
         assert_eq!(Figures::read(&warned), Some(figures));
+    }
+
+    #[test]
+    fn the_depth_of_the_stack_is_taken_from_a_kernel_that_tells_it() {
+        let told = LOG.replace(
+            "stack depth 152+16+8\n",
+            "stack depth max 176\nsubprog 0 (<unknown>) main insns_self 21 insns_total 21 stack 152\n",
+        );
+
+        assert_eq!(Figures::read(&told).map(|figures| figures.stack), Some(176));
     }
 
     #[test]

@@ -14,8 +14,10 @@ const FILE: &str = "tests/verifier.json";
 /// (`BPF_COMPLEXITY_LIMIT_INSNS`, `MAX_BPF_STACK`).
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
-/// How much of a limit a program may use, and how much more than before, in percent.
-const MOST: u64 = 70;
+/// How much of each limit a program may use, in percent. What the verifier looks at differs between
+/// kernels and releases of the compiler, the stack does not.
+const MOST: [u64; 2] = [70, 90];
+/// How much more than what is written down, in percent.
 const GROWTH: u64 = 10;
 
 /// What was measured of a program in one of its variants.
@@ -99,9 +101,9 @@ impl Budget {
             let limits = ["instructions", "bytes of stack"]
                 .into_iter()
                 .zip([INSTRUCTIONS, STACK]);
-            for ((what, limit), now) in limits.clone().zip(parts(now)) {
-                if now * 100 > limit * MOST {
-                    problems.push(format!("{name}: {now} {what}, over {MOST} % of {limit}"));
+            for (((what, limit), most), now) in limits.clone().zip(MOST).zip(parts(now)) {
+                if now * 100 > limit * most {
+                    problems.push(format!("{name}: {now} {what}, over {most} % of {limit}"));
                 }
             }
             let Some(before) = written.get(name) else {
@@ -161,6 +163,8 @@ pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -
         .filter(|(_, programs)| !programs.is_empty())
         .collect();
     let mut names: Vec<&String> = kernels.iter().flat_map(|(_, it)| it.keys()).collect();
+    // Those that tell their events are many; the file has them.
+    names.retain(|name| !name.ends_with("-logged"));
     names.sort();
     names.dedup();
     let mut text = format!("{:<44}", "instructions / stack / microseconds");
@@ -206,7 +210,7 @@ mod tests {
         assert_eq!(budget.problems("6.1", &reported(1000, 221)).len(), 1);
         assert_eq!(budget.problems("6.1", &[]).len(), 2);
 
-        budget.take("6.1", "6.1.0", &reported(700_001, 359));
-        assert_eq!(budget.problems("6.1", &reported(700_001, 359)).len(), 2);
+        budget.take("6.1", "6.1.0", &reported(700_001, 461));
+        assert_eq!(budget.problems("6.1", &reported(700_001, 461)).len(), 2);
     }
 }

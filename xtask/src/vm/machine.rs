@@ -134,13 +134,32 @@ impl Machine<'_> {
             .arg(&self.kernel.image)
             .arg("-initrd")
             .arg(&self.initramfs)
-            .args(["-append", &format!("console=ttyS0 {COMMAND_LINE}")])
+            .args([
+                "-append",
+                &format!("console=ttyS0 {COMMAND_LINE}{}", clock_rate()),
+            ])
             .arg("-chardev")
             .arg(format!("file,id=report,path={}", report.display()))
             .args(["-device", "isa-debugcon,iobase=0xe9,chardev=report"])
             .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]);
         command
     }
+}
+
+/// The rate of the clock that machines count by: on a busy machine their kernels measure it wrongly,
+/// and their time runs away.
+fn clock_rate() -> String {
+    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    kilohertz(&cpus).map_or_else(String::new, |rate| format!(" tsc_early_khz={rate}"))
+}
+
+/// The rate of the first CPU in `/proc/cpuinfo`.
+fn kilohertz(cpus: &str) -> Option<String> {
+    let line = cpus.lines().find(|line| line.starts_with("cpu MHz"))?;
+    let (whole, part) = line.split_once(':')?.1.trim().split_once('.')?;
+    let part = part.get(..3)?;
+    let rate = format!("{whole}{part}");
+    rate.parse::<u32>().is_ok().then_some(rate)
 }
 
 /// Waits for the end of a machine, or ends it.
@@ -194,4 +213,17 @@ fn tail(path: &Path) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(TAIL)..];
     last.iter().map(|line| format!("    {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_of_the_clock_is_that_of_the_first_cpu_in_kilohertz() {
+        let cpus = "processor\t: 0\ncpu MHz\t\t: 2596.122\ncache size\t: 1024 KB\n";
+
+        assert_eq!(kilohertz(cpus).as_deref(), Some("2596122"));
+        assert_eq!(kilohertz("cpu MHz\t: unknown\n"), None);
+    }
 }

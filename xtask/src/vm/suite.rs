@@ -21,7 +21,7 @@ const FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
 const FLAGS_VARIABLE: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
 
 /// Programs of this machine that tests start.
-const HOST: [&str; 7] = ["ip", "tc", "cat", "sh", "sleep", "true", "stat"];
+const HOST: [&str; 8] = ["ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice"];
 
 /// The size of loads: machines are slow.
 const SCALE: &str = "0.05";

@@ -35,7 +35,7 @@ pub use self::{
     cgroup::{CgroupError, check as check_cgroup, find_root},
     grace::RcuGrace,
     guard::{Guard, GuardError},
-    load::{DataPath, LoadError, Switches, raise_memory_limit},
+    load::{DataPath, LoadError, Switches},
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},
     measure::{MeasureError, Measured, measure},

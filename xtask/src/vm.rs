@@ -11,6 +11,7 @@ mod kernels;
 mod machine;
 mod modules;
 mod native;
+mod page;
 mod qemu;
 mod report;
 mod skips;
@@ -340,7 +341,7 @@ fn judge(rows: &mut [Row], options: &Options) -> Result<()> {
             row.problems.push("no test passed".to_owned());
         }
         if options.update {
-            budget.take(row.kernel, &row.release, &row.report.verifier);
+            budget.take(row.kernel, &row.release, &row.report);
         } else {
             row.problems
                 .extend(budget.problems(row.kernel, &row.report.verifier));

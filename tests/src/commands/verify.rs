@@ -6,12 +6,26 @@ use tunnel_userspace::bpf::{self, Measured};
 
 #[derive(Serialize)]
 struct Report {
+    features: Features,
     verifier: Vec<Measured>,
+}
+
+/// What the probes say.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Features {
+    set_retval: bool,
+    tcx: bool,
 }
 
 /// Loads every program in each variant that this kernel takes, and prints what its verifier made
 /// of them.
 pub(crate) fn run() -> Result<()> {
-    let verifier = bpf::measure(bpf::probe()?)?;
-    crate::print(&Report { verifier })
+    let probed = bpf::probe()?;
+    let verifier = bpf::measure(probed)?;
+    let features = Features {
+        set_retval: probed.set_retval,
+        tcx: probed.tcx,
+    };
+    crate::print(&Report { features, verifier })
 }

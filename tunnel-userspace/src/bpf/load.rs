@@ -82,7 +82,7 @@ pub enum LoadError {
 
 /// Lifts the limit of locked memory, which Linux before 5.11 counts maps against, for root too.
 /// Where that is not allowed, later kernels don't need it.
-pub fn raise_memory_limit() {
+pub(super) fn raise_memory_limit() {
     let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if let Err(error) = raised {
         tracing::debug!(%error, "the limit of locked memory stays as it is");

@@ -118,7 +118,6 @@ pub enum MeasureError {
 ///
 /// The kernel refuses a program; with the whole log of its verifier.
 pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
-    load::raise_memory_limit();
     let variants = variants(features);
     let told: Vec<_> = variants.iter().map(Variant::globals).collect();
     let level = logging::number(tracing::Level::TRACE);

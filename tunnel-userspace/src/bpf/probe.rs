@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{attach::Hook, sys};
+use super::{attach::Hook, load, sys};
 
 /// What this kernel can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -23,12 +23,14 @@ pub struct ProbeError {
     source: io::Error,
 }
 
-/// Asks the kernel.
+/// Asks the kernel, once the limit of locked memory is lifted: Linux before 5.11 counts programs and
+/// maps against it.
 ///
 /// # Errors
 ///
 /// The kernel refused the question itself, for want of a privilege or of memory.
 pub fn probe() -> Result<Features, ProbeError> {
+    load::raise_memory_limit();
     Ok(Features {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
         tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError {

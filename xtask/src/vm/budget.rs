@@ -6,9 +6,12 @@ use std::{collections::BTreeMap, fs};
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
+use super::{page, report::Report};
 use crate::workspace;
 
 const FILE: &str = "tests/verifier.json";
+/// The page with a table of it.
+const PAGE: &str = "docs/kernel-support.md";
 
 /// Instructions that the verifier looks at before it gives up, and bytes of stack, on every kernel
 /// (`BPF_COMPLEXITY_LIMIT_INSNS`, `MAX_BPF_STACK`).
@@ -30,10 +33,18 @@ struct Measured {
 
 type Programs = BTreeMap<String, Measured>;
 
+/// What is written down of a kernel.
+#[derive(Debug, Default)]
+struct Kernel {
+    release: String,
+    features: Value,
+    programs: Programs,
+}
+
 /// What is written down, by kernel.
 #[derive(Debug)]
 pub(super) struct Budget {
-    kernels: BTreeMap<String, (String, Programs)>,
+    kernels: BTreeMap<String, Kernel>,
 }
 
 impl Budget {
@@ -49,7 +60,12 @@ impl Budget {
             let release = value["release"].as_str().unwrap_or_default().to_owned();
             let programs = value["programs"].as_object().into_iter().flatten();
             let programs = programs.map(|(name, value)| (name.clone(), measured(value)));
-            (kernel, (release, programs.collect()))
+            let written = Kernel {
+                release,
+                features: value["features"].clone(),
+                programs: programs.collect(),
+            };
+            (kernel, written)
         });
         Ok(Self {
             kernels: kernels.collect(),
@@ -57,14 +73,18 @@ impl Budget {
     }
 
     /// Takes over what was measured.
-    pub(super) fn take(&mut self, kernel: &str, release: &str, reported: &[Value]) {
-        let entry = (release.to_owned(), named(reported));
-        self.kernels.insert(kernel.to_owned(), entry);
+    pub(super) fn take(&mut self, kernel: &str, release: &str, report: &Report) {
+        let written = Kernel {
+            release: release.to_owned(),
+            features: report.features.clone(),
+            programs: named(&report.verifier),
+        };
+        self.kernels.insert(kernel.to_owned(), written);
     }
 
     pub(super) fn write(&self) -> Result<()> {
-        let kernels = self.kernels.iter().map(|(kernel, (release, programs))| {
-            let programs = programs.iter().map(|(name, measured)| {
+        let kernels = self.kernels.iter().map(|(kernel, written)| {
+            let programs = written.programs.iter().map(|(name, measured)| {
                 let value = json!({
                     "instructions": measured.instructions,
                     "stack": measured.stack,
@@ -73,24 +93,56 @@ impl Budget {
                 (name.clone(), value)
             });
             let programs: Map<String, Value> = programs.collect();
-            (
-                kernel.clone(),
-                json!({ "release": release, "programs": programs }),
-            )
+            let whole = json!({
+                "release": written.release,
+                "features": written.features,
+                "programs": programs,
+            });
+            (kernel.clone(), whole)
         });
         let whole: Map<String, Value> = kernels.collect();
         let text = serde_json::to_string_pretty(&whole)? + "\n";
         fs::write(workspace::root().join(FILE), text)
             .with_context(|| format!("cannot write {FILE}"))?;
-        println!("{FILE} was written");
+        let page = fs::read_to_string(workspace::root().join(PAGE))?;
+        let page =
+            page::with(&page, &self.rows()).with_context(|| format!("{PAGE} has no table"))?;
+        fs::write(workspace::root().join(PAGE), page)?;
+        println!("{FILE} and {PAGE} were written");
         Ok(())
+    }
+
+    /// A line of the table in the documents for each kernel.
+    fn rows(&self) -> Vec<String> {
+        let row = |(kernel, written): (&String, &Kernel)| {
+            let has = |feature: &str| written.features[feature] == true;
+            let plain = written.programs.iter().filter(|(name, _)| is_plain(name));
+            let (name, most) = plain
+                .clone()
+                .max_by_key(|(_, it)| it.instructions)
+                .map_or(("none", 0), |(name, it)| (name.as_str(), it.instructions));
+            let stack = plain.map(|(_, it)| it.stack).max().unwrap_or(0);
+            let refusal = if has("setRetval") {
+                "gets its own error (`bpf_set_retval`)"
+            } else {
+                "is sent to a place that refuses"
+            };
+            let guard = if has("tcx") {
+                "a link (tcx)"
+            } else {
+                "a filter (clsact)"
+            };
+            let release = &written.release;
+            format!("| {kernel} | {release} | {refusal} | {guard} | {most} ({name}) | {stack} |")
+        };
+        self.kernels.iter().map(row).collect()
     }
 
     /// What has grown too much, or is too large.
     pub(super) fn problems(&self, kernel: &str, reported: &[Value]) -> Vec<String> {
         let nothing = Programs::new();
         let written = self.kernels.get(kernel);
-        let written = written.map_or(&nothing, |(_, programs)| programs);
+        let written = written.map_or(&nothing, |written| &written.programs);
         let measured = named(reported);
         let mut problems = Vec::new();
         if measured.is_empty() {
@@ -151,6 +203,11 @@ fn named(reported: &[Value]) -> Programs {
     reported.iter().map(one).collect()
 }
 
+/// Whether it is one of those that run where nobody asked for their events.
+fn is_plain(name: &str) -> bool {
+    !name.ends_with("-logged")
+}
+
 /// How many programs were loaded, in how many variants.
 pub(super) fn programs(reported: &[Value]) -> usize {
     reported.len()
@@ -164,7 +221,7 @@ pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -
         .collect();
     let mut names: Vec<&String> = kernels.iter().flat_map(|(_, it)| it.keys()).collect();
     // Those that tell their events are many; the file has them.
-    names.retain(|name| !name.ends_with("-logged"));
+    names.retain(|name| is_plain(name));
     names.sort();
     names.dedup();
     let mut text = format!("{:<44}", "instructions / stack / microseconds");
@@ -199,18 +256,33 @@ mod tests {
         })]
     }
 
+    fn report(instructions: u64, stack: u64) -> Report {
+        Report {
+            verifier: reported(instructions, stack),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn the_page_of_kernels_says_what_is_written_down() {
+        let budget = Budget::read().expect("the file");
+        let page = fs::read_to_string(workspace::root().join(PAGE)).expect("the page");
+
+        assert_eq!(page::with(&page, &budget.rows()).as_deref(), Some(&*page));
+    }
+
     #[test]
     fn growth_over_a_tenth_a_limit_and_what_nobody_wrote_down_are_problems() {
         let mut budget = Budget::parse("{}").expect("empty");
         assert_eq!(budget.problems("6.1", &reported(1000, 200)).len(), 1);
-        budget.take("6.1", "6.1.0", &reported(1000, 200));
+        budget.take("6.1", "6.1.0", &report(1000, 200));
 
         assert!(budget.problems("6.1", &reported(1100, 220)).is_empty());
         assert_eq!(budget.problems("6.1", &reported(1101, 200)).len(), 1);
         assert_eq!(budget.problems("6.1", &reported(1000, 221)).len(), 1);
         assert_eq!(budget.problems("6.1", &[]).len(), 2);
 
-        budget.take("6.1", "6.1.0", &reported(700_001, 461));
+        budget.take("6.1", "6.1.0", &report(700_001, 461));
         assert_eq!(budget.problems("6.1", &reported(700_001, 461)).len(), 2);
     }
 }

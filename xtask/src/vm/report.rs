@@ -26,6 +26,8 @@ pub(crate) struct Report {
     pub(crate) broken: Vec<String>,
     /// What `culvert-lab verify` measured.
     pub(crate) verifier: Vec<Value>,
+    /// What it says that the kernel has.
+    pub(crate) features: Value,
     /// Whether it came to its end, and nothing failed on the way.
     pub(crate) is_good: bool,
     /// What programs printed.
@@ -60,6 +62,9 @@ impl Report {
         self.failed.extend(other.failed);
         self.skips.extend(other.skips);
         self.verifier.extend(other.verifier);
+        if !other.features.is_null() {
+            self.features = other.features;
+        }
         self.wanted.extend(other.wanted);
         self.is_good |= other.is_good;
     }
@@ -106,6 +111,7 @@ impl Report {
             && let Some(Value::Array(programs)) = object.get("verifier")
         {
             self.verifier.extend(programs.iter().cloned());
+            self.features = object.get("features").cloned().unwrap_or_default();
             return;
         }
         self.lines.push(line.to_owned());

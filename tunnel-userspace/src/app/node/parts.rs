@@ -55,7 +55,6 @@ impl Parts {
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
         };
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
-        bpf::raise_memory_limit();
         let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
         let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;

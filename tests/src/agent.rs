@@ -26,7 +26,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use self::wire::{Exit, Reply, Request};
 use crate::{environment, wait};
 
-mod child;
+pub(crate) mod child;
 pub mod run;
 pub mod wire;
 

@@ -20,7 +20,7 @@ use nix::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{environment, wait};
+use crate::{agent::child, environment, wait};
 
 pub mod run;
 
@@ -200,10 +200,9 @@ impl End {
         let log = stem.with_extension("log");
         let output = File::options().create(true).append(true).open(&log)?;
         let lab = environment::culvert_lab()?;
-        // By way of the laboratory's `exec`, which makes it end with its parent.
-        let process = Command::new(&lab)
-            .args(["exec", "--parent", &std::process::id().to_string(), "--"])
-            .arg(&lab)
+        let mut command = Command::new(lab);
+        child::prepare(&mut command, None)?;
+        let process = command
             .args(&words)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

@@ -1,4 +1,4 @@
-//! How a program of a place starts: it dies with the agent, and may be bound to one CPU.
+//! How a program starts: it dies with who started it, and may be bound to one CPU.
 #![expect(unsafe_code, reason = "work between fork and exec can't be checked")]
 
 use std::{os::unix::process::CommandExt as _, process::Command};
@@ -19,7 +19,7 @@ use nix::{
 /// # Errors
 ///
 /// When there can't be a CPU of that number.
-pub(super) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
+pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(one).transpose()?;
     let parent = Pid::this();
     let start = move || {

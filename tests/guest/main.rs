@@ -15,7 +15,7 @@ use crate::port::{Port, Verdict};
 
 fn main() -> ExitCode {
     // The kernel calls `/init` again, as another process, for modules that it misses.
-    if !nix::unistd::Pid::this().as_raw().eq(&1) {
+    if nix::unistd::Pid::this().as_raw() != 1 {
         return system::note_wanted_module();
     }
     match Port::open() {

@@ -164,8 +164,9 @@ fn shell(qemu: &Qemu, kernels: &[Kernel], parts: &Parts) -> Result<()> {
 /// Runs what needs one CPU on every kernel, side by side.
 fn machines(qemu: &Qemu, kernels: &[Kernel], parts: &Parts, suite: &Plan) -> Result<Vec<Row>> {
     side_by_side(kernels, |kernel| {
-        let outcome = once_more_if_hung(&machine(qemu, kernel, parts, suite)?, kernel, suite)?;
-        Ok(row(kernel, suite, outcome))
+        let mut row = Row::new(kernel.line, kernel.release.clone());
+        row.add(suite, run_plan(qemu, kernel, parts, suite)?);
+        Ok(row)
     })
 }
 
@@ -181,7 +182,7 @@ fn races(
     }
     let race = Plan::race(filter);
     for kernel in kernels {
-        let outcome = once_more_if_hung(&machine(qemu, kernel, parts, &race)?, kernel, &race)?;
+        let outcome = run_plan(qemu, kernel, parts, &race)?;
         if let Some(row) = rows.iter_mut().find(|row| row.kernel == kernel.line) {
             row.add(&race, outcome);
         }
@@ -214,9 +215,10 @@ fn side_by_side(
     done.into_iter().map(|(_, row)| row).collect()
 }
 
-/// A machine that hangs is the emulator's fault as often as not; a test that fails never gets a
-/// second try.
-fn once_more_if_hung(machine: &Machine<'_>, kernel: &Kernel, plan: &Plan) -> Result<Outcome> {
+/// Runs a plan in a machine. One that hangs is the emulator's fault as often as not, and gets a second
+/// try; a test that fails never does.
+fn run_plan(qemu: &Qemu, kernel: &Kernel, parts: &Parts, plan: &Plan) -> Result<Outcome> {
+    let machine = machine(qemu, kernel, parts, plan)?;
     let outcome = machine.run()?;
     if !outcome.is_hung() {
         return Ok(outcome);
@@ -231,19 +233,17 @@ fn once_more_if_hung(machine: &Machine<'_>, kernel: &Kernel, plan: &Plan) -> Res
     machine.run()
 }
 
-fn row(kernel: &Kernel, plan: &Plan, outcome: Outcome) -> Row {
-    let mut row = Row {
-        kernel: kernel.line,
-        release: kernel.release.clone(),
-        report: Report::default(),
-        took: Duration::ZERO,
-        problems: Vec::new(),
-    };
-    row.add(plan, outcome);
-    row
-}
-
 impl Row {
+    fn new(kernel: &'static str, release: String) -> Self {
+        Self {
+            kernel,
+            release,
+            report: Report::default(),
+            took: Duration::ZERO,
+            problems: Vec::new(),
+        }
+    }
+
     fn verdict(&self) -> &'static str {
         if self.problems.is_empty() {
             "ok"
@@ -290,13 +290,7 @@ impl Row {
 /// The same programs on this machine.
 fn here(programs: &Programs, suite: &Plan) -> Row {
     let clock = Clock::start();
-    let mut row = Row {
-        kernel: NATIVE,
-        release: native::release(),
-        report: Report::default(),
-        took: Duration::ZERO,
-        problems: Vec::new(),
-    };
+    let mut row = Row::new(NATIVE, native::release());
     match native::run(programs, suite) {
         Ok(report) => {
             if !report.is_good {
@@ -368,7 +362,7 @@ fn print(rows: &[Row], took: Duration) -> bool {
             "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8.1}  {}",
             row.kernel,
             row.release,
-            budget::programs(&row.report.verifier),
+            row.report.verifier.len(),
             row.report.passed(),
             row.report.failed.len(),
             row.report.skips.len(),

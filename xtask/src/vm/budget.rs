@@ -208,11 +208,6 @@ fn is_plain(name: &str) -> bool {
     !name.ends_with("-logged")
 }
 
-/// How many programs were loaded, in how many variants.
-pub(super) fn programs(reported: &[Value]) -> usize {
-    reported.len()
-}
-
 /// A table of what each kernel's verifier needs: instructions, and microseconds.
 pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -> String {
     let kernels: Vec<(&str, Programs)> = kernels

@@ -35,7 +35,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) initramfs: PathBuf,
     pub(crate) cpus: u32,
-    /// A folder of its own.
+    /// A folder of its own, which is there.
     pub(crate) folder: PathBuf,
 }
 
@@ -85,8 +85,6 @@ impl Outcome {
 impl Machine<'_> {
     /// Runs it to its end.
     pub(crate) fn run(&self) -> Result<Outcome> {
-        fs::create_dir_all(&self.folder)
-            .with_context(|| format!("cannot make {}", self.folder.display()))?;
         let (console, report) = (
             self.folder.join("console.log"),
             self.folder.join("report.log"),
@@ -111,7 +109,6 @@ impl Machine<'_> {
 
     /// Lends it this terminal.
     pub(crate) fn show(&self) -> Result<()> {
-        fs::create_dir_all(&self.folder)?;
         let mut command = self.command(&self.folder.join("report.log"));
         command.args(["-serial", "mon:stdio"]);
         command.status().context("cannot start QEMU")?;

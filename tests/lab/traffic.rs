@@ -174,12 +174,8 @@ fn own_addresses(topology: &Topology, pod: &Pod) -> Result<()> {
             "route add 10.1.0.{last}/32 via {} dev pod2 onlink\n",
             pod.v4()
         );
-        topology.ip(topology.host(), "vip-host", &host)?;
-        topology.ip(
-            pod,
-            "vip-pod",
-            &format!("addr add 10.1.0.{last}/32 dev eth0\n"),
-        )?;
+        topology.host().ip(&host)?;
+        pod.ip(&format!("addr add 10.1.0.{last}/32 dev eth0\n"))?;
     }
     Ok(())
 }

@@ -340,30 +340,21 @@ fn join(topology: &Topology, edge: &Place) -> Result<()> {
         outside.sysctl(forwarding, "1")?;
     }
     let [edges4, edges6] = EDGES;
-    topology.ip(
-        topology.host(),
-        "host-edges",
-        &format!("route add unreachable {edges4}\nroute add unreachable {edges6}\n"),
-    )?;
+    topology.host().ip(&format!(
+        "route add unreachable {edges4}\nroute add unreachable {edges6}\n"
+    ))?;
     let [[near4, far4], [near6, far6]] = LINK;
     let pid = edge.pid();
-    topology.ip(
-        outside,
-        "outside-edge",
-        &format!(
-            "route add unreachable {edges4}\n\
+    outside.ip(&format!(
+        "route add unreachable {edges4}\n\
              route add unreachable {edges6}\n\
              link add edge type veth peer name eth0 netns {pid}\n\
              link set edge up\n\
              addr add {near4}/24 dev edge\n\
              addr add {near6}/64 dev edge nodad\n"
-        ),
-    )?;
-    topology.ip(
-        edge,
-        "edge",
-        &format!(
-            "link set lo up\n\
+    ))?;
+    edge.ip(&format!(
+        "link set lo up\n\
              link set eth0 up\n\
              addr add {far4}/24 dev eth0\n\
              addr add {far6}/64 dev eth0 nodad\n\
@@ -371,6 +362,5 @@ fn join(topology: &Topology, edge: &Place) -> Result<()> {
              addr add {EDGE_V6}/128 dev eth0 nodad\n\
              route add default via {near4} src {far4}\n\
              route add default via {near6} src {far6}\n"
-        ),
-    )
+    ))
 }

@@ -18,6 +18,7 @@ pub mod feature;
 pub mod flow;
 pub mod instance;
 pub mod interrupt;
+mod ip;
 pub mod ipvs;
 pub mod kubelet;
 pub mod lab;

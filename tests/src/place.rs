@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     agent::{Agent, Ground, wire::Exit},
-    environment, wait,
+    environment, ip, wait,
 };
 
 /// How long a connect or an answer may take before it counts as lost.
@@ -127,6 +127,15 @@ impl Place {
             );
         }
         Ok(output.stdout)
+    }
+
+    /// Makes links, addresses and routes: commands in the words of ip(8), one a line.
+    ///
+    /// # Errors
+    ///
+    /// When one isn't understood, or the kernel refuses it.
+    pub fn ip(&self, commands: &str) -> Result<()> {
+        ip::batch(self, commands)
     }
 
     /// A command to start in the place.

@@ -11,7 +11,6 @@
 //! without a packet.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -180,31 +179,23 @@ impl Topology {
         }
         let outside = self.outside.pid();
         let nowhere = nowhere();
-        self.ip(
-            &self.host,
-            "uplink",
-            &format!(
-                "{nowhere}\
+        self.host.ip(&format!(
+            "{nowhere}\
                  link add uplink type veth peer name eth0 netns {outside}\n\
                  link set uplink up\n\
                  addr add {HOST_V4}/24 dev uplink\n\
                  addr add {HOST_V6}/64 dev uplink nodad\n\
                  route add default via {OUTSIDE_V4}\n\
                  route add default via {OUTSIDE_V6}\n"
-            ),
-        )?;
-        self.ip(
-            &self.outside,
-            "outside",
-            &format!(
-                "{nowhere}\
+        ))?;
+        self.outside.ip(&format!(
+            "{nowhere}\
                  link set eth0 up\n\
                  addr add {OUTSIDE_V4}/24 dev eth0\n\
                  addr add {OUTSIDE_V6}/64 dev eth0 nodad\n\
                  route add default via {HOST_V4}\n\
                  route add default via {HOST_V6}\n"
-            ),
-        )
+        ))
     }
 
     fn make_pod(&self, name: &str, number: u8) -> Result<Pod> {
@@ -217,46 +208,24 @@ impl Topology {
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
         let [gateway4, gateway6] = GATEWAY;
         let nowhere = nowhere();
-        self.ip(
-            &self.host,
-            &format!("host-{name}"),
-            &format!(
-                "link add pod{number} type veth peer name eth0 netns {pid}\n\
+        self.host.ip(&format!(
+            "link add pod{number} type veth peer name eth0 netns {pid}\n\
                  link set pod{number} up\n\
                  addr add {gateway4}/32 dev pod{number} scope link\n\
                  addr add {gateway6}/64 dev pod{number} nodad\n\
                  route add {v4}/32 dev pod{number} src {HOST_V4}\n\
                  route add {v6}/128 dev pod{number} src {HOST_V6}\n"
-            ),
-        )?;
-        self.ip(
-            &pod,
-            name,
-            &format!(
-                "{nowhere}\
+        ))?;
+        pod.ip(&format!(
+            "{nowhere}\
                  link set eth0 up\n\
                  addr add {v4}/32 dev eth0\n\
                  addr add {v6}/128 dev eth0 nodad\n\
                  route add {gateway4}/32 dev eth0\n\
                  route add default via {gateway4} dev eth0\n\
                  route add default via {gateway6} dev eth0\n"
-            ),
-        )?;
+        ))?;
         Ok(pod)
-    }
-
-    /// Runs a batch of `ip` commands in a place.
-    ///
-    /// # Errors
-    ///
-    /// When one of them fails.
-    pub fn ip(&self, place: &Place, name: &str, batch: &str) -> Result<()> {
-        let file = self.lab.folder().join(format!("{name}.ip"));
-        fs::write(&file, batch).with_context(|| format!("cannot write {}", file.display()))?;
-        let file = file
-            .to_str()
-            .context("the laboratory's folder is no UTF-8")?;
-        place.run(&["ip", "-batch", file]).map(drop)
     }
 
     /// How to get into the places from a shell.

@@ -177,21 +177,12 @@ impl Field {
         })?;
         // The first two pods: their host interfaces are pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
-        let topology = node.topology();
         let (to_client, to_backends) = (client.v4(), backends.v4());
-        topology.ip(
-            node.host(),
-            "field-host",
-            &format!(
-                "route add 10.3.0.0/16 via {to_backends} dev pod2 onlink\n\
+        node.host().ip(&format!(
+            "route add 10.3.0.0/16 via {to_backends} dev pod2 onlink\n\
                  route add 10.4.0.0/24 via {to_client} dev pod1 onlink\n"
-            ),
-        )?;
-        topology.ip(
-            &backends,
-            "field-backends",
-            "route add local 10.3.0.0/16 dev lo\n",
-        )?;
+        ))?;
+        backends.ip("route add local 10.3.0.0/16 dev lo\n")?;
         let routes: String = (0..SERVICES)
             .map(|service| {
                 let source = source(service);
@@ -201,7 +192,7 @@ impl Field {
                 )
             })
             .collect();
-        topology.ip(&client, "field-client", &routes)?;
+        client.ip(&routes)?;
         let server = backends.serve(&[
             Listener::range(Kind::Udp, DNS_TARGETS, READ.into(), STEM),
             Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), STEM),

@@ -183,7 +183,7 @@ fn prepare(options: &Options) -> Result<Node> {
              route add {endpoint}/32 via 169.254.1.1 dev eth0 src {source}\n"
         ));
     }
-    node.topology().ip(&client, "probe", &batch)?;
+    client.ip(&batch)?;
     node.apply(("probe-service.yaml", probe(0).service_yaml().as_str()))?;
     node.apply(slice(0))?;
     node.start()?;

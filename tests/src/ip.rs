@@ -1,0 +1,302 @@
+//! Links, addresses and routes of a place, by commands in the words of ip(8).
+//!
+//! A test makes dozens of them: each is a message to the kernel over a socket of the place, where a
+//! start of `ip` costs more than all else in an emulated machine.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rtnetlink::{
+    RouteMessageBuilder,
+    packet_core::{
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+        NetlinkPayload,
+    },
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
+        link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+        route::{RouteFlags, RouteProtocol, RouteScope, RouteType},
+    },
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::place::Place;
+
+/// `NETLINK_ROUTE`.
+const ROUTE: i32 = 0;
+/// `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`.
+const TABLE_MAIN: u32 = 254;
+const TABLE_LOCAL: u32 = 255;
+/// Longer than any answer about one link.
+const LARGEST: usize = 32 << 10;
+const NEW: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+
+/// Runs commands, one a line: `link set L up`, `link add L type veth peer name P netns PID`,
+/// `addr add A/N dev L [scope link] [nodad]` and
+/// `route add [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
+pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
+    let socket = place
+        .socket_of(
+            Domain::from(nix::libc::AF_NETLINK),
+            Type::RAW,
+            Protocol::from(ROUTE),
+        )
+        .context("cannot open a netlink socket")?;
+    let kernel = Kernel { socket };
+    for command in commands.lines() {
+        kernel
+            .run(command)
+            .with_context(|| format!("ip {command}"))?;
+    }
+    Ok(())
+}
+
+struct Kernel {
+    socket: Socket,
+}
+
+impl Kernel {
+    fn run(&self, command: &str) -> Result<()> {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words[..] {
+            ["link", "set", link, "up"] => {
+                let mut message = LinkMessage::default();
+                message.header.index = self.index(link)?;
+                message.header.flags = LinkFlags::Up;
+                message.header.change_mask = LinkFlags::Up;
+                self.change(
+                    RouteNetlinkMessage::SetLink(message),
+                    NLM_F_REQUEST | NLM_F_ACK,
+                )
+            }
+            [
+                "link",
+                "add",
+                link,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                peer,
+                "netns",
+                pid,
+            ] => {
+                let message = veth(link, peer, pid.parse()?);
+                self.change(RouteNetlinkMessage::NewLink(message), NEW)
+            }
+            ["addr", "add", address, "dev", link, ref options @ ..] => {
+                let mut message = address_message(prefix(address)?, options)?;
+                message.header.index = self.index(link)?;
+                self.change(RouteNetlinkMessage::NewAddress(message), NEW)
+            }
+            ["route", "add", ref words @ ..] => self.add_route(words),
+            _ => bail!("no such command"),
+        }
+    }
+
+    fn add_route(&self, words: &[&str]) -> Result<()> {
+        let (kind, words) = match words {
+            ["unreachable", rest @ ..] => (RouteType::Unreachable, rest),
+            ["local", rest @ ..] => (RouteType::Local, rest),
+            rest => (RouteType::Unicast, rest),
+        };
+        let [destination, options @ ..] = words else {
+            bail!("no destination");
+        };
+        let options = Options::of(options)?;
+        let to = match (*destination, options.via) {
+            ("default", Some(IpAddr::V4(_))) => (Ipv4Addr::UNSPECIFIED.into(), 0),
+            ("default", Some(IpAddr::V6(_))) => (Ipv6Addr::UNSPECIFIED.into(), 0),
+            (given, _) => prefix(given)?,
+        };
+        let (scope, table) = if kind == RouteType::Local {
+            (RouteScope::Host, TABLE_LOCAL)
+        } else if kind == RouteType::Unicast && options.via.is_none() {
+            (RouteScope::Link, TABLE_MAIN)
+        } else {
+            (RouteScope::Universe, TABLE_MAIN)
+        };
+        let mut route = RouteMessageBuilder::<IpAddr>::new()
+            .destination_prefix(to.0, to.1)?
+            .kind(kind)
+            .scope(scope)
+            .table_id(table)
+            .protocol(RouteProtocol::Boot);
+        if let Some(via) = options.via {
+            route = route.gateway(via)?;
+        }
+        if let Some(link) = options.link {
+            route = route.output_interface(self.index(link)?);
+        }
+        if let Some(source) = options.source {
+            route = route.pref_source(source)?;
+        }
+        let mut route = route.build();
+        if options.is_onlink {
+            route.header.flags |= RouteFlags::Onlink;
+        }
+        self.change(RouteNetlinkMessage::NewRoute(route), NEW)
+    }
+
+    /// The number of a link.
+    fn index(&self, link: &str) -> Result<u32> {
+        let mut message = LinkMessage::default();
+        message
+            .attributes
+            .push(LinkAttribute::IfName(link.to_owned()));
+        let answer = self.ask(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST);
+        match answer.with_context(|| format!("link {link}"))? {
+            Some(RouteNetlinkMessage::NewLink(link)) => Ok(link.header.index),
+            odd => bail!("odd answer about link {link}: {odd:?}"),
+        }
+    }
+
+    fn change(&self, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
+        match self.ask(message, flags)? {
+            None => Ok(()),
+            Some(odd) => bail!("odd answer to a change: {odd:?}"),
+        }
+    }
+
+    /// Sends a message; what it is answered with, if that is more than that it was done.
+    fn ask(&self, message: RouteNetlinkMessage, flags: u16) -> Result<Option<RouteNetlinkMessage>> {
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        (&self.socket).write_all(&bytes)?;
+        let mut answer = vec![0; LARGEST];
+        let length = (&self.socket).read(&mut answer)?;
+        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer[..length])?;
+        if let NetlinkPayload::InnerMessage(inner) = answer.payload {
+            return Ok(Some(inner));
+        }
+        let NetlinkPayload::Error(error) = answer.payload else {
+            bail!("odd answer: {answer:?}");
+        };
+        error.code.map_or(Ok(None), |_| Err(error.to_io().into()))
+    }
+}
+
+/// What follows the destination of a route.
+#[derive(Debug, Default)]
+struct Options<'a> {
+    via: Option<IpAddr>,
+    link: Option<&'a str>,
+    source: Option<IpAddr>,
+    is_onlink: bool,
+}
+
+impl<'a> Options<'a> {
+    fn of(mut words: &[&'a str]) -> Result<Self> {
+        let mut options = Self::default();
+        loop {
+            words = match words {
+                [] => return Ok(options),
+                ["via", via, rest @ ..] => {
+                    options.via = Some(via.parse()?);
+                    rest
+                }
+                ["dev", link, rest @ ..] => {
+                    options.link = Some(link);
+                    rest
+                }
+                ["src", source, rest @ ..] => {
+                    options.source = Some(source.parse()?);
+                    rest
+                }
+                ["onlink", rest @ ..] => {
+                    options.is_onlink = true;
+                    rest
+                }
+                [odd, ..] => bail!("{odd}: no such option"),
+            }
+        }
+    }
+}
+
+/// A pair of links, one here and one in the network namespace of a process.
+fn veth(link: &str, peer: &str, pid: u32) -> LinkMessage {
+    let mut other = LinkMessage::default();
+    other.attributes = vec![
+        LinkAttribute::IfName(peer.to_owned()),
+        LinkAttribute::NetNsPid(pid),
+    ];
+    let info = vec![
+        LinkInfo::Kind(InfoKind::Veth),
+        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+    ];
+    let mut message = LinkMessage::default();
+    message.attributes = vec![
+        LinkAttribute::IfName(link.to_owned()),
+        LinkAttribute::LinkInfo(info),
+    ];
+    message
+}
+
+fn address_message((address, length): (IpAddr, u8), options: &[&str]) -> Result<AddressMessage> {
+    let mut message = AddressMessage::default();
+    message.header.family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    message.header.prefix_len = length;
+    message.attributes = vec![
+        AddressAttribute::Local(address),
+        AddressAttribute::Address(address),
+    ];
+    match options {
+        [] => {}
+        ["scope", "link"] => message.header.scope = AddressScope::Link,
+        ["nodad"] => message
+            .attributes
+            .push(AddressAttribute::Flags(AddressFlags::Nodad)),
+        odd => bail!("no such options: {odd:?}"),
+    }
+    Ok(message)
+}
+
+/// A prefix, or an address alone.
+fn prefix(text: &str) -> Result<(IpAddr, u8)> {
+    let (address, length) = text.split_once('/').unwrap_or((text, ""));
+    let address: IpAddr = address
+        .parse()
+        .with_context(|| format!("{text} is no prefix"))?;
+    let whole = if address.is_ipv4() { 32 } else { 128 };
+    let length = if length.is_empty() {
+        whole
+    } else {
+        length.parse()?
+    };
+    ensure!(length <= whole, "{text} is too long");
+    Ok((address, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_an_address_with_or_without_a_length() {
+        assert_eq!(prefix("10.96.0.0/12").unwrap(), ([10, 96, 0, 0].into(), 12));
+        assert_eq!(prefix("fe80::1").unwrap().1, 128);
+        let error = |text| prefix(text).unwrap_err().to_string();
+        assert_eq!(error("10.96.0.0/33"), "10.96.0.0/33 is too long");
+        assert_eq!(error("ten"), "ten is no prefix");
+    }
+
+    #[test]
+    fn a_word_that_is_not_known_is_named() {
+        let of_a_route = Options::of(&["via", "10.0.0.1", "metric", "5"]).unwrap_err();
+        let of_an_address = address_message(prefix("10.0.0.1/8").unwrap(), &["peer"]).unwrap_err();
+
+        assert_eq!(of_a_route.to_string(), "metric: no such option");
+        assert_eq!(of_an_address.to_string(), "no such options: [\"peer\"]");
+    }
+}

@@ -5,11 +5,11 @@ use std::{
     path::Path,
     sync::Arc,
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
+    load::Enough,
     node::Node,
     pod::{Pod, Server},
     scale::Scale,
@@ -17,8 +17,8 @@ use tunnel_tests::{
 };
 
 use crate::support::{
-    CHANGE, DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, reports, same,
-    serve,
+    CHANGE, DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, repeated,
+    reports, same, serve,
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
@@ -74,24 +74,18 @@ impl Stage {
         )
     }
 
-    /// Does something, again and again until the loads have ended and for at least so many times,
-    /// while both Services are under load. No attempt fails, and none goes astray.
+    /// Does something, again and again and for at least so many times, while both Services are under
+    /// load. No attempt fails, and none goes astray.
     pub(crate) fn under_load(
         &self,
         times: usize,
         story: impl Fn(usize) -> Result<()>,
     ) -> Result<()> {
-        // As long as the rounds take, here and where machines are slow.
-        let patience = Scale::from_environment().patience(Duration::from_millis(400));
-        let lasting = patience.max(Duration::from_millis(1500));
+        let enough = Enough::default();
         let (web, other) = thread::scope(|scope| -> Result<_> {
-            let web = loads(scope, &self.client, WEB, lasting);
-            let other = loads(scope, &self.client, OTHER, lasting);
-            let mut number = 0;
-            while number < times || web.iter().any(|load| !load.is_finished()) {
-                story(number)?;
-                number += 1;
-            }
+            let web = loads(scope, &self.client, WEB, &enough);
+            let other = loads(scope, &self.client, OTHER, &enough);
+            enough.after(|| repeated(times, story))?;
             Ok((reports(web)?, reports(other)?))
         })?;
         all_answered(&web, &["one", "two"]).context("web")?;

@@ -8,7 +8,7 @@ use socket2::{Domain, Type};
 use tunnel_common::names;
 use tunnel_tests::{
     instance::Settings,
-    load::{self, Plan, Report},
+    load::{self, Enough, Plan, Report},
     node::Node,
     place::connect_within,
     pod::{Pod, Server},
@@ -18,7 +18,7 @@ use tunnel_tests::{
 };
 
 use crate::support::{
-    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, same, serve,
+    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, repeated, same, serve,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -288,32 +288,26 @@ fn a_flood_of_events_waits_is_lost_by_number_and_holds_up_nobody() -> Result<()>
 fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
     let stage = Stage::new()?;
     stage.node.start()?;
-    let scale = Scale::from_environment();
-    let plan = Plan::new(
-        Way::V4.to(WEB, HTTP),
-        scale.count(400),
-        scale.patience(Duration::from_millis(2500)),
-    );
+    let enough = Enough::default();
+    let rate = Scale::from_environment().count(400);
+    let plan = Plan::new(Way::V4.to(WEB, HTTP), rate, Duration::MAX).until(&enough);
     let sockets = |domain, kind| stage.client.socket(domain, kind);
 
-    let mut lives = 0_u32;
     let report = thread::scope(|scope| -> Result<Report> {
         let load = scope.spawn(|| load::tcp::run(&plan, &sockets));
-        while !load.is_finished() {
-            let log = lives.is_multiple_of(2).then_some(("connect4", "debug"));
+        let lives = |number: usize| {
+            let log = number.is_multiple_of(2).then_some(("connect4", "debug"));
             stage.ask_for(log)?;
-            if lives % 4 < 2 {
-                stage.node.restart()?;
-            } else {
-                stage.node.kill9()?;
-                stage.node.start()?;
+            if number % 4 < 2 {
+                return stage.node.restart();
             }
-            lives += 1;
-        }
+            stage.node.kill9()?;
+            stage.node.start()
+        };
+        enough.after(|| repeated(4, lives))?;
         load.join().ok().context("the load panicked")
     })?;
 
-    ensure!(lives >= 2, "only {lives} restarts");
     ensure!(report.failed() == 0, "{report:?}");
     same("answered", report.answered, report.attempts)?;
     ensure!(!stage.told().is_empty());

@@ -1,22 +1,18 @@
 //! The data path stays when the daemon ends, however it ends, and a new daemon goes on with it.
 
-use std::{
-    collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf, thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf, thread};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    load::Report,
+    load::{Enough, Report},
     manifest::Protocol,
     node::Node,
     pod::{Pod, Server},
-    scale::Scale,
 };
 
 use crate::support::{
-    DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, reports, same, serve,
-    until_backends,
+    DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, repeated, reports,
+    same, serve, until_backends,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -40,25 +36,22 @@ fn start() -> Result<(Node, Vec<Server>)> {
 fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<()> {
     let (node, _servers) = start()?;
     let client = node.pod("client")?;
-    // Long enough for several lives of the daemon, on slow machines too.
-    let lasting = Scale::from_environment().patience(Duration::from_millis(2500));
+    let enough = Enough::default();
 
-    let mut lives = 0;
     let reports = thread::scope(|scope| -> Result<Vec<Report>> {
-        let loads = loads(scope, &client, WEB, lasting);
-        while loads.iter().any(|load| !load.is_finished()) {
-            if lives % 3 == 2 {
+        let loads = loads(scope, &client, WEB, &enough);
+        let lives = |number| {
+            if number % 3 == 2 {
                 node.stop()?;
             } else {
                 node.kill9()?;
             }
-            node.start()?;
-            lives += 1;
-        }
+            node.start()
+        };
+        enough.after(|| repeated(3, lives))?;
         reports(loads)
     })?;
 
-    ensure!(lives >= 3, "only {lives} restarts");
     all_answered(&reports, &["one", "two"])
 }
 

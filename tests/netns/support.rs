@@ -13,8 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
 use tunnel_tests::{
+    clock::Instant,
     instance::Instance,
-    load::{self, Plan, Report, udp::Mode},
+    load::{self, Enough, Plan, Report, udp::Mode},
     manifest::{Protocol, Service},
     place::{ANSWER, Place, connect_within},
     pod::{Pod, Server},
@@ -79,25 +80,43 @@ pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     pods.iter().flat_map(|pod| both(pod)).collect()
 }
 
+/// How long loads run that nobody ends.
+const LONGEST: Duration = Duration::from_secs(600);
+
 /// A load on a Service of every protocol and family, in a thread each.
 pub(crate) fn loads<'scope>(
     scope: &'scope thread::Scope<'scope, '_>,
     place: &'scope Place,
     vip: Vip,
-    lasting: Duration,
+    enough: &Enough,
 ) -> Vec<thread::ScopedJoinHandle<'scope, Report>> {
     let rate = Scale::from_environment().count(200);
-    let plan = move |to: SocketAddr| Plan::new(to, rate, lasting);
+    let plan = |to: SocketAddr| Plan::new(to, rate, LONGEST).until(enough);
     let sockets = move |domain, kind| place.socket(domain, kind);
     let mut loads = Vec::new();
     for way in [Way::V4, Way::V6] {
-        loads.push(scope.spawn(move || load::tcp::run(&plan(way.to(vip, HTTP)), &sockets)));
+        let http = plan(way.to(vip, HTTP));
+        loads.push(scope.spawn(move || load::tcp::run(&http, &sockets)));
         for mode in [Mode::Connected, Mode::Unconnected] {
-            let to = way.to(vip, DNS);
-            loads.push(scope.spawn(move || load::udp::run(&plan(to), mode, &sockets)));
+            let dns = plan(way.to(vip, DNS));
+            loads.push(scope.spawn(move || load::udp::run(&dns, mode, &sockets)));
         }
     }
     loads
+}
+
+/// How long something is repeated at least: a small load has led to each of two backends then.
+const REPEATED: Duration = Duration::from_millis(2500);
+
+/// Does something again and again, at least so many times.
+pub(crate) fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
+    let start = Instant::now();
+    let mut number = 0;
+    while number < times || start.elapsed() < REPEATED {
+        story(number)?;
+        number += 1;
+    }
+    Ok(())
 }
 
 /// What loads came to, once they have ended.

@@ -5,8 +5,8 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -40,6 +40,23 @@ pub fn own_sockets(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
 
+/// Ends loads before their time: all that have it, together.
+#[derive(Clone, Debug, Default)]
+pub struct Enough(Arc<AtomicBool>);
+
+impl Enough {
+    /// Does something, and ends the loads behind it, whatever became of it.
+    pub fn after<T>(&self, body: impl FnOnce() -> T) -> T {
+        let done = body();
+        self.0.store(true, Ordering::Relaxed);
+        done
+    }
+
+    fn is_said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// An open load: attempts start at their time, whatever became of earlier ones.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -49,10 +66,12 @@ pub struct Plan {
     pub service: Option<String>,
     /// Attempts a second.
     pub rate: u32,
-    /// How long.
+    /// How long at most.
     pub lasting: Duration,
     /// How many attempts may be under way at once.
     pub workers: u32,
+    /// What ends it sooner.
+    pub enough: Enough,
 }
 
 impl Plan {
@@ -65,7 +84,15 @@ impl Plan {
             rate,
             lasting,
             workers: 8,
+            enough: Enough::default(),
         }
+    }
+
+    /// Ended sooner by what others may have, too.
+    #[must_use]
+    pub fn until(mut self, enough: &Enough) -> Self {
+        self.enough = enough.clone();
+        self
     }
 
     /// Told to the servers, which compare it with the Services they belong to.
@@ -303,6 +330,9 @@ pub(crate) fn run(
             if let Some(early) = due.checked_sub(start.elapsed()) {
                 clock::pause(early);
             }
+            if plan.enough.is_said() {
+                break;
+            }
             let Some(target) = targets.next() else { break };
             let outcome = attempt(*target);
             tally.note(milliseconds(start.elapsed()), outcome);
@@ -324,11 +354,13 @@ pub(crate) fn run(
         servers,
         times,
     } = tallies.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let count = |seen: &BTreeMap<String, Seen>| seen.values().map(|seen| seen.count).sum();
+    let (answered, failed): (u64, u64) = (count(&servers), count(&failures));
     Report {
         began_ms,
         took_ms: milliseconds(start.elapsed()),
-        attempts: total,
-        answered: servers.values().map(|seen| seen.count).sum(),
+        attempts: answered + failed,
+        answered,
         other_peer,
         failures,
         servers,
@@ -372,6 +404,24 @@ mod tests {
             report.connect.histogram,
             BTreeMap::from([(4, report.answered)])
         );
+    }
+
+    #[test]
+    fn a_load_ends_once_it_is_enough_and_counts_what_was_tried() {
+        let plan = Plan::new("192.0.2.1:80".parse().unwrap(), 1000, Duration::MAX);
+        let tried = AtomicU64::new(0);
+        let fails = |_| Err(Failed::at("connect")(io::Error::from_raw_os_error(111)));
+        let attempt = |to| {
+            if tried.fetch_add(1, Ordering::Relaxed) == 20 {
+                plan.enough.after(|| ());
+            }
+            fails(to)
+        };
+
+        let report = run(&plan, &attempt);
+
+        assert_eq!(report.attempts, tried.load(Ordering::Relaxed));
+        assert!((21..40).contains(&report.attempts), "{report:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use tunnel_tests::load::{self, Plan, udp::Mode};
+use tunnel_tests::load::{self, Enough, Plan, udp::Mode};
 
 #[derive(Subcommand)]
 pub(crate) enum Load {
@@ -102,6 +102,7 @@ impl From<Paced> for Plan {
             rate,
             lasting: Duration::from_millis(millis),
             workers,
+            enough: Enough::default(),
         }
     }
 }

@@ -6,15 +6,15 @@ use anyhow::{Result, bail};
 
 use crate::clock::{self, Instant};
 
-/// How long to leave between two looks: short at first, since most conditions are nearly true.
-const LOOKS: [Duration; 3] = [
-    Duration::from_micros(200),
-    Duration::from_millis(1),
-    Duration::from_millis(5),
-];
+/// The shortest and the longest time between two looks.
+const LOOKS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
 
-/// How many looks are made at each of the distances in [`LOOKS`] before the next one.
-const LOOKS_EACH: usize = 20;
+/// How long to leave until the next look: looking costs those who are waited for, so it is a part
+/// of the time that they have taken already.
+fn next_look(waited: Duration) -> Duration {
+    let [shortest, longest] = LOOKS;
+    (waited / 8).clamp(shortest, longest)
+}
 
 /// Waits until `condition` holds.
 ///
@@ -32,7 +32,6 @@ pub fn until(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()
 /// When it has found nothing after `within`.
 pub fn some<T>(within: Duration, mut look: impl FnMut() -> Option<T>) -> Result<T> {
     let start = Instant::now();
-    let mut looks = 0;
     loop {
         if let Some(found) = look() {
             return Ok(found);
@@ -40,8 +39,7 @@ pub fn some<T>(within: Duration, mut look: impl FnMut() -> Option<T>) -> Result<
         if start.elapsed() >= within {
             bail!("still waiting after {} ms", within.as_millis());
         }
-        clock::pause(LOOKS[(looks / LOOKS_EACH).min(LOOKS.len() - 1)]);
-        looks += 1;
+        clock::pause(next_look(start.elapsed()));
     }
 }
 

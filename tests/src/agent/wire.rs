@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Larger than any message: command lines are the longest.
@@ -94,7 +94,13 @@ pub(crate) fn send(
 pub(crate) fn receive<T: DeserializeOwned>(
     channel: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut text = vec![0; LARGEST];
+    // How long it is: most messages are a thousandth of the longest.
+    let length = recv(
+        channel.as_raw_fd(),
+        &mut [],
+        MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC,
+    )?;
+    let mut text = vec![0; length.min(LARGEST)];
     let mut rights = nix::cmsg_space!([RawFd; 2]);
     let (length, files) = {
         let mut parts = [IoSliceMut::new(&mut text)];

@@ -19,6 +19,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// much.
 const FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
 const FLAGS_VARIABLE: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
+/// Random numbers come from the kernel alone: what else is gathered when a program draws its first,
+/// from the unevenness of its own clock, takes an emulated machine most of a second.
+const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
 
 /// Programs of this machine that tests start.
 const HOST: [&str; 8] = ["ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice"];
@@ -68,7 +71,8 @@ impl Programs {
                 "--test",
                 "packet",
             ])
-            .env(FLAGS_VARIABLE, FLAGS);
+            .env(FLAGS_VARIABLE, FLAGS)
+            .env(NO_JITTER, "1");
         let built = workspace::built(&mut command)?;
         for name in ["culvert", "culvert-lab", "culvert-guest", "netns", "packet"] {
             ensure!(built.contains_key(name), "cargo build did not name {name}");

@@ -100,6 +100,7 @@ fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
         let report = load.finish()?;
         ensure!(report.failed() == 0, "{:?}", report.failures);
         ensure!(report.answered == report.attempts, "{report:?}");
+        ensure!(report.attempts > 0, "no attempt was made");
     }
     ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
     at_least(read.connects, scale.count(CONNECTS), lasting).context("connects")

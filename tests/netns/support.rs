@@ -133,6 +133,7 @@ pub(crate) fn all_answered(reports: &[Report], servers: &[&str]) -> Result<()> {
     for report in reports {
         ensure!(report.failed() == 0, "{report:?}");
         same("answered", report.answered, report.attempts)?;
+        ensure!(report.attempts > 0, "no attempt was made");
         same("other peers", report.other_peer, 0)?;
         let seen: BTreeSet<&str> = report.servers.keys().map(String::as_str).collect();
         same("servers", seen, servers.iter().copied().collect())?;

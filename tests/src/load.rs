@@ -47,9 +47,14 @@ pub struct Enough(Arc<AtomicBool>);
 impl Enough {
     /// Does something, and ends the loads behind it, whatever became of it.
     pub fn after<T>(&self, body: impl FnOnce() -> T) -> T {
-        let done = body();
-        self.0.store(true, Ordering::Relaxed);
-        done
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _end = End(&self.0);
+        body()
     }
 
     fn is_said(&self) -> bool {
@@ -246,6 +251,7 @@ impl Report {
 /// What the workers have seen so far.
 #[derive(Debug, Default)]
 struct Tally {
+    attempts: u64,
     other_peer: u64,
     failures: BTreeMap<String, Seen>,
     servers: BTreeMap<String, Seen>,
@@ -269,6 +275,7 @@ impl Tally {
     }
 
     fn merge(&mut self, other: Self) {
+        self.attempts += other.attempts;
         self.other_peer += other.other_peer;
         self.times.extend(other.times);
         other
@@ -334,6 +341,7 @@ pub(crate) fn run(
                 break;
             }
             let Some(target) = targets.next() else { break };
+            tally.attempts += 1;
             let outcome = attempt(*target);
             tally.note(milliseconds(start.elapsed()), outcome);
         }
@@ -349,18 +357,17 @@ pub(crate) fn run(
     });
 
     let Tally {
+        attempts,
         other_peer,
         failures,
         servers,
         times,
     } = tallies.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let count = |seen: &BTreeMap<String, Seen>| seen.values().map(|seen| seen.count).sum();
-    let (answered, failed): (u64, u64) = (count(&servers), count(&failures));
     Report {
         began_ms,
         took_ms: milliseconds(start.elapsed()),
-        attempts: answered + failed,
-        answered,
+        attempts,
+        answered: servers.values().map(|seen| seen.count).sum(),
         other_peer,
         failures,
         servers,

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::Write as _,
     process::Command,
     sync::{Mutex, PoisonError},
@@ -33,6 +33,8 @@ pub enum Feature {
     Dummy,
     /// IPVS.
     IpVs,
+    /// A limit of its own on the memory of socket options for each network namespace (Linux 6.12).
+    OwnOptmem,
 }
 
 impl Display for Feature {
@@ -43,6 +45,7 @@ impl Display for Feature {
             Self::Sctp => "sctp",
             Self::Dummy => "dummy",
             Self::IpVs => "ipvs",
+            Self::OwnOptmem => "own_optmem",
         })
     }
 }
@@ -70,7 +73,19 @@ fn ask(feature: Feature) -> Result<bool> {
         Feature::Sctp => sctp(),
         Feature::Dummy => dummy(),
         Feature::IpVs => ipvs::is_there(),
+        Feature::OwnOptmem => own_optmem(),
     }
+}
+
+/// Looks for the limit in a network namespace that ends with a thread.
+fn own_optmem() -> Result<bool> {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        Ok(fs::exists("/proc/sys/net/core/optmem_max")?)
+    });
+    thread
+        .join()
+        .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
 }
 
 fn sctp() -> Result<bool> {

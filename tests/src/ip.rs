@@ -24,7 +24,7 @@ use rtnetlink::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::place::Place;
+use crate::place::{ANSWER, Place};
 
 /// `NETLINK_ROUTE`.
 const ROUTE: i32 = 0;
@@ -46,6 +46,7 @@ pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
             Protocol::from(ROUTE),
         )
         .context("cannot open a netlink socket")?;
+    socket.set_read_timeout(Some(ANSWER))?;
     let kernel = Kernel { socket };
     for command in commands.lines() {
         kernel

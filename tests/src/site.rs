@@ -1,9 +1,11 @@
 //! A cloud node and an edge node with a tunnel between them, and a kubelet on the edge.
 
 use std::{
+    ffi::OsString,
+    fs::{self, Permissions},
     net::{IpAddr, SocketAddr, TcpStream},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -54,11 +56,7 @@ impl Site {
         let edge = Edge::new(node.topology(), node.program().to_owned())?;
         let folder = node.topology().lab().folder().join("ca");
         let ca = |words: &[&str]| issue(node.host(), node.program(), words, &folder);
-        ca(&["init"])?;
-        let gateway = text(&node.identity())?;
-        ca(&["issue", "gateway", "--out", &gateway])?;
-        let agent = text(&edge.identity())?;
-        ca(&["issue", "agent", "--node", EDGE, "--out", &agent])?;
+        identify([&node.identity(), &edge.identity()], ca)?;
         node.apply(Edge::node())?;
         let [secure, plain] = KUBELET;
         let kubelet = edge.serve_kubelet(&[secure, plain, FURTHER])?;
@@ -180,6 +178,44 @@ impl Site {
     pub const fn kubelet(&self) -> &Server {
         &self.kubelet
     }
+}
+
+/// What is in the folders of a gateway and of an agent: names, modes and contents of files.
+type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
+
+/// Certificates from a CA of `culvert ca`: those of the first site of this process serve all.
+static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
+
+/// Fills the folders of a gateway and of an agent.
+fn identify(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
+    let mut identities = IDENTITIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(identities) = &*identities else {
+        let [gateway, agent] = folders.map(text);
+        ca(&["init"])?;
+        ca(&["issue", "gateway", "--out", &gateway?])?;
+        ca(&["issue", "agent", "--node", EDGE, "--out", &agent?])?;
+        *identities = Some([read(folders[0])?, read(folders[1])?]);
+        return Ok(());
+    };
+    for (folder, files) in folders.iter().zip(identities) {
+        fs::create_dir_all(folder)?;
+        for (name, permissions, content) in files {
+            let path = folder.join(name);
+            fs::write(&path, content)?;
+            fs::set_permissions(&path, permissions.clone())?;
+        }
+    }
+    Ok(())
+}
+
+fn read(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let permissions = entry.metadata()?.permissions();
+        files.push((entry.file_name(), permissions, fs::read(entry.path())?));
+    }
+    Ok(files)
 }
 
 /// Runs `culvert ca` for a CA in a folder.

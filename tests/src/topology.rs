@@ -48,7 +48,7 @@ const EVERYWHERE: [(&str, &str); 7] = [
     ("net.ipv6.conf.default.accept_dad", "0"),
     ("net.ipv6.conf.default.accept_ra", "0"),
     ("net.ipv4.tcp_timestamps", "2"),
-    ("net.ipv4.ip_local_port_range", "10240 65000"),
+    ("net.ipv4.ip_local_port_range", "10240 65001"),
     ("net.ipv4.icmp_ratelimit", "0"),
     ("net.ipv6.icmp.ratelimit", "0"),
 ];

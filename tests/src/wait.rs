@@ -25,12 +25,29 @@ pub fn until(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()
     some(within, || condition().then_some(()))
 }
 
+/// Waits until `condition` holds, which may be for a moment only.
+///
+/// # Errors
+///
+/// As [`until`].
+pub fn until_a_moment(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+    looking(within, |_| LOOKS[0], || condition().then_some(()))
+}
+
 /// Waits until `look` finds something, and returns it.
 ///
 /// # Errors
 ///
 /// When it has found nothing after `within`.
-pub fn some<T>(within: Duration, mut look: impl FnMut() -> Option<T>) -> Result<T> {
+pub fn some<T>(within: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
+    looking(within, next_look, look)
+}
+
+fn looking<T>(
+    within: Duration,
+    pause: impl Fn(Duration) -> Duration,
+    mut look: impl FnMut() -> Option<T>,
+) -> Result<T> {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -39,7 +56,7 @@ pub fn some<T>(within: Duration, mut look: impl FnMut() -> Option<T>) -> Result<
         if start.elapsed() >= within {
             bail!("still waiting after {} ms", within.as_millis());
         }
-        clock::pause(next_look(start.elapsed()));
+        clock::pause(pause(start.elapsed()));
     }
 }
 

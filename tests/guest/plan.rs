@@ -86,6 +86,7 @@ fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> 
         follow(errors, said);
     }
     let until = Instant::now() + limit;
+    let mut is_late = false;
     loop {
         match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => port.line(&line),
@@ -93,11 +94,13 @@ fn watch(mut child: Child, limit: Duration, port: &Port) -> Result<Option<i32>> 
             Err(RecvTimeoutError::Timeout) => {
                 port.line("it takes too long, and is ended");
                 child.kill()?;
+                is_late = true;
                 break;
             }
         }
     }
-    Ok(child.wait()?.code())
+    let code = child.wait()?.code();
+    Ok(code.filter(|_| !is_late))
 }
 
 fn follow(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {

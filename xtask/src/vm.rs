@@ -17,12 +17,12 @@ mod report;
 mod skips;
 mod sources;
 mod suite;
+mod table;
 
 use std::{
     path::PathBuf,
     sync::{Mutex, PoisonError},
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -30,15 +30,19 @@ use anyhow::{Context as _, Result, bail, ensure};
 use self::{
     budget::Budget,
     fetch::Kernel,
+    kernels::Line,
     machine::{Machine, Outcome},
     qemu::Qemu,
-    report::{Report, Skip},
-    suite::{Plan, Programs},
+    suite::{Plan, Programs, Wanted},
+    table::Row,
 };
 use crate::{progress::Clock, setup};
 
 /// How many machines with one CPU run at a time.
 const LANES: usize = 2;
+/// How many tests run at a time in a machine with one CPU, and here: many wait for most of their time.
+const TESTS: u32 = 2;
+const NATIVE_TESTS: u32 = 4;
 /// The name of this machine's own kernel.
 const NATIVE: &str = "native";
 
@@ -59,19 +63,9 @@ pub(crate) struct Options {
     pub(crate) filter: Vec<String>,
 }
 
-/// One line of the table.
-#[derive(Debug)]
-struct Row {
-    kernel: &'static str,
-    release: String,
-    report: Report,
-    took: Duration,
-    /// What is wrong.
-    problems: Vec<String>,
-}
-
 /// Runs the tests and prints what came of it.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    options.check()?;
     let clock = Clock::start();
     let lines = kernels::chosen(&options.kernels)?;
     let is_native = options.kernels.is_empty() || options.kernels.iter().any(|it| it == NATIVE);
@@ -82,215 +76,192 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("building static test programs ...");
     let programs = Programs::build()?;
     println!("built in {:.0} s", clock.elapsed().as_secs_f32());
-    let qemu = qemu::ready(options.offline)?;
-    println!("{}", qemu.version());
-    let kernels = lines
-        .iter()
-        .map(|line| fetch::ready(line, options.offline))
-        .collect::<Result<Vec<_>>>()?;
-    for kernel in &kernels {
-        println!("{}", kernel.describe());
-    }
-    let overlay = Parts::write(&programs)?;
+    // Machines of the same names write the same files.
+    let _lock = cache::lock("machines")?;
     if options.shell {
-        return shell(&qemu, &kernels, &overlay);
+        return shell(&programs, &lines, options.offline);
     }
+    let wanted = Wanted::of(&programs, &options.filter, options.quick)?;
+    let machines = if lines.is_empty() {
+        None
+    } else {
+        Some(Machines::ready(&programs, options.offline)?)
+    };
+    let mut rows: Vec<Row> = lines.iter().map(|line| row(line, options)).collect();
+    let kernels = fetched(&lines, options.offline, &mut rows);
+
     let begun = Clock::start();
-    let suite = Plan::suite(&options.filter, options.quick);
-    let mut rows = Vec::new();
-    if is_native {
-        rows.push(here(&programs, &suite));
+    if is_native && let Some(plan) = wanted.suite(NATIVE_TESTS) {
+        rows.insert(0, here(&programs, &plan));
     }
-    rows.extend(machines(&qemu, &kernels, &overlay, &suite)?);
-    if !options.quick {
-        races(&qemu, &kernels, &overlay, (&options.filter, &mut rows))?;
+    if let Some(machines) = machines {
+        let side_by_side = wanted.suite(TESTS).map(|plan| (plan, LANES));
+        let alone = wanted.race().map(|plan| (plan, 1));
+        for (plan, lanes) in side_by_side.into_iter().chain(alone) {
+            machines.run(&kernels, &plan, lanes, &mut rows);
+        }
     }
     judge(&mut rows, options)?;
-    let is_good = print(&rows, begun.elapsed());
+    let is_good = table::print(&rows, begun.elapsed());
     ensure!(is_good, "the kernel matrix failed");
     Ok(())
 }
 
-/// The parts of an initramfs that all machines share.
-struct Parts {
+impl Options {
+    /// That they go together.
+    fn check(&self) -> Result<()> {
+        let is_part = self.quick || !self.filter.is_empty();
+        ensure!(
+            !self.quick || self.filter.is_empty(),
+            "--quick chooses the tests: name none"
+        );
+        ensure!(
+            !(self.update && is_part),
+            "--update needs everything: neither --quick nor names of tests"
+        );
+        Ok(())
+    }
+}
+
+/// The row of a line. What somebody asked for by its name is no less than what is pinned.
+fn row(line: &Line, options: &Options) -> Row {
+    let is_named = options.kernels.iter().any(|name| name == line.name);
+    Row::new(line.name, is_named || line.is_binding())
+}
+
+/// Finds or fetches the kernels. One that can't be had is the problem of its own row.
+fn fetched(lines: &[&'static Line], offline: bool, rows: &mut [Row]) -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for (line, row) in lines.iter().zip(rows) {
+        match fetch::ready(line, offline) {
+            Ok(kernel) => {
+                println!("{}", kernel.describe());
+                row.release.clone_from(&kernel.release);
+                if line.is_binding() && !kernel.pinned {
+                    row.notes.push(format!(
+                        "the pinned kernel can't be had: {} {} was in its place",
+                        kernel.release, kernel.version
+                    ));
+                }
+                kernels.push(kernel);
+            }
+            Err(error) => {
+                println!("kernel {}: {error:#}", line.name);
+                row.problems.push(format!("{error:#}"));
+            }
+        }
+    }
+    kernels
+}
+
+/// What machines are made of.
+struct Machines {
+    qemu: Qemu,
+    /// The part of the initramfs that all share.
     overlay: PathBuf,
 }
 
-impl Parts {
-    fn write(programs: &Programs) -> Result<Self> {
+/// What became of a plan, and how a first try hung, if it did.
+struct Ran {
+    outcome: Outcome,
+    hung: Option<String>,
+}
+
+impl Machines {
+    fn ready(programs: &Programs, offline: bool) -> Result<Self> {
+        let qemu = qemu::ready(offline)?;
+        println!("{}", qemu.version());
         let overlay = cache::place("machines").join("overlay.cpio");
         programs.overlay()?.write(&overlay)?;
-        Ok(Self { overlay })
+        Ok(Self { qemu, overlay })
     }
 
-    /// The whole of it for a kernel and a plan.
-    fn join(&self, kernel: &Kernel, plan: &Plan, folder: &std::path::Path) -> Result<PathBuf> {
+    fn machine<'a>(&'a self, kernel: &'a Kernel, plan: &Plan) -> Result<Machine<'a>> {
+        let folder = cache::place("machines").join(format!("{}-{}", kernel.line, plan.name));
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
         let (own, whole) = (folder.join("plan.cpio"), folder.join("initramfs.cpio"));
         let mut overlay = initramfs::Overlay::default();
         overlay.add_bytes(plan.json().to_string(), "/etc/plan.json", 0o644);
         overlay.write(&own)?;
         initramfs::join(&[&kernel.base, &self.overlay, &own], &whole)?;
-        Ok(whole)
+        Ok(Machine {
+            qemu: &self.qemu,
+            kernel,
+            initramfs: whole,
+            cpus: plan.cpus,
+            folder,
+        })
+    }
+
+    /// Runs a plan on each kernel, so many at a time, the newest first, which takes longest.
+    fn run(&self, kernels: &[Kernel], plan: &Plan, lanes: usize, rows: &mut [Row]) {
+        let next = Mutex::new(kernels.iter().rev());
+        let rows = Mutex::new(rows);
+        let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let lane = || {
+            while let Some(kernel) = take() {
+                let ran = self.run_on(kernel, plan);
+                let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(row) = rows.iter_mut().find(|row| row.kernel == kernel.line) else {
+                    continue;
+                };
+                match ran {
+                    Ok(Ran { outcome, hung }) => {
+                        row.notes.extend(hung);
+                        row.add(plan, outcome);
+                    }
+                    Err(error) => row.problems.push(format!("{}: {error:#}", plan.name)),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..lanes {
+                scope.spawn(lane);
+            }
+        });
+    }
+
+    /// Runs a plan in a machine. One that hangs is the emulator's fault as often as not, and gets a
+    /// second try; one that ends gets none, whatever failed in it.
+    fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<Ran> {
+        let machine = self.machine(kernel, plan)?;
+        let outcome = machine.run()?;
+        if !outcome.is_hung() {
+            return Ok(Ran {
+                outcome,
+                hung: None,
+            });
+        }
+        let hung = format!("{}: {}; it ran a second time", plan.name, outcome.why());
+        println!("{}: {hung}. The first time it said", kernel.line);
+        for line in &outcome.report.lines {
+            println!("    {line}");
+        }
+        println!("  and its console ended with\n{}", outcome.console);
+        machine.keep_report()?;
+        Ok(Ran {
+            outcome: machine.run()?,
+            hung: Some(hung),
+        })
     }
 }
 
-fn machine<'a>(
-    qemu: &'a Qemu,
-    kernel: &'a Kernel,
-    parts: &Parts,
-    plan: &Plan,
-) -> Result<Machine<'a>> {
-    let folder = cache::place("machines").join(format!("{}-{}", kernel.line, plan.name));
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot make {}", folder.display()))?;
-    let initramfs = parts.join(kernel, plan, &folder)?;
-    Ok(Machine {
-        qemu,
-        kernel,
-        initramfs,
-        cpus: plan.cpus,
-        folder,
-    })
-}
-
-fn shell(qemu: &Qemu, kernels: &[Kernel], parts: &Parts) -> Result<()> {
-    let [kernel] = kernels else {
+fn shell(programs: &Programs, lines: &[&'static Line], offline: bool) -> Result<()> {
+    let [line] = lines else {
         bail!("name one kernel for a shell, with --kernel");
     };
+    let machines = Machines::ready(programs, offline)?;
+    let kernel = fetch::ready(line, offline)?;
     println!("a shell on Linux {}; leave it with `exit`", kernel.release);
-    machine(qemu, kernel, parts, &Plan::shell())?.show()
-}
-
-/// Runs what needs one CPU on every kernel, side by side.
-fn machines(qemu: &Qemu, kernels: &[Kernel], parts: &Parts, suite: &Plan) -> Result<Vec<Row>> {
-    side_by_side(kernels, |kernel| {
-        let mut row = Row::new(kernel.line, kernel.release.clone());
-        row.add(suite, run_plan(qemu, kernel, parts, suite)?);
-        Ok(row)
-    })
-}
-
-/// Runs what needs both CPUs, one kernel after the other.
-fn races(
-    qemu: &Qemu,
-    kernels: &[Kernel],
-    parts: &Parts,
-    (filter, rows): (&[String], &mut [Row]),
-) -> Result<()> {
-    if !filter.is_empty() && !filter.iter().any(|name| name.starts_with("race")) {
-        return Ok(());
-    }
-    let race = Plan::race(filter);
-    for kernel in kernels {
-        let outcome = run_plan(qemu, kernel, parts, &race)?;
-        if let Some(row) = rows.iter_mut().find(|row| row.kernel == kernel.line) {
-            row.add(&race, outcome);
-        }
-    }
-    Ok(())
-}
-
-/// Does something for each kernel, a few at a time; in the order of the kernels.
-fn side_by_side(
-    kernels: &[Kernel],
-    work: impl Fn(&Kernel) -> Result<Row> + Sync,
-) -> Result<Vec<Row>> {
-    let next = Mutex::new(kernels.iter().enumerate());
-    let done = Mutex::new(Vec::new());
-    let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let lane = || {
-        while let Some((index, kernel)) = take() {
-            let row = work(kernel);
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-            done.push((index, row));
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..LANES {
-            scope.spawn(lane);
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, row)| row).collect()
-}
-
-/// Runs a plan in a machine. One that hangs is the emulator's fault as often as not, and gets a second
-/// try; a test that fails never does.
-fn run_plan(qemu: &Qemu, kernel: &Kernel, parts: &Parts, plan: &Plan) -> Result<Outcome> {
-    let machine = machine(qemu, kernel, parts, plan)?;
-    let outcome = machine.run()?;
-    if !outcome.is_hung() {
-        return Ok(outcome);
-    }
-    println!(
-        "{} ({}): {}; once more. It ended with\n{}",
-        kernel.line,
-        plan.name,
-        outcome.why(),
-        outcome.console
-    );
-    machine.run()
-}
-
-impl Row {
-    fn new(kernel: &'static str, release: String) -> Self {
-        Self {
-            kernel,
-            release,
-            report: Report::default(),
-            took: Duration::ZERO,
-            problems: Vec::new(),
-        }
-    }
-
-    fn verdict(&self) -> &'static str {
-        if self.problems.is_empty() {
-            "ok"
-        } else if kernels::is_binding(self.kernel) {
-            "FAILED"
-        } else {
-            "failed, not pinned"
-        }
-    }
-
-    fn add(&mut self, plan: &Plan, outcome: Outcome) {
-        if !outcome.is_good() {
-            self.problems
-                .push(format!("{}: {}", plan.name, outcome.why()));
-            println!(
-                "== Linux {} ({}): {}",
-                self.release,
-                plan.name,
-                outcome.why()
-            );
-            for line in &outcome.report.lines {
-                println!("    {line}");
-            }
-            println!("  its console ended with\n{}", outcome.console);
-        }
-        let boot = outcome.report.booted.unwrap_or_default();
-        println!(
-            "Linux {} ({}): {} passed, {} failed, {} skipped in {:.0} s, booted in {boot:.1} s",
-            self.release,
-            plan.name,
-            outcome.report.passed(),
-            outcome.report.failed.len(),
-            outcome.report.skips.len(),
-            outcome.took.as_secs_f32(),
-        );
-        for refused in &outcome.report.refused {
-            self.problems.push(format!("module {refused}"));
-        }
-        self.took += outcome.took;
-        self.report.merge(outcome.report);
-    }
+    machines.machine(&kernel, &Plan::shell())?.show()
 }
 
 /// The same programs on this machine.
 fn here(programs: &Programs, suite: &Plan) -> Row {
     let clock = Clock::start();
-    let mut row = Row::new(NATIVE, native::release());
+    let mut row = Row::new(NATIVE, true);
+    row.release = native::release();
     match native::run(programs, suite) {
         Ok(report) => {
             if !report.is_good {
@@ -320,75 +291,30 @@ fn judge(rows: &mut [Row], options: &Options) -> Result<()> {
     let is_whole = options.filter.is_empty();
     let expected = skips::read()?;
     let mut budget = Budget::read()?;
-    for row in rows {
-        let seen: Vec<Skip> = row.report.skips.clone();
+    for row in &mut *rows {
         let is_machine = row.kernel != NATIVE;
-        row.problems.extend(expected.problems(
-            row.kernel,
-            &seen,
-            is_whole && is_machine && !options.quick,
-        ));
+        let must_hold = is_whole && is_machine && !options.quick;
+        let skips = expected.problems(row.kernel, &row.report.skips, must_hold);
+        row.problems.extend(skips);
+        if row.report.ran() == 0 {
+            row.problems.push("no test ran".to_owned());
+        }
         if !is_whole || !is_machine {
             continue;
         }
-        if row.report.passed() == 0 {
-            row.problems.push("no test passed".to_owned());
-        }
-        if options.update {
+        let (old, limits) = budget.problems(row.kernel, &row.release, &row.report);
+        row.problems.extend(limits);
+        if !options.update {
+            row.problems.extend(old);
+        } else if row.problems.is_empty() {
             budget.take(row.kernel, &row.release, &row.report);
-        } else {
-            row.problems
-                .extend(budget.problems(row.kernel, &row.report.verifier));
         }
     }
-    if options.update && is_whole {
+    let is_good = rows.iter().all(|row| row.problems.is_empty());
+    if options.update && is_good {
         budget.write()?;
+    } else if options.update {
+        println!("something is wrong, so nothing was written");
     }
     Ok(())
-}
-
-/// Prints the tables and says whether nothing is wrong.
-fn print(rows: &[Row], took: Duration) -> bool {
-    let measured = rows
-        .iter()
-        .map(|row| (row.kernel, row.report.verifier.as_slice()));
-    println!("\n{}", budget::table(measured));
-    println!(
-        "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8}  result",
-        "kernel", "release", "programs", "passed", "failed", "skipped", "seconds"
-    );
-    for row in rows {
-        println!(
-            "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8.1}  {}",
-            row.kernel,
-            row.release,
-            row.report.verifier.len(),
-            row.report.passed(),
-            row.report.failed.len(),
-            row.report.skips.len(),
-            row.took.as_secs_f32(),
-            row.verdict(),
-        );
-    }
-    for row in rows {
-        for Skip { test, feature } in &row.report.skips {
-            println!("  {}: {test} skipped, no {feature}", row.kernel);
-        }
-        for test in &row.report.failed {
-            println!("  {}: {test} FAILED", row.kernel);
-        }
-        for problem in &row.problems {
-            println!("  {}: {problem}", row.kernel);
-        }
-    }
-    println!("whole matrix: {:.0} s", took.as_secs_f32());
-    let count = |pick: fn(&Row) -> usize| rows.iter().map(pick).sum::<usize>();
-    println!(
-        "vm: {} passed, {} failed, {} skipped",
-        count(|row| row.report.passed()),
-        count(|row| row.report.failed.len() + row.problems.len()),
-        count(|row| row.report.skips.len()),
-    );
-    rows.iter()
-        .all(|row| row.problems.is_empty() || !kernels::is_binding(row.kernel))
 }

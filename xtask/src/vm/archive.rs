@@ -109,6 +109,10 @@ impl Archive {
             format!("Dir::Cache={}", path("cache")),
             // The user that apt becomes otherwise may not write here.
             "APT::Sandbox::User=root".to_owned(),
+            // Whatever this machine allows for itself.
+            "APT::Get::AllowUnauthenticated=false".to_owned(),
+            "Acquire::AllowInsecureRepositories=false".to_owned(),
+            "Acquire::AllowWeakRepositories=false".to_owned(),
             "Acquire::Languages=none".to_owned(),
             "Acquire::Retries=3".to_owned(),
             "Acquire::http::Timeout=60".to_owned(),

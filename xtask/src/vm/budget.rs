@@ -28,7 +28,8 @@ const GROWTH: u64 = 10;
 struct Measured {
     instructions: u64,
     stack: u64,
-    microseconds: u64,
+    /// How long the system call took that loads it.
+    load_microseconds: u64,
 }
 
 type Programs = BTreeMap<String, Measured>;
@@ -88,7 +89,7 @@ impl Budget {
                 let value = json!({
                     "instructions": measured.instructions,
                     "stack": measured.stack,
-                    "microseconds": measured.microseconds,
+                    "loadMicroseconds": measured.load_microseconds,
                 });
                 (name.clone(), value)
             });
@@ -116,12 +117,20 @@ impl Budget {
     fn rows(&self) -> Vec<String> {
         let row = |(kernel, written): (&String, &Kernel)| {
             let has = |feature: &str| written.features[feature] == true;
-            let plain = written.programs.iter().filter(|(name, _)| is_plain(name));
-            let (name, most) = plain
+            let (plain, logged): (Programs, Programs) = written
+                .programs
                 .clone()
-                .max_by_key(|(_, it)| it.instructions)
-                .map_or(("none", 0), |(name, it)| (name.as_str(), it.instructions));
-            let stack = plain.map(|(_, it)| it.stack).max().unwrap_or(0);
+                .into_iter()
+                .partition(|(name, _)| is_plain(name));
+            let most = |programs: &Programs| programs.values().map(|it| it.instructions).max();
+            let stack = |programs: &Programs| programs.values().map(|it| it.stack).max();
+            let cell = |most: Option<u64>, logged: Option<u64>| {
+                format!("{}, {}", most.unwrap_or(0), logged.unwrap_or(0))
+            };
+            let (most, stack) = (
+                cell(most(&plain), most(&logged)),
+                cell(stack(&plain), stack(&logged)),
+            );
             let refusal = if has("setRetval") {
                 "gets its own error (`bpf_set_retval`)"
             } else {
@@ -133,50 +142,68 @@ impl Budget {
                 "a filter (clsact)"
             };
             let release = &written.release;
-            format!("| {kernel} | {release} | {refusal} | {guard} | {most} ({name}) | {stack} |")
+            format!("| {kernel} | {release} | {refusal} | {guard} | {most} | {stack} |")
         };
         self.kernels.iter().map(row).collect()
     }
 
-    /// What has grown too much, or is too large.
-    pub(super) fn problems(&self, kernel: &str, reported: &[Value]) -> Vec<String> {
-        let nothing = Programs::new();
-        let written = self.kernels.get(kernel);
-        let written = written.map_or(&nothing, |written| &written.programs);
-        let measured = named(reported);
+    /// What is not as it is written down, or has grown too much; and what is too large.
+    pub(super) fn problems(
+        &self,
+        kernel: &str,
+        release: &str,
+        report: &Report,
+    ) -> (Vec<String>, Vec<String>) {
+        let measured = named(&report.verifier);
         if measured.is_empty() {
-            return vec!["the verifier was not measured".to_owned()];
+            return (Vec::new(), vec!["the verifier was not measured".to_owned()]);
         }
-        let mut problems = Vec::new();
-        for (name, now) in &measured {
-            let parts = |it: &Measured| [it.instructions, it.stack];
-            let limits = ["instructions", "bytes of stack"]
-                .into_iter()
-                .zip([INSTRUCTIONS, STACK]);
-            for (((what, limit), most), now) in limits.clone().zip(MOST).zip(parts(now)) {
-                if now * 100 > limit * most {
-                    problems.push(format!("{name}: {now} {what}, over {most} % of {limit}"));
-                }
-            }
-            let Some(before) = written.get(name) else {
-                problems.push(format!(
-                    "{name} is not in {FILE}: `cargo xtask vm --update`"
-                ));
-                continue;
-            };
-            for (((what, _), now), before) in limits.zip(parts(now)).zip(parts(before)) {
-                if now * 100 > before * (100 + GROWTH) {
-                    problems.push(format!(
-                        "{name}: {now} {what} in the place of {before}, over {GROWTH} % more"
-                    ));
-                }
-            }
+        let nothing = Kernel::default();
+        let written = self.kernels.get(kernel).unwrap_or(&nothing);
+        let mut old = Vec::new();
+        if written.release == release && written.features != report.features {
+            old.push(format!(
+                "has {}, {FILE} says {}: `cargo xtask vm --update`",
+                report.features, written.features
+            ));
         }
-        for name in written.keys().filter(|name| !measured.contains_key(*name)) {
-            problems.push(format!("{name} of {FILE} was not measured"));
-        }
-        problems
+        let (grown, large) = compare(&written.programs, &measured);
+        old.extend(grown);
+        (old, large)
     }
+}
+
+/// What has grown too much, or is not in both, and what is too large.
+fn compare(written: &Programs, measured: &Programs) -> (Vec<String>, Vec<String>) {
+    let (mut problems, mut large) = (Vec::new(), Vec::new());
+    for (name, now) in measured {
+        let parts = |it: &Measured| [it.instructions, it.stack];
+        let limits = ["instructions", "bytes of stack"]
+            .into_iter()
+            .zip([INSTRUCTIONS, STACK]);
+        for (((what, limit), most), now) in limits.clone().zip(MOST).zip(parts(now)) {
+            if now * 100 > limit * most {
+                large.push(format!("{name}: {now} {what}, over {most} % of {limit}"));
+            }
+        }
+        let Some(before) = written.get(name) else {
+            problems.push(format!(
+                "{name} is not in {FILE}: `cargo xtask vm --update`"
+            ));
+            continue;
+        };
+        for (((what, _), now), before) in limits.zip(parts(now)).zip(parts(before)) {
+            if now * 100 > before * (100 + GROWTH) {
+                problems.push(format!(
+                    "{name}: {now} {what} in the place of {before}, over {GROWTH} % more"
+                ));
+            }
+        }
+    }
+    for name in written.keys().filter(|name| !measured.contains_key(*name)) {
+        problems.push(format!("{name} of {FILE} was not measured"));
+    }
+    (problems, large)
 }
 
 fn measured(value: &Value) -> Measured {
@@ -184,7 +211,7 @@ fn measured(value: &Value) -> Measured {
     Measured {
         instructions: number("instructions"),
         stack: number("stack"),
-        microseconds: number("microseconds"),
+        load_microseconds: number("loadMicroseconds"),
     }
 }
 
@@ -208,7 +235,7 @@ fn is_plain(name: &str) -> bool {
     !name.ends_with("-logged")
 }
 
-/// A table of what each kernel's verifier needs: instructions, and microseconds.
+/// A table of what each kernel's verifier needs, and how long a load takes there.
 pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -> String {
     let kernels: Vec<(&str, Programs)> = kernels
         .map(|(kernel, reported)| (kernel, named(reported)))
@@ -219,7 +246,7 @@ pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -
     names.retain(|name| is_plain(name));
     names.sort();
     names.dedup();
-    let mut text = format!("{:<44}", "instructions / stack / microseconds");
+    let mut text = format!("{:<44}", "instructions / stack / microseconds to load");
     for (kernel, _) in &kernels {
         text.push_str(&format!(" {kernel:>20}"));
     }
@@ -228,7 +255,12 @@ pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -
         for (_, programs) in &kernels {
             let cell = programs.get(name).map_or_else(
                 || "-".to_owned(),
-                |it| format!("{} / {} / {}", it.instructions, it.stack, it.microseconds),
+                |it| {
+                    format!(
+                        "{} / {} / {}",
+                        it.instructions, it.stack, it.load_microseconds
+                    )
+                },
             );
             text.push_str(&format!(" {cell:>20}"));
         }
@@ -247,7 +279,7 @@ mod tests {
             "variant": "plain",
             "instructions": instructions,
             "stack": stack,
-            "microseconds": 100,
+            "loadMicroseconds": 100,
         })]
     }
 
@@ -269,15 +301,24 @@ mod tests {
     #[test]
     fn growth_over_a_tenth_a_limit_and_what_nobody_wrote_down_are_problems() {
         let mut budget = Budget::parse("{}").expect("empty");
-        assert_eq!(budget.problems("6.1", &reported(1000, 200)).len(), 1);
+        let problems = |budget: &Budget, report: &Report| {
+            let (old, large) = budget.problems("6.1", "6.1.0", report);
+            (old.len(), large.len())
+        };
+        assert_eq!(problems(&budget, &report(1000, 200)), (1, 0));
         budget.take("6.1", "6.1.0", &report(1000, 200));
 
-        assert!(budget.problems("6.1", &reported(1100, 220)).is_empty());
-        assert_eq!(budget.problems("6.1", &reported(1101, 200)).len(), 1);
-        assert_eq!(budget.problems("6.1", &reported(1000, 221)).len(), 1);
-        assert_eq!(budget.problems("6.1", &[]).len(), 1);
+        assert_eq!(problems(&budget, &report(1100, 220)), (0, 0));
+        assert_eq!(problems(&budget, &report(1101, 200)), (1, 0));
+        assert_eq!(problems(&budget, &report(1000, 221)), (1, 0));
+        assert_eq!(problems(&budget, &Report::default()), (0, 1));
+        let other = Report {
+            features: json!({ "tcx": true }),
+            ..report(1000, 200)
+        };
+        assert_eq!(problems(&budget, &other), (1, 0));
 
         budget.take("6.1", "6.1.0", &report(700_001, 461));
-        assert_eq!(budget.problems("6.1", &reported(700_001, 461)).len(), 2);
+        assert_eq!(problems(&budget, &report(700_001, 461)), (0, 2));
     }
 }

@@ -90,6 +90,12 @@ pub(crate) static LINES: [Line; 4] = [
 ];
 
 impl Line {
+    /// Whether what fails on it is a failure of the whole: a line that moves by itself is looked at
+    /// first.
+    pub(super) const fn is_binding(&self) -> bool {
+        self.pinned.is_some()
+    }
+
     /// The packages of a kernel, as apt wants them.
     pub(super) fn packages(&self, choice: &Choice) -> Vec<String> {
         let Choice { release, version } = choice;
@@ -146,13 +152,6 @@ pub(super) fn chosen(names: &[String]) -> Result<Vec<&'static Line>> {
     }
     let is_chosen = |line: &&Line| names.is_empty() || names.iter().any(|it| it == line.name);
     Ok(LINES.iter().filter(is_chosen).collect())
-}
-
-/// Whether what fails on a line is a failure of the whole: a line that moves by itself is looked at
-/// first.
-pub(super) fn is_binding(name: &str) -> bool {
-    let mut lines = LINES.iter();
-    lines.all(|line| line.name != name || line.pinned.is_some())
 }
 
 #[cfg(test)]

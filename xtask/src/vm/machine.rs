@@ -18,18 +18,21 @@ use crate::progress::Clock;
 const PASSED: i32 = 33;
 /// The memory of a machine, in MiB.
 const MEMORY: &str = "768";
-/// How long a machine may run, and how long it may say nothing.
-const LIMIT: Duration = Duration::from_secs(900);
-const SILENCE: Duration = Duration::from_secs(240);
+/// How long a machine may run, and how long it may say nothing: longer than a test waits in vain.
+const LIMIT: Duration = Duration::from_secs(1500);
+const SILENCE: Duration = Duration::from_secs(420);
 /// How often to look at it.
 const LOOK: Duration = Duration::from_millis(100);
+/// What a kernel says that has found a fault in itself.
+const ALARMS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
+/// How many such lines are shown.
+const MOST_ALARMS: usize = 5;
 /// The last lines of the console that are shown.
 const TAIL: usize = 60;
 
 /// No defaults, no second try, no guard that costs time and guards nothing here. The feature without
 /// which pages are cleared and copied by plain moves is `rep_good`, in a number that 5.10 takes, too.
-const COMMAND_LINE: &str =
-    "quiet panic=-1 reboot=t cryptomgr.notests tsc=reliable no_timer_check clearcpuid=112";
+const COMMAND_LINE: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptomgr.notests tsc=reliable no_timer_check clearcpuid=112";
 /// All that can be emulated, but what has kernel and libraries copy with one instruction: emulated,
 /// that goes byte by byte.
 const CPU: &str = "max,-erms,-fsrm";
@@ -61,6 +64,8 @@ pub(crate) struct Outcome {
     pub(crate) took: Duration,
     /// The end of what its kernel said.
     pub(crate) console: String,
+    /// What of it is alarming.
+    pub(crate) alarms: Vec<String>,
 }
 
 impl Outcome {
@@ -95,6 +100,7 @@ impl Machine<'_> {
             self.folder.join("report.log"),
         );
         File::create(&report)?;
+        File::create(&console)?;
         let clock = Clock::start();
         let mut command = self.command(&report);
         command.args(["-serial", &format!("file:{}", console.display())]);
@@ -104,12 +110,23 @@ impl Machine<'_> {
         let child = command.spawn().context("cannot start QEMU")?;
         let end = watch(child, &report)?;
         let text = fs::read(&report)?;
+        let said = fs::read(&console)?;
         Ok(Outcome {
             end,
             report: Report::read(&String::from_utf8_lossy(&text)),
             took: clock.elapsed(),
             console: tail(&console) + &tail(&self.folder.join("qemu.log")),
+            alarms: alarms(&String::from_utf8_lossy(&said)),
         })
+    }
+
+    /// Keeps what it said from its next run.
+    pub(crate) fn keep_report(&self) -> Result<()> {
+        for name in ["report", "console"] {
+            let path = |ending: &str| self.folder.join(format!("{name}{ending}"));
+            fs::rename(path(".log"), path(".1.log"))?;
+        }
+        Ok(())
     }
 
     /// Lends it this terminal.
@@ -164,12 +181,38 @@ fn kilohertz(cpus: &str) -> Option<String> {
     rate.parse::<u32>().is_ok().then_some(rate)
 }
 
+/// A process that is not left behind.
+struct Kept(Child);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // It has ended by itself, or is to end: neither can go wrong in a way that helps.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Runs a program to its end; nothing if it had to be ended.
+pub(super) fn ended(command: &mut Command, within: Duration) -> Result<Option<ExitStatus>> {
+    let child = command.spawn();
+    let mut child = Kept(child.with_context(|| format!("cannot start {command:?}"))?);
+    let clock = Clock::start();
+    while clock.elapsed() < within {
+        if let Some(status) = child.0.try_wait()? {
+            return Ok(Some(status));
+        }
+        pause();
+    }
+    Ok(None)
+}
+
 /// Waits for the end of a machine, or ends it.
-fn watch(mut child: Child, report: &Path) -> Result<End> {
+fn watch(child: Child, report: &Path) -> Result<End> {
+    let mut child = Kept(child);
     let clock = Clock::start();
     let (mut length, mut heard) = (0, Clock::start());
     loop {
-        if let Some(status) = child.try_wait()? {
+        if let Some(status) = child.0.try_wait()? {
             return Ok(End::Exited(status));
         }
         let now = fs::metadata(report)?.len();
@@ -184,8 +227,6 @@ fn watch(mut child: Child, report: &Path) -> Result<End> {
             None
         };
         if let Some(how) = hung {
-            child.kill()?;
-            child.wait()?;
             return Ok(End::Hung(how));
         }
         pause();
@@ -198,6 +239,13 @@ fn watch(mut child: Child, report: &Path) -> Result<End> {
 )]
 fn pause() {
     thread::sleep(LOOK);
+}
+
+/// The lines in which a kernel tells of a fault in itself.
+fn alarms(console: &str) -> Vec<String> {
+    let is_alarm = |line: &&str| ALARMS.iter().any(|alarm| line.contains(alarm));
+    let lines = console.lines().filter(is_alarm).map(str::to_owned);
+    lines.take(MOST_ALARMS).collect()
 }
 
 /// The last lines of a file.
@@ -220,6 +268,14 @@ fn tail(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_finds_a_fault_in_itself_is_heard() {
+        let console = "[ 1.0] clocksource: tsc\n[ 2.0] WARNING: CPU: 0 PID: 7 at net/x.c:1\n";
+
+        assert_eq!(alarms(console).len(), 1);
+        assert!(alarms("[ 1.0] a warning of no kind\n").is_empty());
+    }
 
     #[test]
     fn the_rate_of_the_clock_is_that_of_the_first_cpu_in_kilohertz() {

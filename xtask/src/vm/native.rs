@@ -1,13 +1,16 @@
 //! The same tests on this machine's own kernel.
 
-use std::fs;
+use std::{
+    fs::{self, File},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 
 use super::{
-    cache,
+    cache, machine,
     report::{self, Report},
-    suite::{Plan, Programs},
+    suite::{self, Plan, Programs},
 };
 
 /// The release of this machine's kernel.
@@ -26,19 +29,20 @@ pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
     let mut broken = Vec::new();
     for mut command in plan.commands(programs)? {
         command.env("CULVERT_SKIPS", &skips);
-        let output = command
-            .output()
-            .with_context(|| format!("cannot start {command:?}"))?;
-        for bytes in [&output.stdout, &output.stderr] {
-            for line in String::from_utf8_lossy(bytes).lines() {
-                text.push_str("| ");
-                text.push_str(line);
-                text.push('\n');
-            }
+        let log = folder.join("output.log");
+        let file = File::create(&log)?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let ended = machine::ended(&mut command, Duration::from_secs(suite::LIMIT))?;
+        for line in String::from_utf8_lossy(&fs::read(&log)?).lines() {
+            text.push_str("| ");
+            text.push_str(line);
+            text.push('\n');
         }
-        if !output.status.success() {
-            let program = command.get_program().to_string_lossy().into_owned();
-            broken.push(format!("{program}: {}", output.status));
+        let program = || command.get_program().to_string_lossy().into_owned();
+        match ended {
+            Some(status) if status.success() => {}
+            Some(status) => broken.push(format!("{}: {status}", program())),
+            None => broken.push(format!("{}: it took too long, and was ended", program())),
         }
     }
     let mut report = Report::read(&text);

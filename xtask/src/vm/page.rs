@@ -4,7 +4,7 @@ const BEGIN: &str = "<!-- written by cargo xtask vm --update -->\n";
 const END: &str = "<!-- end -->\n";
 
 const HEAD: &str = "\
-| kernel | tested release | a refused connect | the guard of an uplink | most instructions | stack |
+| kernel | tested release | a refused connect | the guard of an uplink | most instructions, with logging | stack, with logging |
 |---|---|---|---|---|---|
 ";
 

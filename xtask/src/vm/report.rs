@@ -30,6 +30,8 @@ pub(crate) struct Report {
     pub(crate) features: Value,
     /// Whether it came to its end, and nothing failed on the way.
     pub(crate) is_good: bool,
+    /// How many tests the test programs said they would run.
+    pub(crate) announced: usize,
     /// What programs printed.
     pub(crate) lines: Vec<String>,
 }
@@ -55,10 +57,21 @@ impl Report {
         self.passed.saturating_sub(self.skips.len())
     }
 
+    /// How many tests came to an end, skipped ones among them.
+    pub(crate) const fn ran(&self) -> usize {
+        self.passed + self.failed.len()
+    }
+
+    /// Tests of which nobody knows what became of them.
+    pub(crate) const fn lost(&self) -> usize {
+        self.announced.saturating_sub(self.ran())
+    }
+
     /// Takes what another machine with the same kernel told.
     pub(crate) fn merge(&mut self, other: Self) {
         self.booted = self.booted.or(other.booted);
         self.passed += other.passed;
+        self.announced += other.announced;
         self.failed.extend(other.failed);
         self.skips.extend(other.skips);
         self.verifier.extend(other.verifier);
@@ -102,7 +115,9 @@ impl Report {
 
     /// A line that a program printed.
     fn line(&mut self, line: &str) {
-        if let Some(outcome) = outcome(line) {
+        if let Some(count) = announced(line) {
+            self.announced += count;
+        } else if let Some(outcome) = outcome(line) {
             match outcome {
                 (_, true) => self.passed += 1,
                 (test, false) => self.failed.push(test.to_owned()),
@@ -127,6 +142,13 @@ pub(crate) fn skip(line: &str) -> Option<Skip> {
     })
 }
 
+/// How many tests a program is going to run, as libtest says it.
+fn announced(line: &str) -> Option<usize> {
+    let count = line.strip_prefix("running ")?.strip_suffix(" tests");
+    let count = count.or_else(|| line.strip_prefix("running ")?.strip_suffix(" test"))?;
+    count.parse().ok()
+}
+
 /// The name of a test and whether it passed, as libtest says it.
 fn outcome(line: &str) -> Option<(&str, bool)> {
     let (test, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
@@ -144,6 +166,7 @@ mod tests {
     const TEXT: &str = r#"{"event":"booted","release":"6.1.0","seconds":1.5}
 {"event":"modules","loaded":3,"refused":["x.ko: ENOENT"],"seconds":0.2}
 {"event":"begin","entry":"netns"}
+| running 4 tests
 | test hooks::one ... ok
 | test natives::sctp ... ok
 | test hooks::two ... FAILED
@@ -158,6 +181,7 @@ mod tests {
         let report = Report::read(TEXT);
 
         assert_eq!((report.passed(), report.failed.len()), (1, 1));
+        assert_eq!((report.ran(), report.lost()), (3, 1));
         assert_eq!(report.failed, ["hooks::two"]);
         assert_eq!(report.broken, ["\"netns\" ended with 101"]);
         assert_eq!(report.skips[0].feature, "sctp");

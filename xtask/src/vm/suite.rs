@@ -32,6 +32,9 @@ const SCALE: &str = "0.05";
 /// Where tests name themselves that can't run on a kernel.
 const SKIPS: &str = "/run/skips";
 
+/// How the names of those tests start that need two CPUs.
+const RACE: &str = "race::";
+
 /// The netns tests in which kernels differ most: sockets, refusals, variants of programs, features.
 const QUICK: [&str; 8] = [
     "datagrams::",
@@ -45,7 +48,7 @@ const QUICK: [&str; 8] = [
 ];
 
 /// How long one program may run, in seconds.
-const LIMIT: u64 = 600;
+pub(super) const LIMIT: u64 = 1200;
 
 /// The programs that were built.
 #[derive(Debug)]
@@ -85,6 +88,17 @@ impl Programs {
         path.with_context(|| format!("there is no program {name}"))
     }
 
+    /// The names of a program's tests in which one of these occurs.
+    fn tests(&self, name: &str, filter: &[String]) -> Result<Vec<String>> {
+        let mut command = Command::new(self.path(name)?);
+        let output = command.arg("--list").args(filter).output();
+        let output = output.with_context(|| format!("cannot start {name}"))?;
+        ensure!(output.status.success(), "{name} --list: {}", output.status);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(str::to_owned).collect())
+    }
+
     /// What every machine gets beside its kernel's modules and its plan.
     pub(crate) fn overlay(&self) -> Result<Overlay> {
         let mut overlay = Overlay::default();
@@ -114,7 +128,10 @@ impl Programs {
 fn libraries_of(program: &Path) -> Result<BTreeSet<String>> {
     let output = Command::new("ldd").arg(program).output();
     let output = output.context("cannot start ldd")?;
-    Ok(paths(&String::from_utf8_lossy(&output.stdout)))
+    let listing = String::from_utf8_lossy(&output.stdout);
+    let is_whole = output.status.success() && !listing.contains("not found");
+    ensure!(is_whole, "ldd {}: {listing}", program.display());
+    Ok(paths(&listing))
 }
 
 /// The paths in what `ldd` prints.
@@ -143,58 +160,112 @@ pub(crate) struct Plan {
     lasting: &'static str,
 }
 
-fn tests(name: &'static str, more: &[&str], filter: &[String]) -> Entry {
-    let mut command = vec![format!("/bin/{name}")];
-    command.extend(more.iter().map(|word| (*word).to_owned()));
-    command.extend_from_slice(filter);
+/// Which tests are to run.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// All of them.
+    All,
+    /// Those of the packet tier, and of the netns tier those that start so.
+    Starting(&'static [&'static str]),
+    /// These, by their whole names: packet tests, netns tests, and those that need two CPUs.
+    Named([Vec<String>; 3]),
+}
+
+impl Wanted {
+    /// What a filter names, or what is quick, or everything.
+    pub(crate) fn of(programs: &Programs, filter: &[String], is_quick: bool) -> Result<Self> {
+        if is_quick {
+            for start in QUICK {
+                let found = programs.tests("netns", &[start.to_owned()])?;
+                ensure!(!found.is_empty(), "no test starts with {start}");
+            }
+            return Ok(Self::Starting(&QUICK));
+        }
+        if filter.is_empty() {
+            return Ok(Self::All);
+        }
+        let packet = programs.tests("packet", filter)?;
+        let netns = programs.tests("netns", filter)?;
+        let (race, netns): (Vec<_>, Vec<_>) =
+            netns.into_iter().partition(|name| name.starts_with(RACE));
+        ensure!(
+            !(packet.is_empty() && netns.is_empty() && race.is_empty()),
+            "no test has {} in its name",
+            filter.join(" or ")
+        );
+        Ok(Self::Named([packet, netns, race]))
+    }
+
+    /// For a machine with one CPU, so many netns tests at a time: all that don't need two.
+    pub(crate) fn suite(&self, at_a_time: u32) -> Option<Plan> {
+        let one = "--test-threads=1".to_owned();
+        let threads = format!("--test-threads={at_a_time}");
+        let no_race = format!("--skip={RACE}");
+        let entries = match self {
+            Self::Named([packet, netns, _]) => [("packet", one, packet), ("netns", threads, netns)]
+                .into_iter()
+                .filter(|(_, _, names)| !names.is_empty())
+                .map(|(name, threads, names)| exactly(name, threads, names))
+                .collect(),
+            Self::All => vec![
+                tests("packet", [one]),
+                tests("netns", [threads, no_race]),
+                verify(),
+            ],
+            Self::Starting(starts) => {
+                let starts = starts.iter().map(|&start| start.to_owned());
+                let netns = [threads, no_race].into_iter().chain(starts);
+                vec![tests("packet", [one]), tests("netns", netns), verify()]
+            }
+        };
+        (!entries.is_empty()).then_some(Plan {
+            name: "tests",
+            cpus: 1,
+            entries,
+            lasting: SCALE,
+        })
+    }
+
+    /// What needs two CPUs, at its whole length.
+    pub(crate) fn race(&self) -> Option<Plan> {
+        let one = "--test-threads=1".to_owned();
+        let entry = match self {
+            Self::All => tests("netns", [one, RACE.to_owned()]),
+            Self::Named([_, _, names]) if !names.is_empty() => exactly("netns", one, names),
+            Self::Named(_) | Self::Starting(_) => return None,
+        };
+        Some(Plan {
+            name: "race",
+            cpus: 2,
+            entries: vec![entry],
+            lasting: "1",
+        })
+    }
+}
+
+fn tests(name: &'static str, arguments: impl IntoIterator<Item = String>) -> Entry {
+    let program = [format!("/bin/{name}")];
     Entry {
         name,
-        command,
+        command: program.into_iter().chain(arguments).collect(),
+        is_interactive: false,
+    }
+}
+
+fn exactly(name: &'static str, threads: String, names: &[String]) -> Entry {
+    let options = [threads, "--exact".to_owned()];
+    tests(name, options.into_iter().chain(names.iter().cloned()))
+}
+
+fn verify() -> Entry {
+    Entry {
+        name: "verify",
+        command: ["/bin/culvert-lab", "verify"].map(str::to_owned).to_vec(),
         is_interactive: false,
     }
 }
 
 impl Plan {
-    /// For a machine with one CPU: what the filter names, or everything but what needs two CPUs.
-    pub(crate) fn suite(filter: &[String], is_quick: bool) -> Self {
-        let mut netns = filter.to_vec();
-        if is_quick {
-            netns.extend(QUICK.map(str::to_owned));
-        }
-        let mut entries = vec![
-            tests("packet", &["--test-threads=1"], filter),
-            tests("netns", &["--test-threads=2", "--skip=race::"], &netns),
-        ];
-        if filter.is_empty() {
-            entries.push(Entry {
-                name: "verify",
-                command: ["/bin/culvert-lab", "verify"].map(str::to_owned).to_vec(),
-                is_interactive: false,
-            });
-        }
-        Self {
-            name: "tests",
-            cpus: 1,
-            entries,
-            lasting: SCALE,
-        }
-    }
-
-    /// What needs two CPUs, at its whole length.
-    pub(crate) fn race(filter: &[String]) -> Self {
-        let filter: Vec<String> = match filter {
-            [] => vec!["race::".to_owned()],
-            given => given.to_vec(),
-        };
-        let more: &[&str] = &["--test-threads=1"];
-        Self {
-            name: "race",
-            cpus: 2,
-            entries: vec![tests("netns", more, &filter)],
-            lasting: "1",
-        }
-    }
-
     /// A shell.
     pub(crate) fn shell() -> Self {
         Self {
@@ -272,13 +343,26 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_leaves_out_what_is_measured_and_races_run_at_their_whole_length() {
-        let filter = ["hooks".to_owned()];
+    fn what_is_named_runs_and_races_run_at_their_whole_length() {
+        let names = |names: &[&str]| {
+            names
+                .iter()
+                .map(|&name| name.to_owned())
+                .collect::<Vec<_>>()
+        };
+        let one = Wanted::Named([Vec::new(), names(&["hooks::a"]), Vec::new()]);
+        let race = Wanted::Named([Vec::new(), Vec::new(), names(&["race::b"])]);
 
-        assert_eq!(Plan::suite(&[], true).entries.len(), 3);
-        assert_eq!(Plan::suite(&filter, false).entries.len(), 2);
-        let race = Plan::race(&[]).json();
-        assert_eq!(race["environment"]["CULVERT_LASTING"], "1");
-        assert_eq!(race["entries"][0]["command"][2], "race::");
+        assert_eq!(Wanted::All.suite(2).map(|it| it.entries.len()), Some(3));
+        let command = |plan: Plan| plan.entries[0].command.join(" ");
+        assert_eq!(
+            one.suite(2).map(command).as_deref(),
+            Some("/bin/netns --test-threads=2 --exact hooks::a")
+        );
+        assert!(one.race().is_none() && race.suite(2).is_none());
+        assert!(Wanted::Starting(&QUICK).race().is_none());
+        let json = race.race().expect("a plan").json();
+        assert_eq!(json["environment"]["CULVERT_LASTING"], "1");
+        assert_eq!(json["entries"][0]["command"][3], "race::b");
     }
 }

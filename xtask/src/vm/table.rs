@@ -1,0 +1,151 @@
+//! What came of each kernel, and the tables that say it.
+
+use std::time::Duration;
+
+use super::{
+    budget,
+    machine::Outcome,
+    report::{Report, Skip},
+    suite::Plan,
+};
+
+/// One line of the table.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) kernel: &'static str,
+    pub(super) release: String,
+    pub(super) report: Report,
+    pub(super) took: Duration,
+    /// Whether what is wrong with it is wrong with the whole.
+    pub(super) is_binding: bool,
+    /// What is wrong.
+    pub(super) problems: Vec<String>,
+    /// What is to be known, and not wrong.
+    pub(super) notes: Vec<String>,
+}
+
+impl Row {
+    pub(super) fn new(kernel: &'static str, is_binding: bool) -> Self {
+        Self {
+            kernel,
+            release: "-".to_owned(),
+            report: Report::default(),
+            took: Duration::ZERO,
+            is_binding,
+            problems: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn verdict(&self) -> &'static str {
+        if self.problems.is_empty() {
+            "ok"
+        } else if self.is_binding {
+            "FAILED"
+        } else {
+            "failed, not pinned"
+        }
+    }
+
+    pub(super) fn add(&mut self, plan: &Plan, outcome: Outcome) {
+        if !outcome.is_good() {
+            self.problems
+                .push(format!("{}: {}", plan.name, outcome.why()));
+            println!(
+                "== Linux {} ({}): {}",
+                self.release,
+                plan.name,
+                outcome.why()
+            );
+            for line in &outcome.report.lines {
+                println!("    {line}");
+            }
+            println!("  its console ended with\n{}", outcome.console);
+        }
+        let boot = outcome.report.booted.unwrap_or_default();
+        println!(
+            "Linux {} ({}): {} passed, {} failed, {} skipped in {:.0} s, booted in {boot:.1} s",
+            self.release,
+            plan.name,
+            outcome.report.passed(),
+            outcome.report.failed.len(),
+            outcome.report.skips.len(),
+            outcome.took.as_secs_f32(),
+        );
+        if !outcome.is_good() && !outcome.report.wanted.is_empty() {
+            println!(
+                "  modules that it had not: {}",
+                outcome.report.wanted.join(" ")
+            );
+        }
+        if outcome.report.lost() > 0 {
+            let lost = outcome.report.lost();
+            self.problems
+                .push(format!("{}: {lost} tests have no outcome", plan.name));
+        }
+        for alarm in &outcome.alarms {
+            self.problems
+                .push(format!("{}: the kernel says {alarm}", plan.name));
+        }
+        for refused in &outcome.report.refused {
+            self.problems.push(format!("module {refused}"));
+        }
+        self.took += outcome.took;
+        self.report.merge(outcome.report);
+    }
+}
+
+/// Prints the tables and says whether nothing is wrong.
+pub(super) fn print(rows: &[Row], took: Duration) -> bool {
+    let measured = rows
+        .iter()
+        .map(|row| (row.kernel, row.report.verifier.as_slice()));
+    println!("\n{}", budget::table(measured));
+    println!(
+        "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8}  result",
+        "kernel", "release", "programs", "passed", "failed", "skipped", "seconds"
+    );
+    for row in rows {
+        println!(
+            "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8.1}  {}",
+            row.kernel,
+            row.release,
+            row.report.verifier.len(),
+            row.report.passed(),
+            row.report.failed.len(),
+            row.report.skips.len(),
+            row.took.as_secs_f32(),
+            row.verdict(),
+        );
+    }
+    for row in rows {
+        for Skip { test, feature } in &row.report.skips {
+            println!("  {}: {test} skipped, no {feature}", row.kernel);
+        }
+        for test in &row.report.failed {
+            println!("  {}: {test} FAILED", row.kernel);
+        }
+        for note in &row.notes {
+            println!("  {}: {note}", row.kernel);
+        }
+        for problem in &row.problems {
+            println!("  {}: {problem}", row.kernel);
+        }
+    }
+    println!("whole matrix: {:.0} s", took.as_secs_f32());
+    let count = |pick: fn(&Row) -> usize| rows.iter().map(pick).sum::<usize>();
+    println!(
+        "vm: {} passed, {} failed, {} skipped; {} problems, {} of them not of a pinned kernel",
+        count(|row| row.report.passed()),
+        count(|row| row.report.failed.len()),
+        count(|row| row.report.skips.len()),
+        count(|row| row.problems.len()),
+        count(|row| if row.is_binding {
+            0
+        } else {
+            row.problems.len()
+        }),
+    );
+    rows.iter()
+        .all(|row| row.problems.is_empty() || !row.is_binding)
+}

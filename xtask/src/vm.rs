@@ -161,10 +161,10 @@ struct Machines {
     overlay: PathBuf,
 }
 
-/// What became of a plan, and how a first try hung, if it did.
+/// What became of a plan, and how a first try ended that was repeated.
 struct Ran {
     outcome: Outcome,
-    hung: Option<String>,
+    before: Option<String>,
 }
 
 impl Machines {
@@ -207,8 +207,8 @@ impl Machines {
                     continue;
                 };
                 match ran {
-                    Ok(Ran { outcome, hung }) => {
-                        row.notes.extend(hung);
+                    Ok(Ran { outcome, before }) => {
+                        row.notes.extend(before);
                         row.add(plan, outcome);
                     }
                     Err(error) => row.problems.push(format!("{}: {error:#}", plan.name)),
@@ -222,19 +222,19 @@ impl Machines {
         });
     }
 
-    /// Runs a plan in a machine. One that hangs is the emulator's fault as often as not, and gets a
-    /// second try; one that ends gets none, whatever failed in it.
+    /// Runs a plan in a machine. One that hangs or doesn't boot gets a second try; one that boots
+    /// and ends gets none, whatever failed in it.
     fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<Ran> {
         let machine = self.machine(kernel, plan)?;
         let outcome = machine.run()?;
-        if !outcome.is_hung() {
+        if !outcome.is_to_be_repeated() {
             return Ok(Ran {
                 outcome,
-                hung: None,
+                before: None,
             });
         }
-        let hung = format!("{}: {}; it ran a second time", plan.name, outcome.why());
-        println!("{}: {hung}. The first time it said", kernel.line);
+        let before = format!("{}: {}; it ran a second time", plan.name, outcome.why());
+        println!("{}: {before}. The first time it said", kernel.line);
         for line in &outcome.report.lines {
             println!("    {line}");
         }
@@ -242,7 +242,7 @@ impl Machines {
         machine.keep_report()?;
         Ok(Ran {
             outcome: machine.run()?,
-            hung: Some(hung),
+            before: Some(before),
         })
     }
 }

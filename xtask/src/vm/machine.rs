@@ -75,8 +75,10 @@ impl Outcome {
         says_so && self.report.is_good && self.report.failed.is_empty()
     }
 
-    pub(crate) const fn is_hung(&self) -> bool {
-        matches!(self.end, End::Hung(_))
+    /// Whether it is the emulator's fault as often as not: it hung, or its kernel never came to its
+    /// init. With two CPUs, one meets at times what the other is about to patch (`Oops: int3`).
+    pub(crate) const fn is_to_be_repeated(&self) -> bool {
+        matches!(self.end, End::Hung(_)) || self.report.booted.is_none()
     }
 
     /// Why it is not good.

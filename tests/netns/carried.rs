@@ -1,6 +1,7 @@
 //! Flows that are open while the maps are made anew, and the folders of pins meanwhile.
 
 use std::{
+    cell::RefCell,
     net::{TcpStream, UdpSocket},
     path::Path,
     sync::Arc,
@@ -103,6 +104,37 @@ impl Stage {
         })?;
         self.node.kill9()?;
         Ok(seen)
+    }
+
+    /// Under load: prepares a start, kills the daemon at one moment of it after the other, and goes
+    /// on with the story. The first three moments last long enough to be met.
+    pub(crate) fn killed_at(
+        &self,
+        moments: &[fn(&Self) -> bool],
+        prepare: impl Fn(usize) -> Result<()>,
+        story: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
+        let seen = RefCell::new(vec![0; moments.len()]);
+        self.under_load(rounds, |number| {
+            prepare(number)?;
+            let moment = number % moments.len();
+            let is_met = self.kill_when(moments[moment])?;
+            seen.borrow_mut()[moment] += usize::from(is_met);
+            story()
+        })?;
+        let seen = seen.into_inner();
+        ensure!(seen[..3].iter().all(|count| *count > 0), "{seen:?}");
+        Ok(())
+    }
+
+    /// That cleanup leaves nothing pinned.
+    pub(crate) fn cleanup_removes_all(&self) -> Result<()> {
+        let output = self.node.culvert(&["cleanup"])?;
+        ensure!(output.exit.is_success(), "{output:?}");
+        let pins = self.node.bpffs();
+        ensure!(!pins.exists(), "{:?}", folders(&pins)?);
+        Ok(())
     }
 }
 

@@ -124,13 +124,7 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
         |stage| stage.has("v1") && !stage.has("v0/svc"),
     ];
 
-    let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
-    let seen = std::cell::Cell::new([0; 5]);
-    stage.under_load(rounds, |number| {
-        let moment = number % moments.len();
-        let mut counts = seen.get();
-        counts[moment] += usize::from(stage.kill_when(moments[moment])?);
-        seen.set(counts);
+    let story = || {
         go_on(&flows)?;
         if stage.has("v1") {
             // It was replaced; a start ends it, and an older one comes again.
@@ -141,8 +135,8 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
             stage.rename("v1", "v0")?;
         }
         Ok(())
-    })?;
-    ensure!(seen.get()[..3].iter().all(|count| *count > 0), "{seen:?}");
+    };
+    stage.killed_at(&moments, |_| Ok(()), story)?;
 
     node.start()?;
     stage.is_tidy()?;
@@ -184,9 +178,5 @@ fn cleanup_removes_an_older_layout_too() -> Result<()> {
     let is_met = stage.kill_when(|stage| stage.has("v1-next/svc"))?;
     ensure!(is_met && stage.has("v0"), "{}", node.logs());
 
-    let output = node.culvert(&["cleanup"])?;
-
-    ensure!(output.exit.is_success(), "{output:?}");
-    ensure!(!node.bpffs().exists(), "{:?}", folders(&node.bpffs())?);
-    Ok(())
+    stage.cleanup_removes_all()
 }

@@ -168,20 +168,12 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
         |_| false,
     ];
 
-    let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
-    let seen = std::cell::Cell::new([0; 6]);
-    stage.under_load(rounds, |number| {
+    let resize = |number: usize| {
         // Larger and smaller in turn, and never what is there.
         let size = u32::try_from(number)? + [65, 4096][number % 2];
-        stage.resize([size, size, size])?;
-        let moment = number % moments.len();
-        let mut counts = seen.get();
-        counts[moment] += usize::from(stage.kill_when(moments[moment])?);
-        seen.set(counts);
-        all_stay(&flows)
-    })?;
-    // The moments before the programs are replaced last long enough to be met.
-    ensure!(seen.get()[..3].iter().all(|count| *count > 0), "{seen:?}");
+        stage.resize([size, size, size])
+    };
+    stage.killed_at(&moments, resize, || all_stay(&flows))?;
 
     node.start()?;
     stage.is_tidy()?;
@@ -198,9 +190,5 @@ fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
     let is_met = stage.kill_when(|stage| stage.has("v1-next/svc"))?;
     ensure!(is_met && stage.has("v1"), "{}", node.logs());
 
-    let output = node.culvert(&["cleanup"])?;
-
-    ensure!(output.exit.is_success(), "{output:?}");
-    ensure!(!node.bpffs().exists(), "{:?}", folders(&node.bpffs())?);
-    Ok(())
+    stage.cleanup_removes_all()
 }

@@ -77,15 +77,21 @@ fn ask(feature: Feature) -> Result<bool> {
     }
 }
 
-/// Looks for the limit in a network namespace that ends with a thread.
-fn own_optmem() -> Result<bool> {
+/// Does something in a network namespace that ends with a thread.
+fn in_own_network<T: Send + 'static>(
+    body: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
-        Ok(fs::exists("/proc/sys/net/core/optmem_max")?)
+        body()
     });
     thread
         .join()
         .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
+}
+
+fn own_optmem() -> Result<bool> {
+    in_own_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?))
 }
 
 fn sctp() -> Result<bool> {
@@ -98,17 +104,12 @@ fn sctp() -> Result<bool> {
     }
 }
 
-/// Adds a link in a network namespace that ends with a thread.
 fn dummy() -> Result<bool> {
-    let thread = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET)?;
+    let output = in_own_network(|| {
         let mut add = Command::new("ip");
         let output = add.args(["link", "add", "probe", "type", "dummy"]).output();
         output.context("cannot run ip")
-    });
-    let output = thread
-        .join()
-        .map_err(|_panic| anyhow::anyhow!("the thread failed"))??;
+    })?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         Ok(true)

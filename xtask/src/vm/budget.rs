@@ -117,20 +117,13 @@ impl Budget {
     fn rows(&self) -> Vec<String> {
         let row = |(kernel, written): (&String, &Kernel)| {
             let has = |feature: &str| written.features[feature] == true;
-            let (plain, logged): (Programs, Programs) = written
-                .programs
-                .clone()
-                .into_iter()
-                .partition(|(name, _)| is_plain(name));
-            let most = |programs: &Programs| programs.values().map(|it| it.instructions).max();
-            let stack = |programs: &Programs| programs.values().map(|it| it.stack).max();
-            let cell = |most: Option<u64>, logged: Option<u64>| {
-                format!("{}, {}", most.unwrap_or(0), logged.unwrap_or(0))
+            let most = |plain: bool, part: fn(&Measured) -> u64| {
+                let programs = written.programs.iter();
+                let programs = programs.filter(|(name, _)| is_plain(name) == plain);
+                programs.map(|(_, it)| part(it)).max().unwrap_or(0)
             };
-            let (most, stack) = (
-                cell(most(&plain), most(&logged)),
-                cell(stack(&plain), stack(&logged)),
-            );
+            let cell = |part| format!("{}, {}", most(true, part), most(false, part));
+            let (most, stack) = (cell(|it| it.instructions), cell(|it| it.stack));
             let refusal = if has("setRetval") {
                 "gets its own error (`bpf_set_retval`)"
             } else {

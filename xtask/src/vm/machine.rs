@@ -194,45 +194,41 @@ impl Drop for Kept {
     }
 }
 
-/// Runs a program to its end; nothing if it had to be ended.
-pub(super) fn ended(command: &mut Command, within: Duration) -> Result<Option<ExitStatus>> {
-    let child = command.spawn();
-    let mut child = Kept(child.with_context(|| format!("cannot start {command:?}"))?);
-    let clock = Clock::start();
-    while clock.elapsed() < within {
+/// Waits for the end of a process, or ends it once there is a reason to.
+pub(super) fn ended<R>(
+    child: Child,
+    mut reason: impl FnMut() -> Result<Option<R>>,
+) -> Result<Result<ExitStatus, R>> {
+    let mut child = Kept(child);
+    loop {
         if let Some(status) = child.0.try_wait()? {
-            return Ok(Some(status));
+            return Ok(Ok(status));
+        }
+        if let Some(reason) = reason()? {
+            return Ok(Err(reason));
         }
         pause();
     }
-    Ok(None)
 }
 
 /// Waits for the end of a machine, or ends it.
 fn watch(child: Child, report: &Path) -> Result<End> {
-    let mut child = Kept(child);
     let clock = Clock::start();
     let (mut length, mut heard) = (0, Clock::start());
-    loop {
-        if let Some(status) = child.0.try_wait()? {
-            return Ok(End::Exited(status));
-        }
+    let hung = || {
         let now = fs::metadata(report)?.len();
         if now != length {
             (length, heard) = (now, Clock::start());
         }
-        let hung = if clock.elapsed() > LIMIT {
+        Ok(if clock.elapsed() > LIMIT {
             Some("it went on for too long")
         } else if heard.elapsed() > SILENCE {
             Some("it said nothing any more")
         } else {
             None
-        };
-        if let Some(how) = hung {
-            return Ok(End::Hung(how));
-        }
-        pause();
-    }
+        })
+    };
+    Ok(ended(child, hung)?.map_or_else(End::Hung, End::Exited))
 }
 
 #[expect(

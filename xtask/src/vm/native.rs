@@ -12,6 +12,10 @@ use super::{
     report::{self, Report},
     suite::{self, Plan, Programs},
 };
+use crate::progress::Clock;
+
+/// How long one program may run.
+const LIMIT: Duration = Duration::from_secs(suite::LIMIT);
 
 /// The release of this machine's kernel.
 pub(super) fn release() -> String {
@@ -32,7 +36,10 @@ pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
         let log = folder.join("output.log");
         let file = File::create(&log)?;
         command.stdout(file.try_clone()?).stderr(file);
-        let ended = machine::ended(&mut command, Duration::from_secs(suite::LIMIT))?;
+        let child = command.spawn();
+        let child = child.with_context(|| format!("cannot start {command:?}"))?;
+        let clock = Clock::start();
+        let ended = machine::ended(child, || Ok((clock.elapsed() >= LIMIT).then_some(())))?;
         for line in String::from_utf8_lossy(&fs::read(&log)?).lines() {
             text.push_str("| ");
             text.push_str(line);
@@ -40,9 +47,9 @@ pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
         }
         let program = || command.get_program().to_string_lossy().into_owned();
         match ended {
-            Some(status) if status.success() => {}
-            Some(status) => broken.push(format!("{}: {status}", program())),
-            None => broken.push(format!("{}: it took too long, and was ended", program())),
+            Ok(status) if status.success() => {}
+            Ok(status) => broken.push(format!("{}: {status}", program())),
+            Err(()) => broken.push(format!("{}: it took too long, and was ended", program())),
         }
     }
     let mut report = Report::read(&text);

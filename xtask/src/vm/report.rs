@@ -36,6 +36,9 @@ pub(crate) struct Report {
     pub(crate) lines: Vec<String>,
 }
 
+/// How many lines of what a failed test said are repeated under the table.
+const MOST_SAID: usize = 20;
+
 impl Report {
     /// Reads what there is; what makes no sense is kept as if a program had printed it.
     pub(crate) fn read(text: &str) -> Self {
@@ -79,7 +82,20 @@ impl Report {
             self.features = other.features;
         }
         self.wanted.extend(other.wanted);
+        self.lines.extend(other.lines);
         self.is_good |= other.is_good;
+    }
+
+    /// What a test that failed said of it, as libtest repeats it at the end.
+    pub(crate) fn said(&self, test: &str) -> &[String] {
+        let head = format!("---- {test} stdout ----");
+        let Some(start) = self.lines.iter().position(|line| *line == head) else {
+            return &[];
+        };
+        let said = self.lines.get(start + 1..).unwrap_or_default();
+        let is_end = |line: &String| line.starts_with("---- ") || line.as_str() == "failures:";
+        let end = said.iter().position(is_end).unwrap_or(said.len());
+        said.get(..end.min(MOST_SAID)).unwrap_or_default()
     }
 
     fn event(&mut self, event: &Value) {
@@ -171,6 +187,9 @@ mod tests {
 | test natives::sctp ... ok
 | test hooks::two ... FAILED
 |
+| ---- hooks::two stdout ----
+| Error: refused
+| failures:
 | {"verifier":[{"program":"connect4"}]}
 {"event":"done","entry":"netns","code":101,"seconds":3.5}
 {"event":"end","failed":1,"skips":["natives::sctp sctp"],"wanted":["tls"]}
@@ -183,6 +202,8 @@ mod tests {
         assert_eq!((report.passed(), report.failed.len()), (1, 1));
         assert_eq!((report.ran(), report.lost()), (3, 1));
         assert_eq!(report.failed, ["hooks::two"]);
+        assert_eq!(report.said("hooks::two"), ["Error: refused"]);
+        assert!(report.said("hooks::one").is_empty());
         assert_eq!(report.broken, ["\"netns\" ended with 101"]);
         assert_eq!(report.skips[0].feature, "sctp");
         assert_eq!(report.refused, ["x.ko: ENOENT"]);

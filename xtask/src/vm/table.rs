@@ -124,6 +124,9 @@ pub(super) fn print(rows: &[Row], took: Duration) -> bool {
         }
         for test in &row.report.failed {
             println!("  {}: {test} FAILED", row.kernel);
+            for line in row.report.said(test) {
+                println!("      {line}");
+            }
         }
         for note in &row.notes {
             println!("  {}: {note}", row.kernel);

@@ -257,7 +257,7 @@ impl Demo {
             for _ in 0..REFUSALS {
                 let socket = place.socket(socket2::Domain::IPV4, socket2::Type::STREAM)?;
                 let start = Instant::now();
-                let outcome = crate::place::connect_within(&socket, VIP_EMPTY, load::PATIENCE);
+                let outcome = crate::place::connect_within(&socket, VIP_EMPTY, load::patience());
                 times.push(load::nanoseconds(start.elapsed()));
                 outcomes.insert(
                     outcome.map_or_else(|error| load::errno(&error), |()| "connected".to_owned()),

@@ -16,7 +16,10 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use crate::clock::{self, Instant};
+use crate::{
+    clock::{self, Instant},
+    scale::Scale,
+};
 
 pub mod connect;
 pub mod hold;
@@ -26,7 +29,18 @@ pub mod tcp;
 pub mod udp;
 
 /// How long one connect or one answer may take before it counts as lost.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The same in a slow virtual machine, which may stand still for as long as its host does something
+/// else.
+const PATIENCE_AT_MOST: Duration = Duration::from_secs(8);
+
+/// How long one connect or one answer may take here before it counts as lost.
+#[must_use]
+pub fn patience() -> Duration {
+    Scale::from_environment()
+        .patience(PATIENCE)
+        .min(PATIENCE_AT_MOST)
+}
 
 /// Makes sockets where the load is to come from.
 pub type Sockets<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);

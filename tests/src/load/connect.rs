@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::{Latency, PATIENCE, errno, nanoseconds, race::offset};
+use super::{Latency, errno, nanoseconds, patience, race::offset};
 use crate::clock::Instant;
 
 /// What the connects came to.
@@ -95,7 +95,7 @@ fn once(to: SocketAddr) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     // Closing resets the connection: its port is free again at once.
     socket.set_linger(Some(Duration::ZERO))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(patience()))?;
     let to = to.into();
     let start = Instant::now();
     socket.connect(&to)?;

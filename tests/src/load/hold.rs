@@ -7,7 +7,7 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 
-use super::{PATIENCE, own_sockets};
+use super::{own_sockets, patience};
 use crate::place;
 
 /// What is held.
@@ -31,7 +31,7 @@ pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     for _ in 0..plan.each {
         for to in &plan.tcp {
             let socket = own_sockets(Domain::for_address(*to), Type::STREAM)?;
-            place::connect_within(&socket, *to, PATIENCE)?;
+            place::connect_within(&socket, *to, patience())?;
             held.push(socket);
         }
         for to in &plan.udp {

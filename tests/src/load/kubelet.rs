@@ -14,7 +14,7 @@ use rustls::ClientConfig;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Type};
 
-use super::{Answered, Failed, PATIENCE, Plan, Report, Sockets, milliseconds, since_epoch_ms};
+use super::{Answered, Failed, Plan, Report, Sockets, milliseconds, patience, since_epoch_ms};
 use crate::{
     clock::{self, Instant},
     kubelet::client::Client,
@@ -38,10 +38,10 @@ fn attempt(
 ) -> Result<Answered, Failed> {
     let socket = sockets(Domain::for_address(to), Type::STREAM).map_err(Failed::at("socket"))?;
     socket
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(patience()))
         .map_err(Failed::at("socket"))?;
     let start = Instant::now();
-    place::connect_within(&socket, to, PATIENCE).map_err(Failed::at("connect"))?;
+    place::connect_within(&socket, to, patience()).map_err(Failed::at("connect"))?;
     let connect = start.elapsed();
 
     let mut client = Client::over(socket.into(), to.ip(), Arc::clone(tls))
@@ -106,7 +106,7 @@ pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) 
     let tls = pki::trusting(ca)?;
     let began_ms = since_epoch_ms();
     let socket = sockets(Domain::for_address(to), Type::STREAM)?;
-    place::connect_within(&socket, to, PATIENCE).with_context(|| format!("connect to {to}"))?;
+    place::connect_within(&socket, to, patience()).with_context(|| format!("connect to {to}"))?;
     let client = Client::over(TcpStream::from(socket), to.ip(), tls)?;
     client.patience(place::COMMAND)?;
     let mut dialog = Dialog {

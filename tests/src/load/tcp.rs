@@ -7,7 +7,7 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 
-use super::{Answered, Failed, PATIENCE, Plan, Report, Sockets};
+use super::{Answered, Failed, Plan, Report, Sockets, patience};
 use crate::{clock::Instant, place};
 
 /// Runs the load with sockets of the given kind.
@@ -27,11 +27,11 @@ fn request(service: Option<&str>) -> String {
 fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Answered, Failed> {
     let socket = sockets(Domain::for_address(to), Type::STREAM).map_err(Failed::at("socket"))?;
     socket
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(patience()))
         .map_err(Failed::at("socket"))?;
 
     let start = Instant::now();
-    place::connect_within(&socket, to, PATIENCE).map_err(Failed::at("connect"))?;
+    place::connect_within(&socket, to, patience()).map_err(Failed::at("connect"))?;
     let connect = start.elapsed();
 
     let peer = socket.peer_addr().map_err(Failed::at("getpeername"))?;

@@ -7,7 +7,7 @@ use std::{
 
 use socket2::{Domain, Type};
 
-use super::{Answered, Failed, PATIENCE, Plan, Report, Sockets};
+use super::{Answered, Failed, Plan, Report, Sockets, patience};
 use crate::clock::Instant;
 
 /// How a datagram gets its destination.
@@ -34,7 +34,7 @@ fn attempt(
 ) -> Result<Answered, Failed> {
     let socket = sockets(Domain::for_address(to), Type::DGRAM).map_err(Failed::at("socket"))?;
     socket
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(patience()))
         .map_err(Failed::at("socket"))?;
     let socket = UdpSocket::from(socket);
     let mut answer = [0; 2048];

@@ -16,7 +16,7 @@ mod node;
 mod server;
 mod status;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use tokio::sync::{mpsc, watch};
 use tunnel_common::reason::Reason;
@@ -38,6 +38,9 @@ use crate::{
 
 /// Reads the kernel's counters.
 pub type Counters = dyn Fn() -> Result<Vec<(Reason, u64)>, String> + Send + Sync;
+
+/// What the sources have read, and what of it can't be used.
+pub type Sources = dyn Fn() -> Report + Send + Sync;
 
 /// What is shown of the tunnel of a node; nothing where it is off.
 pub struct TunnelViews {
@@ -75,8 +78,8 @@ pub struct Views {
     pub queries: mpsc::Sender<Query>,
     /// The tunnel.
     pub tunnel: TunnelViews,
-    /// The source.
-    pub source: watch::Receiver<Arc<Report>>,
+    /// What the sources have read.
+    pub source: Box<Sources>,
     /// The kernel's counters.
     pub counters: Box<Counters>,
     /// Ports that are not ours yet, and why.

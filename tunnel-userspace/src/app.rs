@@ -5,6 +5,7 @@ mod ca;
 mod canary;
 mod cleanup;
 mod node;
+mod sources;
 mod state;
 mod stop;
 mod tunnel;

@@ -4,6 +4,7 @@
 mod duration;
 mod log;
 mod section;
+mod source;
 mod tunnel;
 
 use std::{
@@ -12,10 +13,9 @@ use std::{
 };
 
 pub use log::{KernelLog, Level, Log};
-pub use section::{
-    Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service, Source, SourceFile,
-};
+pub use section::{Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
 use serde::{Deserialize, Serialize};
+pub use source::{Source, SourceFile, SourceKube};
 pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
 
 /// Everything that can be configured.
@@ -141,6 +141,12 @@ impl Config {
         self.state_dir.join("admin.sock")
     }
 
+    /// The file of what was known last of the API server.
+    #[must_use]
+    pub fn kept_objects(&self) -> PathBuf {
+        self.state_dir.join("objects")
+    }
+
     /// The socket that an agent answers its command line on.
     #[must_use]
     pub fn agent_socket(&self) -> PathBuf {
@@ -170,23 +176,17 @@ impl Config {
         if self.service.full_sync.as_secs() == 0 {
             return refuse("service.fullSync", "must be at least 1s");
         }
-        if self.source.file.path.as_os_str().is_empty() {
-            return refuse(
-                "source.file.path",
-                "must name a folder or file of manifests",
-            );
-        }
+        self.source.check()?;
         self.service.check()?;
         self.log.check()?;
         self.tunnel.check()
     }
 
     fn resolve(&mut self, folder: &Path) {
-        for path in [
-            &mut self.source.file.path,
-            &mut self.bpf.bpffs,
-            &mut self.state_dir,
-        ] {
+        for path in [&mut self.bpf.bpffs, &mut self.state_dir] {
+            *path = folder.join(&path);
+        }
+        for path in self.source.paths() {
             *path = folder.join(&path);
         }
         for path in self.tunnel.paths() {

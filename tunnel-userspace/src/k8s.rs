@@ -2,6 +2,7 @@
 //! wrong; what Culvert has no part in is skipped.
 
 mod address;
+mod arrived;
 mod config_map;
 mod endpoint_slice;
 mod node;
@@ -10,6 +11,7 @@ mod service_cidr;
 
 use std::sync::Arc;
 
+pub use arrived::{Arrived, Arriving, arrived};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tunnel_common::addr::Protocol;

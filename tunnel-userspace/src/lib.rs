@@ -14,8 +14,8 @@
 //!   watches them, and TLS made from them
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`clock`], [`telemetry`]: tasks with an owner; the wish to stop; the
-//!   monotonic clock; logs
+//! - [`tasks`], [`drain`], [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the wish to
+//!   stop; the monotonic clock; errors in words; logs
 pub mod admin;
 pub mod app;
 pub mod bpf;
@@ -23,6 +23,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod drain;
+pub mod failure;
 pub mod identity;
 pub mod k8s;
 pub mod model;

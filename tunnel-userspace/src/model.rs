@@ -2,6 +2,7 @@
 
 mod endpoint;
 mod node;
+mod protocol;
 mod selector;
 mod service;
 mod steering;
@@ -18,7 +19,7 @@ pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 
 /// Namespace and name of an object; the namespace of a cluster-wide object is empty.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct ObjectName {
     /// The namespace, or empty.
     pub namespace: Arc<str>,
@@ -47,7 +48,7 @@ impl fmt::Display for ObjectName {
 }
 
 /// An IP family.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub enum Family {
     /// IPv4.
     V4,
@@ -67,7 +68,7 @@ impl Family {
 }
 
 /// An object of one of the kinds that Culvert reads. A clone shares the object.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Object {
     /// A Service that is served: it has cluster IPs and no other proxy's name.
     Service(Arc<Service>),

@@ -29,7 +29,7 @@ pub use self::{
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };
-use crate::drain;
+use crate::{drain, failure::chain};
 
 /// How long changes are gathered before they are looked at.
 const GATHER: Duration = Duration::from_millis(20);
@@ -155,7 +155,12 @@ impl<K: Keeper> Net<K> {
     }
 
     async fn arrange(&mut self, view: &mut View, anew: bool) -> Result<(), Vec<String>> {
-        let scene = self.netlink.kernel.scene().await.map_err(in_words)?;
+        let scene = self
+            .netlink
+            .kernel
+            .scene()
+            .await
+            .map_err(|error| vec![chain(&error)])?;
         // Nothing is taken for inside that ever was an uplink, whatever became of its routes.
         self.known.extend(self.keeper.guarded());
         let found = uplinks::find(
@@ -184,7 +189,7 @@ impl<K: Keeper> Net<K> {
         }
         // The guard is there before the routes are.
         if let Err(error) = self.keeper.keep(&found.uplinks, anew) {
-            problems.extend(in_words(error));
+            problems.push(chain(&error));
         }
         view.uplinks = found.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
@@ -192,11 +197,11 @@ impl<K: Keeper> Net<K> {
         view.routes = routed.routes;
         problems.extend(routed.problems);
         if let Err(error) = self.keeper.admit(routed.families) {
-            problems.extend(in_words(error));
+            problems.push(chain(&error));
         }
         // While an uplink is missing, a guard that seems to be of no use may be its.
         if may_route && let Err(error) = self.keeper.tidy(&found.uplinks) {
-            problems.extend(in_words(error));
+            problems.push(chain(&error));
         }
         if problems.is_empty() {
             Ok(())
@@ -271,16 +276,4 @@ fn missing(names: &[String], scene: &Scene) -> Option<String> {
     Some(format!(
         "service.uplinks names {missing}, and there is no such link"
     ))
-}
-
-/// An error with its causes, in a line.
-fn in_words(error: impl std::error::Error) -> Vec<String> {
-    let mut words = error.to_string();
-    let mut source = error.source();
-    // Bounded by how deep errors are nested.
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    vec![words]
 }

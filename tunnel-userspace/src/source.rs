@@ -2,11 +2,16 @@
 //! control loop what changed.
 
 pub mod file;
+mod journal;
+pub mod kube;
+mod layer;
+mod mux;
 mod problem;
 mod store;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
+pub use mux::{Feed, Mux};
 pub use problem::{Problem, UnknownKind};
 use serde::{Deserialize, Serialize};
 pub use store::Store;
@@ -27,4 +32,46 @@ pub struct Report {
     pub unknown_kinds: Vec<UnknownKind>,
     /// Whether the first whole set has been read.
     pub synced: bool,
+    /// The API server, where it is a source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
+}
+
+/// How it is with the API server.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Server {
+    /// The address that is asked now.
+    pub address: String,
+    /// Why it can't be asked, if it can't.
+    pub trouble: Option<String>,
+    /// Since when, RFC 3339.
+    pub trouble_since: Option<String>,
+    /// What is used in place of its answers, at a start without it.
+    pub stale: Option<String>,
+}
+
+impl Report {
+    /// What several sources have read, as one.
+    #[must_use]
+    pub fn merge(reports: impl IntoIterator<Item = Arc<Self>>) -> Self {
+        let mut merged = Self {
+            synced: true,
+            ..Self::default()
+        };
+        for report in reports {
+            for (kind, count) in &report.objects {
+                let total = merged.objects.entry(*kind).or_default();
+                *total = total.saturating_add(*count);
+            }
+            merged.problems.extend_from_slice(&report.problems);
+            merged.refused_total = merged.refused_total.saturating_add(report.refused_total);
+            merged
+                .unknown_kinds
+                .extend_from_slice(&report.unknown_kinds);
+            merged.synced &= report.synced;
+            merged.server = merged.server.take().or_else(|| report.server.clone());
+        }
+        merged
+    }
 }

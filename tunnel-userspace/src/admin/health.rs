@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::Views;
-use crate::reconcile::Stats;
+use crate::{reconcile::Stats, source::Server};
 
 /// How long writes may fail before the node is not healthy, in seconds: twice kube-proxy's sync
 /// period.
@@ -52,9 +52,68 @@ fn judge(stats: &Stats, is_ready: bool, asks_eligible: bool, now: Timestamp) -> 
     }
 }
 
+/// An answer to `/readyz`.
+#[derive(Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Readiness {
+    pub(super) ready: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reasons: Vec<String>,
+}
+
+/// Whether the maps hold everything that the sources have told.
+pub(super) fn readiness(views: &Views) -> Readiness {
+    let starting = views.ready.borrow().clone();
+    ready(starting, &views.stats.borrow(), (views.source)().server)
+}
+
+fn ready(starting: Option<String>, stats: &Stats, server: Option<Server>) -> Readiness {
+    let unsynced =
+        (starting.is_none() && !stats.synced).then(|| "nothing is programmed yet".to_owned());
+    let failing = stats
+        .failing_since
+        .map(|since| format!("not everything could be written since {since}"));
+    let stale = server
+        .and_then(|server| server.stale)
+        .map(|stale| format!("the API server was not heard of since the start: {stale}"));
+    let reasons: Vec<String> = [starting, unsynced, failing, stale]
+        .into_iter()
+        .flatten()
+        .collect();
+    Readiness {
+        ready: reasons.is_empty(),
+        reasons,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_ready_when_the_maps_hold_what_the_api_server_has_told() {
+        let server = |stale: Option<&str>| {
+            Some(Server {
+                stale: stale.map(str::to_owned),
+                ..Server::default()
+            })
+        };
+        let failing = Stats {
+            failing_since: Some(now()),
+            ..good()
+        };
+        let is_ready = |starting: Option<&str>, stats: &Stats, server| {
+            ready(starting.map(str::to_owned), stats, server).ready
+        };
+
+        assert!(is_ready(None, &good(), server(None)));
+        assert!(is_ready(None, &good(), None));
+        assert!(!is_ready(Some("waiting"), &good(), None));
+        assert!(!is_ready(None, &Stats::default(), None));
+        assert!(!is_ready(None, &failing, None));
+        assert!(!is_ready(None, &good(), server(Some("of yesterday"))));
+    }
 
     fn good() -> Stats {
         Stats {

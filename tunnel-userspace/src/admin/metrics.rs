@@ -17,6 +17,7 @@ use super::{AgentStatus, Views};
 use crate::{
     identity::State,
     reconcile::Stats,
+    source::Server,
     tunnel::{ConnectionState, NodeView},
 };
 
@@ -92,6 +93,23 @@ impl Collector for AgentMetrics {
     }
 }
 
+/// How it is with the API server; nothing where it is no source.
+fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
+    let Some(server) = server else {
+        return Ok(());
+    };
+    let help = "Whether the API server can be asked";
+    let is_asked = u32::from(server.trouble.is_none());
+    out.gauge("culvert_api_server_up", help, is_asked)?;
+    let help =
+        "Whether what is served is what was known before this process, the API server being away";
+    out.gauge(
+        "culvert_source_stale",
+        help,
+        u32::from(server.stale.is_some()),
+    )
+}
+
 /// How long certificates last.
 fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
     let days = |at: Timestamp| at.duration_since(Timestamp::now()).as_secs_f64() / 86_400.0;
@@ -134,12 +152,14 @@ impl Collector for Metrics {
             "Services that were read",
             number(stats.services),
         )?;
-        let objects = self.views.source.borrow().problems.len();
+        let source = (self.views.source)();
+        let objects = source.problems.len();
         out.gauge(
             "culvert_objects_refused",
             "Objects that were not read",
             number(objects),
         )?;
+        api_server(&mut out, source.server.as_ref())?;
         let drift = [([("map", "all")], stats.drift)];
         out.counters(
             "culvert_map_drift",
@@ -170,7 +190,7 @@ impl Metrics {
             .filter(|reason| !reason.is_of_kernel())
         {
             let count = if reason == Reason::ObjectRefused {
-                self.views.source.borrow().refused_total
+                (self.views.source)().refused_total
             } else {
                 let of_maps = stats.counts.get(reason.label()).copied();
                 let of_tunnel = tunnel.get(&reason).copied();
@@ -312,7 +332,7 @@ mod tests {
                 identity: Box::new(|| Some(State::default())),
                 ..TunnelViews::default()
             },
-            source: watch::channel(Arc::new(Report::default())).1,
+            source: Box::new(Report::default),
             counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
             listening: watch::Sender::new(BTreeMap::new()),
         })

@@ -49,9 +49,10 @@ impl Endpoint {
                 "/metrics",
                 "/healthz",
                 "/livez",
+                "/readyz",
             ],
             Self::Admin => &["/status", "/services", "/nodes", "/metrics"],
-            Self::Healthz => &["/healthz", "/livez"],
+            Self::Healthz => &["/healthz", "/livez", "/readyz"],
         }
     }
 }
@@ -115,6 +116,10 @@ impl Site for Node {
             "/nodes" => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
             "/metrics" => self.metrics(),
             "/healthz" => self.health("/healthz", true),
+            "/readyz" => {
+                let readiness = health::readiness(&self.views);
+                json(code(readiness.ready), &readiness)
+            }
             _ => self.health("/livez", false),
         }
     }
@@ -153,15 +158,19 @@ impl Node {
 
     fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
         let health = health::of(&self.views, asks_eligible);
-        let code = if health.healthy {
-            StatusCode::OK
-        } else {
-            StatusCode::SERVICE_UNAVAILABLE
-        };
+        let code = code(health.healthy);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let count = answers.entry((path, code.as_u16())).or_default();
         *count = count.saturating_add(1);
         drop(answers);
         json(code, &health)
+    }
+}
+
+const fn code(is_good: bool) -> StatusCode {
+    if is_good {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
     }
 }

@@ -93,7 +93,7 @@ impl Status {
                 BTreeMap::new()
             }
         };
-        let source = serde_json::to_value(&**views.source.borrow());
+        let source = serde_json::to_value((views.source)());
         Self {
             ready: not_ready.is_none(),
             not_ready,

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use self::parts::{Parts, Running};
 use super::{
+    sources::Sources,
     stop::Stop,
     tunnel::{Steered, Tunnel},
 };
@@ -21,7 +22,6 @@ use crate::{
     bpf::Guard,
     config::Config,
     net::{self, Net},
-    source::file,
     tasks::Tasks,
 };
 
@@ -52,7 +52,7 @@ pub enum NodeError {
     },
 }
 
-fn failed<E>(step: &'static str) -> impl FnOnce(E) -> NodeError
+pub(super) fn failed<E>(step: &'static str) -> impl FnOnce(E) -> NodeError
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
@@ -70,20 +70,14 @@ where
 pub async fn node(config: Config) -> Result<(), NodeError> {
     let mut parts = Parts::load(&config)?;
     let (update_sender, mut updates) = mpsc::channel(UPDATES);
-    let settings = file::Settings {
-        path: config.source.file.path.clone(),
-        max_file_bytes: config.source.file.max_file_bytes,
-    };
-    let source = file::start(settings, update_sender)
-        .await
-        .map_err(failed("cannot read the manifests"))?;
+    let sources = Sources::start(&config).await?;
     let (drain, draining) = watch::channel(false);
     let (ready, is_ready) = watch::channel(Some("waiting for the sources".to_owned()));
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
     let mut tunnel = Tunnel::open(&config);
-    let views = parts.views(&config, &source, is_ready, queries);
+    let views = parts.views(&config, Box::new(sources.report()), is_ready, queries);
     let views = Arc::new(Views {
         network,
         tunnel: tunnel.views(),
@@ -92,7 +86,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let waiting = views.listening.clone();
     serve(&config, &views, &mut tasks, &draining)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
-    tasks.start("source", source.run(draining.clone()));
+    sources.run(update_sender, &mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
         update = parts.first(&mut updates, &ready) => match update {

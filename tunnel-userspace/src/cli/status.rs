@@ -1,6 +1,9 @@
 use std::fmt::Write as _;
 
-use crate::{admin::Status, source::Report};
+use crate::{
+    admin::Status,
+    source::{Report, Server},
+};
 
 /// How many problems are shown.
 const SHOWN: usize = 20;
@@ -42,9 +45,11 @@ pub(super) fn render(status: &Status) -> String {
     if let Some(log) = &status.kernel_log {
         lines.push(row("kernel log", format!("{}, {}", log.program, log.level)));
     }
+    let report: Report = serde_json::from_value(status.source.clone()).unwrap_or_default();
+    lines.extend(report.server.iter().flat_map(api_server));
     lines.extend(tunnel(status));
     lines.extend(reasons(status));
-    lines.extend(problems(status));
+    lines.extend(problems(status, &report));
     for (port, reason) in &status.not_listening {
         lines.push(row("waiting", format!("for {port}: {reason}")));
     }
@@ -64,6 +69,16 @@ fn last_write(status: &Status) -> String {
             format!("{at}, {millis:.1} ms after the change was noticed")
         }
     }
+}
+
+/// How it is with the API server.
+fn api_server(server: &Server) -> Vec<String> {
+    let mut lines = vec![row("API server", &server.address)];
+    if let (Some(why), Some(since)) = (&server.trouble, &server.trouble_since) {
+        lines.push(row("", format!("can't be asked since {since}: {why}")));
+    }
+    lines.extend(server.stale.iter().map(|stale| row("stale", stale)));
+    lines
 }
 
 /// What there is of the tunnel; nothing where it is off.
@@ -147,7 +162,7 @@ fn reasons(status: &Status) -> Vec<String> {
     }
 }
 
-fn problems(status: &Status) -> Vec<String> {
+fn problems(status: &Status, report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     for (reason, count) in &status.programmed.problems {
         lines.push(row(
@@ -155,7 +170,6 @@ fn problems(status: &Status) -> Vec<String> {
             format!("{count} service ports: {reason} (culvert services)"),
         ));
     }
-    let report: Report = serde_json::from_value(status.source.clone()).unwrap_or_default();
     for problem in report.problems.iter().take(SHOWN) {
         lines.push(row("refused", problem));
     }

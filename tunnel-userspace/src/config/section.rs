@@ -20,33 +20,6 @@ pub enum Mode {
     Userspace,
 }
 
-/// Where objects come from.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Source {
-    /// A folder or file of manifests.
-    pub file: SourceFile,
-}
-
-/// A folder or file of manifests.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct SourceFile {
-    /// The folder or file. Relative to the config file.
-    pub path: PathBuf,
-    /// The size up to which a file is read, in bytes.
-    pub max_file_bytes: u64,
-}
-
-impl Default for SourceFile {
-    fn default() -> Self {
-        Self {
-            path: "/etc/culvert/manifests".into(),
-            max_file_bytes: 64 << 20,
-        }
-    }
-}
-
 /// Which traffic is translated, and how.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]

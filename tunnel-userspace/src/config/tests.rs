@@ -125,7 +125,10 @@ fn relative_paths_are_relative_to_the_file() {
 
     let config = Config::read(&file).expect("good");
 
-    assert_eq!(config.source.file.path, folder.path().join("./manifests"));
+    assert_eq!(
+        config.source.file().expect("a source").path,
+        folder.path().join("./manifests")
+    );
     assert_eq!(
         config.admin_socket(),
         folder.path().join("state/admin.sock")
@@ -245,4 +248,41 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
         assert_eq!(with(section).0, field, "{section}");
     }
     assert_eq!(refusal("tunnel: { gateway: {} }").0, "tunnel.identity");
+}
+
+#[test]
+fn the_documented_sources_are_the_defaults() {
+    let (_, rest) = Config::default_file()
+        .split_once("\n# source:\n")
+        .expect("a section");
+    let (section, _) = rest.split_once("\nservice:\n").expect("the next one");
+    let lines: Vec<_> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("# "))
+        .collect();
+    let config = Config::parse(&format!("source:\n{}", lines.join("\n"))).expect("good");
+
+    assert_eq!(config.source.file, Some(SourceFile::default()));
+    let kube = SourceKube {
+        kubeconfig: Some("/etc/culvert/kubeconfig".into()),
+        ..SourceKube::default()
+    };
+    assert_eq!(config.source.kube, Some(kube));
+}
+
+#[test]
+fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
+    let file = |text: &str| Config::parse(text).expect("good").source.file();
+
+    assert_eq!(file(""), Some(SourceFile::default()));
+    assert_eq!(file("source: { kube: {} }"), None);
+    assert!(file("source: { kube: {}, file: { path: x } }").is_some());
+}
+
+#[test]
+fn an_api_server_is_an_https_address() {
+    let (field, reason) = refusal("source: { kube: { apiServers: ['https://a:6443', 'b:6443'] } }");
+
+    assert_eq!(field, "source.kube.apiServers[1]");
+    assert_eq!(reason, "`b:6443` is no https://HOST:PORT");
 }

@@ -1,11 +1,12 @@
 use std::{net::IpAddr, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 use tunnel_common::addr::Protocol;
 
 use super::{Family, ObjectName};
 
 /// An EndpointSlice: some of the endpoints of one Service, of one IP family.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub name: ObjectName,
@@ -20,19 +21,20 @@ pub struct EndpointSlice {
 }
 
 /// A port of an EndpointSlice.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EndpointPort {
     /// The name of the Service's port that it serves; empty for the unnamed one.
     pub name: Arc<str>,
     /// The port that the endpoints listen on, in host byte order, never 0.
     pub port: u16,
     /// The transport protocol.
+    #[serde(with = "super::protocol")]
     pub protocol: Protocol,
 }
 
 /// One endpoint. Conditions that the object leaves out are filled in as Kubernetes means them
 /// (kube-proxy `pkg/proxy/endpointschangetracker.go`): ready and serving, not terminating.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Endpoint {
     /// Its address: the first of the list.
     pub address: IpAddr,

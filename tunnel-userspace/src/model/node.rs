@@ -1,9 +1,11 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
+use serde::{Deserialize, Serialize};
+
 use super::ObjectName;
 
 /// A Node.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Node {
     /// The name; no namespace.
     pub name: ObjectName,
@@ -19,7 +21,7 @@ pub struct Node {
 }
 
 /// A ConfigMap.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ConfigMap {
     /// Namespace and name.
     pub name: ObjectName,
@@ -28,7 +30,7 @@ pub struct ConfigMap {
 }
 
 /// A ServiceCIDR: ranges that cluster IPs come from.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ServiceCidr {
     /// The name; no namespace.
     pub name: ObjectName,

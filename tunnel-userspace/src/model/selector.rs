@@ -32,6 +32,13 @@ pub struct SelectorError {
 }
 
 impl Selector {
+    /// The labels that are looked at.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.requirements
+            .iter()
+            .map(|requirement| &*requirement.key)
+    }
+
     /// Whether labels are as they must be.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {

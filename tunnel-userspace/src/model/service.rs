@@ -1,11 +1,12 @@
 use std::{net::IpAddr, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 use tunnel_common::addr::Protocol;
 
 use super::ObjectName;
 
 /// A Service with cluster IPs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// Namespace and name.
     pub name: ObjectName,
@@ -21,18 +22,19 @@ pub struct Service {
 }
 
 /// One port of a Service.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ServicePort {
     /// The name; empty for the only port of a Service.
     pub name: Arc<str>,
     /// The port that clients dial on a cluster IP, in host byte order, never 0.
     pub port: u16,
     /// The transport protocol.
+    #[serde(with = "super::protocol")]
     pub protocol: Protocol,
 }
 
 /// How a backend is chosen.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum Algorithm {
     /// A uniform random choice for each connection, as kube-proxy makes it.
     #[default]

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use tunnel_common::steering::Prefix;
 
 use super::{
-    NetError, Settings, in_words,
+    NetError, Settings,
     netlink::{Kernel, Netlink, Scene},
 };
+use crate::failure::chain;
 
 /// The file, in the folder of state.
 #[must_use]
@@ -92,7 +93,7 @@ pub(super) async fn keep(
         match take_over(settings, kernel, scene).await {
             Ok(found) => fresh = found,
             Err(error) => {
-                routed.problems.extend(in_words(error));
+                routed.problems.push(chain(&error));
                 return routed;
             }
         }
@@ -116,7 +117,7 @@ pub(super) async fn keep(
             match kernel.add(&route).await {
                 Ok(()) => true,
                 Err(error) => {
-                    routed.problems.extend(in_words(error));
+                    routed.problems.push(chain(&error));
                     false
                 }
             }

@@ -3,7 +3,6 @@
 mod claims;
 mod documents;
 mod folder;
-mod news;
 mod statement;
 mod view;
 mod watch;
@@ -17,18 +16,17 @@ use std::{
 };
 
 use folder::{Fingerprint, Place, Target};
-use news::News;
 use serde::Deserialize;
 use tokio::{
-    sync::{mpsc, watch as latest},
+    sync::watch as latest,
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval_at, sleep},
 };
 use view::View;
 use watch::{Changes, Watch};
 
-use super::{Problem, Report, Store};
-use crate::{clock::monotonic, model::Update};
+use super::{Feed, Problem, Report, Store, journal::Journal};
+use crate::clock::monotonic;
 
 /// Where manifests are.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
@@ -94,7 +92,7 @@ pub enum Error {
 pub fn read(path: &Path) -> Result<(Store, Vec<Problem>), Error> {
     let Opened { view, .. } = open(&Settings::new(path), |_| Ok(()))?;
     let problems = view.problems();
-    Ok((view.store, problems))
+    Ok((view.layer.into_store(), problems))
 }
 
 /// A folder that was read for the first time.
@@ -135,8 +133,8 @@ fn open<W>(
             pause();
         }
     }
-    view.store.set_synced(at);
-    view.store.set_whole(view.is_whole(), at);
+    view.layer.set_synced(at);
+    view.layer.set_whole(view.is_whole(), at);
     Ok(Opened {
         target,
         place,
@@ -159,7 +157,7 @@ fn pause() {
 /// # Errors
 ///
 /// If the folder or file isn't there, or can't be read or watched.
-pub async fn start(settings: Settings, updates: mpsc::Sender<Update>) -> Result<FileSource, Error> {
+pub async fn start(settings: Settings, feed: Feed) -> Result<FileSource, Error> {
     let path = settings.path.clone();
     let watch = |target: &Target| {
         Watch::new(target).map_err(|source| Error::Watch {
@@ -181,9 +179,9 @@ pub async fn start(settings: Settings, updates: mpsc::Sender<Update>) -> Result<
         place: Some(place),
         watch,
         view,
-        updates,
+        feed,
         report: latest::Sender::new(Arc::default()),
-        news: News::default(),
+        journal: Journal::default(),
     };
     source.publish();
     Ok(source)
@@ -197,9 +195,9 @@ pub struct FileSource {
     place: Option<Place>,
     watch: Watch,
     view: View,
-    updates: mpsc::Sender<Update>,
+    feed: Feed,
     report: latest::Sender<Arc<Report>>,
-    news: News,
+    journal: Journal,
 }
 
 impl FileSource {
@@ -209,23 +207,24 @@ impl FileSource {
         self.report.subscribe()
     }
 
-    /// Sends what changes until told to stop, or until nobody listens. What changes while the
-    /// receiver is busy is gathered into one update.
+    /// Tells the mux what changes until told to stop, or until nobody listens. What changes while the
+    /// mux is busy is gathered.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
         let mut look = interval_at(Instant::now() + LOOK, LOOK);
-        let updates = self.updates.clone();
+        let feed = self.feed.clone();
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let held = self.watch.held();
             tokio::select! {
                 biased;
                 () = told_to_stop(&mut draining) => break,
-                permit = updates.reserve(), if self.view.store.is_changed() => {
-                    let Ok(permit) = permit else { break };
-                    if let Some(update) = self.view.store.take_update() {
-                        permit.send(update);
+                permit = feed.reserve(), if self.view.layer.is_changed() => {
+                    let Some(permit) = permit else { break };
+                    if let Some(news) = self.view.layer.take_news() {
+                        permit.send(news);
                     }
                 }
+                () = feed.closed() => break,
                 () = self.watch.changed() => self.catch_up().await,
                 () = sleep(held.unwrap_or_default()), if held.is_some() => self.catch_up().await,
                 _ = look.tick() => self.look_around().await,
@@ -382,9 +381,9 @@ impl FileSource {
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
         let is_whole = self.view.is_whole() && self.watch.is_quiet();
-        self.view.store.set_whole(is_whole, monotonic());
+        self.view.layer.set_whole(is_whole, monotonic());
         let mut report = self.view.report();
-        report.refused_total = self.news.tell(&report);
+        report.refused_total = self.journal.tell(&report);
         self.report.send_if_modified(|current| {
             let is_new = **current != report;
             if is_new {

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// The file.
-    pub file: String,
+    /// Where it was read: the file, or the API server.
+    pub origin: String,
     /// The document in the file, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<usize>,
@@ -28,7 +28,7 @@ impl Problem {
     /// A problem of a whole file.
     pub(super) fn of_file(file: &Path, reason: impl Into<String>) -> Self {
         Self {
-            file: file.display().to_string(),
+            origin: file.display().to_string(),
             document: None,
             line: None,
             object: None,
@@ -53,7 +53,7 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.file)?;
+        f.write_str(&self.origin)?;
         if let Some(line) = self.line {
             write!(f, ":{line}")?;
         }

@@ -14,14 +14,13 @@ use super::{
     AgentView, ConnectionState, Error, Limits,
     backoff::Backoff,
     dial,
-    gateway::chain,
     link::Traffic,
     serve::{self, News, Shared},
     target::AllowList,
     threads::{Seat, Threads},
     view::Board,
 };
-use crate::{drain, identity};
+use crate::{drain, failure::chain, identity};
 
 /// How often the view is brought up to date.
 const REFRESH: Duration = Duration::from_millis(500);

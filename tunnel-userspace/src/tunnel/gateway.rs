@@ -32,7 +32,7 @@ use super::{
     threads::{Seat, Threads},
     wire::{self, Carrier},
 };
-use crate::{drain, identity};
+use crate::{drain, failure::chain, identity};
 
 /// How long not to accept after it failed: it would fail again at once.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -247,22 +247,6 @@ impl Failed {
     fn handshake(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(Reason::HandshakeFailed, error.into())
     }
-}
-
-/// An error with all its sources.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    // Bounded by how deep errors are nested.
-    while let Some(error) = source {
-        let inner = error.to_string();
-        if !text.contains(&inner) {
-            text.push_str(": ");
-            text.push_str(&inner);
-        }
-        source = error.source();
-    }
-    text
 }
 
 /// A session whose handshake is done.

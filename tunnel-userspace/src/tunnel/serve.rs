@@ -19,16 +19,14 @@ use super::{
     agent::Settings,
     code::{End, REASON, code_of, reason_of, reason_of_error, status_of},
     copy::{self, Stream},
-    dial,
-    gateway::chain,
-    hello,
+    dial, hello,
     link::{Traffic, silence},
     socket::prepare_end,
     target::{AllowList, Asked, is_own_address},
     view::Board,
     wire::{self, Carrier},
 };
-use crate::drain;
+use crate::{drain, failure::chain};
 
 /// How long a gateway may take until the hello is done.
 const HELLO: std::time::Duration = std::time::Duration::from_secs(5);

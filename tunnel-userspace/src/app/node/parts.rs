@@ -22,7 +22,6 @@ use crate::{
     model::{Algorithm, ObjectName, ServiceState, Targets, Update},
     plan::SteeringRules,
     reconcile::{self, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings},
-    source::file::FileSource,
 };
 
 /// The parts of the data path, in the order in which they are made.
@@ -115,7 +114,7 @@ impl Parts {
     pub(super) fn views(
         &mut self,
         config: &Config,
-        source: &FileSource,
+        source: Box<admin::Sources>,
         ready: watch::Receiver<Option<String>>,
         queries: mpsc::Sender<Query>,
     ) -> Views {
@@ -153,7 +152,7 @@ impl Parts {
             queries,
             network: watch::Sender::default().subscribe(),
             tunnel: TunnelViews::default(),
-            source: source.report(),
+            source,
             counters: Box::new(read),
             listening: watch::Sender::new(BTreeMap::new()),
         }

@@ -11,7 +11,7 @@ use std::{
 use super::statement::{Said, Statement};
 use crate::{
     model::{Object, ObjectId},
-    source::{Problem, Store, UnknownKind},
+    source::{Problem, UnknownKind, layer::Layer},
 };
 
 /// What every file says.
@@ -49,7 +49,7 @@ impl Claims {
         &mut self,
         path: &Arc<Path>,
         statements: Vec<Statement>,
-        store: &mut Store,
+        layer: &mut Layer,
         at: Duration,
     ) {
         let mut last = self.files.remove(path).unwrap_or_default().objects;
@@ -108,7 +108,7 @@ impl Claims {
                 .filter(|(id, _)| !documents.contains_key(id));
             file.objects.extend(unsaid);
         }
-        self.put(path, before, file, store, at);
+        self.put(path, before, file, layer, at);
     }
 
     /// Takes note that a file can't be read. What it said last stays.
@@ -119,18 +119,18 @@ impl Claims {
 
     /// Takes note that a file has another name. What it said counts as said under the new name
     /// too, so that what of it is refused there stays.
-    pub(super) fn adopt(&mut self, from: &Path, to: &Arc<Path>, store: &mut Store, at: Duration) {
+    pub(super) fn adopt(&mut self, from: &Path, to: &Arc<Path>, layer: &mut Layer, at: Duration) {
         let Some(objects) = self.files.get(from).map(|file| file.objects.clone()) else {
             return;
         };
         let mut file = self.files.remove(to).unwrap_or_default();
         let before = file.objects.keys().cloned().collect();
         file.objects.extend(objects);
-        self.put(to, before, file, store, at);
+        self.put(to, before, file, layer, at);
     }
 
     /// Takes note that a file is gone, and with it what it said.
-    pub(super) fn remove(&mut self, path: &Arc<Path>, store: &mut Store, at: Duration) {
+    pub(super) fn remove(&mut self, path: &Arc<Path>, layer: &mut Layer, at: Duration) {
         let Some(last) = self.files.remove(path) else {
             return;
         };
@@ -138,7 +138,7 @@ impl Claims {
             path,
             last.objects.into_keys().collect(),
             File::default(),
-            store,
+            layer,
             at,
         );
         self.files.remove(path);
@@ -150,7 +150,7 @@ impl Claims {
         path: &Arc<Path>,
         before: Vec<ObjectId>,
         file: File,
-        store: &mut Store,
+        layer: &mut Layer,
         at: Duration,
     ) {
         let gone: Vec<ObjectId> = before
@@ -171,19 +171,19 @@ impl Claims {
             }
         }
         for id in gone.into_iter().chain(said) {
-            self.settle(id, store, at);
+            self.settle(id, layer, at);
         }
     }
 
-    /// Brings the store to what counts for one object.
-    fn settle(&mut self, id: ObjectId, store: &mut Store, at: Duration) {
+    /// Brings the layer to what counts for one object.
+    fn settle(&mut self, id: ObjectId, layer: &mut Layer, at: Duration) {
         let holders = self.holders.get(&id).map(Vec::as_slice).unwrap_or_default();
         let claim = holders
             .first()
             .and_then(|path| self.files.get(path)?.objects.get(&id));
         match claim.and_then(|claim| claim.object.clone()) {
-            Some(object) => store.apply(object, at),
-            None => store.remove(&id, at),
+            Some(object) => layer.apply(object, at),
+            None => layer.remove(&id, at),
         }
         match holders.len() {
             0 => {

@@ -12,7 +12,10 @@ use tokio::time::timeout;
 use watched::{BAD, PATIENCE, Watched, service};
 
 use super::*;
-use crate::model::{Kind, ObjectName};
+use crate::{
+    model::{Kind, ObjectName},
+    source::Mux,
+};
 
 #[tokio::test]
 async fn the_first_update_holds_everything_even_if_that_is_nothing() {
@@ -29,9 +32,9 @@ async fn the_first_update_holds_everything_even_if_that_is_nothing() {
 
 #[tokio::test]
 async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
-    let (sender, _updates) = mpsc::channel(1);
+    let (_mux, mut feeds) = Mux::new(1);
 
-    let error = start(Settings::new("/nowhere/manifests"), sender)
+    let error = start(Settings::new("/nowhere/manifests"), feeds.remove(0))
         .await
         .expect_err("no folder");
 

@@ -12,12 +12,12 @@ use super::{
     folder::{Batch, Fingerprint, Job, Reading},
     statement::Memory,
 };
-use crate::source::{Problem, Report, Store};
+use crate::source::{Problem, Report, layer::Layer};
 
 /// What has been read.
 #[derive(Debug, Default)]
 pub(super) struct View {
-    pub(super) store: Store,
+    pub(super) layer: Layer,
     claims: Claims,
     files: BTreeMap<Arc<Path>, Seen>,
     /// Files that may still be written.
@@ -98,7 +98,7 @@ impl View {
     /// have been read half written.
     pub(super) fn take_all(&mut self, batch: Batch, writing: &BTreeSet<Arc<Path>>, at: Duration) {
         for (from, to) in &batch.moved {
-            self.claims.adopt(from, to, &mut self.store, at);
+            self.claims.adopt(from, to, &mut self.layer, at);
         }
         // What goes, goes last: another file may say the same by then.
         let (gone, rest): (Vec<_>, Vec<_>) = batch
@@ -134,7 +134,7 @@ impl View {
                 statements,
                 memory,
             } => {
-                self.claims.replace(&path, statements, &mut self.store, at);
+                self.claims.replace(&path, statements, &mut self.layer, at);
                 let memory = Some(Arc::new(memory));
                 self.files.insert(
                     path,
@@ -156,7 +156,7 @@ impl View {
     fn forget(&mut self, path: &Arc<Path>, at: Duration) {
         self.files.remove(path);
         self.unsettled.remove(path);
-        self.claims.remove(path, &mut self.store, at);
+        self.claims.remove(path, &mut self.layer, at);
     }
 
     /// The files that are reached through a link, or can't be reached.
@@ -254,11 +254,12 @@ impl View {
     /// What has been read, for status.
     pub(super) fn report(&self) -> Report {
         Report {
-            objects: self.store.counts(),
+            objects: self.layer.counts(),
             problems: self.problems(),
             refused_total: 0,
             unknown_kinds: self.claims.unknown().collect(),
             synced: true,
+            server: None,
         }
     }
 }

@@ -6,7 +6,7 @@ const AT: Duration = Duration::ZERO;
 #[derive(Default)]
 struct Case {
     claims: Claims,
-    store: Store,
+    layer: Layer,
 }
 
 fn id(name: &str) -> ObjectId {
@@ -44,18 +44,19 @@ impl Case {
         });
         let path = Arc::from(Path::new(path));
         self.claims
-            .replace(&path, statements.collect(), &mut self.store, AT);
+            .replace(&path, statements.collect(), &mut self.layer, AT);
     }
 
     fn remove(&mut self, path: &str) {
         self.claims
-            .remove(&Arc::from(Path::new(path)), &mut self.store, AT);
+            .remove(&Arc::from(Path::new(path)), &mut self.layer, AT);
     }
 
-    /// The nodes in the store, each with its version.
+    /// The nodes in the layer, each with its version.
     fn nodes(&self) -> Vec<String> {
         let word = |node: &Arc<Node>| format!("{} {}", node.name, node.labels["version"]);
-        self.store.nodes().values().map(word).collect()
+        let store = self.layer.clone().into_store();
+        store.nodes().values().map(word).collect()
     }
 
     fn problems(&self) -> Vec<String> {

@@ -10,7 +10,7 @@ use tokio::{
 use crate::{
     model::Update,
     source::{
-        Report,
+        Mux, Report,
         file::{Settings, start},
     },
 };
@@ -56,11 +56,14 @@ impl Watched {
     pub(super) async fn on(dir: TempDir, path: &str) -> Self {
         let (sender, updates) = mpsc::channel(1);
         let settings = Settings::new(dir.path().join(path));
-        let source = start(settings, sender).await.expect("a source");
+        let (mux, mut feeds) = Mux::new(1);
+        let feed = feeds.pop().expect("a feed");
+        let source = start(settings, feed).await.expect("a source");
         let report = source.report();
         let (draining, stop) = latest::channel(false);
         let mut running = JoinSet::new();
-        running.spawn(source.run(stop));
+        running.spawn(source.run(stop.clone()));
+        running.spawn(mux.run(sender, stop));
         Self {
             dir,
             updates,
@@ -148,12 +151,13 @@ impl Watched {
         self.ended().await;
     }
 
-    /// Waits until the source has ended.
+    /// Waits until the source and the mux have ended.
     pub(super) async fn ended(&mut self) {
-        let ended = timeout(PATIENCE, self.running.join_next()).await;
-        ended
+        while let Some(ended) = timeout(PATIENCE, self.running.join_next())
+            .await
             .expect("in time")
-            .expect("one task")
-            .expect("no panic");
+        {
+            ended.expect("no panic");
+        }
     }
 }

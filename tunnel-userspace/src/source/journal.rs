@@ -6,13 +6,13 @@ use crate::source::{Problem, Report, UnknownKind};
 
 /// What the log has been told, so that each thing is told once.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Journal {
     problems: BTreeMap<Problem, Problem>,
     unknown: BTreeSet<UnknownKind>,
     refused_total: u64,
 }
 
-impl News {
+impl Journal {
     /// Logs what is new in a report, and what is over. Gives how many problems there ever were.
     pub(super) fn tell(&mut self, report: &Report) -> u64 {
         let problems: BTreeMap<Problem, Problem> = report
@@ -23,7 +23,7 @@ impl News {
         for (
             _,
             Problem {
-                file,
+                origin,
                 document,
                 line,
                 object,
@@ -36,14 +36,14 @@ impl News {
         {
             self.refused_total = self.refused_total.saturating_add(1);
             warn!(
-                file,
+                origin,
                 document, line, object, field, reason, "manifest refused"
             );
         }
         for (
             _,
             Problem {
-                file,
+                origin,
                 document: _,
                 line: _,
                 object,
@@ -55,7 +55,7 @@ impl News {
             .iter()
             .filter(|(key, _)| !problems.contains_key(*key))
         {
-            info!(file, object, field, reason, "manifest problem resolved");
+            info!(origin, object, field, reason, "problem resolved");
         }
         self.problems = problems;
         for unknown in &report.unknown_kinds {

@@ -1,0 +1,121 @@
+//! Where the objects of a node come from.
+
+use std::sync::Arc;
+
+use http::Uri;
+use tokio::sync::{mpsc, watch};
+
+use super::node::{NodeError, failed};
+use crate::{
+    config::{Config, SourceFile, SourceKube},
+    model::{ObjectName, Selector, Update},
+    source::{
+        Mux, Report, file,
+        file::FileSource,
+        kube::{self, KubeSource},
+    },
+    tasks::Tasks,
+};
+
+/// The sources that the config names, and the mux that makes one of them.
+pub(super) struct Sources {
+    mux: Mux,
+    file: Option<FileSource>,
+    kube: Option<KubeSource>,
+}
+
+impl Sources {
+    /// Reads the files and begins with the API server. Where both say something of one object, the
+    /// file counts.
+    pub(super) async fn start(config: &Config) -> Result<Self, NodeError> {
+        let (wants_file, wants_kube) = (config.source.file(), config.source.kube.as_ref());
+        let count = usize::from(wants_file.is_some()) + usize::from(wants_kube.is_some());
+        let (mux, feeds) = Mux::new(count);
+        let mut feeds = feeds.into_iter();
+        let mut sources = Self {
+            mux,
+            file: None,
+            kube: None,
+        };
+        if let (Some(wanted), Some(feed)) = (wants_file, feeds.next()) {
+            let source = file::start(file_settings(wanted), feed).await;
+            sources.file = Some(source.map_err(failed("cannot read the manifests"))?);
+        }
+        if let (Some(wanted), Some(feed)) = (wants_kube, feeds.next()) {
+            let settings = kube_settings(config, wanted)?;
+            let source = kube::start(settings, feed).await;
+            sources.kube = Some(source.map_err(failed("cannot follow the API server"))?);
+        }
+        Ok(sources)
+    }
+
+    /// What they have read, as it stands at any time.
+    pub(super) fn report(&self) -> impl Fn() -> Report + Send + Sync + use<> {
+        let file = self.file.as_ref().map(FileSource::report);
+        let kube = self.kube.as_ref().map(KubeSource::report);
+        move || {
+            let reports = file.iter().chain(&kube);
+            Report::merge(reports.map(|report| Arc::clone(&report.borrow())))
+        }
+    }
+
+    /// Lets them tell what changes.
+    pub(super) fn run(
+        self,
+        updates: mpsc::Sender<Update>,
+        tasks: &mut Tasks,
+        draining: &watch::Receiver<bool>,
+    ) {
+        let Self { mux, file, kube } = self;
+        tasks.start("mux", mux.run(updates, draining.clone()));
+        if let Some(file) = file {
+            tasks.start("source of files", file.run(draining.clone()));
+        }
+        if let Some(kube) = kube {
+            tasks.start("source of the API server", kube.run(draining.clone()));
+        }
+    }
+}
+
+fn file_settings(wanted: SourceFile) -> file::Settings {
+    file::Settings {
+        path: wanted.path,
+        max_file_bytes: wanted.max_file_bytes,
+    }
+}
+
+fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings, NodeError> {
+    let servers = wanted
+        .api_servers
+        .iter()
+        .map(|server| server.parse::<Uri>());
+    let steering = config.tunnel.steering.as_ref().map(|steering| {
+        let edge: Selector = steering
+            .edge_selector
+            .parse()
+            .map_err(failed("cannot use tunnel.steering.edgeSelector"))?;
+        let (namespace, name) = steering
+            .config_map
+            .split_once('/')
+            .unwrap_or(("", &steering.config_map));
+        Ok(kube::Steering {
+            labels: edge.keys().map(str::to_owned).collect(),
+            config_map: ObjectName::new(namespace, name),
+        })
+    });
+    Ok(kube::Settings {
+        kubeconfig: wanted.kubeconfig.clone(),
+        api_servers: servers
+            .collect::<Result<_, _>>()
+            .map_err(failed("cannot use source.kube.apiServers"))?,
+        connect_timeout: wanted.connect_timeout,
+        watch_timeout: wanted.watch_timeout,
+        longest_pause: wanted.longest_pause,
+        page_size: wanted.page_size,
+        patience: wanted.patience,
+        kept: config.kept_objects(),
+        keep_every: wanted.keep_every,
+        node: config.node_name.clone(),
+        steering: steering.transpose()?,
+    })
+}

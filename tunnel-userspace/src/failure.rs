@@ -1,0 +1,19 @@
+//! An error in words.
+
+/// An error with all its sources, in a line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    // Bounded by how deep errors are nested.
+    while let Some(error) = source {
+        let inner = error.to_string();
+        // Some errors repeat their source.
+        if !text.contains(&inner) {
+            text.push_str(": ");
+            text.push_str(&inner);
+        }
+        source = error.source();
+    }
+    text
+}

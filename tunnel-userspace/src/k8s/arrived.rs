@@ -1,0 +1,191 @@
+//! Objects as the API server sends them: complete, of a kind that is known beforehand.
+
+use std::sync::Arc;
+
+use k8s_openapi::{
+    Metadata,
+    api::{core::v1, discovery::v1 as discovery, networking::v1 as networking},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{Invalid, Reason, config_map, endpoint_slice, node, service, service_cidr};
+use crate::model::{Kind, Object, ObjectId, ObjectName};
+
+/// A type of the API server that Culvert reads.
+pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
+    /// The kind.
+    const READ_AS: Kind;
+
+    /// Takes the object, or nothing if Culvert has no part in it.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field that can't be used.
+    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid>;
+}
+
+impl Arriving for v1::Service {
+    const READ_AS: Kind = Kind::Service;
+
+    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+        Ok(service::read(name, self)?.map(|object| Object::Service(Arc::new(object))))
+    }
+}
+
+impl Arriving for discovery::EndpointSlice {
+    const READ_AS: Kind = Kind::EndpointSlice;
+
+    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+        let object = endpoint_slice::read(name, self)?;
+        Ok(object.map(|object| Object::EndpointSlice(Arc::new(object))))
+    }
+}
+
+impl Arriving for v1::Node {
+    const READ_AS: Kind = Kind::Node;
+
+    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+        Ok(Some(Object::Node(Arc::new(node::read(name, self)))))
+    }
+}
+
+impl Arriving for v1::ConfigMap {
+    const READ_AS: Kind = Kind::ConfigMap;
+
+    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+        let object = config_map::read(name, self);
+        Ok(Some(Object::ConfigMap(Arc::new(object))))
+    }
+}
+
+impl Arriving for networking::ServiceCIDR {
+    const READ_AS: Kind = Kind::ServiceCidr;
+
+    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+        let object = service_cidr::read(name, self)?;
+        Ok(Some(Object::ServiceCidr(Arc::new(object))))
+    }
+}
+
+/// What came of reading one object. Fields that nobody reads are gone already.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrived {
+    /// Which object it is.
+    pub id: ObjectId,
+    /// Its `resourceVersion`.
+    pub version: String,
+    /// The object; nothing if Culvert has no part in it.
+    pub object: Result<Option<Object>, Invalid>,
+}
+
+/// As much of an object as is needed to say whose it is.
+#[derive(Debug, Deserialize)]
+struct Named {
+    metadata: NamedMeta,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NamedMeta {
+    name: String,
+    namespace: Option<String>,
+    #[serde(default)]
+    resource_version: String,
+}
+
+/// Reads an object that the API server sent.
+///
+/// # Errors
+///
+/// It is no JSON, or can't even be told whose it is.
+pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
+    let Ok(mut object) = serde_json::from_str::<K>(json) else {
+        return misshapen::<K>(json);
+    };
+    let metadata = object.metadata_mut();
+    // Nobody reads it, and in a real cluster it is the greater part of many objects.
+    metadata.managed_fields = None;
+    let version = metadata.resource_version.take().unwrap_or_default();
+    let name = ObjectName::new(
+        metadata.namespace.take().unwrap_or_default(),
+        metadata.name.take().unwrap_or_default(),
+    );
+    Ok(Arrived {
+        id: ObjectId {
+            kind: K::READ_AS,
+            name: name.clone(),
+        },
+        version,
+        object: object.read(name),
+    })
+}
+
+/// An object that is not of the shape of its kind: whose it is, and which field is wrong.
+fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
+    let NamedMeta {
+        name,
+        namespace,
+        resource_version,
+    } = serde_json::from_str::<Named>(json)?.metadata;
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let object = match serde_path_to_error::deserialize::<_, K>(&mut reader) {
+        Ok(_) => Ok(None),
+        Err(error) => Err(Invalid {
+            field: error.path().to_string(),
+            reason: Reason::Shape(error.into_inner().to_string()),
+        }),
+    };
+    Ok(Arrived {
+        id: ObjectId {
+            kind: K::READ_AS,
+            name: ObjectName::new(namespace.unwrap_or_default(), name),
+        },
+        version: resource_version,
+        object,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(json: &str) -> Arrived {
+        arrived::<v1::Service>(json).expect("an object with a name")
+    }
+
+    #[test]
+    fn an_object_that_is_served_arrives_with_its_name_and_version() {
+        let arrived = service(
+            r#"{"metadata": {"name": "a", "namespace": "shop", "resourceVersion": "7",
+                "managedFields": [{"manager": "m"}]},
+                "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}"#,
+        );
+
+        assert_eq!(arrived.id.to_string(), "Service shop/a");
+        assert_eq!(arrived.version, "7");
+        assert!(matches!(arrived.object, Ok(Some(Object::Service(_)))));
+    }
+
+    #[test]
+    fn an_object_of_another_shape_is_refused_by_name_and_field() {
+        let arrived = service(
+            r#"{"metadata": {"name": "a", "namespace": "shop", "resourceVersion": "7"},
+                "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": "http"}]}}"#,
+        );
+
+        assert_eq!(arrived.id.to_string(), "Service shop/a");
+        let invalid = arrived.object.expect_err("a port is a number");
+        assert_eq!(invalid.field, "spec.ports[0].port");
+    }
+
+    #[test]
+    fn an_object_that_culvert_has_no_part_in_is_none() {
+        let arrived = service(
+            r#"{"metadata": {"name": "a", "namespace": "shop"},
+                "spec": {"type": "ExternalName", "externalName": "b.example"}}"#,
+        );
+
+        assert_eq!(arrived.object, Ok(None));
+    }
+}

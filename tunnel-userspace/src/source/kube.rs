@@ -1,0 +1,351 @@
+//! The API server of the cluster: Services, EndpointSlices, Nodes, ServiceCIDRs, and the one
+//! ConfigMap, watched with the selectors of kube-proxy 1.36
+//! (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
+
+mod arriving;
+mod client;
+mod follow;
+mod kept;
+mod view;
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+
+use http::Uri;
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Node, Service},
+    discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
+};
+use kube::{Api, Client, Resource};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{JoinHandle, JoinSet, spawn_blocking},
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+pub use self::client::AccessError;
+use self::{
+    client::{Access, Current},
+    follow::{Following, Heard, Pace},
+    kept::Kept,
+    view::{NodesKept, View},
+};
+use super::{Feed, Report, Server, journal::Journal};
+use crate::{
+    clock::monotonic,
+    drain,
+    k8s::Arriving,
+    model::{Kind, ObjectName},
+};
+
+/// The Service is served by another proxy.
+const NOT_OF_OTHER_PROXY: &str = "!service.kubernetes.io/service-proxy-name";
+/// The Service is headless.
+const NOT_HEADLESS: &str = "spec.clusterIP!=None";
+/// The slice is one of a headless Service.
+const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
+/// The label of a Node that says in which zone it is.
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// How much may be heard before it is taken.
+const HEARD: usize = 1024;
+
+/// The first pause after a failure; it doubles from there.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Where the API server is, and what of it is read.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A kubeconfig; without one the service account of the pod is used.
+    pub kubeconfig: Option<PathBuf>,
+    /// The servers, in place of the one that the kubeconfig or the pod's environment names: the node
+    /// must not need its own translation to learn what to translate.
+    pub api_servers: Vec<Uri>,
+    /// How long a connect may take.
+    pub connect_timeout: Duration,
+    /// How long one watch lasts.
+    pub watch_timeout: Duration,
+    /// The longest pause after a failure.
+    pub longest_pause: Duration,
+    /// Objects in a page, where the server doesn't stream lists.
+    pub page_size: u32,
+    /// How long to wait for the server at a start, until what was known before is used.
+    pub patience: Duration,
+    /// The file of what was known before.
+    pub kept: PathBuf,
+    /// How often that file is written at most.
+    pub keep_every: Duration,
+    /// The name of this node.
+    pub node: String,
+    /// What steering needs; nothing where it is off: then only this node's own Node is read.
+    pub steering: Option<Steering>,
+}
+
+/// What steering needs of the API server.
+#[derive(Clone, Debug)]
+pub struct Steering {
+    /// The labels that tell edge nodes.
+    pub labels: BTreeSet<String>,
+    /// The ConfigMap with further ports.
+    pub config_map: ObjectName,
+}
+
+/// Starts to follow the API server, whether it is there or not. [`KubeSource::run`] goes on from
+/// there.
+///
+/// # Errors
+///
+/// The kubeconfig, or the service account of the pod, can't be used.
+pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessError> {
+    let access = Access {
+        kubeconfig: settings.kubeconfig.clone(),
+        servers: settings.api_servers.clone(),
+        connect_timeout: settings.connect_timeout,
+    };
+    let (client, current) = client::connect(&access).await?;
+    let mut nodes = NodesKept {
+        own: settings.node.clone(),
+        labels: BTreeSet::from([ZONE.to_owned()]),
+    };
+    let mut kinds = vec![
+        Kind::Service,
+        Kind::EndpointSlice,
+        Kind::Node,
+        Kind::ServiceCidr,
+    ];
+    if let Some(steering) = &settings.steering {
+        nodes.labels.extend(steering.labels.iter().cloned());
+        kinds.push(Kind::ConfigMap);
+    }
+    let mut source = KubeSource {
+        client,
+        current,
+        view: View::new(kinds, nodes),
+        feed,
+        report: watch::Sender::default(),
+        journal: Journal::default(),
+        keeping: None,
+        is_kept: true,
+        settings,
+    };
+    source.publish();
+    Ok(source)
+}
+
+/// A source that follows the API server.
+pub struct KubeSource {
+    client: Client,
+    current: Current,
+    settings: Settings,
+    view: View,
+    feed: Feed,
+    report: watch::Sender<Arc<Report>>,
+    journal: Journal,
+    /// The writing of the file, while it lasts.
+    keeping: Option<JoinHandle<std::io::Result<()>>>,
+    /// Whether the file holds what is known.
+    is_kept: bool,
+}
+
+impl KubeSource {
+    /// What has been read, as it stands at any time.
+    #[must_use]
+    pub fn report(&self) -> watch::Receiver<Arc<Report>> {
+        self.report.subscribe()
+    }
+
+    /// Tells the mux what changes until told to stop, or until nobody listens.
+    pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
+        let (sender, mut heard) = mpsc::channel(HEARD);
+        // They end with this.
+        let _following = self.follow(&sender);
+        let patience = Instant::now() + self.settings.patience;
+        let mut keep_at = Instant::now() + self.settings.keep_every;
+        let mut batch = Vec::with_capacity(HEARD);
+        let feed = self.feed.clone();
+        loop {
+            let is_changed = self.view.layer.is_changed() && self.view.layer.is_synced();
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => break,
+                permit = feed.reserve(), if is_changed => {
+                    let Some(permit) = permit else { break };
+                    if let Some(news) = self.view.layer.take_news() {
+                        self.is_kept &= news.changes.is_empty();
+                        permit.send(news);
+                    }
+                }
+                () = feed.closed() => break,
+                count = heard.recv_many(&mut batch, HEARD) => {
+                    if count == 0 {
+                        break;
+                    }
+                    let now = Timestamp::now();
+                    batch.drain(..).for_each(|heard| self.view.take(heard, now));
+                    self.publish();
+                }
+                () = sleep_until(patience), if !self.view.layer.is_synced() => {
+                    self.use_kept().await;
+                    self.publish();
+                }
+                () = sleep_until(keep_at), if !self.is_kept && self.view.is_live() => {
+                    keep_at = Instant::now() + self.settings.keep_every;
+                    self.keep().await;
+                }
+            }
+        }
+        if !self.is_kept && self.view.is_live() {
+            self.keep().await;
+        }
+        self.kept().await;
+    }
+
+    /// Starts to follow every kind.
+    fn follow(&self, heard: &mpsc::Sender<Heard>) -> JoinSet<()> {
+        let mut following = JoinSet::new();
+        let Self {
+            client, settings, ..
+        } = self;
+        let all = || client.clone();
+        let own = settings
+            .steering
+            .is_none()
+            .then(|| format!("metadata.name={}", settings.node));
+        self.start::<Service>(
+            &mut following,
+            heard,
+            Api::all(all()),
+            [Some(NOT_OF_OTHER_PROXY), Some(NOT_HEADLESS)],
+        );
+        self.start::<EndpointSlice>(
+            &mut following,
+            heard,
+            Api::all(all()),
+            [Some(NOT_OF_HEADLESS), None],
+        );
+        self.start::<Node>(
+            &mut following,
+            heard,
+            Api::all(all()),
+            [None, own.as_deref()],
+        );
+        self.start::<ServiceCIDR>(&mut following, heard, Api::all(all()), [None, None]);
+        if let Some(Steering { config_map, .. }) = &settings.steering {
+            let one = format!("metadata.name={}", config_map.name);
+            let api = Api::namespaced(all(), &config_map.namespace);
+            self.start::<ConfigMap>(&mut following, heard, api, [None, Some(&one)]);
+        }
+        following
+    }
+
+    /// Starts to follow one kind: those of its objects that labels and fields select.
+    fn start<K>(
+        &self,
+        following: &mut JoinSet<()>,
+        heard: &mpsc::Sender<Heard>,
+        api: Api<arriving::Incoming<K>>,
+        [labels, fields]: [Option<&str>; 2],
+    ) where
+        K: Arriving + Resource<DynamicType = ()> + 'static,
+        <K as Resource>::Scope: Send,
+    {
+        let one = Following {
+            api,
+            labels: labels.map(str::to_owned),
+            fields: fields.map(str::to_owned),
+            pace: Pace {
+                page_size: self.settings.page_size,
+                watch: self.settings.watch_timeout,
+                pause: (FIRST_PAUSE, self.settings.longest_pause),
+            },
+            heard: heard.clone(),
+        };
+        following.spawn(one.run());
+    }
+
+    /// Goes on with what an earlier process knew.
+    async fn use_kept(&mut self) {
+        let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
+        let read = spawn_blocking(move || kept::read(&path, &node)).await;
+        let path = self.settings.kept.display();
+        let kept: Option<Kept> = match read {
+            Ok(Ok(kept)) => kept,
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(%path, error, "the last known state can't be used");
+                None
+            }
+            Err(error) => {
+                warn!(%path, %error, "the last known state can't be used");
+                None
+            }
+        };
+        match &kept {
+            Some(Kept { written, objects }) => {
+                let objects = objects.len();
+                warn!(%written, objects, "the API server can't be reached: going on with the last known state");
+            }
+            None => warn!(
+                "the API server can't be reached, and there is no last known state: going on with nothing new"
+            ),
+        }
+        self.view.use_kept(kept, monotonic());
+    }
+
+    /// Writes down what is known, beside everything else.
+    async fn keep(&mut self) {
+        self.kept().await;
+        self.is_kept = true;
+        let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
+        let known = self.view.kept(Timestamp::now());
+        self.keeping = Some(spawn_blocking(move || kept::write(&path, &node, &known)));
+    }
+
+    /// Waits until what was to be written is.
+    async fn kept(&mut self) {
+        let Some(keeping) = self.keeping.take() else {
+            return;
+        };
+        let written = keeping.await.map_err(std::io::Error::other).flatten();
+        if let Err(error) = written {
+            self.is_kept = false;
+            warn!(path = %self.settings.kept.display(), %error, "cannot write the last known state");
+        }
+    }
+
+    /// Tells the log and the readers of the report what is new.
+    fn publish(&mut self) {
+        let mut report = self.view.report(self.current.server());
+        report.refused_total = self.journal.tell(&report);
+        let before = Arc::clone(&self.report.borrow());
+        tell(before.server.as_ref(), report.server.as_ref());
+        self.report.send_if_modified(|current| {
+            let is_new = **current != report;
+            if is_new {
+                *current = Arc::new(report);
+            }
+            is_new
+        });
+    }
+}
+
+/// Tells the log when the server can't be asked any more, and when it can again.
+fn tell(before: Option<&Server>, now: Option<&Server>) {
+    let (Some(before), Some(now)) = (before, now) else {
+        return;
+    };
+    let server = &now.address;
+    match (&before.trouble, &now.trouble) {
+        (None, Some(why)) => warn!(server, why, "the API server can't be asked"),
+        (Some(_), None) => info!(server, "the API server answers again"),
+        (Some(_), Some(_)) | (None, None) => {}
+    }
+    if before.stale.is_some() && now.stale.is_none() {
+        info!("all that the API server has is known; what was known before is no longer used");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,417 @@
+//! Against a server on loopback that answers as the API server does, and as it shouldn't.
+
+mod server;
+
+use std::collections::BTreeMap;
+
+use server::{Asked, Reply, Script, Server, listed, status, watched};
+use tokio::time::timeout;
+
+use super::*;
+use crate::{model::Update, source::Mux};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A source that follows servers on loopback.
+struct Followed {
+    updates: mpsc::Receiver<Update>,
+    report: watch::Receiver<Arc<Report>>,
+    known: BTreeMap<String, String>,
+    folder: tempfile::TempDir,
+    draining: watch::Sender<bool>,
+    running: JoinSet<()>,
+}
+
+impl Followed {
+    async fn of(servers: &[&Server]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self::keeping(servers, folder, PATIENCE).await
+    }
+
+    async fn keeping(servers: &[&Server], folder: tempfile::TempDir, patience: Duration) -> Self {
+        let kubeconfig = folder.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
+        let settings = Settings {
+            kubeconfig: Some(kubeconfig),
+            api_servers: servers.iter().map(|server| server.uri()).collect(),
+            connect_timeout: Duration::from_secs(2),
+            watch_timeout: Duration::from_secs(60),
+            longest_pause: Duration::from_millis(300),
+            page_size: 2,
+            patience,
+            kept: folder.path().join("objects"),
+            keep_every: Duration::from_millis(10),
+            node: "node-a".to_owned(),
+            steering: None,
+        };
+        let (mux, mut feeds) = Mux::new(1);
+        let source = start(settings, feeds.remove(0)).await.expect("a source");
+        let (sender, updates) = mpsc::channel(1);
+        let (draining, stop) = watch::channel(false);
+        let report = source.report();
+        let mut running = JoinSet::new();
+        running.spawn(mux.run(sender, stop.clone()));
+        running.spawn(source.run(stop));
+        Self {
+            updates,
+            report,
+            known: BTreeMap::new(),
+            folder,
+            draining,
+            running,
+        }
+    }
+
+    fn words(&self) -> String {
+        let words: Vec<_> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
+        words.join(" ")
+    }
+
+    async fn take(&mut self) -> Update {
+        let update = timeout(PATIENCE, self.updates.recv()).await;
+        let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
+        let update = update.expect("the source runs");
+        for (name, state) in &update.services {
+            match state {
+                Some(state) => {
+                    let address = state.service.cluster_ips[0].to_string();
+                    self.known.insert(name.name.to_string(), address)
+                }
+                None => self.known.remove(&*name.name),
+            };
+        }
+        update
+    }
+
+    async fn until(&mut self, words: &str) -> Update {
+        loop {
+            let update = self.take().await;
+            if self.words() == words {
+                return update;
+            }
+        }
+    }
+
+    async fn until_trouble(&mut self, words: &str) {
+        let is_told = |report: &Arc<Report>| {
+            let trouble = report
+                .server
+                .as_ref()
+                .and_then(|server| server.trouble.as_ref());
+            trouble.is_some_and(|trouble| trouble.contains(words))
+        };
+        let waited = timeout(PATIENCE, self.report.wait_for(is_told))
+            .await
+            .is_ok();
+        assert!(waited, "{:?}", self.report.borrow());
+    }
+
+    async fn stop(mut self) -> tempfile::TempDir {
+        self.draining.send(true).expect("someone listens");
+        while let Some(ended) = self.running.join_next().await {
+            ended.expect("no panic");
+        }
+        self.folder
+    }
+}
+
+fn is_streamed(asked: &Asked) -> bool {
+    asked.query.contains_key("sendInitialEvents")
+}
+
+fn is_watch(asked: &Asked) -> bool {
+    asked.query.contains_key("watch")
+}
+
+#[tokio::test]
+async fn a_streamed_list_is_followed_by_what_changes() {
+    let server = Server::start(Script::new(|asked| {
+        assert!(is_streamed(asked), "{asked:?}");
+        Reply::Held(vec![
+            watched("ADDED", "a", "10.0.0.1", 5),
+            watched("ADDED", "b", "10.0.0.2", 6),
+            server::end_of_list(7),
+            watched("MODIFIED", "a", "10.0.0.3", 8),
+            watched("DELETED", "b", "10.0.0.2", 9),
+        ])
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    let first = followed.take().await;
+    assert!(first.synced && first.whole);
+    if followed.words() != "a=10.0.0.3" {
+        followed.until("a=10.0.0.3").await;
+    }
+
+    let asked = server.asked("/api/v1/services");
+    assert_eq!(asked[0].query["fieldSelector"], "spec.clusterIP!=None");
+    assert_eq!(
+        asked[0].query["labelSelector"],
+        "!service.kubernetes.io/service-proxy-name"
+    );
+    let slices = server.asked("/apis/discovery.k8s.io/v1/endpointslices");
+    assert_eq!(
+        slices[0].query["labelSelector"],
+        "!service.kubernetes.io/headless"
+    );
+    let nodes = server.asked("/api/v1/nodes");
+    assert_eq!(nodes[0].query["fieldSelector"], "metadata.name=node-a");
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_to_stream_lists_is_read_in_pages() {
+    let server = Server::start(Script::new(|asked| {
+        if is_streamed(asked) {
+            return status(422, "sendInitialEvents is forbidden for watch");
+        }
+        if is_watch(asked) {
+            return Reply::Held(vec![watched("ADDED", "d", "10.0.0.4", 9)]);
+        }
+        match asked.query.get("continue").map(String::as_str) {
+            None => listed(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
+            Some(_) => listed(&[("c", "10.0.0.3")], 7, None),
+        }
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    followed
+        .until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
+        .await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_goes_on_where_it_was_without_a_new_list() {
+    let server = Server::start(Script::new(|asked| {
+        if is_streamed(asked) {
+            return Reply::Closed(vec![
+                watched("ADDED", "a", "10.0.0.1", 5),
+                server::end_of_list(7),
+            ]);
+        }
+        assert_eq!(asked.query["resourceVersion"], "7");
+        Reply::Held(vec![watched("ADDED", "b", "10.0.0.2", 8)])
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    followed.until("a=10.0.0.1 b=10.0.0.2").await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_version_that_is_too_old_leads_to_a_new_list() {
+    let server = Server::start(Script::counting(|asked, times| {
+        if is_streamed(asked) && times == 0 {
+            return Reply::Closed(vec![
+                watched("ADDED", "a", "10.0.0.1", 5),
+                server::end_of_list(7),
+                server::failed(410, "Expired"),
+            ]);
+        }
+        if is_streamed(asked) {
+            return Reply::Held(vec![
+                watched("ADDED", "b", "10.0.0.2", 50),
+                server::end_of_list(51),
+            ]);
+        }
+        listed(&[], 51, None)
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    followed.until("b=10.0.0.2").await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
+    let server = Server::start(Script::counting(|asked, times| {
+        if is_streamed(asked) && times == 0 {
+            return Reply::Closed(vec![
+                watched("ADDED", "a", "10.0.0.1", 500),
+                server::end_of_list(700),
+            ]);
+        }
+        if is_streamed(asked) {
+            return Reply::Held(vec![
+                watched("ADDED", "old", "10.0.0.2", 5),
+                server::end_of_list(7),
+            ]);
+        }
+        if is_watch(asked) {
+            return status(500, "etcd is being restored");
+        }
+        listed(&[("old", "10.0.0.2")], 7, None)
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    followed.until("old=10.0.0.2").await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
+    let server = Server::start(Script::counting(|asked, times| {
+        if is_streamed(asked) && times == 0 {
+            return Reply::Closed(vec![
+                watched("ADDED", "a", "10.0.0.1", 500),
+                server::end_of_list(700),
+            ]);
+        }
+        if is_streamed(asked) {
+            return Reply::Held(vec![server::end_of_list(7)]);
+        }
+        status(504, "Too large resource version: 700, current: 7")
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+    followed.until("a=10.0.0.1").await;
+
+    followed.until("").await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_wants_a_pause_gets_it() {
+    let server = Server::start(Script::counting(|asked, times| {
+        if times == 0 {
+            return server::too_many(1);
+        }
+        if is_streamed(asked) {
+            return Reply::Held(vec![server::end_of_list(7)]);
+        }
+        listed(&[], 7, None)
+    }))
+    .await;
+    let before = monotonic();
+    let mut followed = Followed::of(&[&server]).await;
+    followed.until_trouble("too many requests").await;
+
+    followed.take().await;
+
+    assert!(monotonic() - before >= Duration::from_secs(1));
+    assert!(
+        followed
+            .report
+            .borrow()
+            .server
+            .as_ref()
+            .is_some_and(|s| s.trouble.is_none())
+    );
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn where_one_server_fails_the_next_is_asked() {
+    let bad = Server::start(Script::all(|_| status(503, "starting"))).await;
+    let good = Server::start(Script::new(|_| {
+        Reply::Held(vec![
+            watched("ADDED", "a", "10.0.0.1", 5),
+            server::end_of_list(7),
+        ])
+    }))
+    .await;
+    let mut followed = Followed::of(&[&bad, &good]).await;
+
+    followed.until("a=10.0.0.1").await;
+
+    let asked = followed
+        .report
+        .borrow()
+        .server
+        .clone()
+        .expect("a server")
+        .address;
+    assert_eq!(asked, good.uri().to_string());
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_of_another_shape_stops_no_other() {
+    let server = Server::start(Script::new(|_| {
+        let bad = watched("ADDED", "bad", "10.0.0.9", 5).replace("\"port\":80", "\"port\":\"x\"");
+        Reply::Held(vec![
+            bad,
+            watched("ADDED", "a", "10.0.0.1", 6),
+            server::end_of_list(7),
+        ])
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    let update = followed.until("a=10.0.0.1").await;
+
+    assert!(!update.whole);
+    let report = Arc::clone(&followed.report.borrow());
+    assert_eq!(report.problems.len(), 1);
+    assert!(
+        report.problems[0]
+            .to_string()
+            .contains("Service default/bad: spec.ports[0].port")
+    );
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_kind_that_the_server_doesnt_have_is_done_without() {
+    let server = Server::start(Script::all(|asked| {
+        if asked.path.ends_with("servicecidrs") {
+            return status(404, "the server could not find the requested resource");
+        }
+        Reply::Held(vec![server::end_of_list(7)])
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    assert!(followed.take().await.whole);
+
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_does() {
+    let server = Server::start(Script::new(|_| {
+        Reply::Held(vec![
+            watched("ADDED", "a", "10.0.0.1", 5),
+            watched("ADDED", "b", "10.0.0.2", 6),
+            server::end_of_list(7),
+        ])
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+    followed.until("a=10.0.0.1 b=10.0.0.2").await;
+    let folder = followed.stop().await;
+
+    // Nobody listens at first.
+    let server = Server::reserved();
+    let mut followed = Followed::keeping(&[&server], folder, Duration::from_millis(50)).await;
+    let update = followed.take().await;
+    assert_eq!(followed.words(), "a=10.0.0.1 b=10.0.0.2");
+    assert!(update.synced && !update.whole);
+    let stale = |followed: &Followed| followed.report.borrow().server.clone()?.stale;
+    assert!(stale(&followed).is_some());
+
+    server
+        .open(Script::new(|_| {
+            Reply::Held(vec![
+                watched("ADDED", "b", "10.0.0.2", 6),
+                server::end_of_list(9),
+            ])
+        }))
+        .await;
+    while !followed.take().await.whole {}
+
+    assert_eq!(followed.words(), "b=10.0.0.2");
+    assert_eq!(stale(&followed), None);
+    followed.stop().await;
+}

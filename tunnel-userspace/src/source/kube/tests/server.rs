@@ -1,0 +1,310 @@
+//! A server on loopback with a script.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    convert::Infallible,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+
+/// One request.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) path: String,
+    pub(super) query: BTreeMap<String, String>,
+}
+
+/// One answer.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// A document.
+    Whole(u16, Value),
+    /// Lines, after which the connection stays open.
+    Held(Vec<String>),
+    /// Lines, after which the answer ends.
+    Closed(Vec<String>),
+}
+
+type Answer = dyn Fn(&Asked, usize) -> Reply + Send + Sync;
+
+/// What is answered.
+pub(super) struct Script {
+    answer: Box<Answer>,
+    /// Whether it answers for Services only; nothing is there of other kinds.
+    is_of_services: bool,
+}
+
+impl Script {
+    /// Answers for Services; the look for how far the server is finds it ahead of everything.
+    pub(super) fn new(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+        Self::counting(move |asked, _| {
+            if asked.query.get("limit").is_some_and(|limit| limit == "1") {
+                return listed(&[], u64::MAX, None);
+            }
+            answer(asked)
+        })
+    }
+
+    /// Answers for Services, by how often they were asked for before.
+    pub(super) fn counting(
+        answer: impl Fn(&Asked, usize) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            answer: Box::new(answer),
+            is_of_services: true,
+        }
+    }
+
+    /// Answers for every kind.
+    pub(super) fn all(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+        Self {
+            answer: Box::new(move |asked, _| answer(asked)),
+            is_of_services: false,
+        }
+    }
+
+    fn reply(&self, asked: &Asked, times: usize) -> Reply {
+        if self.is_of_services && asked.path != "/api/v1/services" {
+            return if asked.query.contains_key("watch") {
+                Reply::Held(vec![end_of_list(1)])
+            } else {
+                listed(&[], 1, None)
+            };
+        }
+        (self.answer)(asked, times)
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    asked: Vec<Asked>,
+    times: HashMap<String, usize>,
+}
+
+/// The server. It ends with this.
+pub(super) struct Server {
+    address: SocketAddr,
+    log: Arc<Mutex<Log>>,
+    socket: Socket,
+    running: Mutex<JoinSet<()>>,
+}
+
+impl Server {
+    /// A server that refuses connects until it is opened.
+    pub(super) fn reserved() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        socket.bind(&any.into()).expect("bound");
+        let address = socket.local_addr().expect("an address");
+        Self {
+            address: address.as_socket().expect("an IP address"),
+            log: Arc::default(),
+            socket,
+            running: Mutex::default(),
+        }
+    }
+
+    pub(super) async fn start(script: Script) -> Self {
+        let server = Self::reserved();
+        server.open(script).await;
+        server
+    }
+
+    pub(super) async fn open(&self, script: Script) {
+        self.socket.listen(16).expect("listening");
+        self.socket.set_nonblocking(true).expect("set");
+        let socket = self.socket.try_clone().expect("a socket");
+        let listener = TcpListener::from_std(socket.into()).expect("a listener");
+        let (script, log) = (Arc::new(script), Arc::clone(&self.log));
+        let accepting = async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.expect("accepted");
+                connections.spawn(serve(stream, Arc::clone(&script), Arc::clone(&log)));
+            }
+        };
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.spawn(accepting);
+    }
+
+    pub(super) fn uri(&self) -> Uri {
+        format!("http://{}/", self.address)
+            .parse()
+            .expect("an address")
+    }
+
+    /// What was asked for at a path.
+    pub(super) fn asked(&self, path: &str) -> Vec<Asked> {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.asked
+            .iter()
+            .filter(|asked| asked.path == path)
+            .cloned()
+            .collect()
+    }
+}
+
+async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Log>>) {
+    let service = service_fn(|request| {
+        std::future::ready(Ok::<_, Infallible>(answer(&request, &script, &log)))
+    });
+    drop(
+        http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await,
+    );
+}
+
+fn answer(
+    request: &Request<Incoming>,
+    script: &Script,
+    log: &Mutex<Log>,
+) -> Response<BoxBody<Bytes, Infallible>> {
+    let query = request.uri().query().unwrap_or_default();
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let asked = Asked {
+        path: request.uri().path().to_owned(),
+        query: pairs
+            .map(|(key, value)| (key.to_owned(), plain(value)))
+            .collect(),
+    };
+    let times = {
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.asked.push(asked.clone());
+        let times = log.times.entry(asked.path.clone()).or_default();
+        *times += 1;
+        *times - 1
+    };
+    let lines = |lines: Vec<String>| {
+        let frames = lines
+            .into_iter()
+            .map(|line| Ok(Frame::data(Bytes::from(line + "\n"))));
+        futures_util::stream::iter(frames)
+    };
+    let (code, body) = match script.reply(&asked, times) {
+        Reply::Whole(code, value) => (code, Full::from(value.to_string()).boxed()),
+        Reply::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
+        Reply::Held(said) => {
+            let held = futures_util::StreamExt::chain(lines(said), futures_util::stream::pending());
+            (200, StreamBody::new(held).boxed())
+        }
+    };
+    Response::builder()
+        .status(code)
+        .body(body)
+        .expect("an answer")
+}
+
+/// A value of a query without its percent signs.
+fn plain(value: &str) -> String {
+    let mut parts = value.split('%');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (code, rest) = part.split_at(2);
+        let byte = u8::from_str_radix(code, 16).expect("two digits");
+        plain.push(char::from(byte));
+        plain.push_str(rest);
+    }
+    plain
+}
+
+fn service(name: &str, address: &str, version: u64) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", "resourceVersion": version.to_string()},
+        "spec": {"clusterIP": address, "ports": [{"port": 80}]},
+    })
+}
+
+/// A line of a watch, with its parts in the order of the API server's.
+fn line(what: &str, object: &Value) -> String {
+    format!(r#"{{"type":"{what}","object":{object}}}"#)
+}
+
+/// A line of a watch.
+pub(super) fn watched(what: &str, name: &str, address: &str, version: u64) -> String {
+    line(what, &service(name, address, version))
+}
+
+/// The line after the last object of a streamed list.
+pub(super) fn end_of_list(version: u64) -> String {
+    let metadata = json!({
+        "resourceVersion": version.to_string(),
+        "annotations": {"k8s.io/initial-events-end": "true"},
+    });
+    let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata});
+    line("BOOKMARK", &object)
+}
+
+fn refusal(code: u16, reason: &str, seconds: u32) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Status",
+        "status": "Failure",
+        "code": code,
+        "message": reason,
+        "reason": reason,
+        "details": {"retryAfterSeconds": seconds},
+    })
+}
+
+/// A line of a watch that failed.
+pub(super) fn failed(code: u16, reason: &str) -> String {
+    line("ERROR", &refusal(code, reason, 0))
+}
+
+/// A refusal.
+pub(super) fn status(code: u16, reason: &str) -> Reply {
+    Reply::Whole(code, refusal(code, reason, 0))
+}
+
+/// A refusal for so many seconds.
+pub(super) fn too_many(seconds: u32) -> Reply {
+    Reply::Whole(429, refusal(429, "too many requests", seconds))
+}
+
+/// A page of a list.
+pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>) -> Reply {
+    let items = services
+        .iter()
+        .map(|(name, address)| service(name, address, version));
+    let list = json!({
+        "apiVersion": "v1",
+        "kind": "ServiceList",
+        "metadata": {"resourceVersion": version.to_string(), "continue": next},
+        "items": items.collect::<Vec<_>>(),
+    });
+    Reply::Whole(200, list)
+}
+
+/// A kubeconfig of somebody whom a server on loopback lets in.
+pub(super) fn kubeconfig(server: &Server) -> String {
+    let cluster = json!({"name": "test", "cluster": {"server": server.uri().to_string()}});
+    let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [cluster],
+        "contexts": [context],
+        "users": [{"name": "test", "user": {}}],
+    })
+    .to_string()
+}

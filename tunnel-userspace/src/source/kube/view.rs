@@ -1,0 +1,268 @@
+//! What the API server said so far, and what of it can't be used. No I/O.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+
+use super::{
+    follow::{Heard, What},
+    kept::Kept,
+};
+use crate::{
+    k8s::{Arrived, Invalid},
+    model::{Kind, Node, Object, ObjectId},
+    source::{Problem, Report, Server, layer::Layer},
+};
+
+/// Where problems of these objects are told to come from.
+const ORIGIN: &str = "API server";
+
+/// What is kept of Nodes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NodesKept {
+    /// The Node that is kept as it is: this one.
+    pub(super) own: String,
+    /// The labels that are kept of all others.
+    pub(super) labels: BTreeSet<String>,
+}
+
+impl NodesKept {
+    /// Drops what nobody reads of other Nodes: there may be thousands, with dozens of labels each.
+    fn trim(&self, object: Object) -> Object {
+        let Object::Node(node) = &object else {
+            return object;
+        };
+        if *node.name.name == *self.own {
+            return object;
+        }
+        let labels = node
+            .labels
+            .iter()
+            .filter(|(key, _)| self.labels.contains(*key));
+        Object::Node(Arc::new(Node {
+            labels: labels
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
+            ..Node::clone(node)
+        }))
+    }
+}
+
+/// What was said.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) layer: Layer,
+    kinds: BTreeMap<Kind, Said>,
+    nodes: NodesKept,
+    /// When what is used was written, while it is from an earlier process.
+    stale: Option<Stale>,
+}
+
+/// What is used in place of an API server that wasn't heard of yet.
+#[derive(Clone, Copy, Debug)]
+enum Stale {
+    /// Nothing was ever written.
+    Nothing,
+    /// What was written then.
+    Since(Timestamp),
+}
+
+/// What was said of one kind.
+#[derive(Debug, Default)]
+struct Said {
+    /// The list that is coming in.
+    listing: Option<Listing>,
+    /// Whether a whole list has come.
+    synced: bool,
+    refused: BTreeMap<ObjectId, Invalid>,
+    /// Why the server can't be asked, and since when.
+    trouble: Option<(String, Timestamp)>,
+}
+
+/// A list that is coming in.
+#[derive(Debug, Default)]
+struct Listing {
+    objects: BTreeMap<ObjectId, Option<Object>>,
+    refused: BTreeMap<ObjectId, Invalid>,
+}
+
+impl View {
+    /// Nothing was said yet of these kinds.
+    pub(super) fn new(kinds: impl IntoIterator<Item = Kind>, nodes: NodesKept) -> Self {
+        Self {
+            layer: Layer::default(),
+            kinds: kinds
+                .into_iter()
+                .map(|kind| (kind, Said::default()))
+                .collect(),
+            nodes,
+            stale: None,
+        }
+    }
+
+    /// Takes what was heard.
+    pub(super) fn take(&mut self, heard: Heard, now: Timestamp) {
+        let Heard { kind, at, what } = heard;
+        let said = self.kinds.entry(kind).or_default();
+        match what {
+            What::Failed(why) => {
+                let since = said.trouble.take().map_or(now, |(_, since)| since);
+                said.trouble = Some((why, since));
+                return;
+            }
+            What::ListBegins => {
+                said.listing = Some(Listing::default());
+                return;
+            }
+            What::Listed(arrived) => {
+                let Arrived { id, object, .. } = *arrived;
+                let listing = said.listing.get_or_insert_default();
+                match object {
+                    Ok(object) => {
+                        let object = object.map(|object| self.nodes.trim(object));
+                        listing.objects.insert(id, object);
+                    }
+                    Err(invalid) => {
+                        listing.refused.insert(id, invalid);
+                    }
+                }
+                return;
+            }
+            What::ListEnds | What::Absent => {
+                let listing = said.listing.take().unwrap_or_default();
+                said.synced = true;
+                self.replace(kind, listing, at);
+            }
+            What::Changed(arrived) => {
+                let Arrived { id, object, .. } = *arrived;
+                match object {
+                    Ok(object) => {
+                        said.refused.remove(&id);
+                        let object = object.map(|object| self.nodes.trim(object));
+                        self.put(&id, object, at);
+                    }
+                    // Its last good version stays.
+                    Err(invalid) => {
+                        said.refused.insert(id, invalid);
+                    }
+                }
+            }
+            What::Gone(arrived) => {
+                said.refused.remove(&arrived.id);
+                self.put(&arrived.id, None, at);
+            }
+        }
+        if let Some(said) = self.kinds.get_mut(&kind) {
+            said.trouble = None;
+        }
+        self.settle(at);
+    }
+
+    /// Takes a whole list: what is not in it is gone, but what of it can't be read stays.
+    fn replace(&mut self, kind: Kind, listing: Listing, at: Duration) {
+        let Listing { objects, refused } = listing;
+        let is_gone = |id: &&ObjectId| !objects.contains_key(*id) && !refused.contains_key(*id);
+        let gone: Vec<ObjectId> = self.layer.of_kind(kind).filter(is_gone).cloned().collect();
+        for id in gone {
+            self.layer.remove(&id, at);
+        }
+        for (id, object) in objects {
+            self.put(&id, object, at);
+        }
+        self.kinds.entry(kind).or_default().refused = refused;
+    }
+
+    fn put(&mut self, id: &ObjectId, object: Option<Object>, at: Duration) {
+        match object {
+            Some(object) => self.layer.apply(object, at),
+            None => self.layer.remove(id, at),
+        }
+    }
+
+    fn settle(&mut self, at: Duration) {
+        if self.is_live() {
+            self.stale = None;
+            self.layer.set_synced(at);
+        }
+        let is_whole = self.is_live() && self.kinds.values().all(|said| said.refused.is_empty());
+        self.layer.set_whole(is_whole, at);
+    }
+
+    /// Whether a whole list of every kind has come.
+    pub(super) fn is_live(&self) -> bool {
+        self.kinds.values().all(|said| said.synced)
+    }
+
+    /// Goes on with what an earlier process wrote, or with nothing, until the server is heard of.
+    /// What is missing from it must not be taken for deleted.
+    pub(super) fn use_kept(&mut self, kept: Option<Kept>, at: Duration) {
+        if self.layer.is_synced() {
+            return;
+        }
+        self.stale = Some(
+            kept.as_ref()
+                .map_or(Stale::Nothing, |kept| Stale::Since(kept.written)),
+        );
+        for object in kept.into_iter().flat_map(|kept| kept.objects) {
+            let is_heard = self
+                .kinds
+                .get(&object.kind())
+                .is_none_or(|said| said.synced);
+            if !is_heard {
+                self.layer.apply(object, at);
+            }
+        }
+        self.layer.set_synced(at);
+        self.layer.set_whole(false, at);
+    }
+
+    /// What is known, to be kept.
+    pub(super) fn kept(&self, now: Timestamp) -> Kept {
+        Kept {
+            written: now,
+            objects: self.layer.objects().cloned().collect(),
+        }
+    }
+
+    /// What has been read, for status.
+    pub(super) fn report(&self, server: String) -> Report {
+        let refused = self.kinds.values().flat_map(|said| &said.refused);
+        let problems = refused.map(|(id, Invalid { field, reason })| Problem {
+            origin: ORIGIN.to_owned(),
+            document: None,
+            line: None,
+            object: Some(id.to_string()),
+            field: (!field.is_empty()).then(|| field.clone()),
+            reason: reason.to_string(),
+        });
+        let troubles = self.kinds.iter().filter_map(|(kind, said)| {
+            let (why, since) = said.trouble.as_ref()?;
+            Some((*since, format!("{kind}: {why}")))
+        });
+        let trouble = troubles.min();
+        let stale = self.stale.map(|stale| match stale {
+            Stale::Nothing => "nothing is known yet".to_owned(),
+            Stale::Since(at) => format!("what is known is of {at}"),
+        });
+        Report {
+            objects: self.layer.counts(),
+            problems: problems.collect(),
+            refused_total: 0,
+            unknown_kinds: Vec::new(),
+            synced: self.layer.is_synced(),
+            server: Some(Server {
+                address: server,
+                trouble: trouble.as_ref().map(|(_, why)| why.clone()),
+                trouble_since: trouble.map(|(since, _)| since.to_string()),
+                stale,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,256 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::{
+    k8s::{Invalid, Reason},
+    model::{ObjectName, Service},
+};
+
+const AT: Duration = Duration::from_secs(1);
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).expect("a time")
+}
+
+fn id(kind: Kind, name: &str) -> ObjectId {
+    ObjectId {
+        kind,
+        name: ObjectName::new("shop", name),
+    }
+}
+
+fn service(name: &str) -> Object {
+    Object::Service(Arc::new(Service {
+        name: ObjectName::new("shop", name),
+        created: None,
+        cluster_ips: Vec::new(),
+        ports: Vec::new(),
+        algorithm: None,
+    }))
+}
+
+fn arrived(name: &str, object: Result<Option<Object>, Invalid>) -> Box<Arrived> {
+    Box::new(Arrived {
+        id: id(Kind::Service, name),
+        version: "1".to_owned(),
+        object,
+    })
+}
+
+fn good(name: &str) -> Box<Arrived> {
+    arrived(name, Ok(Some(service(name))))
+}
+
+fn bad(name: &str) -> Box<Arrived> {
+    let invalid = Invalid {
+        field: "spec.ports".to_owned(),
+        reason: Reason::Missing,
+    };
+    arrived(name, Err(invalid))
+}
+
+/// Two kinds, of which one has nothing to say.
+struct Case(View);
+
+impl Case {
+    fn new() -> Self {
+        let kinds = [Kind::Service, Kind::Node];
+        Self(View::new(kinds, NodesKept::default()))
+    }
+
+    fn hear(&mut self, kind: Kind, what: What) {
+        self.0.take(Heard { kind, at: AT, what }, now());
+    }
+
+    fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<Arrived>>) {
+        self.hear(kind, What::ListBegins);
+        for object in objects {
+            self.hear(kind, What::Listed(object));
+        }
+        self.hear(kind, What::ListEnds);
+    }
+
+    fn names(&self) -> Vec<String> {
+        let objects = self.0.layer.objects();
+        objects
+            .map(|object| object.name().name.to_string())
+            .collect()
+    }
+
+    fn is_whole(&mut self) -> Option<bool> {
+        self.0.layer.take_news().map(|news| news.whole)
+    }
+}
+
+#[test]
+fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("a"), good("b")]);
+    assert!(!case.0.is_live());
+    case.list(Kind::Node, []);
+    assert!(case.0.is_live());
+    assert_eq!(case.is_whole(), Some(true));
+
+    case.hear(Kind::Service, What::ListBegins);
+    case.hear(Kind::Service, What::Listed(good("c")));
+    assert_eq!(case.names(), ["a", "b"]);
+    case.hear(Kind::Service, What::ListEnds);
+
+    assert_eq!(case.names(), ["c"]);
+}
+
+#[test]
+fn a_list_that_breaks_off_changes_nothing() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("a")]);
+
+    case.hear(Kind::Service, What::ListBegins);
+    case.hear(Kind::Service, What::Failed("reset".to_owned()));
+    case.list(Kind::Service, [good("a"), good("b")]);
+
+    assert_eq!(case.names(), ["a", "b"]);
+}
+
+#[test]
+fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
+    let mut case = Case::new();
+    case.list(Kind::Node, []);
+    case.list(Kind::Service, [good("a"), good("b")]);
+    case.0.layer.take_news();
+
+    case.list(Kind::Service, [bad("a"), good("c")]);
+    assert_eq!(case.names(), ["a", "c"]);
+    assert_eq!(case.is_whole(), Some(false));
+    let report = case.0.report(String::new());
+    assert_eq!(
+        report.problems[0].to_string(),
+        "API server: Service shop/a: spec.ports: is required"
+    );
+
+    // It is mended by another version, or by going.
+    case.hear(Kind::Service, What::Changed(good("a")));
+    assert_eq!(case.is_whole(), Some(true));
+    case.hear(Kind::Service, What::Changed(bad("a")));
+    case.hear(Kind::Service, What::Gone(bad("a")));
+    assert_eq!(case.names(), ["c"]);
+    assert!(case.0.report(String::new()).problems.is_empty());
+}
+
+#[test]
+fn a_refused_object_that_is_gone_from_the_next_list_is_gone() {
+    let mut case = Case::new();
+    case.list(Kind::Node, []);
+    case.list(Kind::Service, [good("a")]);
+    case.hear(Kind::Service, What::Changed(bad("a")));
+
+    case.list(Kind::Service, []);
+
+    assert!(case.names().is_empty());
+    assert!(case.0.report(String::new()).problems.is_empty());
+}
+
+#[test]
+fn an_object_without_a_part_for_culvert_is_as_one_that_is_gone() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("a")]);
+
+    case.hear(Kind::Service, What::Changed(arrived("a", Ok(None))));
+
+    assert!(case.names().is_empty());
+}
+
+#[test]
+fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
+    let mut case = Case::new();
+    let kept = Kept {
+        written: now(),
+        objects: vec![service("a"), service("b")],
+    };
+    case.0.use_kept(Some(kept), AT);
+    let news = case.0.layer.take_news().expect("news");
+    assert!(news.synced && !news.whole);
+    let stale = case
+        .0
+        .report(String::new())
+        .server
+        .and_then(|server| server.stale);
+    assert_eq!(
+        stale.as_deref(),
+        Some("what is known is of 2027-01-15T08:00:00Z")
+    );
+
+    case.list(Kind::Service, [good("b"), good("c")]);
+    assert_eq!(case.names(), ["b", "c"]);
+    case.list(Kind::Node, []);
+
+    assert_eq!(case.is_whole(), Some(true));
+    let stale = case
+        .0
+        .report(String::new())
+        .server
+        .and_then(|server| server.stale);
+    assert_eq!(stale, None);
+}
+
+#[test]
+fn what_was_kept_doesnt_overrule_what_was_heard_already() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("b")]);
+    let kept = Kept {
+        written: now(),
+        objects: vec![service("a")],
+    };
+
+    case.0.use_kept(Some(kept), AT);
+
+    assert_eq!(case.names(), ["b"]);
+}
+
+#[test]
+fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
+    let kept = NodesKept {
+        own: "own".to_owned(),
+        labels: BTreeSet::from(["edge".to_owned()]),
+    };
+    let mut view = View::new([Kind::Node], kept);
+    for name in ["own", "other"] {
+        let labels = ["edge", "rack"].map(|label| (label.to_owned(), "x".to_owned()));
+        let node = Node {
+            name: ObjectName::new("", name),
+            created: None,
+            labels: labels.into(),
+            internal_ips: Vec::new(),
+            eligible: true,
+        };
+        let arrived = Arrived {
+            id: ObjectId {
+                kind: Kind::Node,
+                name: node.name.clone(),
+            },
+            version: "1".to_owned(),
+            object: Ok(Some(Object::Node(Arc::new(node)))),
+        };
+        let what = What::Changed(Box::new(arrived));
+        view.take(
+            Heard {
+                kind: Kind::Node,
+                at: AT,
+                what,
+            },
+            now(),
+        );
+    }
+
+    let store = view.layer.into_store();
+    let labels = store.nodes().values().map(|node| {
+        let keys: Vec<&str> = node.labels.keys().map(String::as_str).collect();
+        (node.name.to_string(), keys)
+    });
+    assert_eq!(
+        labels.collect::<Vec<_>>(),
+        [
+            ("other".to_owned(), vec!["edge"]),
+            ("own".to_owned(), vec!["edge", "rack"])
+        ]
+    );
+}

@@ -1,0 +1,142 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::Store;
+use crate::model::{Kind, Object, ObjectId};
+
+/// The set of objects that one source stands for, and which of them the mux hasn't been told of.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Layer {
+    objects: BTreeMap<ObjectId, Object>,
+    counts: BTreeMap<Kind, usize>,
+    dirty: BTreeSet<ObjectId>,
+    /// When the oldest change that wasn't told was noticed.
+    since: Option<Duration>,
+    synced: bool,
+    whole: bool,
+}
+
+/// What changed in a source, as it stands now.
+#[derive(Debug)]
+pub(super) struct News {
+    /// The objects that changed, each once; nothing where one is gone.
+    pub(super) changes: Vec<(ObjectId, Option<Object>)>,
+    /// Whether the source has told its first whole list.
+    pub(super) synced: bool,
+    /// Whether it holds everything that it was told.
+    pub(super) whole: bool,
+    /// When the oldest of the changes was noticed, on the monotonic clock.
+    pub(super) since: Duration,
+}
+
+impl Layer {
+    /// Takes an object as it stands now, noticed at that time. An object that says nothing new
+    /// changes nothing.
+    pub(super) fn apply(&mut self, object: Object, at: Duration) {
+        let id = object.id();
+        match self.objects.get_mut(&id) {
+            Some(current) if *current == object => return,
+            Some(current) => *current = object,
+            None => {
+                let count = self.counts.entry(id.kind).or_default();
+                *count = count.saturating_add(1);
+                self.objects.insert(id.clone(), object);
+            }
+        }
+        self.changed(id, at);
+    }
+
+    /// Forgets an object.
+    pub(super) fn remove(&mut self, id: &ObjectId, at: Duration) {
+        if self.objects.remove(id).is_some() {
+            let count = self.counts.entry(id.kind).or_default();
+            *count = count.saturating_sub(1);
+            self.changed(id.clone(), at);
+        }
+    }
+
+    fn changed(&mut self, id: ObjectId, at: Duration) {
+        self.dirty.insert(id);
+        self.touch(at);
+    }
+
+    fn touch(&mut self, at: Duration) {
+        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+    }
+
+    /// Says that the first whole set is here.
+    pub(super) fn set_synced(&mut self, at: Duration) {
+        if !self.synced {
+            self.synced = true;
+            self.touch(at);
+        }
+    }
+
+    /// Says whether this is everything that the source was told. Once it is, that is told.
+    pub(super) fn set_whole(&mut self, whole: bool, at: Duration) {
+        if whole && !self.whole {
+            self.touch(at);
+        }
+        self.whole = whole;
+    }
+
+    /// Whether there is something to tell.
+    pub(super) const fn is_changed(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Whether the first whole set is here.
+    pub(super) const fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// What changed since the last time; nothing if nothing did.
+    pub(super) fn take_news(&mut self) -> Option<News> {
+        let since = self.since.take()?;
+        let changes = std::mem::take(&mut self.dirty).into_iter();
+        let changes = changes.map(|id| {
+            let object = self.objects.get(&id).cloned();
+            (id, object)
+        });
+        Some(News {
+            changes: changes.collect(),
+            synced: self.synced,
+            whole: self.whole,
+            since,
+        })
+    }
+
+    /// How many objects there are, by kind.
+    pub(super) fn counts(&self) -> BTreeMap<Kind, usize> {
+        self.counts.clone()
+    }
+
+    /// The objects of a kind, by name.
+    pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &ObjectId> {
+        self.objects.keys().filter(move |id| id.kind == kind)
+    }
+
+    /// Every object; a clone of one shares it.
+    pub(super) fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
+    }
+
+    /// What would be told if this were the only source.
+    pub(super) fn into_store(self) -> Store {
+        let at = self.since.unwrap_or_default();
+        let mut store = Store::default();
+        for object in self.objects.into_values() {
+            store.apply(object, at);
+        }
+        if self.synced {
+            store.set_synced(at);
+        }
+        store.set_whole(self.whole, at);
+        store
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,9 @@ use super::initramfs::Overlay;
 use crate::{statics::Profile, workspace};
 
 /// Programs of this machine that tests start.
-const HOST: [&str; 8] = ["ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice"];
+const HOST: [&str; 9] = [
+    "ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice", "setpriv",
+];
 
 /// The size of loads: machines are slow.
 const SCALE: &str = "0.05";

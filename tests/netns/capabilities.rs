@@ -87,8 +87,8 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Re
     let granted = granted(MANIFEST)?;
     for lacking in &granted {
         let node = Node::new()?;
-        let rest: Vec<_> = granted.iter().filter(|name| name != &lacking).collect();
-        let rest: Vec<&str> = rest.into_iter().copied().collect();
+        let rest = granted.iter().copied().filter(|name| name != lacking);
+        let rest: Vec<&str> = rest.collect();
 
         node.launch_by(&with(&rest))?;
 

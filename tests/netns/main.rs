@@ -5,6 +5,8 @@
 mod support;
 
 #[cfg(test)]
+mod capabilities;
+#[cfg(test)]
 mod carried;
 #[cfg(test)]
 mod churn;
@@ -33,7 +35,11 @@ mod layouts;
 #[cfg(test)]
 mod live;
 #[cfg(test)]
+mod names;
+#[cfg(test)]
 mod natives;
+#[cfg(test)]
+mod prepare;
 #[cfg(test)]
 mod race;
 #[cfg(test)]

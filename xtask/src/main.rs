@@ -14,15 +14,17 @@ mod elf;
 mod layers;
 mod length;
 mod lint;
+mod package;
 mod progress;
 mod setup;
+mod statics;
 mod test;
 #[path = "../../tunnel-userspace/build/toolchain.rs"]
 mod toolchain;
 mod vm;
 mod workspace;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -88,6 +90,18 @@ enum Command {
         which: Bench,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
+    },
+    /// Build the container image for linux/amd64, as an archive that `ctr images import` loads.
+    Package {
+        /// How the program is built: `vm` is quicker to build, and for tests.
+        #[arg(long, value_enum, default_value = "release")]
+        profile: statics::Profile,
+        /// The name that the image is loaded under, with a tag.
+        #[arg(long, default_value = package::NAME)]
+        name: String,
+        /// The archive.
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
     },
     /// Check format, lints, documents, licences, spelling, layers and the object.
     Lint {
@@ -159,6 +173,11 @@ fn run(command: Command) -> Result<()> {
             update,
             filter,
         }),
+        Command::Package {
+            profile,
+            name,
+            output,
+        } => package::run(profile, name, output),
         Command::Lint { checks, fix } => lint::run(&checks, fix),
     }
 }

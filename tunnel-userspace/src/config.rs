@@ -22,7 +22,8 @@ pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tun
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
-    /// The name of the Node object of this node; empty for the name of the host.
+    /// The name of the Node object of this node; empty for what `NODE_NAME` in the environment says,
+    /// else for the name of the host.
     #[serde(default)]
     pub node_name: String,
     /// How Services are translated.
@@ -196,10 +197,19 @@ impl Config {
             *cgroup = folder.join(&cgroup);
         }
         if self.node_name.is_empty() {
+            self.node_name = named_by_pod();
+        }
+        if self.node_name.is_empty() {
             let host = nix::unistd::gethostname().unwrap_or_default();
             self.node_name = host.to_string_lossy().to_lowercase();
         }
     }
+}
+
+/// The node that the pod's manifest names; empty outside of a pod.
+#[expect(clippy::disallowed_methods, reason = "the config reads the environment")]
+fn named_by_pod() -> String {
+    std::env::var("NODE_NAME").unwrap_or_default()
 }
 
 #[cfg(test)]

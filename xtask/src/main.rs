@@ -14,6 +14,7 @@ mod elf;
 mod layers;
 mod length;
 mod lint;
+mod package;
 mod progress;
 mod setup;
 mod test;

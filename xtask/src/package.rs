@@ -1,0 +1,4 @@
+//! The container image, made without Docker.
+
+mod layer;
+pub(crate) mod oci;

@@ -1,0 +1,119 @@
+//! The one layer of an image: a tar of a root folder, uncompressed, and the same wherever and whenever
+//! it is made. Modes and symbolic links are kept; owners and times are not, and a hard link is a file.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Seek as _, Write},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use sha2::{Digest as _, Sha256};
+use tar::{Builder, EntryType, Header};
+
+/// What is hashed while it is written.
+#[derive(Debug)]
+struct Hashed<W> {
+    out: W,
+    hash: Sha256,
+    length: u64,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        self.length += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A layer, in a file without a name.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) file: File,
+    pub(super) digest: String,
+    pub(super) length: u64,
+}
+
+impl Layer {
+    /// Packs everything in a folder, in the order of names. The layer itself is made in `scratch`.
+    pub(super) fn pack(root: &Path, scratch: &Path) -> Result<Self> {
+        let file = tempfile::tempfile_in(scratch)
+            .with_context(|| format!("cannot make a file in {}", scratch.display()))?;
+        let out = Hashed {
+            out: io::BufWriter::new(file),
+            hash: Sha256::new(),
+            length: 0,
+        };
+        let mut tar = Builder::new(out);
+        add_folder(&mut tar, root, Path::new(""))?;
+        let out = tar.into_inner()?;
+        let mut file = out.out.into_inner()?;
+        file.rewind()?;
+        Ok(Self {
+            file,
+            digest: hex(out.hash),
+            length: out.length,
+        })
+    }
+}
+
+/// The digest of a few bytes.
+pub(super) fn digest(bytes: &[u8]) -> String {
+    hex(Sha256::new_with_prefix(bytes))
+}
+
+fn hex(hash: Sha256) -> String {
+    let bytes = hash.finalize();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn add_folder<W: Write>(tar: &mut Builder<W>, root: &Path, folder: &Path) -> Result<()> {
+    let from = root.join(folder);
+    let read = || format!("cannot read {}", from.display());
+    let entries = fs::read_dir(&from).with_context(read)?;
+    let mut names = entries
+        .map(|entry| Ok(folder.join(entry?.file_name())))
+        .collect::<io::Result<Vec<PathBuf>>>()
+        .with_context(read)?;
+    names.sort();
+    for name in names {
+        let from = root.join(&name);
+        add(tar, root, &name).with_context(|| format!("cannot pack {}", from.display()))?;
+    }
+    Ok(())
+}
+
+fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
+    let from = root.join(name);
+    let metadata = fs::symlink_metadata(&from)?;
+    let kind = metadata.file_type();
+    let mut header = Header::new_gnu();
+    header.set_mode(metadata.mode() & 0o7777);
+    header.set_size(0);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    if kind.is_dir() {
+        header.set_entry_type(EntryType::Directory);
+        tar.append_data(&mut header, name, io::empty())?;
+        add_folder(tar, root, name)
+    } else if kind.is_symlink() {
+        header.set_entry_type(EntryType::Symlink);
+        Ok(tar.append_link(&mut header, name, fs::read_link(&from)?)?)
+    } else if kind.is_file() {
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(metadata.len());
+        // What grows meanwhile must not shift what comes after it.
+        let content = File::open(&from)?.take(metadata.len());
+        Ok(tar.append_data(&mut header, name, content)?)
+    } else {
+        bail!("it is no file, folder or symbolic link")
+    }
+}

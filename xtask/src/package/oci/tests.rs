@@ -1,0 +1,190 @@
+use std::{
+    collections::BTreeMap,
+    os::unix::fs::{PermissionsExt as _, symlink},
+};
+
+use super::*;
+
+/// What an archive holds: path to bytes, in the order of the archive.
+fn read(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut archive = tar::Archive::new(archive);
+    let entries = archive.entries().expect("a tar");
+    entries
+        .map(|entry| {
+            let mut entry = entry.expect("an entry");
+            let path = entry.path().expect("a path").display().to_string();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).expect("its bytes");
+            (path, bytes)
+        })
+        .collect()
+}
+
+fn json_of(files: &BTreeMap<String, Vec<u8>>, path: &str) -> Value {
+    serde_json::from_slice(&files[path]).expect("JSON")
+}
+
+/// The file that a descriptor names, after a look whether it is that.
+fn blob_of<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> (&'a [u8], String) {
+    let digest = descriptor["digest"].as_str().expect("a digest");
+    let digest = digest.strip_prefix("sha256:").expect("SHA-256");
+    let path = blob(digest);
+    let bytes = &files[&path];
+    assert_eq!(layer::digest(bytes), digest);
+    assert_eq!(descriptor["size"], bytes.len());
+    (bytes, path)
+}
+
+fn put(root: &Path, path: &str, mode: u32, text: &str) {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().expect("a folder")).expect("its folder");
+    fs::write(&path, text).expect("a file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("its mode");
+}
+
+fn folder(root: &Path, path: &str, mode: u32) {
+    fs::create_dir_all(root.join(path)).expect("a folder");
+    fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).expect("its mode");
+}
+
+fn image() -> Image {
+    Image {
+        names: vec![
+            "place.test:5000/tool:1.0".to_owned(),
+            "tool:latest".to_owned(),
+        ],
+        entrypoint: vec!["/tool".to_owned()],
+        command: vec!["run".to_owned()],
+        environment: vec!["PATH=/bin".to_owned()],
+    }
+}
+
+/// Writes the image of a root folder and reads it back.
+fn written(image: &Image, root: &Path) -> (Vec<u8>, Written) {
+    let output = tempfile::tempdir().expect("a folder");
+    let path = output.path().join("image.tar");
+    let written = image.write(root, &path).expect("an image");
+    let left: Vec<_> = fs::read_dir(output.path()).expect("it").collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    (fs::read(&path).expect("the archive"), written)
+}
+
+#[test]
+fn each_name_leads_to_the_config_and_the_layer() {
+    let root = tempfile::tempdir().expect("a folder");
+    put(root.path(), "tool", 0o755, "binary");
+
+    let (archive, written) = written(&image(), root.path());
+
+    assert_eq!(written.bytes, archive.len() as u64);
+    let files: BTreeMap<_, _> = read(&archive).into_iter().collect();
+    assert_eq!(json_of(&files, "oci-layout")["imageLayoutVersion"], "1.0.0");
+    let index = json_of(&files, "index.json");
+    let lines = index["manifests"].as_array().expect("a list");
+    let names = [
+        ("place.test:5000/tool:1.0", "1.0"),
+        ("tool:latest", "latest"),
+    ];
+    for (line, (name, tag)) in lines.iter().zip(names) {
+        assert_eq!(line["annotations"]["io.containerd.image.name"], name);
+        assert_eq!(
+            line["annotations"]["org.opencontainers.image.ref.name"],
+            tag
+        );
+        assert_eq!(line["digest"], written.digest.as_str());
+    }
+    assert_eq!(lines.len(), names.len());
+    let (_, manifest) = blob_of(&files, &lines[0]);
+    let manifest = json_of(&files, &manifest);
+    let (_, config) = blob_of(&files, &manifest["config"]);
+    let config = json_of(&files, &config);
+    assert_eq!(config["config"]["Entrypoint"], json!(["/tool"]));
+    assert_eq!(config["config"]["Cmd"], json!(["run"]));
+    assert_eq!(config["config"]["Env"], json!(["PATH=/bin"]));
+    assert_eq!(
+        config["rootfs"]["diff_ids"][0],
+        manifest["layers"][0]["digest"]
+    );
+    let (layer, _) = blob_of(&files, &manifest["layers"][0]);
+    assert_eq!(read(layer), [("tool".to_owned(), b"binary".to_vec())]);
+    assert_eq!(manifest["layers"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn modes_and_links_are_kept_and_owners_and_times_are_not() {
+    let root = tempfile::tempdir().expect("a folder");
+    let long = format!("usr/{}file", "long/".repeat(40));
+    put(root.path(), "bin/su", 0o4755, "set-user-ID");
+    folder(root.path(), "tmp", 0o1777);
+    put(root.path(), &long, 0o600, "a long path");
+    symlink("su", root.path().join("bin/login")).expect("a link");
+    symlink("/no/such", root.path().join("dangling")).expect("a link");
+
+    let (archive, _) = written(&image(), root.path());
+
+    let files: BTreeMap<_, _> = read(&archive).into_iter().collect();
+    let is_layer =
+        |bytes: &&Vec<u8>| !bytes.is_empty() && serde_json::from_slice::<Value>(bytes).is_err();
+    let layer = files.values().find(is_layer).expect("a layer");
+    let mut entries = BTreeMap::new();
+    for entry in tar::Archive::new(layer.as_slice())
+        .entries()
+        .expect("a tar")
+    {
+        let entry = entry.expect("an entry");
+        let header = entry.header();
+        assert_eq!(header.uid().expect("a number"), 0);
+        assert_eq!(header.gid().expect("a number"), 0);
+        assert_eq!(header.mtime().expect("a number"), 0);
+        let link = entry.link_name().expect("a name");
+        let link = link.map(|link| link.display().to_string());
+        let path = entry.path().expect("a path").display().to_string();
+        let path = path.trim_end_matches('/').to_owned();
+        entries.insert(path, (header.mode().expect("a mode"), link));
+    }
+    assert_eq!(entries["bin/su"], (0o4755, None));
+    assert_eq!(entries["tmp"], (0o1777, None));
+    assert_eq!(entries[&long], (0o600, None));
+    assert_eq!(entries["bin/login"].1.as_deref(), Some("su"));
+    assert_eq!(entries["dangling"].1.as_deref(), Some("/no/such"));
+}
+
+#[test]
+fn the_same_files_make_the_same_bytes() {
+    let names: Vec<String> = (0..40).map(|number| format!("file-{number}")).collect();
+    let backwards = names.iter().rev().cloned().collect();
+    let images = [names, backwards].map(|names: Vec<String>| {
+        let root = tempfile::tempdir().expect("a folder");
+        for (age, name) in (0..).zip(&names) {
+            put(root.path(), name, 0o644, name);
+            let file = File::open(root.path().join(name)).expect("the file");
+            let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(age);
+            file.set_modified(time).expect("its time");
+        }
+        written(&image(), root.path())
+    });
+
+    assert!(images[0] == images[1]);
+}
+
+#[test]
+fn what_cannot_be_packed_is_named_and_leaves_nothing() {
+    let root = tempfile::tempdir().expect("a folder");
+    let socket = root.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let output = tempfile::tempdir().expect("a folder");
+    let path = output.path().join("image.tar");
+
+    let error = image().write(root.path(), &path).expect_err("a socket");
+
+    assert!(format!("{error:#}").contains("socket"), "{error:#}");
+    assert_eq!(fs::read_dir(output.path()).expect("it").count(), 0);
+}
+
+#[test]
+fn a_name_without_a_tag_is_refused() {
+    assert_eq!(tag("place.test:5000/tool:1.0").expect("a tag"), "1.0");
+    for name in ["tool", "place.test:5000/tool", "tool:", ":1.0", ""] {
+        tag(name).expect_err(name);
+    }
+}

@@ -9,6 +9,7 @@ mod atomics;
 #[path = "../../tunnel-userspace/build/compile.rs"]
 mod compile;
 mod demo;
+mod e2e;
 mod ebpf;
 mod elf;
 mod layers;
@@ -90,6 +91,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Run real Kubernetes on this machine, in network namespaces, and try everything on it (root).
+    E2e(e2e::Options),
     /// Check format, lints, documents, licences, spelling, layers and the object.
     Lint {
         /// Only these checks.
@@ -160,6 +163,7 @@ fn run(command: Command) -> Result<()> {
             update,
             filter,
         }),
+        Command::E2e(options) => e2e::run(&options),
         Command::Lint { checks, fix } => lint::run(&checks, fix),
     }
 }

@@ -13,6 +13,8 @@ use tunnel_userspace::{
     source::file,
 };
 
+#[cfg(test)]
+mod deploy;
 #[path = "../../tunnel-userspace/src/reconcile/tests/memory.rs"]
 mod memory;
 

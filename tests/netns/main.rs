@@ -5,6 +5,8 @@
 mod support;
 
 #[cfg(test)]
+mod capabilities;
+#[cfg(test)]
 mod carried;
 #[cfg(test)]
 mod churn;
@@ -34,6 +36,8 @@ mod layouts;
 mod live;
 #[cfg(test)]
 mod natives;
+#[cfg(test)]
+mod prepare;
 #[cfg(test)]
 mod race;
 #[cfg(test)]

@@ -297,6 +297,15 @@ impl Instance {
     ///
     /// When it runs already, or can't be started.
     pub fn launch(&self) -> Result<()> {
+        self.launch_by(&[])
+    }
+
+    /// Starts the daemon by another command, which is given its command line, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As [`Instance::launch`].
+    pub fn launch_by(&self, command: &[String]) -> Result<()> {
         let mut daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
         if daemon.is_some() {
             bail!("the daemon runs already");
@@ -305,11 +314,8 @@ impl Instance {
             .create(true)
             .append(true)
             .open(self.log_path())?;
-        let process = self
-            .host
-            .command(&self.command_line(&["node"])?)
-            .log(log)
-            .start()?;
+        let argv = [command, &self.command_line(&["node"])?].concat();
+        let process = self.host.command(&argv).log(log).start()?;
         *daemon = Some(process);
         Ok(())
     }

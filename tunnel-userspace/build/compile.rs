@@ -156,7 +156,7 @@ fn flags(pair: &Pair, workspace: &Path, target: &Path, arch: &str) -> OsString {
 }
 
 /// The folders where Cargo unpacks crates, one per registry.
-fn registries() -> Vec<PathBuf> {
+pub(crate) fn registries() -> Vec<PathBuf> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(env::home_dir()?.join(".cargo")));
@@ -171,7 +171,7 @@ fn registries() -> Vec<PathBuf> {
     found
 }
 
-fn joined(before: &str, path: &Path, after: &str) -> OsString {
+pub(crate) fn joined(before: &str, path: &Path, after: &str) -> OsString {
     let mut text = OsString::from(before);
     text.push(path);
     text.push(after);

@@ -5,6 +5,7 @@ mod ca;
 mod canary;
 mod cleanup;
 mod node;
+mod prepare;
 mod state;
 mod stop;
 mod tunnel;
@@ -14,5 +15,6 @@ pub use self::{
     ca::{ca_init, ca_issue_agent, ca_issue_gateway},
     cleanup::{CleanupError, cleanup},
     node::{NodeError, node},
+    prepare::{PrepareError, prepare},
     state::StateError,
 };

@@ -4,12 +4,14 @@
 //! - `pins`: the folder of pins, checked and held
 //! - `folders`: the folders of maps, and the steps from one set of maps to another (pure)
 //! - `beside`: maps of other sizes, or in the place of an older layout's, made beside those in use
+//! - `rights`: the capabilities that are needed
 //! - `shapes`: the shapes of the pinned maps
 //! - `load`: the object, loaded on the pinned maps
 //! - `attach`: programs on a cgroup, by pinned links
 //! - `logging`: one program that logs its events, in the place of the plain one
 //! - `guard`: the program that keeps outsiders from the steering prefixes
 //! - `maps`: the service maps, the steering maps, and the counters
+//! - `mounts`: the file systems that are needed, mounted
 //! - `measure`: what the verifier made of each program
 //! - `grace`: waiting until no program runs that ran before
 //! - `cgroup`: where the cgroup v2 hierarchy is
@@ -25,8 +27,10 @@ mod load;
 mod logging;
 mod maps;
 mod measure;
+mod mounts;
 mod pins;
 mod probe;
+mod rights;
 mod shapes;
 mod sys;
 
@@ -39,6 +43,7 @@ pub use self::{
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},
     measure::{MeasureError, Measured, measure},
+    mounts::{MountError, mount_bpffs, mount_cgroups},
     pins::{PinError, Pins},
     probe::{Features, ProbeError, probe},
 };

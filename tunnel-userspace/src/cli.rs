@@ -44,6 +44,9 @@ pub enum Command {
     /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
     /// the config allows. SIGTERM lets streams go on for a while, then ends it.
     Agent(NodeArgs),
+    /// Mount what a node with this config needs: a BPF file system and the cgroup v2 hierarchy. What
+    /// is there is left alone.
+    Prepare(ConfigArgs),
     /// Remove every program, map and file that a node with this config made.
     Cleanup(ConfigArgs),
     /// Make the certificates of the tunnel's ends, with a CA of their own.

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Node(args) => run(&args, app::node),
         Command::Agent(args) => run(&args, app::agent),
+        Command::Prepare(args) => prepare(&args),
         Command::Cleanup(args) => cleanup(&args),
         Command::Ca { command } => ca(&command),
         Command::Look(look) => look.run().map_err(Into::into),
@@ -51,6 +52,11 @@ where
     // A look-up of a name that hangs must not hold up the end.
     runtime.shutdown_background();
     Ok(done?)
+}
+
+fn prepare(args: &cli::ConfigArgs) -> Result<()> {
+    let lines = app::prepare(&Config::read(&args.config)?)?;
+    Ok(cli::print(&lines.join("\n"))?)
 }
 
 fn cleanup(args: &cli::ConfigArgs) -> Result<()> {

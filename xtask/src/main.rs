@@ -18,13 +18,14 @@ mod lint;
 mod package;
 mod progress;
 mod setup;
+mod statics;
 mod test;
 #[path = "../../tunnel-userspace/build/toolchain.rs"]
 mod toolchain;
 mod vm;
 mod workspace;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -93,6 +94,18 @@ enum Command {
     },
     /// Run real Kubernetes on this machine, in network namespaces, and try everything on it (root).
     E2e(e2e::Options),
+    /// Build the container image for linux/amd64, as an archive that `ctr images import` loads.
+    Package {
+        /// How the program is built: `vm` is quicker to build, and for tests.
+        #[arg(long, value_enum, default_value = "release")]
+        profile: statics::Profile,
+        /// The name that the image is loaded under, with a tag.
+        #[arg(long, default_value = package::NAME)]
+        name: String,
+        /// The archive.
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Check format, lints, documents, licences, spelling, layers and the object.
     Lint {
         /// Only these checks.
@@ -164,6 +177,11 @@ fn run(command: Command) -> Result<()> {
             filter,
         }),
         Command::E2e(options) => e2e::run(&options),
+        Command::Package {
+            profile,
+            name,
+            output,
+        } => package::run(profile, name, output),
         Command::Lint { checks, fix } => lint::run(&checks, fix),
     }
 }

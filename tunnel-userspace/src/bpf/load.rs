@@ -51,7 +51,7 @@ pub enum LoadError {
     /// The object can't be loaded.
     #[error(
         "cannot make the maps (before Linux 5.11 `Operation not permitted` may mean that the limit \
-         of locked memory, ulimit -l, is too low)"
+         of locked memory, ulimit -l, is too low, which takes CAP_SYS_RESOURCE to raise)"
     )]
     Object(#[source] EbpfError),
     /// A map is not in the object, or not of its kind.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{attach::Hook, load, sys};
+use super::{attach::Hook, load, rights, sys};
 
 /// What this kernel can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -16,11 +16,22 @@ pub struct Features {
 
 /// A feature could not be asked for.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot find out whether this kernel has {feature}")]
-pub struct ProbeError {
-    feature: &'static str,
-    #[source]
-    source: io::Error,
+pub enum ProbeError {
+    /// The kernel would refuse the programs.
+    #[error("this process lacks {}, without which the kernel refuses the programs", .missing.join(" and "))]
+    Rights {
+        /// The capabilities.
+        missing: Vec<&'static str>,
+    },
+    /// The kernel refused the question.
+    #[error("cannot find out whether this kernel has {feature}")]
+    Feature {
+        /// The feature.
+        feature: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// Asks the kernel, once the limit of locked memory is lifted: Linux before 5.11 counts programs and
@@ -30,10 +41,14 @@ pub struct ProbeError {
 ///
 /// The kernel refused the question itself, for want of a privilege or of memory.
 pub fn probe() -> Result<Features, ProbeError> {
+    let missing = rights::missing();
+    if !missing.is_empty() {
+        return Err(ProbeError::Rights { missing });
+    }
     load::raise_memory_limit();
     Ok(Features {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
-        tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError {
+        tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError::Feature {
             feature: "links at tc",
             source,
         })?,
@@ -54,11 +69,11 @@ const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
 fn answer(feature: &'static str, instructions: &[u64]) -> Result<bool, ProbeError> {
     let load = |program: &[u64]| {
         sys::loads(program, Hook::Connect4.attach_type())
-            .map_err(|source| ProbeError { feature, source })
+            .map_err(|source| ProbeError::Feature { feature, source })
     };
     if !load(&ALLOW)? {
         let source = io::Error::other("not even an empty program loads");
-        return Err(ProbeError { feature, source });
+        return Err(ProbeError::Feature { feature, source });
     }
     load(instructions)
 }

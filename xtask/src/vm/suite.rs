@@ -11,20 +11,12 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::initramfs::Overlay;
-use crate::workspace;
-
-/// The target is named so that the flags are for it alone, not for build scripts and macros too.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Nothing is looked for at run time, nor relocated: a start costs an emulated machine 20 times as
-/// much.
-const FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
-const FLAGS_VARIABLE: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
-/// Random numbers come from the kernel alone: what else is gathered when a program draws its first,
-/// from the unevenness of its own clock, takes an emulated machine most of a second.
-const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
+use crate::{statics::Profile, workspace};
 
 /// Programs of this machine that tests start.
-const HOST: [&str; 8] = ["ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice"];
+const HOST: [&str; 9] = [
+    "ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice", "setpriv",
+];
 
 /// The size of loads: machines are slow.
 const SCALE: &str = "0.05";
@@ -59,11 +51,8 @@ pub(crate) struct Programs {
 impl Programs {
     /// Builds them.
     pub(crate) fn build() -> Result<Self> {
-        let mut command = workspace::cargo("build");
+        let mut command = Profile::Vm.build()?;
         command
-            .args(["--profile", "vm", "--target", TARGET])
-            .arg("--target-dir")
-            .arg(workspace::root().join("target/vm/build"))
             .args(["--package", "tunnel-userspace", "--bin", "culvert"])
             .args(["--package", "tunnel-tests", "--bin", "culvert-lab"])
             .args([
@@ -73,9 +62,7 @@ impl Programs {
                 "netns",
                 "--test",
                 "packet",
-            ])
-            .env(FLAGS_VARIABLE, FLAGS)
-            .env(NO_JITTER, "1");
+            ]);
         let built = workspace::built(&mut command)?;
         for name in ["culvert", "culvert-lab", "culvert-guest", "netns", "packet"] {
             ensure!(built.contains_key(name), "cargo build did not name {name}");

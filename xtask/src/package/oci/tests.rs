@@ -165,6 +165,12 @@ fn the_same_files_make_the_same_bytes() {
     });
 
     assert!(images[0] == images[1]);
+    let (archive, _) = &images[0];
+    let text = String::from_utf8_lossy(archive);
+    let places: Vec<_> = (10..40)
+        .map(|number| text.find(&format!("file-{number}\0")))
+        .collect();
+    assert!(places.is_sorted(), "{places:?}");
 }
 
 #[test]

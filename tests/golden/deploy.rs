@@ -1,0 +1,195 @@
+//! The manifests in `deploy` are what Kubernetes and this Culvert take them for.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser as _;
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Container, PodSpec, ServiceAccount},
+    rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use tunnel_userspace::{cli::Cli, config::Config};
+
+/// The name of the image, as `cargo xtask package` gives it.
+const IMAGE: &str = concat!("culvert.dev/culvert:", env!("CARGO_PKG_VERSION"));
+
+/// The YAML files of a folder and of those in it.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else if path.extension().is_some_and(|end| end == "yaml") {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Those whose name is, or isn't, that of a config or of what kustomize reads.
+fn chosen(is_chosen: impl Fn(&str) -> bool) -> Result<Vec<(PathBuf, String)>> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
+    let mut chosen = Vec::new();
+    for path in files(Path::new(folder))? {
+        let name = path.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(&is_chosen) {
+            let text = fs::read_to_string(&path)?;
+            chosen.push((path, text));
+        }
+    }
+    ensure!(!chosen.is_empty(), "there are none in {folder}");
+    Ok(chosen)
+}
+
+fn objects() -> Result<Vec<(PathBuf, Value)>> {
+    let is_object = |name: &str| !["kustomization.yaml", "culvert.yaml"].contains(&name);
+    let mut objects = Vec::new();
+    for (path, text) in chosen(is_object)? {
+        for document in serde_saphyr::from_multiple(&text)? {
+            objects.push((path.clone(), document));
+        }
+    }
+    Ok(objects)
+}
+
+/// That a type of Kubernetes keeps every field.
+fn keeps<T: DeserializeOwned + Serialize>(value: &Value) -> Result<()> {
+    let object: T = serde_json::from_value(value.clone())?;
+    is_part(value, &serde_json::to_value(object)?, "")
+}
+
+/// That all of a value is in another, at the same places.
+fn is_part(part: &Value, whole: &Value, place: &str) -> Result<()> {
+    match (part, whole) {
+        (Value::Object(fields), Value::Object(_)) => {
+            for (name, field) in fields {
+                let place = format!("{place}.{name}");
+                let there = whole.get(name);
+                let there = there.with_context(|| format!("{place} isn't a field"))?;
+                is_part(field, there, &place)?;
+            }
+            Ok(())
+        }
+        (Value::Array(items), Value::Array(all)) if items.len() == all.len() => items
+            .iter()
+            .zip(all)
+            .enumerate()
+            .try_for_each(|(number, (item, whole))| {
+                is_part(item, whole, &format!("{place}[{number}]"))
+            }),
+        _ => {
+            ensure!(part == whole, "{place} is {part}, and read as {whole}");
+            Ok(())
+        }
+    }
+}
+
+fn check(value: &Value) -> Result<()> {
+    match value["kind"].as_str() {
+        Some("DaemonSet") => keeps::<DaemonSet>(value),
+        Some("ServiceAccount") => keeps::<ServiceAccount>(value),
+        Some("ClusterRole") => keeps::<ClusterRole>(value),
+        Some("ClusterRoleBinding") => keeps::<ClusterRoleBinding>(value),
+        Some("Role") => keeps::<Role>(value),
+        Some("RoleBinding") => keeps::<RoleBinding>(value),
+        other => bail!("no kind that is looked for here: {other:?}"),
+    }
+}
+
+#[test]
+fn every_field_of_a_manifest_is_one_of_kubernetes() -> Result<()> {
+    for (path, value) in objects()? {
+        check(&value).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_field_that_kubernetes_does_not_have_is_found() {
+    let value = serde_json::json!({
+        "kind": "DaemonSet",
+        "apiVersion": "apps/v1",
+        "spec": { "template": { "spec": { "containers": [{ "name": "a", "imagePullpolicy": "x" }] } } },
+    });
+
+    let error = check(&value).expect_err("a typing error");
+
+    let place = ".spec.template.spec.containers[0].imagePullpolicy isn't a field";
+    assert_eq!(error.to_string(), place);
+}
+
+#[test]
+fn every_config_is_one_of_culvert() -> Result<()> {
+    for (path, text) in chosen(|name| name == "culvert.yaml")? {
+        // The API server as a source isn't built yet.
+        let text = text.replace("source:\n  kube: {}\n", "");
+        if let Err((field, reason)) = Config::parse(&text) {
+            bail!("{}: {field}: {reason}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// The pods of whole DaemonSets, not of patches.
+fn pods() -> Result<Vec<PodSpec>> {
+    let mut pods = Vec::new();
+    for (_, value) in objects()? {
+        let is_whole = !value["spec"]["selector"].is_null();
+        if value["kind"] == "DaemonSet" && is_whole {
+            let object: DaemonSet = serde_json::from_value(value)?;
+            let spec = object.spec.and_then(|spec| spec.template.spec);
+            pods.push(spec.context("no pod")?);
+        }
+    }
+    ensure!(!pods.is_empty(), "there are no DaemonSets");
+    Ok(pods)
+}
+
+#[test]
+fn every_container_starts_this_culvert_by_a_command_that_it_has() -> Result<()> {
+    for pod in pods()? {
+        for container in pod.init_containers.iter().flatten().chain(&pod.containers) {
+            let Container { name, image, .. } = container;
+            ensure!(image.as_deref() == Some(IMAGE), "{name}: {image:?}");
+            ensure!(container.command.is_none(), "{name}: the image has one");
+            let args = container.args.iter().flatten().map(String::as_str);
+            Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_what_prepares_a_node_is_privileged() -> Result<()> {
+    for pod in pods()? {
+        for container in &pod.containers {
+            let rights = container.security_context.as_ref();
+            let rights = rights.with_context(|| format!("{}: no rights", container.name))?;
+            ensure!(rights.privileged != Some(true), "{}", container.name);
+            ensure!(
+                rights.allow_privilege_escalation == Some(false),
+                "{}",
+                container.name
+            );
+            ensure!(
+                rights.read_only_root_filesystem == Some(true),
+                "{}",
+                container.name
+            );
+            let drop = rights.capabilities.as_ref().and_then(|it| it.drop.as_ref());
+            ensure!(
+                drop.is_some_and(|drop| drop == &["ALL"]),
+                "{}",
+                container.name
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! The daemon needs the capabilities that `deploy/node` gives it, each of them, and no other right
+//! of root.
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    edge::AgentSettings,
+    instance::{Instance, Settings},
+    node::Node,
+    site::Site,
+};
+
+use crate::support::{HTTP, Vip, Way, addresses, http, same, serve};
+
+const WEB: Vip = Vip::of(10);
+const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
+
+/// What Linux before 5.11 takes as well, as `deploy/linux-5.10` knows.
+const MEMORY: &str = "SYS_RESOURCE";
+
+/// The capabilities that the manifest gives the daemon.
+fn granted() -> Result<Vec<&'static str>> {
+    let list = MANIFEST.split_once("add: [").map(|(_, rest)| rest);
+    let list = list.and_then(|rest| rest.split_once(']'));
+    let (list, _) = list.context("the manifest adds no capabilities")?;
+    Ok(list.split(", ").collect())
+}
+
+/// A command that starts another as root with these capabilities only, as a container runtime does.
+fn with(capabilities: &[&str]) -> Vec<String> {
+    let bounds: String = capabilities
+        .iter()
+        .map(|name| format!(",+{}", name.to_lowercase()))
+        .collect();
+    vec![
+        "setpriv".to_owned(),
+        format!("--bounding-set=-all{bounds}"),
+        "--inh-caps=-all".to_owned(),
+        "--no-new-privs".to_owned(),
+    ]
+}
+
+/// Starts the daemon as the manifest has it started, and on an old kernel as its component has it.
+fn start(instance: &Instance) -> Result<()> {
+    let granted = granted()?;
+    instance.launch_by(&with(&granted))?;
+    let Err(error) = instance.wait_ready() else {
+        return Ok(());
+    };
+    ensure!(instance.logs().contains("CAP_SYS_RESOURCE"), "{error:#}");
+    drop(instance.kill9());
+    instance.launch_by(&with(&[&granted[..], &[MEMORY]].concat()))?;
+    instance.wait_ready()
+}
+
+#[test]
+fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Result<()> {
+    let node = Node::new()?;
+    let (client, backend) = (node.pod("client")?, node.pod("backend")?);
+    node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+    let _server = serve(&backend)?;
+
+    start(&node)?;
+
+    for place in [node.host(), &client] {
+        for way in Way::TCP {
+            let stream = way.connect(place, WEB, HTTP)?;
+            same("server", http(stream)?, "backend".to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the_manifest()
+-> Result<()> {
+    let site = Site::set(Settings::from_environment()?)?;
+
+    start(site.node())?;
+    site.edge().start_agent(&AgentSettings::default())?;
+
+    site.until_served()
+}
+
+#[test]
+fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Result<()> {
+    let granted = granted()?;
+    for lacking in &granted {
+        let node = Node::new()?;
+        let rest: Vec<_> = granted.iter().filter(|name| name != &lacking).collect();
+        let rest: Vec<&str> = rest.into_iter().copied().collect();
+
+        node.launch_by(&with(&rest))?;
+
+        node.wait_ready().err().context("it is ready")?;
+        let logs = node.logs();
+        let named = format!("lacks CAP_{lacking},");
+        ensure!(logs.contains(&named), "{lacking}: {logs}");
+        ensure!(!node.bpffs().join("links").exists(), "{lacking}: {logs}");
+    }
+    Ok(())
+}

@@ -18,12 +18,13 @@ const FEW: [&str; 7] = [
 ];
 
 /// What can't be asked of two nodes on one machine without a cloud, or would break it.
-const NOT_HERE: [&str; 8] = [
+const NOT_HERE: [&str; 9] = [
     "Disruptive",
     "Feature:LoadBalancer",
     "NFAcct",
     "Networking-Performance",
     "PerformanceDNS",
+    "Provider:GCE",
     "SCTP",
     "Serial",
     "sctp",

@@ -14,12 +14,12 @@ mod upstream;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use regex_lite::Regex;
 use tunnel_tests::{
     clock::Instant,
-    cluster::{Cluster, kit::Kit, logs::Logs, proxy::Proxy},
+    cluster::{Cluster, kit::Kit, logs::Logs, product::Product, proxy::Proxy},
     interrupt,
 };
 
@@ -38,8 +38,11 @@ struct Cli {
     #[arg(long, value_enum)]
     proxy: Which,
     /// The manifests that put the product on every node.
-    #[arg(long)]
-    deploy: Option<PathBuf>,
+    #[arg(long, required_if_eq("proxy", "culvert"))]
+    manifests: Option<PathBuf>,
+    /// The archive of its image.
+    #[arg(long, required_if_eq("proxy", "culvert"))]
+    image: Option<PathBuf>,
     /// Our own specs and a handful of Kubernetes' own.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
@@ -76,10 +79,12 @@ fn run(cli: &Cli) -> Result<bool> {
     let focus = cli.focus.as_deref().map(Regex::new).transpose()?;
     let kit = Kit::open(&cli.kit)?;
     let logs = Logs::new(kit.logs())?;
-    let proxy = match (cli.proxy, &cli.deploy) {
-        (Which::KubeProxy, _) => Proxy::KubeProxy,
-        (Which::Culvert, Some(deploy)) => Proxy::Culvert(deploy.canonicalize()?),
-        (Which::Culvert, None) => bail!("--proxy culvert needs --deploy"),
+    let proxy = match (cli.proxy, &cli.manifests, &cli.image) {
+        (Which::Culvert, Some(manifests), Some(image)) => Proxy::Culvert(Product {
+            manifests: manifests.canonicalize()?,
+            image: image.canonicalize()?,
+        }),
+        (Which::Culvert | Which::KubeProxy, _, _) => Proxy::KubeProxy,
     };
 
     println!("start a cluster ...");
@@ -113,15 +118,14 @@ fn run(cli: &Cli) -> Result<bool> {
 }
 
 fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Table) -> Result<()> {
-    let specs = specs::all();
-    let chosen = specs
+    let chosen = specs::ALL
         .iter()
         .filter(|spec| focus.is_none_or(|focus| focus.is_match(spec.name)));
     let chosen: Vec<_> = chosen.collect();
     if !chosen.is_empty() {
         let stage = stage::Stage::set(cluster).context("the stage of the specs")?;
         for spec in chosen {
-            table.add(specs::run(spec, &stage));
+            table.add(specs::run(spec, &stage)?);
         }
     }
     let range = match (cli.fast, &cli.focus) {

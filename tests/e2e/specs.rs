@@ -12,82 +12,93 @@ use tunnel_tests::{
 
 use crate::{stage::Stage, table::Row};
 
-/// What a spec is about.
+/// What a spec wants of the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Needs {
+enum Wants {
     /// Whatever serves Services.
     AnyProxy,
-    /// The product.
-    Culvert,
+    /// The product, and an edge whose network lets only outgoing connections through.
+    Tunnel,
 }
 
 /// A spec.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
-    needs: Needs,
+    wants: Wants,
     body: fn(&Stage<'_>) -> Result<()>,
 }
 
 /// All, in the order in which they run.
-pub(crate) fn all() -> Vec<Spec> {
-    let any = |name, body| Spec {
+pub(crate) const ALL: [Spec; 8] = [
+    any(
+        "pods on both nodes resolve names over UDP and TCP and reach the API server",
+        services::names_resolve,
+    ),
+    any(
+        "a Service answers pods and hosts of both nodes over IPv4 and IPv6 from all its backends",
+        services::all_backends_answer,
+    ),
+    any(
+        "a Service without endpoints refuses",
+        services::no_endpoints_refuse,
+    ),
+    any(
+        "a Service of UDP and TCP on one port answers both",
+        services::two_protocols_on_one_port,
+    ),
+    any(
+        "rolling a Deployment loses no connection",
+        rolling::loses_no_connection,
+    ),
+    tunnel(
+        "exec reaches a pod on an edge that takes no connections",
+        edge::exec,
+    ),
+    tunnel(
+        "logs -f follows a pod on an edge that takes no connections",
+        edge::logs,
+    ),
+    tunnel(
+        "port-forward reaches a pod on an edge that takes no connections",
+        edge::port_forward,
+    ),
+];
+
+const fn any(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
+    Spec {
         name,
-        needs: Needs::AnyProxy,
+        wants: Wants::AnyProxy,
         body,
-    };
-    let ours = |name, body| Spec {
+    }
+}
+
+const fn tunnel(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
+    Spec {
         name,
-        needs: Needs::Culvert,
+        wants: Wants::Tunnel,
         body,
-    };
-    vec![
-        any(
-            "pods on both nodes resolve names over UDP and TCP and reach the API server",
-            services::names_resolve,
-        ),
-        any(
-            "a Service answers pods and hosts of both nodes over IPv4 and IPv6 from all its backends",
-            services::all_backends_answer,
-        ),
-        any(
-            "a Service without endpoints refuses",
-            services::no_endpoints_refuse,
-        ),
-        any(
-            "a Service of UDP and TCP on one port answers both",
-            services::two_protocols_on_one_port,
-        ),
-        any(
-            "rolling a Deployment loses no connection",
-            rolling::loses_no_connection,
-        ),
-        ours(
-            "exec reaches a pod on an edge that takes no connections",
-            edge::exec,
-        ),
-        ours(
-            "logs -f follows a pod on an edge that takes no connections",
-            edge::logs,
-        ),
-        ours(
-            "port-forward reaches a pod on an edge that takes no connections",
-            edge::port_forward,
-        ),
-    ]
+    }
 }
 
 /// Runs one, and tells of it.
-pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Row {
+pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Row> {
     let start = Instant::now();
-    let is_ours = matches!(stage.cluster.proxy(), Proxy::Culvert(_));
-    let (verdict, message) = if spec.needs == Needs::Culvert && !is_ours {
-        (Verdict::Skipped, String::new())
-    } else {
-        match (spec.body)(stage) {
-            Ok(()) => (Verdict::Passed, String::new()),
-            Err(error) => (Verdict::Failed, format!("{error:#}")),
+    let has_tunnel = matches!(stage.cluster.proxy(), Proxy::Culvert(_));
+    let outcome = match spec.wants {
+        Wants::Tunnel if !has_tunnel => None,
+        Wants::Tunnel => {
+            stage.cluster.network().set_outbound_only(true)?;
+            let outcome = (spec.body)(stage);
+            stage.cluster.network().set_outbound_only(false)?;
+            Some(outcome)
         }
+        Wants::AnyProxy => Some((spec.body)(stage)),
+    };
+    let (verdict, message) = match outcome {
+        None => (Verdict::Skipped, String::new()),
+        Some(Ok(())) => (Verdict::Passed, String::new()),
+        Some(Err(error)) => (Verdict::Failed, format!("{error:#}")),
     };
     let row = Row {
         name: spec.name.to_owned(),
@@ -96,5 +107,5 @@ pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Row {
         message,
     };
     println!("{row}");
-    row
+    Ok(row)
 }

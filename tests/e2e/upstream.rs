@@ -51,7 +51,9 @@ impl Range {
     }
 }
 
-/// Runs them.
+/// Runs them; they come sorted, as they run in any order.
 pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<Vec<Case>> {
-    ginkgo::run(cluster, &range.focus(), &NOT_HERE)
+    let mut cases = ginkgo::run(cluster, &range.focus(), &NOT_HERE)?;
+    cases.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(cases)
 }

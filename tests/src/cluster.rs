@@ -127,8 +127,9 @@ impl Cluster {
                 .wait_for("node", name, "Ready", READY)
                 .with_context(|| format!("{name} doesn't get ready"))?;
         }
-        if let Proxy::Culvert(deploy) = &self.proxy {
-            product::deploy(&self.kubectl, &self.lab, deploy)?;
+        if let Proxy::Culvert(product) = &self.proxy {
+            product::deploy(product, &self.kubectl, &self.nodes, self.lab.folder())
+                .context("the product doesn't get ready")?;
         }
         self.kubectl.rolled_out("kube-system", "deploy/coredns")?;
         let service = &["-n", "default", "get", "serviceaccount", "default"];

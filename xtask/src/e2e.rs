@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::{setup, vm::cache, workspace};
+use crate::{package, setup, statics::Profile, vm::cache, workspace};
 
 /// What to run.
 #[derive(Args, Clone, Debug)]
@@ -79,7 +79,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .arg(&place)
         .args(["--proxy", options.proxy.name()]);
     if options.proxy == Proxy::Culvert {
-        command.arg("--deploy").arg(product(&place)?);
+        let image = place.join("culvert.tar");
+        package::run(Profile::Vm, package::NAME.to_owned(), Some(image.clone()))?;
+        command.arg("--image").arg(image);
+        let manifests = workspace::root().join("deploy");
+        command.arg("--manifests").arg(manifests);
     }
     if options.fast {
         command.arg("--fast");
@@ -97,11 +101,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Where everything lies.
 fn place() -> PathBuf {
     workspace::root().join("target/cluster")
-}
-
-/// The folder of manifests that puts the product on every node, its image beside the others.
-fn product(_place: &Path) -> Result<PathBuf> {
-    bail!("the product has no image and no manifests yet: use --proxy kube-proxy")
 }
 
 struct Programs {

@@ -23,7 +23,7 @@ const FORWARDED: u16 = 18_080;
 const WORD: &str = "hello-edge";
 
 pub(super) fn exec(stage: &Stage<'_>) -> Result<()> {
-    behind_nat(stage, |node| {
+    on_edge(stage, |node| {
         let said = stage.exec(node, &["cat", "/etc/hostname"])?;
         ensure!(said.trim() == pod_on(node), "it said {said:?}");
         Ok(())
@@ -31,7 +31,7 @@ pub(super) fn exec(stage: &Stage<'_>) -> Result<()> {
 }
 
 pub(super) fn logs(stage: &Stage<'_>) -> Result<()> {
-    behind_nat(stage, |node| {
+    on_edge(stage, |node| {
         let pod = pod_on(node);
         let path = stage.cluster.folder().join("followed");
         let follow = ["-n", NAMESPACE, "logs", "--follow", &pod];
@@ -53,7 +53,7 @@ pub(super) fn logs(stage: &Stage<'_>) -> Result<()> {
 }
 
 pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
-    behind_nat(stage, |node| {
+    on_edge(stage, |node| {
         let pod = format!("pod/{}", pod_on(node));
         let ports = format!("{FORWARDED}:8080");
         let words = ["-n", NAMESPACE, "port-forward", &pod, &ports];
@@ -74,15 +74,11 @@ pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
     })
 }
 
-/// Does something with the edge node while nobody can connect to it.
-fn behind_nat(stage: &Stage<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+/// Does something with the edge node, once its agent has dialled.
+fn on_edge(stage: &Stage<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let edge = stage.cluster.nodes().iter().find(|node| node.is_edge());
     let edge = edge.context("no edge node")?.name();
-    let network = stage.cluster.network();
-    network.set_outbound_only(true)?;
-    let outcome = wait::until(CONNECTED, || stage.exec(edge, &["true"]).is_ok())
-        .context("the edge can't be reached")
-        .and_then(|()| body(edge));
-    network.set_outbound_only(false)?;
-    outcome
+    wait::until(CONNECTED, || stage.exec(edge, &["true"]).is_ok())
+        .context("the edge can't be reached")?;
+    body(edge)
 }

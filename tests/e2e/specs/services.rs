@@ -71,15 +71,14 @@ pub(super) fn no_endpoints_refuse(stage: &Stage<'_>) -> Result<()> {
             }
             Ok(())
         };
-        let asking: Vec<_> = stage
-            .clients
-            .iter()
-            .map(|client| scope.spawn(move || ask(client)))
-            .collect();
-        asking.into_iter().try_for_each(|it| {
-            it.join()
-                .unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
-        })
+        let mut asking = Vec::new();
+        for client in &stage.clients {
+            asking.push(scope.spawn(move || ask(client)));
+        }
+        let panicked = |_| Err(anyhow!("a thread panicked"));
+        asking
+            .into_iter()
+            .try_for_each(|it| it.join().unwrap_or_else(panicked))
     })
 }
 

@@ -24,10 +24,13 @@ use crate::{
 const RUNTIME: Duration = Duration::from_secs(60);
 const IMPORT: Duration = Duration::from_secs(120);
 
-/// Folders that daemons write to, whatever they are told: each node has its own there.
-const OWN: [&str; 4] = [
+/// Folders of a machine that daemons and the product's pods use: each node has its own there.
+const OWN: [&str; 7] = [
+    "/etc/culvert",
     "/run/containerd",
     "/var/lib/cni",
+    "/var/lib/culvert",
+    "/var/lib/culvert-agent",
     "/var/lib/kubelet",
     "/var/log/containers",
 ];
@@ -93,12 +96,18 @@ impl Node {
         // Volumes of pods may want mounts to go from the host to them.
         self.host.run(&["mount", "--make-rshared", "/"])?;
         for folder in OWN {
-            let own = self.folder.join("own").join(folder.replace('/', "-"));
+            let own = self.own(folder);
             fs::create_dir_all(&own)?;
             let own = own.display().to_string();
             self.host.run(&["mount", "--bind", &own, folder])?;
         }
         Ok(())
+    }
+
+    /// What the node has in the place of a folder of the machine.
+    pub(super) fn own(&self, folder: &str) -> PathBuf {
+        let name = folder.trim_start_matches('/').replace('/', "-");
+        self.folder.join("own").join(name)
     }
 
     /// Gives the runtime an image from an archive.
@@ -133,9 +142,11 @@ impl Node {
         self.write("kubelet.yaml", &self.kubelet_config(site))?;
         let [own4, own6] = network::addresses(self.number);
         let mut labels = format!("topology.kubernetes.io/zone=zone-{}", self.group);
-        if self.is_edge() {
-            labels.push_str(",openyurt.io/is-edge-worker=true");
-        }
+        labels.push_str(if self.is_edge() {
+            ",openyurt.io/is-edge-worker=true"
+        } else {
+            ",culvert.dev/gateway=true"
+        });
         let user = format!("{}.kubeconfig", self.name);
         let command = [
             site.kit.program("kubelet"),

@@ -1,16 +1,14 @@
 //! What serves Services on the nodes.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 
-use super::{Site, node::Node};
+use super::{Site, node::Node, product::Product};
 
 /// Whose Services are looked at.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Proxy {
-    /// The product's, put on every node by the manifests in a folder.
-    Culvert(PathBuf),
+    /// The product's.
+    Culvert(Product),
     /// Kubernetes' own, in its nftables mode.
     KubeProxy,
 }

@@ -30,6 +30,27 @@ pub fn mount_point() -> Result<PathBuf> {
     parse_mounts(&mounts).context("no cgroup2 hierarchy is mounted here")
 }
 
+/// Where hierarchies of version 1 are mounted, one for each controller; none where there is only
+/// version 2.
+///
+/// # Errors
+///
+/// When the mount table can't be read.
+pub fn legacy() -> Result<Vec<PathBuf>> {
+    let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
+    Ok(parse_legacy(&mounts))
+}
+
+fn parse_legacy(mounts: &[u8]) -> Vec<PathBuf> {
+    let target = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let target = fields.nth(1).map(unescape)?;
+        (fields.next()? == b"cgroup").then_some(target)
+    };
+    let lines = mounts.split(|byte| *byte == b'\n');
+    lines.filter_map(target).collect()
+}
+
 fn parse_mounts(mounts: &[u8]) -> Option<PathBuf> {
     mounts.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -137,6 +158,13 @@ mod tests {
             parse_mounts(mounts).unwrap(),
             Path::new("/mnt/control groups")
         );
+    }
+
+    #[test]
+    fn hierarchies_of_version_1_are_found_beside_version_2() {
+        let mounts = b"cgroup2 /unified cgroup2 rw 0 0\ncgroup /cpu cgroup rw,cpu 0 0\n";
+
+        assert_eq!(parse_legacy(mounts), [Path::new("/cpu")]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::{
     env, fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
@@ -14,6 +15,9 @@ use nix::unistd::Pid;
 use crate::cgroup;
 
 const PREFIX: &str = "culvert-lab-";
+
+/// The file in a laboratory's folder that names the folders it made elsewhere.
+const ELSEWHERE: &str = "elsewhere";
 
 /// A folder for files and a cgroup for processes; both go when it is dropped.
 #[derive(Debug)]
@@ -50,6 +54,31 @@ impl Lab {
         &self.folder
     }
 
+    /// Makes a folder elsewhere that nobody fills, as a place for mounts, unless it is there. It goes
+    /// with the laboratory.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be made.
+    pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
+        let missing: Vec<_> = path.ancestors().take_while(|it| !it.exists()).collect();
+        let list = self.folder.join(ELSEWHERE);
+        let mut list = fs::File::options().create(true).append(true).open(list)?;
+        for folder in missing.iter().rev() {
+            // Named first: whoever sweeps must know it, whenever this process ends.
+            writeln!(list, "{}", folder.display())?;
+            fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The name of the laboratory, and of its group in each hierarchy of control groups.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        let name = self.folder.file_name().and_then(|name| name.to_str());
+        name.unwrap_or(PREFIX)
+    }
+
     /// The cgroup that all of the laboratory's places are under.
     #[must_use]
     pub fn cgroup(&self) -> &Path {
@@ -60,7 +89,7 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         // What is left is swept at the next start.
-        drop(remove(&self.folder, &self.cgroup));
+        drop(remove(self));
     }
 }
 
@@ -95,20 +124,38 @@ pub fn is_alive(pid: Pid) -> bool {
 
 fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
     let chosen = |name: &str| owner(name).is_some_and(&condemned);
-    for cgroup in cgroup::named(&cgroup::mount_point()?, chosen) {
-        cgroup::remove(&cgroup)?;
+    for hierarchy in hierarchies()? {
+        for cgroup in cgroup::named(&hierarchy, chosen) {
+            cgroup::remove(&cgroup)?;
+        }
     }
     for folder in cgroup::named(&env::temp_dir(), chosen) {
-        fs::remove_dir_all(&folder)
-            .with_context(|| format!("cannot remove {}", folder.display()))?;
+        remove_folder(&folder)?;
     }
     Ok(())
 }
 
-fn remove(folder: &Path, cgroup: &Path) -> Result<()> {
-    cgroup::remove(cgroup)?;
-    fs::remove_dir_all(folder)?;
-    Ok(())
+/// Version 2 first: its groups hold every process.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    let mut all = vec![cgroup::mount_point()?];
+    all.extend(cgroup::legacy()?);
+    Ok(all)
+}
+
+fn remove(lab: &Lab) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        cgroup::remove(&hierarchy.join(lab.name()))?;
+    }
+    remove_folder(&lab.folder)
+}
+
+fn remove_folder(folder: &Path) -> Result<()> {
+    let elsewhere = fs::read_to_string(folder.join(ELSEWHERE)).unwrap_or_default();
+    for path in elsewhere.lines().rev() {
+        // Somebody else may have put something into it, or have removed it.
+        drop(fs::remove_dir(path));
+    }
+    fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
 /// The process that a name belongs to.
@@ -134,6 +181,27 @@ mod tests {
         assert!(Path::new(&format!("/proc/{pid}")).exists());
         process.wait().unwrap();
         assert!(is_alive(Pid::this()));
+    }
+
+    #[test]
+    fn what_it_made_elsewhere_goes_with_it_and_what_was_there_stays() {
+        let scratch = tempfile::tempdir().unwrap();
+        let lab = Lab {
+            folder: scratch.path().join("culvert-lab-1-0"),
+            cgroup: PathBuf::new(),
+        };
+        fs::create_dir(&lab.folder).unwrap();
+        let there = scratch.path().join("there");
+        fs::create_dir(&there).unwrap();
+
+        lab.folder_elsewhere(&there).unwrap();
+        lab.folder_elsewhere(&there.join("a/b")).unwrap();
+        assert!(there.join("a/b").is_dir());
+        remove_folder(&lab.folder).unwrap();
+
+        assert!(there.is_dir());
+        assert!(!there.join("a").exists());
+        std::mem::forget(lab);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod agent;
 pub mod bench;
 pub mod cgroup;
 pub mod clock;
+pub mod cluster;
 pub mod demo;
 pub mod edge;
 pub mod ends;

@@ -30,6 +30,16 @@ const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 /// The name that every agent asks its gateway for.
 const GATEWAY: &str = "gateway.culvert.dev";
 
+/// A bare pair of keys in PEM, the private one first.
+///
+/// # Errors
+///
+/// When it can't be made.
+pub fn keys() -> Result<[String; 2]> {
+    let key = KeyPair::generate()?;
+    Ok([key.serialize_pem(), key.public_key_pem()])
+}
+
 /// An authority that signs certificates.
 #[derive(Debug)]
 pub struct Authority {
@@ -77,6 +87,26 @@ impl Authority {
     #[must_use]
     pub fn pem(&self) -> String {
         self.issuer.pem()
+    }
+
+    /// Its own key, in PEM.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// The certificate of a server with these names and addresses.
+    ///
+    /// # Errors
+    ///
+    /// When a name is none, or a key can't be made.
+    pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names)?;
+        let addresses = addresses.iter().copied().map(SanType::IpAddress);
+        params.subject_alt_names.extend(addresses);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(params, Validity::Current)
     }
 
     /// The certificate of a server with these addresses.

@@ -9,6 +9,7 @@ mod atomics;
 #[path = "../../tunnel-userspace/build/compile.rs"]
 mod compile;
 mod demo;
+mod e2e;
 mod ebpf;
 mod elf;
 mod layers;
@@ -91,6 +92,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Run real Kubernetes on this machine, in network namespaces, and try everything on it (root).
+    E2e(e2e::Options),
     /// Build the container image for linux/amd64, as an archive that `ctr images import` loads.
     Package {
         /// How the program is built: `vm` is quicker to build, and for tests.
@@ -173,6 +176,7 @@ fn run(command: Command) -> Result<()> {
             update,
             filter,
         }),
+        Command::E2e(options) => e2e::run(&options),
         Command::Package {
             profile,
             name,

@@ -1,8 +1,8 @@
 //! The kernel tests on every kernel that Culvert supports: in virtual machines, and here.
 
-mod archive;
+pub(crate) mod archive;
 mod budget;
-mod cache;
+pub(crate) mod cache;
 mod control;
 mod cpio;
 mod fetch;

@@ -13,15 +13,21 @@ use crate::{clock::Instant, place};
 /// Runs the load with sockets of the given kind.
 #[must_use]
 pub fn run(plan: &Plan, sockets: Sockets<'_>) -> Report {
-    let request = request(plan.service.as_deref());
+    run_at(plan, "/", sockets)
+}
+
+/// Runs the load with requests for a path that is answered with the name of the server.
+#[must_use]
+pub fn run_at(plan: &Plan, path: &str, sockets: Sockets<'_>) -> Report {
+    let request = request(path, plan.service.as_deref());
     super::run(plan, &|to| attempt(to, &request, sockets))
 }
 
-fn request(service: Option<&str>) -> String {
+fn request(path: &str, service: Option<&str>) -> String {
     let service = service
         .map(|name| format!("X-Service: {name}\r\n"))
         .unwrap_or_default();
-    format!("GET / HTTP/1.1\r\nHost: lab\r\n{service}Connection: close\r\n\r\n")
+    format!("GET {path} HTTP/1.1\r\nHost: lab\r\n{service}Connection: close\r\n\r\n")
 }
 
 fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Answered, Failed> {

@@ -13,23 +13,23 @@ use crate::progress;
 
 /// Some suites of Debian.
 #[derive(Debug)]
-pub(super) struct Archive {
+pub(crate) struct Archive {
     folder: PathBuf,
     /// The suites, for messages.
-    pub(super) suites: String,
+    pub(crate) suites: String,
     /// Whether apt knows what the machine has installed.
     is_for_machine: bool,
 }
 
 impl Archive {
     /// A suite as if nothing was installed.
-    pub(super) fn of_suite(suite: &str) -> Result<Self> {
+    pub(crate) fn of_suite(suite: &str) -> Result<Self> {
         let mirrors = Mirrors::read()?;
         Self::open(&mirrors, &[suite.to_owned()], false)
     }
 
     /// The suites of this machine, with what it has installed.
-    pub(super) fn of_machine() -> Result<Self> {
+    pub(crate) fn of_machine() -> Result<Self> {
         let mirrors = Mirrors::read()?;
         let codename = &mirrors.codename;
         let suites = [codename.clone(), format!("{codename}-security")];
@@ -56,7 +56,7 @@ impl Archive {
     }
 
     /// Fetches the lists of packages.
-    pub(super) fn update(&self) -> Result<()> {
+    pub(crate) fn update(&self) -> Result<()> {
         let label = format!("lists of {}", self.suites);
         // Else apt takes old lists for good when it can't have new ones.
         let any = ["-o", "APT::Update::Error-Mode=any"];
@@ -64,7 +64,7 @@ impl Archive {
     }
 
     /// What the newest versions of packages say about themselves.
-    pub(super) fn show(&self, packages: &[String]) -> Result<String> {
+    pub(crate) fn show(&self, packages: &[String]) -> Result<String> {
         let mut command = self.apt("apt-cache");
         command.args(["show", "--no-all-versions"]).args(packages);
         let names = packages.join(" ");
@@ -72,25 +72,26 @@ impl Archive {
     }
 
     /// Whether each of the packages is there, as `name=version`.
-    pub(super) fn offers(&self, packages: &[String]) -> bool {
+    pub(crate) fn offers(&self, packages: &[String]) -> bool {
         let mut command = self.apt("apt-cache");
         progress::succeeds(command.arg("show").args(packages))
     }
 
     /// Downloads packages into a folder, their hashes checked against the signed lists.
-    pub(super) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
+    pub(crate) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
         let label = format!("download {} of {}", packages.join(" "), self.suites);
         let mut command = self.apt("apt-get");
         command.current_dir(into).arg("download").args(packages);
         progress::step(&label, &mut command)
     }
 
-    /// The packages that installing one would bring to this machine.
-    pub(super) fn would_install(&self, package: &str) -> Result<Vec<String>> {
+    /// The packages that installing some would bring to this machine.
+    pub(crate) fn would_install(&self, packages: &[&str]) -> Result<Vec<String>> {
         let mut command = self.apt("apt-get");
-        command.args(["install", "--simulate", "--no-install-recommends", package]);
-        let plan = output(&mut command)
-            .with_context(|| format!("{} cannot have {package} installed", self.suites))?;
+        command.args(["install", "--simulate", "--no-install-recommends"]);
+        let names = packages.join(" ");
+        let plan = output(command.args(packages))
+            .with_context(|| format!("{} cannot have {names} installed", self.suites))?;
         Ok(installed_by(&plan))
     }
 
@@ -135,7 +136,7 @@ impl Archive {
 }
 
 /// Unpacks all packages of a folder into another.
-pub(super) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
+pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     for deb in debs {
         let mut command = Command::new("dpkg-deb");
         let output = command.arg("-x").arg(deb).arg(into).output();
@@ -151,7 +152,7 @@ pub(super) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
 }
 
 /// The packages in a folder, in the order of their names.
-pub(super) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut debs = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -164,7 +165,7 @@ pub(super) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Fails when a file isn't the one with this hash.
-pub(super) fn check_hash(path: &Path, sha256: &str) -> Result<()> {
+pub(crate) fn check_hash(path: &Path, sha256: &str) -> Result<()> {
     let sum = output(
         Command::new("sha256sum")
             .arg("--binary")
@@ -181,7 +182,7 @@ pub(super) fn check_hash(path: &Path, sha256: &str) -> Result<()> {
 }
 
 /// What a program says, when it succeeds.
-pub(super) fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .output()
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;

@@ -15,18 +15,18 @@ use anyhow::{Context as _, Result};
 use crate::workspace;
 
 /// A place in the folder.
-pub(super) fn place(name: &str) -> PathBuf {
+pub(crate) fn place(name: &str) -> PathBuf {
     workspace::root().join("target/vm").join(name)
 }
 
 /// Keeps other processes and threads from what a name stands for until it is dropped.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(crate) struct Lock {
     _file: File,
 }
 
 /// Waits until nobody else has the lock.
-pub(super) fn lock(name: &str) -> Result<Lock> {
+pub(crate) fn lock(name: &str) -> Result<Lock> {
     let path = place("locks").join(name);
     make_parent(&path)?;
     let lock = || {
@@ -39,7 +39,7 @@ pub(super) fn lock(name: &str) -> Result<Lock> {
 }
 
 /// Makes a folder that is there only once it is filled.
-pub(super) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub(crate) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = beside(path);
     clear(&partial)?;
     fs::create_dir_all(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
@@ -49,7 +49,7 @@ pub(super) fn folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Res
 }
 
 /// Writes a file that is there only once it is written.
-pub(super) fn file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+pub(crate) fn file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     make_parent(path)?;
     let partial = beside(path);
     let mut file =

@@ -101,7 +101,7 @@ impl Qemu {
 fn fetch(folder: &Path) -> Result<()> {
     let archive = Archive::of_machine()?;
     archive.update()?;
-    let new = archive.would_install(PACKAGE)?;
+    let new = archive.would_install(&[PACKAGE])?;
     cache::folder(folder, |partial| {
         let mut taken = Vec::new();
         let mut next: Vec<String> = PACKAGES.map(str::to_owned).into();

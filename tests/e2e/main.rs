@@ -1,0 +1,162 @@
+//! `culvert-e2e`: starts a cluster of real Kubernetes on this machine, and runs specs on it, ours and
+//! Kubernetes' own.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "telling what came of it is what this program is for"
+)]
+
+mod manifests;
+mod specs;
+mod stage;
+mod table;
+mod upstream;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, ValueEnum};
+use regex_lite::Regex;
+use tunnel_tests::{
+    clock::Instant,
+    cluster::{Cluster, kit::Kit, logs::Logs, product::Product, proxy::Proxy},
+    interrupt,
+};
+
+use self::table::{Row, Table};
+
+/// How much of each log is shown when something failed.
+const TAIL: usize = 12;
+
+#[derive(Debug, Parser)]
+#[command(about = "Real Kubernetes on this machine, and specs on it", version)]
+struct Cli {
+    /// The folder of programs and images that `cargo xtask e2e` makes.
+    #[arg(long)]
+    kit: PathBuf,
+    /// What serves Services.
+    #[arg(long, value_enum)]
+    proxy: Which,
+    /// The manifests that put the product on every node.
+    #[arg(long, required_if_eq("proxy", "culvert"))]
+    manifests: Option<PathBuf>,
+    /// The archive of its image.
+    #[arg(long, required_if_eq("proxy", "culvert"))]
+    image: Option<PathBuf>,
+    /// Our own specs and a handful of Kubernetes' own.
+    #[arg(long, conflicts_with = "focus")]
+    fast: bool,
+    /// Only specs whose names match.
+    #[arg(long)]
+    focus: Option<String>,
+    /// Leave the cluster until Enter.
+    #[arg(long)]
+    keep: bool,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Which {
+    /// The product.
+    Culvert,
+    /// Kubernetes' own, in its nftables mode.
+    KubeProxy,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("culvert-e2e: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether everything passed.
+fn run(cli: &Cli) -> Result<bool> {
+    interrupt::clean_up_first()?;
+    let focus = cli.focus.as_deref().map(Regex::new).transpose()?;
+    let kit = Kit::open(&cli.kit)?;
+    let logs = Logs::new(kit.logs())?;
+    let proxy = match (cli.proxy, &cli.manifests, &cli.image) {
+        (Which::Culvert, Some(manifests), Some(image)) => Proxy::Culvert(Product {
+            manifests: manifests.canonicalize()?,
+            image: image.canonicalize()?,
+        }),
+        (Which::Culvert | Which::KubeProxy, _, _) => Proxy::KubeProxy,
+    };
+
+    println!("start a cluster ...");
+    let start = Instant::now();
+    let cluster = Cluster::start(kit, logs.clone(), proxy);
+    let cluster = match cluster {
+        Ok(cluster) => cluster,
+        Err(error) => {
+            print!("{}", logs.tails(TAIL)?);
+            return Err(error).context("the cluster doesn't come up");
+        }
+    };
+    println!("cluster up in {:.1} s", start.elapsed().as_secs_f32());
+
+    let mut table = Table::default();
+    let ran = run_specs(&cluster, cli, focus.as_ref(), &mut table);
+    if ran.is_err() || table.failed() > 0 {
+        show_failure(&cluster)?;
+    }
+    if cli.keep {
+        println!("\nThe cluster stays until Enter:\n{}", cluster.ways_in());
+        interrupt::wait_for_enter()?;
+    }
+    let start = Instant::now();
+    drop(cluster);
+    println!("cluster removed in {:.1} s", start.elapsed().as_secs_f32());
+    ran?;
+    print!("{table}");
+    ensure!(table.ran() > 0, "no spec was run");
+    Ok(table.failed() == 0)
+}
+
+fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Table) -> Result<()> {
+    let chosen = specs::ALL
+        .iter()
+        .filter(|spec| focus.is_none_or(|focus| focus.is_match(spec.name)));
+    let chosen: Vec<_> = chosen.collect();
+    if !chosen.is_empty() {
+        let stage = stage::Stage::set(cluster).context("the stage of the specs")?;
+        for spec in chosen {
+            table.add(specs::run(spec, &stage)?);
+        }
+    }
+    let range = match (cli.fast, &cli.focus) {
+        (true, _) => upstream::Range::Few,
+        (false, Some(focus)) => upstream::Range::Matching(focus.clone()),
+        (false, None) => upstream::Range::Conformance,
+    };
+    println!("run Kubernetes' own specs ...");
+    for case in upstream::run(cluster, &range)? {
+        table.add(Row::from(case));
+    }
+    Ok(())
+}
+
+/// What helps to see why.
+fn show_failure(cluster: &Cluster) -> Result<()> {
+    let everything: [(&str, &[&str]); 3] = [
+        ("pods", &["get", "pods", "-A", "-o", "wide"]),
+        ("services", &["get", "services,endpointslices", "-A"]),
+        (
+            "events",
+            &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+        ),
+    ];
+    for (name, words) in everything {
+        let said = cluster
+            .kubectl()
+            .run(words)
+            .unwrap_or_else(|error| format!("{error:#}"));
+        std::fs::write(cluster.logs().path(&format!("{name}.log")), said)?;
+    }
+    print!("{}", cluster.logs().tails(TAIL)?);
+    Ok(())
+}

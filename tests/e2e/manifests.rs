@@ -1,0 +1,77 @@
+//! Objects that specs are made of, in YAML.
+
+/// Every spec's objects are in this namespace.
+pub(crate) const NAMESPACE: &str = "specs";
+
+/// The image of all pods.
+const IMAGE: &str = "culvert.test/agnhost:1";
+
+/// The namespace itself.
+pub(crate) fn namespace() -> String {
+    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n")
+}
+
+/// A pod that does nothing, on a given node.
+pub(crate) fn client(name: &str, node: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: {name}}}}}
+spec:
+  nodeName: {node}
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {{name: it, image: \"{IMAGE}\", imagePullPolicy: IfNotPresent, args: [netexec]}}
+"
+    )
+}
+
+/// A Deployment whose pods answer HTTP and datagrams on port 8080 with their names. One that ends
+/// goes on serving until every proxy has heard of it.
+pub(crate) fn deployment(name: &str, replicas: usize) -> String {
+    format!(
+        "apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: {name}, namespace: {NAMESPACE}}}
+spec:
+  replicas: {replicas}
+  selector: {{matchLabels: {{app: {name}}}}}
+  strategy: {{rollingUpdate: {{maxUnavailable: 0, maxSurge: 2}}}}
+  template:
+    metadata: {{labels: {{app: {name}}}}}
+    spec:
+      terminationGracePeriodSeconds: 15
+      topologySpreadConstraints:
+      - maxSkew: 1
+        topologyKey: kubernetes.io/hostname
+        whenUnsatisfiable: ScheduleAnyway
+        labelSelector: {{matchLabels: {{app: {name}}}}}
+      containers:
+      - name: it
+        image: \"{IMAGE}\"
+        imagePullPolicy: IfNotPresent
+        args: [netexec, --http-port=8080, --udp-port=8080]
+        readinessProbe: {{httpGet: {{path: /hostname, port: 8080}}, periodSeconds: 1}}
+        lifecycle: {{preStop: {{sleep: {{seconds: 5}}}}}}
+"
+    )
+}
+
+/// A Service of both families, on port 80 and over each of the protocols.
+pub(crate) fn service(name: &str, protocols: &[&str]) -> String {
+    let ports = protocols.iter().map(|protocol| {
+        let port = protocol.to_lowercase();
+        format!("  - {{name: {port}, protocol: {protocol}, port: 80, targetPort: 8080}}\n")
+    });
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {NAMESPACE}}}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  selector: {{app: {name}}}
+  ports:
+{}",
+        ports.collect::<String>()
+    )
+}

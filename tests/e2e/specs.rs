@@ -1,0 +1,111 @@
+//! Our own specs. One is a function whose name in the list is a sentence about what holds.
+
+mod edge;
+mod rolling;
+mod services;
+
+use anyhow::Result;
+use tunnel_tests::{
+    clock::Instant,
+    cluster::{ginkgo::Verdict, proxy::Proxy},
+};
+
+use crate::{stage::Stage, table::Row};
+
+/// What a spec wants of the cluster.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Wants {
+    /// Whatever serves Services.
+    AnyProxy,
+    /// The product, and an edge whose network lets only outgoing connections through.
+    Tunnel,
+}
+
+/// A spec.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spec {
+    pub(crate) name: &'static str,
+    wants: Wants,
+    body: fn(&Stage<'_>) -> Result<()>,
+}
+
+/// All, in the order in which they run.
+pub(crate) const ALL: [Spec; 8] = [
+    any(
+        "pods on both nodes resolve names over UDP and TCP and reach the API server",
+        services::names_resolve,
+    ),
+    any(
+        "a Service answers pods and hosts of both nodes over IPv4 and IPv6 from all its backends",
+        services::all_backends_answer,
+    ),
+    any(
+        "a Service without endpoints refuses",
+        services::no_endpoints_refuse,
+    ),
+    any(
+        "a Service of UDP and TCP on one port answers both",
+        services::two_protocols_on_one_port,
+    ),
+    any(
+        "rolling a Deployment loses no connection",
+        rolling::loses_no_connection,
+    ),
+    tunnel(
+        "exec reaches a pod on an edge that takes no connections",
+        edge::exec,
+    ),
+    tunnel(
+        "logs -f follows a pod on an edge that takes no connections",
+        edge::logs,
+    ),
+    tunnel(
+        "port-forward reaches a pod on an edge that takes no connections",
+        edge::port_forward,
+    ),
+];
+
+const fn any(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
+    Spec {
+        name,
+        wants: Wants::AnyProxy,
+        body,
+    }
+}
+
+const fn tunnel(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
+    Spec {
+        name,
+        wants: Wants::Tunnel,
+        body,
+    }
+}
+
+/// Runs one, and tells of it.
+pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Row> {
+    let start = Instant::now();
+    let has_tunnel = matches!(stage.cluster.proxy(), Proxy::Culvert(_));
+    let outcome = match spec.wants {
+        Wants::Tunnel if !has_tunnel => None,
+        Wants::Tunnel => {
+            stage.cluster.network().set_outbound_only(true)?;
+            let outcome = (spec.body)(stage);
+            stage.cluster.network().set_outbound_only(false)?;
+            Some(outcome)
+        }
+        Wants::AnyProxy => Some((spec.body)(stage)),
+    };
+    let (verdict, message) = match outcome {
+        None => (Verdict::Skipped, String::new()),
+        Some(Ok(())) => (Verdict::Passed, String::new()),
+        Some(Err(error)) => (Verdict::Failed, format!("{error:#}")),
+    };
+    let row = Row {
+        name: spec.name.to_owned(),
+        verdict,
+        took: start.elapsed(),
+        message,
+    };
+    println!("{row}");
+    Ok(row)
+}

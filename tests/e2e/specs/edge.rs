@@ -1,0 +1,84 @@
+//! What an operator does with a pod on an edge whose network lets only outgoing connections
+//! through.
+
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::wait;
+
+use crate::{
+    manifests::NAMESPACE,
+    stage::{Client, Stage, pod_on},
+};
+
+/// How long an agent may take until it has dialled again.
+const CONNECTED: Duration = Duration::from_secs(60);
+/// A port of the cloud node.
+const FORWARDED: u16 = 18_080;
+/// What a request makes `netexec` write down.
+const WORD: &str = "hello-edge";
+
+pub(super) fn exec(stage: &Stage<'_>) -> Result<()> {
+    on_edge(stage, |node| {
+        let said = stage.exec(node, &["cat", "/etc/hostname"])?;
+        ensure!(said.trim() == pod_on(node), "it said {said:?}");
+        Ok(())
+    })
+}
+
+pub(super) fn logs(stage: &Stage<'_>) -> Result<()> {
+    on_edge(stage, |node| {
+        let pod = pod_on(node);
+        let path = stage.cluster.folder().join("followed");
+        let follow = ["-n", NAMESPACE, "logs", "--follow", &pod];
+        let following = stage.kubectl().start_into(&follow, File::create(&path)?)?;
+        let is_followed = |word: &str| {
+            let said = fs::read_to_string(&path).unwrap_or_default();
+            said.contains(word)
+        };
+        // It says so at its start.
+        wait::until(CONNECTED, || is_followed("Started HTTP server"))
+            .context("the log doesn't come")?;
+        ensure!(!is_followed(WORD), "the log has a word that nobody said");
+        let url = format!("http://127.0.0.1:8080/shell?cmd=true+{WORD}");
+        stage.exec(node, &["curl", "--silent", "--max-time", "10", &url])?;
+        wait::until(CONNECTED, || is_followed(WORD)).context("the log isn't followed")?;
+        ensure!(following.ended()?.is_none(), "logs --follow ended");
+        Ok(())
+    })
+}
+
+pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
+    on_edge(stage, |node| {
+        let pod = format!("pod/{}", pod_on(node));
+        let ports = format!("{FORWARDED}:8080");
+        let words = ["-n", NAMESPACE, "port-forward", &pod, &ports];
+        let forwarding = stage.kubectl().start(&words)?;
+        let cloud = stage.cluster.nodes().first().context("no node")?;
+        let client = Client {
+            name: cloud.name().to_owned(),
+            place: cloud.host().clone(),
+        };
+        let to = SocketAddr::from(([127, 0, 0, 1], FORWARDED));
+        wait::until(CONNECTED, || {
+            let report = client.ask(to, 1);
+            report.servers.contains_key(&pod_on(node))
+        })
+        .context("the forwarded port doesn't answer")?;
+        ensure!(forwarding.ended()?.is_none(), "port-forward ended");
+        Ok(())
+    })
+}
+
+/// Does something with the edge node, once its agent has dialled.
+fn on_edge(stage: &Stage<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+    let edge = stage.cluster.nodes().iter().find(|node| node.is_edge());
+    let edge = edge.context("no edge node")?.name();
+    wait::until(CONNECTED, || stage.exec(edge, &["true"]).is_ok())
+        .context("the edge can't be reached")?;
+    body(edge)
+}

@@ -1,0 +1,149 @@
+//! What all specs find: a Service with backends on both nodes, and clients on each.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Type};
+use tunnel_tests::{
+    cluster::{Cluster, kubectl::Kubectl},
+    load::{Plan, Report, tcp},
+    place::{ANSWER, Place, connect_within},
+    wait,
+};
+
+use crate::manifests::{self, NAMESPACE};
+
+/// How long the nodes may take to know of a change.
+pub(crate) const KNOWN: Duration = Duration::from_secs(30);
+
+/// How many backends the Service has.
+pub(crate) const BACKENDS: usize = 4;
+
+/// The port of every Service.
+const PORT: u16 = 80;
+
+/// Somebody who connects.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    /// Where it is.
+    pub(crate) name: String,
+    pub(crate) place: Place,
+}
+
+/// The cluster with what specs need on it.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) cluster: &'a Cluster,
+    /// On each node a pod and the host.
+    pub(crate) clients: Vec<Client>,
+}
+
+impl<'a> Stage<'a> {
+    /// Makes it, and waits until it is there.
+    pub(crate) fn set(cluster: &'a Cluster) -> Result<Self> {
+        let kubectl = cluster.kubectl();
+        let mut objects = vec![
+            manifests::namespace(),
+            manifests::deployment("web", BACKENDS),
+            manifests::service("web", &["TCP", "UDP"]),
+        ];
+        for node in cluster.nodes() {
+            objects.push(manifests::client(&pod_on(node.name()), node.name()));
+        }
+        kubectl.apply(&objects.join("---\n"))?;
+        kubectl.rolled_out(NAMESPACE, "deploy/web")?;
+        let mut clients = Vec::new();
+        for node in cluster.nodes() {
+            let pod = pod_on(node.name());
+            let words = [
+                "-n",
+                NAMESPACE,
+                "wait",
+                "--for=condition=Ready",
+                "pod",
+                &pod,
+            ];
+            kubectl.run(&words)?;
+            clients.push(Client {
+                place: node.pod(kubectl, NAMESPACE, &pod)?,
+                name: pod,
+            });
+            clients.push(Client {
+                name: node.name().to_owned(),
+                place: node.host().clone(),
+            });
+        }
+        Ok(Self { cluster, clients })
+    }
+
+    pub(crate) const fn kubectl(&self) -> &Kubectl {
+        self.cluster.kubectl()
+    }
+
+    /// Runs a command in the pod on a node.
+    pub(crate) fn exec(&self, node: &str, words: &[&str]) -> Result<String> {
+        let pod = pod_on(node);
+        let head = ["-n", NAMESPACE, "exec", &pod, "--"];
+        let words: Vec<&str> = head.iter().chain(words).copied().collect();
+        self.kubectl().run(&words)
+    }
+
+    /// The addresses of a Service, once every client is answered by each.
+    pub(crate) fn answering(&self, service: &str) -> Result<Vec<SocketAddr>> {
+        let addresses = self.cluster.service(NAMESPACE, service, PORT)?;
+        for client in &self.clients {
+            for to in &addresses {
+                wait::until(KNOWN, || client.ask(*to, 1).failed() == 0)
+                    .with_context(|| format!("{service} ({to}) never answered {}", client.name))?;
+            }
+        }
+        Ok(addresses)
+    }
+
+    /// The addresses of a Service.
+    pub(crate) fn addresses(&self, service: &str) -> Result<Vec<SocketAddr>> {
+        self.cluster.service(NAMESPACE, service, PORT)
+    }
+}
+
+impl Client {
+    /// Asks a Service for the name of its backend so many times.
+    pub(crate) fn ask(&self, to: SocketAddr, times: u32) -> Report {
+        let rate = 200;
+        let lasting = Duration::from_secs(1) * times / rate;
+        self.load(&Plan::new(to, rate, lasting))
+    }
+
+    /// Connects within a time.
+    pub(crate) fn connect(&self, to: SocketAddr, within: Duration) -> io::Result<()> {
+        let socket = self.place.socket(Domain::for_address(to), Type::STREAM)?;
+        connect_within(&socket, to, within)
+    }
+
+    /// Asks as planned.
+    pub(crate) fn load(&self, plan: &Plan) -> Report {
+        let sockets = |domain, kind| self.place.socket(domain, kind);
+        tcp::run_at(plan, "/hostname", &sockets)
+    }
+
+    /// Asks a Service for the name of its backend in a datagram.
+    pub(crate) fn ask_by_datagram(&self, to: SocketAddr) -> Result<String> {
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket: UdpSocket = self.place.udp(any)?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        socket.send_to(b"hostname", to)?;
+        let mut answer = [0; 256];
+        let (length, from) = socket.recv_from(&mut answer)?;
+        ensure!(from == to, "{to} was asked, and {from} answered");
+        Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+    }
+}
+
+/// The name of the pod that is on a node for its specs.
+pub(crate) fn pod_on(node: &str) -> String {
+    format!("on-{node}")
+}

@@ -1,0 +1,142 @@
+//! The control plane: etcd, the API server, the controllers and the scheduler.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context as _, Result};
+
+use super::{Site, kubectl::Kubectl, network};
+use crate::{
+    place::{Place, Process},
+    wait,
+};
+
+/// How long the API server may take on a busy machine.
+const READY: Duration = Duration::from_secs(120);
+
+/// The ranges of Services.
+const SERVICES: &str = "10.96.0.0/16,fd00:10:96::/112";
+
+/// What service accounts asked for: who has more rights than it uses shows here.
+const AUDIT: &str = "apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  userGroups: [system:serviceaccounts]
+- level: None
+";
+
+/// Its processes. They end when it is dropped.
+#[derive(Debug)]
+pub(super) struct Control {
+    kubectl: Kubectl,
+    /// Held, not used.
+    _daemons: Vec<Process>,
+}
+
+impl Control {
+    /// Starts it on a host, and waits until the API server answers.
+    pub(super) fn start(site: &Site<'_>, host: &Place) -> Result<Self> {
+        let config = site.pki.file("admin.kubeconfig");
+        let folder = site.lab.folder().join("kubectl");
+        let kubectl = Kubectl::new(host, site.kit, config, folder)?;
+        let daemon = |name: &str, arguments: Vec<String>| {
+            let mut command = site.kit.environment();
+            command.push(match name {
+                "etcd" => name.to_owned(),
+                other => site.kit.program(other),
+            });
+            command.extend(arguments);
+            let log = site.logs.create(name)?;
+            host.command(&command).log(log).start()
+        };
+        let mut daemons = vec![
+            daemon("etcd", etcd(site))?,
+            daemon("kube-apiserver", api_server(site)?)?,
+        ];
+        wait::until(READY, || kubectl.run(&["get", "--raw", "/readyz"]).is_ok())
+            .context("the API server doesn't get ready")?;
+        daemons.push(daemon("kube-controller-manager", controllers(site))?);
+        daemons.push(daemon("kube-scheduler", scheduler(site))?);
+        Ok(Self {
+            kubectl,
+            _daemons: daemons,
+        })
+    }
+
+    pub(super) const fn kubectl(&self) -> &Kubectl {
+        &self.kubectl
+    }
+}
+
+fn etcd(site: &Site<'_>) -> Vec<String> {
+    let data = site.lab.folder().join("etcd");
+    vec![format!("--data-dir={}", data.display())]
+}
+
+fn api_server(site: &Site<'_>) -> Result<Vec<String>> {
+    let pki = |name: &str| site.pki.file(name);
+    let policy = site.lab.folder().join("audit.yaml");
+    fs::write(&policy, AUDIT)?;
+    let [address, _] = network::addresses(0);
+    let issuer = "https://kubernetes.default.svc.cluster.local";
+    Ok(vec![
+        "--etcd-servers=http://127.0.0.1:2379".to_owned(),
+        "--secure-port=6443".to_owned(),
+        format!("--advertise-address={address}"),
+        format!("--tls-cert-file={}", pki("apiserver.crt")),
+        format!("--tls-private-key-file={}", pki("apiserver.key")),
+        format!("--client-ca-file={}", pki("ca.crt")),
+        "--authorization-mode=Node,RBAC".to_owned(),
+        "--enable-admission-plugins=NodeRestriction".to_owned(),
+        "--allow-privileged=true".to_owned(),
+        format!("--service-cluster-ip-range={SERVICES}"),
+        format!("--service-account-issuer={issuer}"),
+        format!("--service-account-key-file={}", pki("accounts.pub")),
+        format!("--service-account-signing-key-file={}", pki("accounts.key")),
+        format!(
+            "--kubelet-client-certificate={}",
+            pki("apiserver-kubelet.crt")
+        ),
+        format!("--kubelet-client-key={}", pki("apiserver-kubelet.key")),
+        format!("--kubelet-certificate-authority={}", pki("ca.crt")),
+        "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
+        format!("--audit-policy-file={}", policy.display()),
+        format!(
+            "--audit-log-path={}",
+            site.logs.path("audit.jsonl").display()
+        ),
+    ])
+}
+
+fn controllers(site: &Site<'_>) -> Vec<String> {
+    let pki = |name: &str| site.pki.file(name);
+    let volumes = site.lab.folder().join("volume-plugins");
+    let mut arguments = client(site, "controllers");
+    arguments.extend([
+        format!("--service-account-private-key-file={}", pki("accounts.key")),
+        format!("--root-ca-file={}", pki("ca.crt")),
+        "--use-service-account-credentials".to_owned(),
+        format!("--cluster-signing-cert-file={}", pki("ca.crt")),
+        format!("--cluster-signing-key-file={}", pki("ca.key")),
+        "--allocate-node-cidrs=false".to_owned(),
+        format!("--flex-volume-plugin-dir={}", volumes.display()),
+    ]);
+    arguments
+}
+
+fn scheduler(site: &Site<'_>) -> Vec<String> {
+    client(site, "scheduler")
+}
+
+/// The arguments of a client that serves nobody but itself.
+fn client(site: &Site<'_>, user: &str) -> Vec<String> {
+    let config = site.pki.file(&format!("{user}.kubeconfig"));
+    vec![
+        format!("--kubeconfig={config}"),
+        format!("--authentication-kubeconfig={config}"),
+        format!("--authorization-kubeconfig={config}"),
+        "--bind-address=127.0.0.1".to_owned(),
+        "--leader-elect=false".to_owned(),
+    ]
+}

@@ -1,0 +1,91 @@
+//! What a cluster is made of, as `cargo xtask e2e` has made it ready.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// The folders of programs in an unpacked tree of Debian's.
+const PROGRAMS: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
+/// The folders of libraries.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
+/// A folder with programs, a tree of Debian's packages, and archives of images.
+#[derive(Clone, Debug)]
+pub struct Kit {
+    folder: PathBuf,
+    search: String,
+}
+
+impl Kit {
+    /// The kit in a folder.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let folder = folder
+            .canonicalize()
+            .with_context(|| format!("there is no folder {}", folder.display()))?;
+        for part in ["bin", "debian", "images"] {
+            let part = folder.join(part);
+            ensure!(part.is_dir(), "there is no {}", part.display());
+        }
+        let own = PROGRAMS.map(|part| folder.join("debian").join(part));
+        let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+        let search = std::env::join_paths(own.into_iter().chain(usual))?;
+        let search = search.into_string().ok().context("a path is no UTF-8")?;
+        Ok(Self { folder, search })
+    }
+
+    /// A program of Kubernetes' own.
+    #[must_use]
+    pub fn program(&self, name: &str) -> String {
+        self.path("bin").join(name).display().to_string()
+    }
+
+    /// Where the network plugins are.
+    #[must_use]
+    pub fn network_plugins(&self) -> PathBuf {
+        self.path("debian/usr/lib/cni")
+    }
+
+    /// The archives of images.
+    ///
+    /// # Errors
+    ///
+    /// When the folder can't be read.
+    pub fn images(&self) -> Result<Vec<PathBuf>> {
+        let mut images = Vec::new();
+        for entry in std::fs::read_dir(self.path("images"))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "tar") {
+                images.push(path);
+            }
+        }
+        images.sort();
+        Ok(images)
+    }
+
+    /// Where logs go.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.path("logs")
+    }
+
+    /// The words before a command that is to find Debian's programs and their libraries first.
+    #[must_use]
+    pub fn environment(&self) -> Vec<String> {
+        let libraries = LIBRARIES.map(|part| self.path("debian").join(part).display().to_string());
+        let [first, _] = &libraries;
+        vec![
+            "env".to_owned(),
+            format!("PATH={}", self.search),
+            format!("XTABLES_LIBDIR={first}/xtables"),
+            format!("LD_LIBRARY_PATH={}", libraries.join(":")),
+        ]
+    }
+
+    fn path(&self, part: &str) -> PathBuf {
+        self.folder.join(part)
+    }
+}

@@ -1,0 +1,117 @@
+//! What every part of a cluster says, kept in a folder that outlives the cluster.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+/// How much of the end of a log is looked at.
+const END: u64 = 16 << 10;
+
+/// The folder.
+#[derive(Clone, Debug)]
+pub struct Logs {
+    folder: PathBuf,
+}
+
+impl Logs {
+    /// An empty folder, in the place of what an earlier cluster left.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be made.
+    pub fn new(folder: PathBuf) -> Result<Self> {
+        match fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self { folder })
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A file in the folder.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A new file for a part of the cluster.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be made.
+    pub fn create(&self, name: &str) -> Result<File> {
+        let path = self.path(&format!("{name}.log"));
+        File::create(&path).with_context(|| format!("cannot make {}", path.display()))
+    }
+
+    /// The last lines of each log, under its name.
+    ///
+    /// # Errors
+    ///
+    /// When one can't be read.
+    pub fn tails(&self, lines: usize) -> Result<String> {
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "log") {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        let mut text = String::new();
+        for path in paths {
+            text.push_str(&format!("── {}\n", path.display()));
+            for line in last(&end(&path)?, lines) {
+                text.push_str(&format!("  {line}\n"));
+            }
+        }
+        Ok(text)
+    }
+}
+
+fn end(path: &Path) -> Result<String> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(END)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    // A log that others write to as well may have holes.
+    bytes.retain(|byte| *byte != 0);
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn last(text: &str, count: usize) -> Vec<&str> {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn the_tail_of_each_log_stands_under_its_name() {
+        let scratch = tempfile::tempdir().unwrap();
+        let logs = Logs::new(scratch.path().join("logs")).unwrap();
+        let mut file = logs.create("etcd").unwrap();
+        file.write_all(b"one\ntwo\n\0three\n").unwrap();
+
+        let text = logs.tails(2).unwrap();
+
+        assert!(text.ends_with("etcd.log\n  two\n  three\n"), "{text}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Real Kubernetes on this machine: what it is made of is built and fetched here, and the runner
+//! (`tests/e2e`) does the rest.
+
+mod debian;
+mod go;
+mod images;
+mod pause;
+mod rootfs;
+
+use std::{
+    fs,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::{package, setup, statics::Profile, vm::cache, workspace};
+
+/// What to run.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Our own specs and a handful of Kubernetes' own.
+    #[arg(long, conflicts_with = "focus")]
+    fast: bool,
+    /// Only specs whose names match this regular expression, ours and Kubernetes' own.
+    #[arg(long, value_name = "RE")]
+    focus: Option<String>,
+    /// Leave the cluster for looking around, until Enter.
+    #[arg(long)]
+    keep: bool,
+    /// What serves Services.
+    #[arg(long, value_enum, default_value = "kube-proxy")]
+    proxy: Proxy,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Proxy {
+    /// The product: its image and its manifests.
+    Culvert,
+    /// Kubernetes' own, in its nftables mode.
+    KubeProxy,
+}
+
+impl Proxy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Culvert => "culvert",
+            Self::KubeProxy => "kube-proxy",
+        }
+    }
+}
+
+/// Builds and fetches what is missing, and becomes the runner.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    ensure!(
+        workspace::is_root(),
+        "e2e makes network namespaces, mounts and control groups, so it needs root. Type: sudo \
+         --preserve-env=PATH cargo xtask e2e"
+    );
+    setup::ensure(setup::Scope {
+        network: true,
+        ..setup::Scope::default()
+    })?;
+    let place = place();
+    {
+        let _lock = cache::lock("cluster")?;
+        go::build(&go::Go::find()?, &place)?;
+        debian::ready(&place.join("debian"))?;
+        images::ready(&place)?;
+    }
+    let programs = build()?;
+    let mut command = Command::new(&programs.runner);
+    command
+        .env("CULVERT_LAB_BIN", &programs.lab)
+        .arg("--kit")
+        .arg(&place)
+        .args(["--proxy", options.proxy.name()]);
+    if options.proxy == Proxy::Culvert {
+        let image = place.join("culvert.tar");
+        package::run(Profile::Vm, package::NAME.to_owned(), Some(image.clone()))?;
+        command.arg("--image").arg(image);
+        let manifests = workspace::root().join("deploy");
+        command.arg("--manifests").arg(manifests);
+    }
+    if options.fast {
+        command.arg("--fast");
+    }
+    if let Some(focus) = &options.focus {
+        command.args(["--focus", focus]);
+    }
+    if options.keep {
+        command.arg("--keep");
+    }
+    let error = command.exec();
+    Err(error).with_context(|| format!("cannot start {}", programs.runner.display()))
+}
+
+/// Where everything lies.
+fn place() -> PathBuf {
+    workspace::root().join("target/cluster")
+}
+
+struct Programs {
+    runner: PathBuf,
+    lab: PathBuf,
+}
+
+fn build() -> Result<Programs> {
+    let mut command = workspace::cargo("build");
+    command.args(["--package", "tunnel-tests"]).args([
+        "--bin",
+        "culvert-e2e",
+        "--bin",
+        "culvert-lab",
+    ]);
+    let mut built = workspace::built(&mut command)?;
+    match (built.remove("culvert-e2e"), built.remove("culvert-lab")) {
+        (Some(runner), Some(lab)) => Ok(Programs { runner, lab }),
+        (_, _) => bail!("cargo build did not name the programs culvert-e2e and culvert-lab"),
+    }
+}
+
+/// Whether something was made from exactly this: what it was made from is kept beside it.
+fn is_made_from(stamp: &Path, source: &str) -> bool {
+    fs::read_to_string(stamp).is_ok_and(|known| known == source)
+}
+
+fn stamp(stamp: &Path, source: &str) -> Result<()> {
+    cache::file(stamp, |file| {
+        Ok(std::io::Write::write_all(file, source.as_bytes())?)
+    })
+}

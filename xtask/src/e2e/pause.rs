@@ -1,0 +1,82 @@
+//! The program that holds a pod's namespaces: it waits for SIGTERM or SIGINT, and ends.
+//!
+//! Nothing smaller has to be started for every pod, and it needs no compiler: a header of an ELF
+//! file, one of its only segment, and a dozen instructions.
+
+/// Where the segment lies in memory.
+const BASE: u64 = 0x40_0000;
+const HEADERS: usize = 64 + 56;
+
+/// `rt_sigprocmask(SIG_BLOCK, {SIGINT, SIGTERM}, NULL, 8)`: the first process of a pid namespace gets
+/// only signals that it has blocked or handles; `rt_sigtimedwait` until one comes; `exit(0)`.
+const CODE: [u8; 58] = [
+    0x68, 0x02, 0x40, 0x00, 0x00, // push   1 << (2 - 1) | 1 << (15 - 1)
+    0x31, 0xff, // xor    edi, edi
+    0x48, 0x89, 0xe6, // mov    rsi, rsp
+    0x31, 0xd2, // xor    edx, edx
+    0x41, 0xba, 0x08, 0x00, 0x00, 0x00, // mov    r10d, 8
+    0xb8, 0x0e, 0x00, 0x00, 0x00, // mov    eax, 14
+    0x0f, 0x05, // syscall
+    0x48, 0x89, 0xe7, // mov    rdi, rsp
+    0x31, 0xf6, // xor    esi, esi
+    0x31, 0xd2, // xor    edx, edx
+    0x41, 0xba, 0x08, 0x00, 0x00, 0x00, // mov    r10d, 8
+    0xb8, 0x80, 0x00, 0x00, 0x00, // mov    eax, 128
+    0x0f, 0x05, // syscall
+    0x85, 0xc0, // test   eax, eax
+    0x78, 0xe8, // js     back to `mov rdi, rsp`
+    0x31, 0xff, // xor    edi, edi
+    0xb8, 0x3c, 0x00, 0x00, 0x00, // mov    eax, 60
+    0x0f, 0x05, // syscall
+];
+
+/// The program, for x86-64.
+pub(super) fn program() -> Vec<u8> {
+    let length = (HEADERS + CODE.len()) as u64;
+    let entry = BASE + HEADERS as u64;
+    let mut file = Vec::new();
+    // The ELF header: 64 bits, little-endian, version 1, System V.
+    file.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    // A fixed program for x86-64, version 1.
+    file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    for word in [entry, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    // No flags; the sizes of both headers, one segment, no sections.
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+    // The segment: to be loaded, read and run.
+    file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+    for word in [0, BASE, BASE, length, length, 0x1000] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(CODE);
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, process::Command};
+
+    use super::*;
+
+    #[test]
+    fn it_waits_until_it_is_told_to_end() {
+        let path = std::env::temp_dir().join(format!("culvert-pause-{}", std::process::id()));
+        let mut file = fs::File::create(&path).expect("a file");
+        file.write_all(&program()).expect("written");
+        file.set_permissions(fs::Permissions::from_mode(0o755))
+            .expect("a program");
+        drop(file);
+        let script = "\"$0\" & kill -0 $! && kill -TERM $! && wait $!";
+
+        let status = Command::new("sh")
+            .args(["-c", script])
+            .arg(&path)
+            .status()
+            .expect("a shell");
+
+        fs::remove_file(&path).expect("removed");
+        // The signal may come before it is blocked, outside a pid namespace of its own.
+        assert!(matches!(status.code(), Some(0 | 143)), "{status:?}");
+    }
+}

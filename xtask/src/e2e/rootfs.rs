@@ -1,0 +1,189 @@
+//! The root folders of images.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{debian, go, pause};
+use crate::{vm::archive, workspace};
+
+/// What Kubernetes' own specs run in pods, beside `agnhost`.
+const TOOLS: [&str; 54] = [
+    "awk",
+    "bash",
+    "cat",
+    "chmod",
+    "conntrack",
+    "curl",
+    "cut",
+    "dash",
+    "date",
+    "dd",
+    "dig",
+    "echo",
+    "env",
+    "expr",
+    "false",
+    "find",
+    "getent",
+    "grep",
+    "head",
+    "host",
+    "hostname",
+    "id",
+    "ip",
+    "ls",
+    "md5sum",
+    "mkdir",
+    "nc",
+    "nft",
+    "nslookup",
+    "printf",
+    "ps",
+    "rm",
+    "sed",
+    "seq",
+    "sleep",
+    "sort",
+    "ss",
+    "stat",
+    "tail",
+    "tar",
+    "tee",
+    "test",
+    "timeout",
+    "touch",
+    "tr",
+    "true",
+    "uniq",
+    "wc",
+    "wget",
+    "xargs",
+    "basename",
+    "mv",
+    "cp",
+    "ln",
+];
+/// What the C library opens by name when it looks up names.
+const NAME_SERVICES: [&str; 2] = ["libnss_files.so.2", "libnss_dns.so.2"];
+/// Where libraries go, wherever they were.
+const LIBRARIES: &str = "lib/x86_64-linux-gnu";
+
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
+                      user-defined-in-image:x:1000:1000::/:/bin/sh\n";
+const GROUP: &str = "root:x:0:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
+
+/// Fills the root folder of the image with one static program.
+pub(super) fn single(root: &Path, program: &Path) -> Result<()> {
+    let name = program.file_name().context("a program has no name")?;
+    copy(program, &root.join(name))
+}
+
+/// Fills the root folder of the image that holds a pod's namespaces.
+pub(super) fn pause(root: &Path) -> Result<()> {
+    let path = root.join("pause");
+    fs::write(&path, pause::program())
+        .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Fills the root folder of the image that most specs run: `agnhost`, and tools of Debian's with
+/// their libraries.
+pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> {
+    for folder in [
+        "bin", "dev", "etc", "lib64", "proc", "root", "run", "sys", "tmp", "uploads", "usr/bin",
+        "var", LIBRARIES,
+    ] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    for open in ["tmp", "uploads"] {
+        fs::set_permissions(root.join(open), fs::Permissions::from_mode(0o1777))?;
+    }
+    copy(program, &root.join("agnhost"))?;
+    // Some specs call it by this name.
+    symlink("agnhost", root.join("agnhost-2"))?;
+    for file in go::agnhost_files()? {
+        single(root, &file)?;
+    }
+    fs::write(root.join("etc/passwd"), PASSWD)?;
+    fs::write(root.join("etc/group"), GROUP)?;
+    fs::write(root.join("etc/nsswitch.conf"), "hosts: files dns\n")?;
+    symlink("dash", root.join("bin/sh"))?;
+
+    let mut libraries = BTreeSet::new();
+    for name in TOOLS {
+        let from = debian::program(debian, name)
+            .or_else(|| workspace::program(name))
+            .with_context(|| format!("this machine has no {name}"))?;
+        copy(&from, &root.join("bin").join(name))?;
+        libraries.extend(libraries_of(&from, debian)?);
+    }
+    // They stand beside the C library.
+    let neighbours: Vec<PathBuf> = libraries
+        .iter()
+        .filter(|path| path.ends_with("libc.so.6"))
+        .flat_map(|path| NAME_SERVICES.map(|name| path.with_file_name(name)))
+        .filter(|path| path.is_file())
+        .collect();
+    libraries.extend(neighbours);
+    for library in &libraries {
+        let name = library.file_name().context("a library has no name")?;
+        copy(library, &root.join(LIBRARIES).join(name))?;
+    }
+    let loader = "ld-linux-x86-64.so.2";
+    symlink(
+        format!("../{LIBRARIES}/{loader}"),
+        root.join("lib64").join(loader),
+    )?;
+    Ok(())
+}
+
+/// The files that the loader would take for a program; none for a static one.
+fn libraries_of(program: &Path, debian: &Path) -> Result<Vec<PathBuf>> {
+    let mut command = Command::new("ldd");
+    command
+        .arg(program)
+        .env("LD_LIBRARY_PATH", debian::library_path(debian));
+    let said = archive::output(&mut command)?;
+    Ok(paths(&said))
+}
+
+/// `name => path (address)`, or `path (address)` for the loader itself.
+fn paths(said: &str) -> Vec<PathBuf> {
+    let words = said.lines().filter_map(|line| {
+        let (path, _address) = line.trim().rsplit_once(" (")?;
+        let path = path.rsplit_once(" => ").map_or(path, |(_, path)| path);
+        path.starts_with('/').then_some(path)
+    });
+    words.map(PathBuf::from).collect()
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to)
+        .map(drop)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loader_and_what_it_loads_are_libraries_and_the_kernels_own_is_not() {
+        let said = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+
+        let paths = paths(said);
+
+        assert_eq!(
+            paths,
+            ["/lib/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
+        );
+    }
+}

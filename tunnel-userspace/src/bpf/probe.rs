@@ -62,7 +62,9 @@ pub fn probe() -> Result<Features, ProbeError> {
         {
             ProbeError::Memory { source }
         }
-        other => other,
+        other @ (ProbeError::Rights { .. }
+        | ProbeError::Memory { .. }
+        | ProbeError::Feature { .. }) => other,
     })
 }
 

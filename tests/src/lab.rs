@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use crate::cgroup;
+use crate::{cgroup, interrupt};
 
 const PREFIX: &str = "culvert-lab-";
 
@@ -88,6 +88,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        interrupt::leave_to_signal();
         // What is left is swept at the next start.
         drop(remove(self));
     }

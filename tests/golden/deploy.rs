@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser as _;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{Container, PodSpec, ServiceAccount},
+    core::v1::{Container, Pod, PodSpec, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -94,6 +94,7 @@ fn is_part(part: &Value, whole: &Value, place: &str) -> Result<()> {
 fn check(value: &Value) -> Result<()> {
     match value["kind"].as_str() {
         Some("DaemonSet") => keeps::<DaemonSet>(value),
+        Some("Pod") => keeps::<Pod>(value),
         Some("ServiceAccount") => keeps::<ServiceAccount>(value),
         Some("ClusterRole") => keeps::<ClusterRole>(value),
         Some("ClusterRoleBinding") => keeps::<ClusterRoleBinding>(value),
@@ -137,7 +138,7 @@ fn every_config_is_one_of_culvert() -> Result<()> {
     Ok(())
 }
 
-/// The pods of whole DaemonSets, not of patches.
+/// The pods, and those of whole DaemonSets, not of patches.
 fn pods() -> Result<Vec<PodSpec>> {
     let mut pods = Vec::new();
     for (_, value) in objects()? {
@@ -146,9 +147,12 @@ fn pods() -> Result<Vec<PodSpec>> {
             let object: DaemonSet = serde_json::from_value(value)?;
             let spec = object.spec.and_then(|spec| spec.template.spec);
             pods.push(spec.context("no pod")?);
+        } else if value["kind"] == "Pod" {
+            let object: Pod = serde_json::from_value(value)?;
+            pods.push(object.spec.context("no pod")?);
         }
     }
-    ensure!(!pods.is_empty(), "there are no DaemonSets");
+    ensure!(!pods.is_empty(), "there are no pods");
     Ok(pods)
 }
 

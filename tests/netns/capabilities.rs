@@ -13,13 +13,14 @@ use crate::support::{HTTP, Vip, Way, addresses, http, same, serve};
 
 const WEB: Vip = Vip::of(10);
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
+const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
 /// What Linux before 5.11 takes as well, as `deploy/linux-5.10` knows.
 const MEMORY: &str = "SYS_RESOURCE";
 
-/// The capabilities that the manifest gives the daemon.
-fn granted() -> Result<Vec<&'static str>> {
-    let list = MANIFEST.split_once("add: [").map(|(_, rest)| rest);
+/// The capabilities that a manifest gives the only container that isn't privileged.
+fn granted(manifest: &str) -> Result<Vec<&str>> {
+    let list = manifest.split_once("add: [").map(|(_, rest)| rest);
     let list = list.and_then(|rest| rest.split_once(']'));
     let (list, _) = list.context("the manifest adds no capabilities")?;
     Ok(list.split(", ").collect())
@@ -41,7 +42,7 @@ fn with(capabilities: &[&str]) -> Vec<String> {
 
 /// Starts the daemon as the manifest has it started, and on an old kernel as its component has it.
 fn start(instance: &Instance) -> Result<()> {
-    let granted = granted()?;
+    let granted = granted(MANIFEST)?;
     instance.launch_by(&with(&granted))?;
     let Err(error) = instance.wait_ready() else {
         return Ok(());
@@ -83,11 +84,11 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
 
 #[test]
 fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Result<()> {
-    let granted = granted()?;
+    let granted = granted(MANIFEST)?;
     for lacking in &granted {
         let node = Node::new()?;
-        let rest: Vec<_> = granted.iter().filter(|name| name != &lacking).collect();
-        let rest: Vec<&str> = rest.into_iter().copied().collect();
+        let rest = granted.iter().copied().filter(|name| name != lacking);
+        let rest: Vec<&str> = rest.collect();
 
         node.launch_by(&with(&rest))?;
 
@@ -96,6 +97,29 @@ fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Re
         let named = format!("lacks CAP_{lacking},");
         ensure!(logs.contains(&named), "{lacking}: {logs}");
         ensure!(!node.bpffs().join("links").exists(), "{lacking}: {logs}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_routes() -> Result<()>
+{
+    let site = Site::new()?;
+    let node = site.node();
+    node.stop()?;
+    let config = node.config_path().display().to_string();
+    let program = node.program().display().to_string();
+    let mut words = with(&granted(CLEANUP)?);
+    words.extend([program, "cleanup".to_owned(), "--config".to_owned(), config]);
+
+    node.host().run(&words)?;
+
+    ensure!(!node.bpffs().exists(), "pins are left");
+    for family in ["-4", "-6"] {
+        let show = [
+            "ip", family, "route", "show", "table", "local", "proto", "176",
+        ];
+        same("routes", node.host().run(&show)?, String::new())?;
     }
     Ok(())
 }

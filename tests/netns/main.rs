@@ -35,6 +35,8 @@ mod layouts;
 #[cfg(test)]
 mod live;
 #[cfg(test)]
+mod names;
+#[cfg(test)]
 mod natives;
 #[cfg(test)]
 mod prepare;

@@ -5,6 +5,7 @@ use std::{
     env,
     ffi::OsString,
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -46,6 +47,22 @@ const OF_BUILD_SCRIPT: [&str; 7] = [
     "TARGET",
 ];
 
+/// Runs the compiler. Cargo tells crates that lie outside a workspace apart by where they lie, and
+/// the names of functions, and with them the objects, would say so: ours are told apart by their
+/// names.
+const ANYWHERE: &str = r#"#!/bin/sh
+case " $* " in
+  *" --crate-name tunnel_common "* | *" --crate-name culvert_ebpf"*)
+    for word; do
+      shift
+      case $word in metadata=*) word=metadata=culvert ;; esac
+      set -- "$@" "$word"
+    done
+    ;;
+esac
+exec "$@"
+"#;
+
 /// The objects of kernel programs.
 pub(crate) struct Objects {
     /// What is loaded as a rule.
@@ -58,7 +75,7 @@ pub(crate) struct Objects {
 /// of its folder: it is cut from the paths in the objects.
 pub(crate) fn compile(pair: &Pair, workspace: &Path, arch: &str) -> io::Result<Objects> {
     let target = target_folder()?;
-    let status = cargo(pair, workspace, &target, arch, "build").status()?;
+    let status = cargo(pair, workspace, &target, arch, "build")?.status()?;
     if !status.success() {
         return Err(io::Error::other("the kernel programs don't compile"));
     }
@@ -75,7 +92,7 @@ pub(crate) fn cargo(
     target: &Path,
     arch: &str,
     subcommand: &str,
-) -> Command {
+) -> io::Result<Command> {
     let own = pair.compiler.sysroot.join("bin/cargo");
     let program = match pair.compiler.core {
         // Sources of the standard library want the Cargo that came with them.
@@ -95,8 +112,8 @@ pub(crate) fn cargo(
         .arg(target)
         .env("RUSTC", &pair.compiler.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTC_WRAPPER", anywhere(target)?)
         // Empty, not absent: a wrapper may also stand in the user's configuration.
-        .env("RUSTC_WRAPPER", "")
         .env("RUSTC_WORKSPACE_WRAPPER", "")
         .env(
             "CARGO_ENCODED_RUSTFLAGS",
@@ -105,7 +122,21 @@ pub(crate) fn cargo(
     if pair.compiler.core == Core::Source {
         command.args(["-Z", "build-std=core"]);
     }
-    command
+    Ok(command)
+}
+
+/// Where [`ANYWHERE`] lies. It is written once: Cargo looks at its age.
+fn anywhere(target: &Path) -> io::Result<PathBuf> {
+    let path = target.join("anywhere");
+    if fs::read_to_string(&path).is_ok_and(|text| text == ANYWHERE) {
+        return Ok(path);
+    }
+    fs::create_dir_all(target)?;
+    let draft = target.join(format!("anywhere-{}", std::process::id()));
+    fs::write(&draft, ANYWHERE)?;
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755))?;
+    fs::rename(&draft, &path)?;
+    Ok(path)
 }
 
 /// Beside the outer build's own folders, so that all its profiles share one object.

@@ -56,7 +56,7 @@ pub(crate) fn check_atomics() -> Result<bool> {
 /// Runs clippy of the programs' own compiler on them.
 pub(crate) fn clippy(pair: &Pair) -> Result<bool> {
     let target = compile::target_folder()?;
-    let mut command = compile::cargo(pair, workspace::root(), &target, env::consts::ARCH, "check");
+    let mut command = compile::cargo(pair, workspace::root(), &target, env::consts::ARCH, "check")?;
     command
         .env("RUSTC_WORKSPACE_WRAPPER", setup::clippy_driver(pair))
         // How `cargo clippy` hands `-D warnings` to its driver.

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use self::oci::Image;
 use crate::{setup, statics::Profile, workspace};
@@ -24,7 +24,9 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
     let output = output.unwrap_or_else(|| folder.join("culvert.tar"));
     fs::create_dir_all(&folder)?;
     let root = tempfile::tempdir_in(&folder)?;
-    put_program(&culvert(profile)?, root.path())?;
+    let program = culvert(profile)?;
+    tells_nothing(&program, workspace::root())?;
+    put_program(&program, root.path())?;
     let image = Image {
         names: vec![name],
         entrypoint: vec!["/culvert".to_owned()],
@@ -46,6 +48,19 @@ fn culvert(profile: Profile) -> Result<PathBuf> {
     program.context("cargo build did not name the program culvert")
 }
 
+/// That a program holds no path of this checkout: two of them would make two images.
+fn tells_nothing(program: &Path, checkout: &Path) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let path = checkout.as_os_str().as_encoded_bytes();
+    let is_there = bytes.windows(path.len()).any(|window| window == path);
+    let (program, checkout) = (program.display(), checkout.display());
+    ensure!(
+        !is_there,
+        "{program} names the folder {checkout} that it was built in"
+    );
+    Ok(())
+}
+
 /// All that the image has. The runtime gives a container its host names and its resolver's
 /// configuration; a cluster's API server is known by the authority that comes with a service
 /// account, gateways and agents by their own; and what runs needs no name of a user.
@@ -54,4 +69,21 @@ fn put_program(program: &Path, root: &Path) -> Result<()> {
     fs::copy(program, &place).with_context(|| format!("cannot copy {}", program.display()))?;
     fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_names_its_checkout_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("program");
+        fs::write(&program, b"\x7fELF culvert/src/main.rs /build/tree/src").expect("a file");
+
+        tells_nothing(&program, Path::new("/build/other")).expect("another folder");
+        let error = tells_nothing(&program, Path::new("/build/tree")).expect_err("its folder");
+
+        assert!(error.to_string().contains("/build/tree"), "{error}");
+    }
 }

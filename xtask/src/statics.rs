@@ -34,8 +34,8 @@ impl Profile {
         match self {
             Self::Release => {
                 command.args(["--profile", "release"]);
-                // What a backtrace is read with stays: the names of functions.
-                command.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+                // Names of functions hold numbers that the linker made from the folder of the build.
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             }
             Self::Vm => {
                 command.args(["--profile", "vm"]).env(NO_JITTER, "1");

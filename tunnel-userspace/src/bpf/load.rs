@@ -81,12 +81,13 @@ pub enum LoadError {
 }
 
 /// Lifts the limit of locked memory, which Linux before 5.11 counts maps against, for root too.
-/// Where that is not allowed, later kernels don't need it.
-pub(super) fn raise_memory_limit() {
+/// Where that is not allowed, later kernels don't need it. Says whether it was done.
+pub(super) fn raise_memory_limit() -> bool {
     let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if let Err(error) = raised {
         tracing::debug!(%error, "the limit of locked memory stays as it is");
     }
+    raised.is_ok()
 }
 
 /// What the programs are told when they are loaded.

@@ -15,6 +15,8 @@ use super::cgroup::{self, CgroupError};
 
 /// Where the kernel gives cgroups a place.
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// The same, where hierarchies of v1 are in that place.
+const BESIDE: &str = "/sys/fs/cgroup/unified";
 
 /// A file system can't be mounted.
 #[derive(Debug, thiserror::Error)]
@@ -76,10 +78,9 @@ pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
     match cgroup::find_root() {
         Ok(_) => Ok(None),
         Err(CgroupError::None) => {
-            // Beside the hierarchies of v1, where there are any.
             let is_free = kind(Path::new(CGROUPS))? == SYSFS_MAGIC;
-            let name = if is_free { "" } else { "unified" };
-            mount_on(&Path::new(CGROUPS).join(name), "cgroup2").map(Some)
+            let point = if is_free { CGROUPS } else { BESIDE };
+            mount_on(Path::new(point), "cgroup2").map(Some)
         }
         Err(error) => Err(error.into()),
     }

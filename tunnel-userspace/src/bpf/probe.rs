@@ -23,6 +23,16 @@ pub enum ProbeError {
         /// The capabilities.
         missing: Vec<&'static str>,
     },
+    /// The kernel refuses the programs, and nothing else is known to be missing.
+    #[error(
+        "the kernel refuses programs: before Linux 5.11 the limit of locked memory, ulimit -l, may \
+         be too low, which takes CAP_SYS_RESOURCE to raise"
+    )]
+    Memory {
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// The kernel refused the question.
     #[error("cannot find out whether this kernel has {feature}")]
     Feature {
@@ -45,7 +55,18 @@ pub fn probe() -> Result<Features, ProbeError> {
     if !missing.is_empty() {
         return Err(ProbeError::Rights { missing });
     }
-    load::raise_memory_limit();
+    let is_raised = load::raise_memory_limit();
+    ask().map_err(|error| match error {
+        ProbeError::Feature { feature: _, source }
+            if !is_raised && source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            ProbeError::Memory { source }
+        }
+        other => other,
+    })
+}
+
+fn ask() -> Result<Features, ProbeError> {
     Ok(Features {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
         tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError::Feature {

@@ -14,8 +14,8 @@ use super::initramfs::Overlay;
 use crate::{statics::Profile, workspace};
 
 /// Programs of this machine that tests start.
-const HOST: [&str; 9] = [
-    "ip", "tc", "cat", "sh", "sleep", "true", "stat", "nice", "setpriv",
+const HOST: [&str; 10] = [
+    "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv",
 ];
 
 /// The size of loads: machines are slow.

@@ -1,0 +1,205 @@
+//! The names of gateways are resolved in an image that has the program and nothing else: by what the
+//! C library has inside, from the two files that a container runtime puts there.
+//!
+//! `cargo xtask vm` runs this with the static program of the image. Other programs get the libraries
+//! that they are linked with beside them, and no more.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    environment,
+    node::Node,
+    pki::Files,
+    place::{ANSWER, Place},
+    wait,
+};
+
+use crate::support::CHANGE;
+
+/// How long a resolver may keep a connection open without a question.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// A name server that knows two names, and says one of them over TCP only.
+struct NameServer {
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+/// A name as it stands in a question.
+fn labels(name: &str) -> Vec<u8> {
+    let label = |label: &str| [&[label.len().to_le_bytes()[0]], label.as_bytes()].concat();
+    let mut labels: Vec<u8> = name.split('.').flat_map(label).collect();
+    labels.push(0);
+    labels
+}
+
+/// The answer to a question (RFC 1035 section 4): 127.0.0.1, or that there is no such name.
+fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
+    let (header, asked) = question.split_at_checked(12)?;
+    let end = asked.iter().position(|byte| *byte == 0)? + 1;
+    let name = &asked[..end];
+    let is_plain = name == labels("plain.test");
+    let is_long = name == labels("long.cluster.test");
+    let is_address = asked.get(end..end + 2)? == [0, 1];
+    let flags: [u8; 2] = match (is_plain, is_long) {
+        (true, _) => [0x81, 0x80],
+        (_, true) if is_tcp => [0x81, 0x80],
+        // Truncated: ask again over TCP.
+        (_, true) => [0x83, 0x80],
+        // No such name.
+        (false, false) => [0x81, 0x83],
+    };
+    let is_answered = is_address && (is_plain || is_tcp && is_long);
+    let mut answer = header[..2].to_vec();
+    answer.extend(flags);
+    answer.extend([0, 1, 0, u8::from(is_answered), 0, 0, 0, 0]);
+    answer.extend(asked.get(..end + 4)?);
+    if is_answered {
+        answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1]);
+    }
+    Some(answer)
+}
+
+impl NameServer {
+    fn new(place: &Place) -> Result<Self> {
+        let udp = place.udp("127.0.0.1:53")?;
+        let tcp = place.listen("127.0.0.1:53")?;
+        udp.set_nonblocking(true)?;
+        tcp.set_nonblocking(true)?;
+        Ok(Self { udp, tcp })
+    }
+
+    /// Answers what has been asked.
+    fn serve(&self) -> Result<()> {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = self.udp.recv_from(&mut buffer) {
+            let answer = answer(&buffer[..length], false).context("no question")?;
+            self.udp.send_to(&answer, from)?;
+        }
+        while let Ok((stream, _)) = self.tcp.accept() {
+            stream.set_nonblocking(false)?;
+            stream.set_read_timeout(Some(IDLE))?;
+            while serve_one(&stream)? {}
+        }
+        Ok(())
+    }
+}
+
+/// Answers one question over TCP; says whether there was one.
+fn serve_one(mut stream: &TcpStream) -> Result<bool> {
+    let mut length = [0; 2];
+    match stream.read_exact(&mut length) {
+        Ok(()) => {}
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::UnexpectedEof | ErrorKind::WouldBlock
+            ) =>
+        {
+            return Ok(false);
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let mut question = vec![0; u16::from_be_bytes(length).into()];
+    stream.read_exact(&mut question)?;
+    let answer = answer(&question, true).context("no question")?;
+    stream.write_all(&u16::try_from(answer.len())?.to_be_bytes())?;
+    stream.write_all(&answer)?;
+    Ok(true)
+}
+
+/// Puts the program where it is alone.
+fn put_program(root: &Path) -> Result<()> {
+    let program = environment::culvert()?;
+    fs::copy(&program, root.join("culvert"))?;
+    // It fails for a static program, and isn't there in a virtual machine, which has only those.
+    let Ok(listing) = Command::new("ldd").arg(&program).output() else {
+        return Ok(());
+    };
+    let listing = String::from_utf8_lossy(&listing.stdout).into_owned();
+    let words = listing.split_whitespace();
+    for library in words.filter(|word| word.starts_with('/') && !word.ends_with(':')) {
+        let place = root.join(library.trim_start_matches('/'));
+        fs::create_dir_all(place.parent().context("no folder")?)?;
+        fs::copy(library, place)?;
+    }
+    Ok(())
+}
+
+/// The certificate of an agent, and its config.
+fn put_config(node: &Node, root: &Path) -> Result<()> {
+    let program = environment::culvert()?.display().to_string();
+    let path = |name: &str| root.join(name).display().to_string();
+    let (ca, agent) = (path("ca"), path("identity"));
+    node.host().run(&[&program, "ca", "init", "--dir", &ca])?;
+    let words = [
+        "issue", "agent", "--node", "edge-7", "--dir", &ca, "--out", &agent,
+    ];
+    node.host()
+        .run(&[&[&*program, "ca"], &words[..]].concat())?;
+    let Files { ca, cert, key } = Files::issued(Path::new("/identity"));
+    let config = format!(
+        "stateDir: /state\n\
+         tunnel:\n\
+         \x20 agent: {{ gateways: [\"long:10262\", \"plain.test:10263\", \"static.test:10264\"] }}\n\
+         \x20 identity: {{ files: {{ ca: {}, cert: {}, key: {} }} }}\n",
+        ca.display(),
+        cert.display(),
+        key.display(),
+    );
+    fs::write(root.join("culvert.yaml"), config)?;
+    Ok(())
+}
+
+#[test]
+fn an_agent_finds_gateways_by_name_with_two_files_of_its_container() -> Result<()> {
+    let node = Node::new()?;
+    let root = node.topology().lab().folder().join("root");
+    fs::create_dir_all(root.join("etc"))?;
+    fs::write(root.join("etc/hosts"), "127.0.0.1 static.test\n")?;
+    let resolver = "nameserver 127.0.0.1\nsearch none.test cluster.test\noptions ndots:5\n";
+    fs::write(root.join("etc/resolv.conf"), resolver)?;
+    put_program(&root)?;
+    put_config(&node, &root)?;
+    let host = node.host();
+    let names = NameServer::new(host)?;
+    let gateways = [10_262, 10_263, 10_264].map(|port| host.listen(("127.0.0.1", port)));
+    let gateways = gateways.into_iter().collect::<Result<Vec<_>, _>>()?;
+    for gateway in &gateways {
+        gateway.set_nonblocking(true)?;
+    }
+
+    let root = root.display().to_string();
+    let words = [
+        "chroot",
+        &root,
+        "/culvert",
+        "agent",
+        "--config",
+        "/culvert.yaml",
+    ];
+    let agent = host.command(&words).start()?;
+
+    let mut reached = [false; 3];
+    let all = wait::until(CHANGE, || {
+        let served = names.serve().is_ok();
+        for (gateway, reached) in gateways.iter().zip(&mut reached) {
+            *reached |= gateway.accept().is_ok();
+        }
+        served && reached.iter().all(|reached| *reached)
+    });
+    if all.is_err() {
+        agent.signal(nix::sys::signal::Signal::SIGKILL)?;
+        let output = agent.finish(ANSWER)?;
+        ensure!(all.is_ok(), "reached {reached:?}: {output:?}");
+    }
+    Ok(())
+}

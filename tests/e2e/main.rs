@@ -93,6 +93,7 @@ fn run(cli: &Cli) -> Result<bool> {
     let cluster = match cluster {
         Ok(cluster) => cluster,
         Err(error) => {
+            interrupt::leave_to_signal();
             print!("{}", logs.tails(TAIL)?);
             return Err(error).context("the cluster doesn't come up");
         }
@@ -101,6 +102,7 @@ fn run(cli: &Cli) -> Result<bool> {
 
     let mut table = Table::default();
     let ran = run_specs(&cluster, cli, focus.as_ref(), &mut table);
+    interrupt::leave_to_signal();
     if ran.is_err() || table.failed() > 0 {
         show_failure(&cluster)?;
     }

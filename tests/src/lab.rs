@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use crate::cgroup;
+use crate::{cgroup, interrupt};
 
 const PREFIX: &str = "culvert-lab-";
 
@@ -55,19 +55,26 @@ impl Lab {
     }
 
     /// Makes a folder elsewhere that nobody fills, as a place for mounts, unless it is there. It goes
-    /// with the laboratory.
+    /// with the last laboratory that wants it: a mount goes with its place.
     ///
     /// # Errors
     ///
     /// When it can't be made.
     pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
-        let missing: Vec<_> = path.ancestors().take_while(|it| !it.exists()).collect();
+        let others = wanted_by_others(&self.folder);
+        let ancestors: Vec<_> = path.ancestors().collect();
         let list = self.folder.join(ELSEWHERE);
         let mut list = fs::File::options().create(true).append(true).open(list)?;
-        for folder in missing.iter().rev() {
-            // Named first: whoever sweeps must know it, whenever this process ends.
-            writeln!(list, "{}", folder.display())?;
-            fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        for folder in ancestors.into_iter().rev() {
+            let is_missing = !folder.exists();
+            if is_missing || others.iter().any(|other| other == folder) {
+                // Named first: whoever sweeps must know it, whenever this process ends.
+                writeln!(list, "{}", folder.display())?;
+            }
+            if is_missing {
+                fs::create_dir_all(folder)
+                    .with_context(|| format!("cannot make {}", folder.display()))?;
+            }
         }
         Ok(())
     }
@@ -88,6 +95,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        interrupt::leave_to_signal();
         // What is left is swept at the next start.
         drop(remove(self));
     }
@@ -150,12 +158,29 @@ fn remove(lab: &Lab) -> Result<()> {
 }
 
 fn remove_folder(folder: &Path) -> Result<()> {
-    let elsewhere = fs::read_to_string(folder.join(ELSEWHERE)).unwrap_or_default();
-    for path in elsewhere.lines().rev() {
-        // Somebody else may have put something into it, or have removed it.
-        drop(fs::remove_dir(path));
+    let others = wanted_by_others(folder);
+    for path in elsewhere(folder).iter().rev() {
+        if !others.contains(path) {
+            // Somebody else may have put something into it, or have removed it.
+            drop(fs::remove_dir(path));
+        }
     }
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
+}
+
+/// The folders that a laboratory wants elsewhere and that were made for one.
+fn elsewhere(folder: &Path) -> Vec<PathBuf> {
+    let list = fs::read_to_string(folder.join(ELSEWHERE)).unwrap_or_default();
+    list.lines().map(PathBuf::from).collect()
+}
+
+/// Those of all laboratories but one.
+fn wanted_by_others(folder: &Path) -> Vec<PathBuf> {
+    let all = folder
+        .parent()
+        .map(|parent| cgroup::named(parent, |name| owner(name).is_some()));
+    let others = all.into_iter().flatten().filter(|other| other != folder);
+    others.flat_map(|other| elsewhere(&other)).collect()
 }
 
 /// The process that a name belongs to.
@@ -166,7 +191,7 @@ fn owner(name: &str) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{mem, time::Duration};
 
     use super::*;
     use crate::wait;
@@ -184,24 +209,30 @@ mod tests {
     }
 
     #[test]
-    fn what_it_made_elsewhere_goes_with_it_and_what_was_there_stays() {
+    fn what_was_made_elsewhere_goes_with_the_last_that_wants_it_and_what_was_there_stays() {
         let scratch = tempfile::tempdir().unwrap();
-        let lab = Lab {
-            folder: scratch.path().join("culvert-lab-1-0"),
-            cgroup: PathBuf::new(),
+        let lab = |name: &str| {
+            let folder = scratch.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            mem::ManuallyDrop::new(Lab {
+                folder,
+                cgroup: PathBuf::new(),
+            })
         };
-        fs::create_dir(&lab.folder).unwrap();
+        let (one, other) = (lab("culvert-lab-1-0"), lab("culvert-lab-2-0"));
         let there = scratch.path().join("there");
         fs::create_dir(&there).unwrap();
+        let made = there.join("a/b");
 
-        lab.folder_elsewhere(&there).unwrap();
-        lab.folder_elsewhere(&there.join("a/b")).unwrap();
-        assert!(there.join("a/b").is_dir());
-        remove_folder(&lab.folder).unwrap();
+        one.folder_elsewhere(&there).unwrap();
+        one.folder_elsewhere(&made).unwrap();
+        other.folder_elsewhere(&made).unwrap();
+        remove_folder(&one.folder).unwrap();
+        assert!(made.is_dir());
+        remove_folder(&other.folder).unwrap();
 
         assert!(there.is_dir());
         assert!(!there.join("a").exists());
-        std::mem::forget(lab);
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     {
         let _lock = cache::lock("cluster")?;
         go::build(&go::Go::find()?, &place)?;
-        debian::ready(&place.join("debian"))?;
+        debian::ready(&place)?;
         images::ready(&place)?;
     }
     let programs = build()?;

@@ -63,12 +63,12 @@ impl Logs {
     /// When one can't be read.
     pub fn tails(&self, lines: usize) -> Result<String> {
         let mut paths = Vec::new();
-        for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|kind| kind == "log") {
-                paths.push(path);
-            }
-        }
+        find(
+            &self.folder,
+            &|path| path.extension().is_some_and(|kind| kind == "log"),
+            &mut paths,
+        )?;
+        paths.retain(|path| is_of_interest(path));
         paths.sort();
         let mut text = String::new();
         for path in paths {
@@ -79,6 +79,25 @@ impl Logs {
         }
         Ok(text)
     }
+}
+
+/// A part's own log, or that of a pod of the product: those of all pods would be too many.
+fn is_of_interest(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    !text.contains("/pods-") || text.contains("/kube-system_culvert")
+}
+
+/// The files below a folder that are wanted.
+fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool, found: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            find(&path, wanted, found)?;
+        } else if wanted(&path) {
+            found.push(path);
+        }
+    }
+    Ok(())
 }
 
 fn end(path: &Path) -> Result<String> {
@@ -109,9 +128,19 @@ mod tests {
         let logs = Logs::new(scratch.path().join("logs")).unwrap();
         let mut file = logs.create("etcd").unwrap();
         file.write_all(b"one\ntwo\n\0three\n").unwrap();
+        for pod in ["kube-system_culvert-node-x", "default_web"] {
+            let folder = logs.path("pods-a").join(pod);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("0.log"), pod).unwrap();
+        }
 
         let text = logs.tails(2).unwrap();
 
-        assert!(text.ends_with("etcd.log\n  two\n  three\n"), "{text}");
+        assert!(text.contains("etcd.log\n  two\n  three\n"), "{text}");
+        assert!(
+            text.contains("0.log\n  kube-system_culvert-node-x\n"),
+            "{text}"
+        );
+        assert!(!text.contains("default_web"), "{text}");
     }
 }

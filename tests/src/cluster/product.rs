@@ -14,7 +14,7 @@ use crate::pki::{Authority, Pair, Validity};
 /// What of the manifests is applied.
 const PART: &str = "tunnel";
 /// The DaemonSets of it.
-const DAEMONS: [&str; 3] = ["culvert-node-cloud", "culvert-node", "culvert-agent"];
+const DAEMONS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
 const NAMESPACE: &str = "kube-system";
 
 /// Where the API server and the gateway are, in manifests that nobody has filled in.
@@ -23,7 +23,7 @@ const PLACEHOLDERS: [(&str, &str); 2] = [
     ("tunnel/agent/culvert.yaml", "gateway.example"),
 ];
 /// The configs of nodes with and without the gateway.
-const CONFIGS: [&str; 2] = ["tunnel/cloud/culvert.yaml", "node/culvert.yaml"];
+const CONFIGS: [&str; 2] = ["tunnel/culvert.yaml", "common/culvert.yaml"];
 
 /// What puts the product on nodes.
 #[derive(Clone, Debug, Eq, PartialEq)]

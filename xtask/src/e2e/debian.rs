@@ -47,9 +47,10 @@ const NAMES: [(&str, &str); 7] = [
 ];
 
 /// Fetches and unpacks the packages, and what they need and the machine lacks, once.
-pub(super) fn ready(folder: &Path) -> Result<()> {
+pub(super) fn ready(place: &Path) -> Result<()> {
+    let folder = &place.join("debian");
     // Other packages than the last time make it anew.
-    let stamp = folder.with_extension("stamp");
+    let stamp = place.join("stamps/debian");
     let source = PACKAGES.join("\n");
     if super::is_made_from(&stamp, &source) && folder.is_dir() {
         return Ok(());

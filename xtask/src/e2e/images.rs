@@ -84,12 +84,10 @@ fn fill(root: &Path, name: &str, place: &Path) -> Result<()> {
 /// What the archives are made from: the stamps of the programs and of Debian's tools.
 fn source(place: &Path) -> Result<String> {
     let mut stamps = Vec::new();
-    for folder in [place.join("stamps"), place.to_owned()] {
-        for entry in fs::read_dir(&folder)? {
-            let path = entry?.path();
-            if path.is_file() && path.file_name().is_some_and(|name| name != "images") {
-                stamps.push(path);
-            }
+    for entry in fs::read_dir(place.join("stamps"))? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name != "images") {
+            stamps.push(path);
         }
     }
     stamps.sort();

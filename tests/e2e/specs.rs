@@ -1,6 +1,9 @@
 //! Our own specs. One is a function whose name in the list is a sentence about what holds.
 
+mod attached;
+mod cut_off;
 mod edge;
+mod rights;
 mod rolling;
 mod services;
 
@@ -17,6 +20,8 @@ use crate::{stage::Stage, table::Row};
 enum Wants {
     /// Whatever serves Services.
     AnyProxy,
+    /// The product.
+    Product,
     /// The product, and an edge whose network lets only outgoing connections through.
     Tunnel,
 }
@@ -30,7 +35,7 @@ pub(crate) struct Spec {
 }
 
 /// All, in the order in which they run.
-pub(crate) const ALL: [Spec; 8] = [
+pub(crate) const ALL: [Spec; 11] = [
     any(
         "pods on both nodes resolve names over UDP and TCP and reach the API server",
         services::names_resolve,
@@ -51,6 +56,10 @@ pub(crate) const ALL: [Spec; 8] = [
         "rolling a Deployment loses no connection",
         rolling::loses_no_connection,
     ),
+    product(
+        "the programs of each node are attached to its own control group",
+        attached::to_their_own_group,
+    ),
     tunnel(
         "exec reaches a pod on an edge that takes no connections",
         edge::exec,
@@ -63,12 +72,28 @@ pub(crate) const ALL: [Spec; 8] = [
         "port-forward reaches a pod on an edge that takes no connections",
         edge::port_forward,
     ),
+    product(
+        "a minute without the API server, and a restart meanwhile, fail no connection",
+        cut_off::serves_on,
+    ),
+    product(
+        "service accounts have the rights that are used, and no other",
+        rights::are_what_is_used,
+    ),
 ];
 
 const fn any(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
     Spec {
         name,
         wants: Wants::AnyProxy,
+        body,
+    }
+}
+
+const fn product(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
+    Spec {
+        name,
+        wants: Wants::Product,
         body,
     }
 }
@@ -84,16 +109,16 @@ const fn tunnel(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec 
 /// Runs one, and tells of it.
 pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Row> {
     let start = Instant::now();
-    let has_tunnel = matches!(stage.cluster.proxy(), Proxy::Culvert(_));
+    let has_product = matches!(stage.cluster.proxy(), Proxy::Culvert(_));
     let outcome = match spec.wants {
-        Wants::Tunnel if !has_tunnel => None,
+        Wants::Product | Wants::Tunnel if !has_product => None,
         Wants::Tunnel => {
             stage.cluster.network().set_outbound_only(true)?;
             let outcome = (spec.body)(stage);
             stage.cluster.network().set_outbound_only(false)?;
             Some(outcome)
         }
-        Wants::AnyProxy => Some((spec.body)(stage)),
+        Wants::AnyProxy | Wants::Product => Some((spec.body)(stage)),
     };
     let (verdict, message) = match outcome {
         None => (Verdict::Skipped, String::new()),

@@ -123,6 +123,23 @@ fn remove_once(path: &Path) -> io::Result<()> {
     fs::remove_dir(path)
 }
 
+/// The processes in a group and in those below it.
+///
+/// # Errors
+///
+/// When the group can't be read.
+pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
+    let mut found = processes(path)?;
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            // A group may go meanwhile.
+            found.extend(processes_below(&entry.path()).unwrap_or_default());
+        }
+    }
+    Ok(found)
+}
+
 /// The processes in a group itself.
 fn processes(path: &Path) -> io::Result<Vec<Pid>> {
     let text = fs::read_to_string(path.join("cgroup.procs"))?;

@@ -65,8 +65,7 @@ struct Site<'a> {
 pub struct Cluster {
     kubectl: Kubectl,
     nodes: Vec<Node>,
-    /// Held, not used: its processes end when it is dropped.
-    _control: Control,
+    control: Control,
     network: Network,
     logs: Logs,
     proxy: Proxy,
@@ -96,7 +95,7 @@ impl Cluster {
         let mut cluster = Self {
             kubectl,
             nodes,
-            _control: control,
+            control,
             network,
             logs,
             proxy,
@@ -141,6 +140,24 @@ impl Cluster {
     #[must_use]
     pub const fn kubectl(&self) -> &Kubectl {
         &self.kubectl
+    }
+
+    /// Kills the API server.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't run.
+    pub fn stop_api_server(&self) -> Result<()> {
+        self.control.stop_api_server()
+    }
+
+    /// Starts the API server again, and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't.
+    pub fn start_api_server(&self) -> Result<()> {
+        self.control.start_api_server()
     }
 
     /// The nodes, the cloud's first.

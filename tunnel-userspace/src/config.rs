@@ -207,7 +207,10 @@ impl Config {
 }
 
 /// The node that the pod's manifest names; empty outside of a pod.
-#[expect(clippy::disallowed_methods, reason = "the config reads the environment")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the config reads the environment"
+)]
 fn named_by_pod() -> String {
     std::env::var("NODE_NAME").unwrap_or_default()
 }

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[arg(long)]
     keep: bool,
     /// What serves Services.
-    #[arg(long, value_enum, default_value = "kube-proxy")]
+    #[arg(long, value_enum, default_value = "culvert")]
     proxy: Proxy,
 }
 

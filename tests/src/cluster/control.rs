@@ -1,8 +1,14 @@
 //! The control plane: etcd, the API server, the controllers and the scheduler.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
 
 use super::{Site, kubectl::Kubectl, network};
 use crate::{
@@ -30,6 +36,11 @@ rules:
 #[derive(Debug)]
 pub(super) struct Control {
     kubectl: Kubectl,
+    api_server: Mutex<Option<Process>>,
+    /// What starts the API server once more.
+    host: Place,
+    command: Vec<String>,
+    log: PathBuf,
     /// Held, not used.
     _daemons: Vec<Process>,
 }
@@ -40,28 +51,60 @@ impl Control {
         let config = site.pki.file("admin.kubeconfig");
         let folder = site.lab.folder().join("kubectl");
         let kubectl = Kubectl::new(host, site.kit, config, folder)?;
-        let daemon = |name: &str, arguments: Vec<String>| {
+        let command = |name: &str, arguments: Vec<String>| {
             let mut command = site.kit.environment();
             command.push(match name {
                 "etcd" => name.to_owned(),
                 other => site.kit.program(other),
             });
             command.extend(arguments);
-            let log = site.logs.create(name)?;
-            host.command(&command).log(log).start()
+            command
         };
-        let mut daemons = vec![
-            daemon("etcd", etcd(site))?,
-            daemon("kube-apiserver", api_server(site)?)?,
-        ];
+        let daemon = |name: &str, arguments: Vec<String>| {
+            let log = site.logs.create(name)?;
+            host.command(&command(name, arguments)).log(log).start()
+        };
+        let mut daemons = vec![daemon("etcd", etcd(site))?];
+        let served = api_server(site)?;
+        let api_server = daemon("kube-apiserver", served.clone())?;
         wait::until(READY, || kubectl.run(&["get", "--raw", "/readyz"]).is_ok())
             .context("the API server doesn't get ready")?;
         daemons.push(daemon("kube-controller-manager", controllers(site))?);
         daemons.push(daemon("kube-scheduler", scheduler(site))?);
         Ok(Self {
             kubectl,
+            api_server: Mutex::new(Some(api_server)),
+            host: host.clone(),
+            command: command("kube-apiserver", served),
+            log: site.logs.path("kube-apiserver.log"),
             _daemons: daemons,
         })
+    }
+
+    /// Kills the API server.
+    pub(super) fn stop_api_server(&self) -> Result<()> {
+        let mut api_server = self.lock();
+        let process = api_server.take().context("there is no API server")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(READY).map(drop)
+    }
+
+    /// Starts it again, and waits until it answers.
+    pub(super) fn start_api_server(&self) -> Result<()> {
+        let log = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&self.log)?;
+        let process = self.host.command(&self.command).log(log).start()?;
+        *self.lock() = Some(process);
+        let is_ready = || self.kubectl.run(&["get", "--raw", "/readyz"]).is_ok();
+        wait::until(READY, is_ready).context("the API server doesn't get ready again")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
+        self.api_server
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) const fn kubectl(&self) -> &Kubectl {

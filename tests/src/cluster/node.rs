@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use nix::sys::signal::{Signal, kill};
 
 use super::{
     DNS, Site, control_groups,
@@ -14,7 +15,9 @@ use super::{
     network::{self, NODES},
 };
 use crate::{
+    admin,
     agent::{Ground, Network as Namespace},
+    cgroup,
     lab::Lab,
     place::{Place, Process},
     wait,
@@ -206,6 +209,42 @@ impl Node {
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.unified
+    }
+
+    /// The folder of state of the product on this node.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.own("/var/lib/culvert")
+    }
+
+    /// Asks the product's daemon on this node.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't answer.
+    pub fn ask_daemon(&self, path: &str) -> Result<admin::Answer> {
+        admin::get(&self.state().join("admin.sock"), path)
+    }
+
+    /// Kills the processes of a program on this node that have this argument.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn kill(&self, program: &str, argument: &str) -> Result<()> {
+        let mut killed = 0;
+        for pid in cgroup::processes_below(&self.unified)? {
+            let said = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = said.split(|byte| *byte == 0);
+            let first = words.next().unwrap_or_default();
+            let is_program = first.rsplit(|byte| *byte == b'/').next() == Some(program.as_bytes());
+            if is_program && words.next() == Some(argument.as_bytes()) {
+                kill(pid, Signal::SIGKILL)?;
+                killed += 1;
+            }
+        }
+        anyhow::ensure!(killed > 0, "no {program} {argument} runs on {}", self.name);
+        Ok(())
     }
 
     /// A place in the network namespace and the control group of a pod.

@@ -37,11 +37,15 @@ impl Sources {
             file: None,
             kube: None,
         };
-        if let (Some(wanted), Some(feed)) = (wants_file, feeds.next()) {
+        if let Some(wanted) = wants_file
+            && let Some(feed) = feeds.next()
+        {
             let source = file::start(file_settings(wanted), feed).await;
             sources.file = Some(source.map_err(failed("cannot read the manifests"))?);
         }
-        if let (Some(wanted), Some(feed)) = (wants_kube, feeds.next()) {
+        if let Some(wanted) = wants_kube
+            && let Some(feed) = feeds.next()
+        {
             let settings = kube_settings(config, wanted)?;
             let source = kube::start(settings, feed).await;
             sources.kube = Some(source.map_err(failed("cannot follow the API server"))?);
@@ -118,4 +122,34 @@ fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings,
         node: config.node_name.clone(),
         steering: steering.transpose()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KUBECONFIG: &str = "apiVersion: v1\n\
+        kind: Config\n\
+        current-context: test\n\
+        clusters: [{name: test, cluster: {server: 'http://127.0.0.1:1'}}]\n\
+        contexts: [{name: test, context: {cluster: test, user: test}}]\n\
+        users: [{name: test, user: {}}]\n";
+
+    #[tokio::test]
+    async fn the_sources_are_those_that_the_config_names() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("kubeconfig"), KUBECONFIG).expect("written");
+        let path = folder.path().display();
+        let file = format!("file: {{ path: {path} }}");
+        let kube = format!("kube: {{ kubeconfig: {path}/kubeconfig }}");
+        for (text, wanted) in [
+            (format!("source: {{ {file} }}"), [true, false]),
+            (format!("source: {{ {kube} }}"), [false, true]),
+            (format!("source: {{ {file}, {kube} }}"), [true, true]),
+        ] {
+            let config = Config::parse(&text).expect("good");
+            let sources = Sources::start(&config).await.expect("sources");
+            assert_eq!([sources.file.is_some(), sources.kube.is_some()], wanted);
+        }
+    }
 }

@@ -163,6 +163,12 @@ where
             if let Some(anew) = judge(&error, lists) {
                 return anew;
             }
+            // Some say it only then: an API server whose etcd can't tell how far it is (3.4.24 and
+            // older) ends the list with an error. Pages show whether there is more to it.
+            let is_of_list = is_listing && matches!(error, watcher::Error::WatchError(_));
+            if is_of_list && lists == Lists::Streamed {
+                return Anew::NotStreamed;
+            }
             if self.tell(What::Failed(chain(&error))).await.is_none() {
                 return Anew::Over;
             }

@@ -185,6 +185,25 @@ async fn a_server_that_refuses_to_stream_lists_is_read_in_pages() {
 }
 
 #[tokio::test]
+async fn a_server_that_fails_to_stream_a_list_is_read_in_pages() {
+    let server = Server::start(Script::new(|asked| {
+        if is_streamed(asked) {
+            return Reply::Closed(vec![server::failed(500, "a storage feature is disabled")]);
+        }
+        if is_watch(asked) {
+            return Reply::Held(Vec::new());
+        }
+        listed(&[("a", "10.0.0.1")], 7, None)
+    }))
+    .await;
+    let mut followed = Followed::of(&[&server]).await;
+
+    followed.until("a=10.0.0.1").await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
 async fn a_watch_that_ends_goes_on_where_it_was_without_a_new_list() {
     let server = Server::start(Script::new(|asked| {
         if is_streamed(asked) {

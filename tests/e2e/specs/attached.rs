@@ -1,0 +1,31 @@
+//! Where the kernel programs of each node are.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::stage::Stage;
+
+/// Each node's daemon has its programs at the control group of that node, not above it, where
+/// sockets of the other node and of the machine would meet them.
+pub(super) fn to_their_own_group(stage: &Stage<'_>) -> Result<()> {
+    for node in stage.cluster.nodes() {
+        let answer = node.ask_daemon("/status")?;
+        let status: Value = serde_json::from_str(&answer.body)?;
+        let cgroup = status["cgroup"].as_str().context("no cgroup")?;
+        let expected = node.cgroup().display().to_string();
+        ensure!(
+            cgroup == expected,
+            "{}: {cgroup}, not {expected}",
+            node.name()
+        );
+        let named = status["node"].as_str();
+        ensure!(named == Some(node.name()), "{named:?} on {}", node.name());
+        let translated = status["reasons"]["translated"].as_u64();
+        ensure!(
+            translated > Some(0),
+            "{}: nothing was translated",
+            node.name()
+        );
+    }
+    Ok(())
+}

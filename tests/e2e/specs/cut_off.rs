@@ -1,0 +1,114 @@
+//! The API server away for a minute, and the daemons killed meanwhile: they serve on from what was
+//! known last, and say so.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use tunnel_tests::{
+    clock::{self, Instant},
+    cluster::node::Node,
+    load::{Enough, Plan, Report},
+    wait,
+};
+
+use crate::stage::Stage;
+
+/// How long the API server is away.
+const AWAY: Duration = Duration::from_secs(60);
+/// How long a daemon may take to be back.
+const BACK: Duration = Duration::from_secs(90);
+/// Connections a second from each client to each address, and for how long at most.
+const RATE: u32 = 20;
+const LONGEST: Duration = Duration::from_secs(400);
+
+pub(super) fn serves_on(stage: &Stage<'_>) -> Result<()> {
+    let addresses = stage.answering("web")?;
+    for node in stage.cluster.nodes() {
+        wait::until(BACK, || is_kept(node))
+            .with_context(|| format!("{} never wrote down what it knows", node.name()))?;
+    }
+    let enough = Enough::default();
+    let (story, reports) = thread::scope(|scope| {
+        let mut loads = Vec::new();
+        for client in &stage.clients {
+            for to in &addresses {
+                let plan = Plan::new(*to, RATE, LONGEST).until(&enough);
+                let load = scope.spawn(move || client.load(&plan));
+                loads.push((format!("{} → {to}", client.name), load));
+            }
+        }
+        let story = enough.after(|| without_api_server(stage));
+        let reports: Vec<(String, Report)> = loads
+            .into_iter()
+            .map(|(name, load)| (name, load.join().unwrap_or_default()))
+            .collect();
+        (story, reports)
+    });
+    story?;
+    for (name, report) in &reports {
+        ensure!(report.failed() == 0, "{name}: {:?}", report.failures);
+        ensure!(report.attempts > 0, "{name}: no attempt");
+    }
+    Ok(())
+}
+
+/// The API server goes, the daemons are killed and come back without it, and it comes back.
+fn without_api_server(stage: &Stage<'_>) -> Result<()> {
+    let began = Instant::now();
+    stage.cluster.stop_api_server()?;
+    for node in stage.cluster.nodes() {
+        let started = started(node).context("no status")?;
+        node.kill("culvert", "node")?;
+        wait::until(BACK, || started_again(node, &started))
+            .with_context(|| format!("{} has no daemon any more", node.name()))?;
+        wait::until(BACK, || is_stale(node))
+            .with_context(|| format!("{} doesn't go on with what it knew", node.name()))?;
+        let answer = node.ask_daemon("/readyz")?;
+        ensure!(answer.status == 503, "stale, and ready: {}", answer.body);
+        let answer = node.ask_daemon("/healthz")?;
+        ensure!(
+            answer.status == 200,
+            "stale, and not healthy: {}",
+            answer.body
+        );
+    }
+    if let Some(rest) = AWAY.checked_sub(began.elapsed()) {
+        clock::pause(rest);
+    }
+    stage.cluster.start_api_server()?;
+    for node in stage.cluster.nodes() {
+        let is_ready = || {
+            node.ask_daemon("/readyz")
+                .is_ok_and(|answer| answer.status == 200)
+        };
+        wait::until(BACK, is_ready)
+            .with_context(|| format!("{} doesn't get ready again", node.name()))?;
+    }
+    Ok(())
+}
+
+fn status(node: &Node) -> Option<Value> {
+    let answer = node.ask_daemon("/status").ok()?;
+    serde_json::from_str(&answer.body).ok()
+}
+
+/// When the daemon of a node started.
+fn started(node: &Node) -> Option<String> {
+    Some(status(node)?["started"].as_str()?.to_owned())
+}
+
+fn started_again(node: &Node, before: &str) -> bool {
+    started(node).is_some_and(|started| started != before)
+}
+
+fn is_stale(node: &Node) -> bool {
+    status(node).is_some_and(|status| {
+        status["source"]["server"]["stale"].is_string() && status["ready"] == true
+    })
+}
+
+/// Whether a daemon has written down what it knows.
+fn is_kept(node: &Node) -> bool {
+    node.state().join("objects").exists()
+}

@@ -1,0 +1,95 @@
+//! What the daemons may do in the cluster, and what they do.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead as _, BufReader},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::stage::Stage;
+
+const NAMESPACE: &str = "kube-system";
+const USER: &str = "system:serviceaccount:kube-system:culvert-";
+
+/// A right: group, resource and verb.
+type Right = (String, String, String);
+
+/// Every right of the manifests is used, and nothing else is tried. What is seen is what happened
+/// since the cluster's start, so this runs after everything else.
+pub(super) fn are_what_is_used(stage: &Stage<'_>) -> Result<()> {
+    let granted = granted(stage)?;
+    let (used, refused) = used(stage)?;
+    ensure!(refused.is_empty(), "refused: {refused:?}");
+    let unused: Vec<_> = granted.difference(&used).collect();
+    ensure!(unused.is_empty(), "granted, and never used: {unused:?}");
+    let others: Vec<_> = used.difference(&granted).collect();
+    ensure!(others.is_empty(), "used, and granted elsewhere: {others:?}");
+    Ok(())
+}
+
+fn granted(stage: &Stage<'_>) -> Result<BTreeSet<Right>> {
+    let mut granted = BTreeSet::new();
+    for words in [
+        &["get", "clusterrole", "culvert-node", "-o", "json"][..],
+        &[
+            "-n",
+            NAMESPACE,
+            "get",
+            "role",
+            "culvert-cloud",
+            "-o",
+            "json",
+        ][..],
+    ] {
+        let role: Value = serde_json::from_str(&stage.kubectl().run(words)?)?;
+        let rules = role["rules"].as_array().context("a role without rules")?;
+        for rule in rules {
+            let texts = |name: &str| -> Vec<String> {
+                let values = rule[name].as_array().into_iter().flatten();
+                values
+                    .filter_map(Value::as_str)
+                    .map(str::to_owned)
+                    .collect()
+            };
+            for group in texts("apiGroups") {
+                for resource in texts("resources") {
+                    let right = |verb| (group.clone(), resource.clone(), verb);
+                    granted.extend(texts("verbs").into_iter().map(right));
+                }
+            }
+        }
+    }
+    Ok(granted)
+}
+
+/// What was done, and what was tried and refused.
+fn used(stage: &Stage<'_>) -> Result<(BTreeSet<Right>, BTreeSet<Right>)> {
+    let path = stage.cluster.logs().path("audit.jsonl");
+    let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
+    for line in BufReader::new(fs::File::open(&path)?).lines() {
+        // A server that was killed may have left half a line.
+        let Ok(event) = serde_json::from_str::<Value>(&line?) else {
+            continue;
+        };
+        let user = event["user"]["username"].as_str().unwrap_or_default();
+        let target = &event["objectRef"];
+        if !user.starts_with(USER) || !target.is_object() {
+            continue;
+        }
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let right = (
+            text(&target["apiGroup"]),
+            text(&target["resource"]),
+            text(&event["verb"]),
+        );
+        if event["responseStatus"]["code"] == 403 {
+            refused.insert(right);
+        } else {
+            used.insert(right);
+        }
+    }
+    Ok((used, refused))
+}

@@ -135,9 +135,10 @@ fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Ta
         (false, Some(focus)) => upstream::Range::Matching(focus.clone()),
         (false, None) => upstream::Range::Conformance,
     };
+    let is_product = cli.proxy == Which::Culvert;
     println!("run Kubernetes' own specs ...");
     for case in upstream::run(cluster, &range)? {
-        table.add(Row::from(case));
+        table.add(Row::from(upstream::judge(case, is_product)));
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ impl fmt::Display for Row {
             Verdict::Passed => "ok",
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
+            Verdict::NotYet => "not yet",
         };
         write!(
             out,
@@ -64,7 +65,7 @@ impl Table {
 
     /// How many were not skipped.
     pub(crate) fn ran(&self) -> usize {
-        self.failed() + self.count(Verdict::Passed)
+        self.failed() + self.count(Verdict::Passed) + self.count(Verdict::NotYet)
     }
 
     fn count(&self, verdict: Verdict) -> usize {
@@ -84,9 +85,10 @@ impl fmt::Display for Table {
         }
         writeln!(
             out,
-            "e2e: {} passed, {} failed, {} skipped",
+            "e2e: {} passed, {} failed, {} not yet, {} skipped",
             self.count(Verdict::Passed),
             self.failed(),
+            self.count(Verdict::NotYet),
             self.count(Verdict::Skipped)
         )
     }
@@ -115,7 +117,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.ends_with("e2e: 2 passed, 1 failed, 0 skipped\n"),
+            text.ends_with("e2e: 2 passed, 1 failed, 0 not yet, 0 skipped\n"),
             "{text}"
         );
         assert_eq!(table.ran(), 3);

@@ -32,6 +32,8 @@ pub enum Verdict {
     Passed,
     /// It doesn't.
     Failed,
+    /// It doesn't, as is known, and why.
+    NotYet,
     /// It can't be asked here.
     Skipped,
 }

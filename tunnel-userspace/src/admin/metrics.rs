@@ -332,7 +332,10 @@ mod tests {
                 identity: Box::new(|| Some(State::default())),
                 ..TunnelViews::default()
             },
-            source: Box::new(Report::default),
+            source: Box::new(|| Report {
+                server: Some(Server::default()),
+                ..Report::default()
+            }),
             counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
             listening: watch::Sender::new(BTreeMap::new()),
         })

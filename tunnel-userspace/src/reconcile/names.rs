@@ -104,7 +104,7 @@ impl<M> Reconciler<M> {
             tracing::warn!(
                 orphans,
                 held,
-                "something was refused, so what an earlier process programmed stays"
+                "not everything is known yet, or something was refused: what an earlier process programmed stays"
             );
         }
     }

@@ -340,6 +340,10 @@ impl FileSource {
     async fn scan(&mut self, writing: &BTreeSet<Arc<Path>>, at: Duration) {
         let target = self.target.clone();
         match blocking(move || target.list()).await.flatten() {
+            // What is being written may be what is missing.
+            Ok(listing)
+                if self.view.has_trouble()
+                    && listing.iter().any(|(path, _)| writing.contains(path)) => {}
             // More likely the folder isn't filled or mounted yet than that all is to go.
             Ok(listing)
                 if listing.is_empty() && self.view.has_trouble() && !self.view.is_empty() =>

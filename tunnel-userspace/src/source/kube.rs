@@ -8,7 +8,7 @@ mod follow;
 mod kept;
 mod view;
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc, time::Duration};
 
 use http::Uri;
 use jiff::Timestamp;
@@ -20,7 +20,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, Resource};
 use tokio::{
     sync::{mpsc, watch},
-    task::{JoinHandle, JoinSet, spawn_blocking},
+    task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
     time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
@@ -126,7 +126,6 @@ pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessE
         feed,
         report: watch::Sender::default(),
         journal: Journal::default(),
-        keeping: None,
         is_kept: true,
         settings,
     };
@@ -143,9 +142,7 @@ pub struct KubeSource {
     feed: Feed,
     report: watch::Sender<Arc<Report>>,
     journal: Journal,
-    /// The writing of the file, while it lasts.
-    keeping: Option<JoinHandle<std::io::Result<()>>>,
-    /// Whether the file holds what is known.
+    /// Whether the file holds what is known, or will when what is being written is.
     is_kept: bool,
 }
 
@@ -165,6 +162,8 @@ impl KubeSource {
         let mut keep_at = Instant::now() + self.settings.keep_every;
         let mut batch = Vec::with_capacity(HEARD);
         let feed = self.feed.clone();
+        // Beside everything else: a disk may take its time.
+        let (mut keeping, mut is_keeping) = (spawn_blocking(|| Ok(())), false);
         loop {
             let is_changed = self.view.layer.is_changed() && self.view.layer.is_synced();
             tokio::select! {
@@ -190,16 +189,24 @@ impl KubeSource {
                     self.use_kept().await;
                     self.publish();
                 }
-                () = sleep_until(keep_at), if !self.is_kept && self.view.is_live() => {
+                written = &mut keeping, if is_keeping => {
+                    is_keeping = false;
+                    self.note(written);
+                }
+                () = sleep_until(keep_at), if !is_keeping && !self.is_kept && self.view.is_live() => {
                     keep_at = Instant::now() + self.settings.keep_every;
-                    self.keep().await;
+                    keeping = self.keep();
+                    is_keeping = true;
                 }
             }
         }
-        if !self.is_kept && self.view.is_live() {
-            self.keep().await;
+        if is_keeping {
+            self.note(keeping.await);
         }
-        self.kept().await;
+        if !self.is_kept && self.view.is_live() {
+            let written = self.keep().await;
+            self.note(written);
+        }
     }
 
     /// Starts to follow every kind.
@@ -294,22 +301,17 @@ impl KubeSource {
         self.view.use_kept(kept, monotonic());
     }
 
-    /// Writes down what is known, beside everything else.
-    async fn keep(&mut self) {
-        self.kept().await;
+    /// Begins to write down what is known.
+    fn keep(&mut self) -> JoinHandle<io::Result<()>> {
         self.is_kept = true;
         let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
         let known = self.view.kept(Timestamp::now());
-        self.keeping = Some(spawn_blocking(move || kept::write(&path, &node, &known)));
+        spawn_blocking(move || kept::write(&path, &node, &known))
     }
 
-    /// Waits until what was to be written is.
-    async fn kept(&mut self) {
-        let Some(keeping) = self.keeping.take() else {
-            return;
-        };
-        let written = keeping.await.map_err(std::io::Error::other).flatten();
-        if let Err(error) = written {
+    /// Takes what came of it. What could not be written is tried again.
+    fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
+        if let Err(error) = written.map_err(io::Error::other).flatten() {
             self.is_kept = false;
             warn!(path = %self.settings.kept.display(), %error, "cannot write the last known state");
         }

@@ -172,10 +172,11 @@ impl Parts {
                 return Some(update);
             }
             error!(
-                "an object was refused: the programs of the older layout stay until it is mended"
+                "an object was refused, or the API server not heard of: the programs of the older layout stay until then"
             );
             ready.send_replace(Some(
-                "waiting until every object can be read, to replace an older layout".to_owned(),
+                "waiting until every object is known and can be read, to replace an older layout"
+                    .to_owned(),
             ));
             self.owner.apply(update);
             self.owner.settle().await;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response, StatusCode, Uri};
+use http::{Request, Response, StatusCode, Uri, header::RETRY_AFTER};
 use hyper_util::{
     client::legacy::{Client as Http, connect::HttpConnector},
     rt::TokioExecutor,
@@ -22,7 +22,7 @@ use kube::{
     client::{Body, ConfigExt as _},
     config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower::{BoxError, Service, ServiceBuilder};
 use tracing::{info, warn};
 
@@ -202,15 +202,29 @@ impl Service<Request<Body>> for Failover {
                 Err(elapsed) => Err(elapsed.into()),
             };
             match &answer {
-                Ok(answer) if is_of_server(answer.status()) => {
-                    current.leave(index, answer.status().as_str());
+                Ok(answer) => {
+                    if is_of_server(answer.status()) {
+                        current.leave(index, answer.status().as_str());
+                    }
+                    sleep(wanted_pause(answer)).await;
                 }
-                Ok(_) => {}
                 Err(error) => current.leave(index, &error.to_string()),
             }
             answer
         })
     }
+}
+
+/// How long a refusal says not to ask again, at most a minute. It stands in the head alone where the
+/// API server has too much to do (apiserver `pkg/server/filters/priority-and-fairness.go`).
+fn wanted_pause(answer: &Response<Body>) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(60);
+    if answer.status() != StatusCode::TOO_MANY_REQUESTS {
+        return Duration::ZERO;
+    }
+    let seconds = answer.headers().get(RETRY_AFTER);
+    let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0)).min(LONGEST)
 }
 
 /// Whether an answer says that this server can't serve, where another may.
@@ -220,5 +234,6 @@ fn is_of_server(status: StatusCode) -> bool {
         StatusCode::INTERNAL_SERVER_ERROR
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
     )
 }

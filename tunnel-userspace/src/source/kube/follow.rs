@@ -28,6 +28,12 @@ use crate::{
 /// of such lists never says that they have ended.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How long a look at how far the server is may take.
+const PROBE: Duration = Duration::from_secs(30);
+
+/// After how many lists that could not be streamed none is streamed any more.
+const REFUSED: u32 = 2;
+
 /// How long until a kind that the server doesn't have is asked for again.
 const ABSENT_RETRY: Duration = Duration::from_secs(300);
 
@@ -65,6 +71,8 @@ pub(super) enum What {
     Gone(Box<Arrived>),
     /// The server can't be asked, or doesn't answer as it should; it is asked again.
     Failed(String),
+    /// The server answers again.
+    Answers,
     /// The server doesn't have this kind.
     Absent,
 }
@@ -92,8 +100,8 @@ enum Lists {
 enum Anew {
     /// Nobody listens any more.
     Over,
-    /// The server doesn't stream lists.
-    NotStreamed,
+    /// The server doesn't stream this list, or refuses to stream any.
+    NotStreamed { is_refused: bool },
     /// What the server has is older than what it sent before, or it can't go on from there.
     Older,
     /// The server doesn't have the kind.
@@ -107,19 +115,20 @@ where
 {
     /// Follows until nobody listens.
     pub(super) async fn run(self) {
-        let mut lists = Lists::Streamed;
         let mut round = Round::new(&self.pace);
+        let mut refused = 0_u32;
+        let mut lists = Lists::Streamed;
         loop {
-            match self.round(lists, &mut round).await {
+            let anew = self.round(lists, &mut round).await;
+            lists = Lists::Streamed;
+            match anew {
                 Anew::Over => return,
-                Anew::NotStreamed => {
-                    info!(kind = %K::READ_AS, "the API server doesn't stream lists, reading them in pages");
+                Anew::NotStreamed { is_refused } => {
+                    refused = refused.saturating_add(if is_refused { REFUSED } else { 1 });
                     lists = Lists::Paged;
+                    info!(kind = %K::READ_AS, "the API server doesn't stream this list, reading it in pages");
                 }
-                Anew::Older => {
-                    info!(kind = %K::READ_AS, "listing anew");
-                    round.highest = 0;
-                }
+                Anew::Older => info!(kind = %K::READ_AS, "listing anew"),
                 Anew::Absent => {
                     if self.tell(What::Absent).await.is_none() {
                         return;
@@ -127,6 +136,12 @@ where
                     sleep(ABSENT_RETRY).await;
                 }
             }
+            if refused >= REFUSED {
+                lists = Lists::Paged;
+            }
+            round.highest = 0;
+            // However often it begins anew, it does so with pauses.
+            sleep(round.pause()).await;
         }
     }
 
@@ -139,7 +154,7 @@ where
             let next = if is_listing && lists == Lists::Streamed {
                 match timeout(SILENCE, next).await {
                     Ok(next) => next,
-                    Err(_) => return Anew::NotStreamed,
+                    Err(_) => return Anew::NotStreamed { is_refused: false },
                 }
             } else {
                 next.await
@@ -147,6 +162,10 @@ where
             let error = match next {
                 None => return Anew::Older,
                 Some(Ok(event)) => {
+                    // It comes twice where a list broke off without a word.
+                    if is_listing && matches!(event, Event::Init) {
+                        return Anew::NotStreamed { is_refused: false };
+                    }
                     is_listing = match &event {
                         Event::Init | Event::InitApply(_) => true,
                         Event::InitDone | Event::Apply(_) | Event::Delete(_) => false,
@@ -160,20 +179,20 @@ where
                 Some(Err(error)) => error,
             };
             debug!(kind = %K::READ_AS, error = &error as &dyn std::error::Error, "watch failed");
-            if let Some(anew) = judge(&error, lists) {
+            if let Some(anew) = judge(&error, lists, K::READ_AS) {
                 return anew;
             }
             // Some say it only then: an API server whose etcd can't tell how far it is (3.4.24 and
             // older) ends the list with an error. Pages show whether there is more to it.
             let is_of_list = is_listing && matches!(error, watcher::Error::WatchError(_));
             if is_of_list && lists == Lists::Streamed {
-                return Anew::NotStreamed;
+                return Anew::NotStreamed { is_refused: false };
             }
             if self.tell(What::Failed(chain(&error))).await.is_none() {
                 return Anew::Over;
             }
-            if self.is_older(&error, round).await {
-                return Anew::Older;
+            if let Some(anew) = self.recover(&error, lists, round).await {
+                return anew;
             }
         }
     }
@@ -197,10 +216,17 @@ where
         }
     }
 
-    /// Waits until the server answers again. Whether what it has is older than what was seen of it: a
-    /// watch that goes on from there would tell nothing until it has caught up.
-    async fn is_older(&self, error: &watcher::Error, round: &mut Round) -> bool {
+    /// Waits until the server answers again, and says whether to list anew. One that was away may be
+    /// back with other data than it had, as from a backup, and a watch that goes on from a version
+    /// ahead of its own tells nothing until it has caught up.
+    async fn recover(
+        &self,
+        error: &watcher::Error,
+        lists: Lists,
+        round: &mut Round,
+    ) -> Option<Anew> {
         let mut after = retry_after(error);
+        let mut was_away = false;
         loop {
             sleep(round.pause().max(after)).await;
             let one = ListParams {
@@ -209,20 +235,31 @@ where
                 ..ListParams::default()
             }
             .limit(1);
-            match self.api.list(&one).await {
+            let Ok(listed) = timeout(PROBE, self.api.list(&one)).await else {
+                was_away = true;
+                continue;
+            };
+            let error = match listed {
                 Ok(list) => {
-                    let version = list.metadata.resource_version.as_deref();
-                    return version
-                        .and_then(|version| version.parse::<u64>().ok())
-                        .is_some_and(|version| version < round.highest);
-                }
-                Err(error) => {
-                    after = status(&error).map(wanted_pause).unwrap_or_default();
-                    if self.tell(What::Failed(chain(&error))).await.is_none() {
-                        // The next one to be told notices.
-                        return false;
+                    if self.tell(What::Answers).await.is_none() {
+                        return Some(Anew::Over);
                     }
+                    let version = list.metadata.resource_version.as_deref();
+                    let version = version.and_then(|version| version.parse::<u64>().ok());
+                    let is_older = version.is_some_and(|version| version < round.highest);
+                    return (was_away || is_older).then_some(Anew::Older);
                 }
+                Err(error) => error,
+            };
+            was_away = true;
+            after = status(&error).map(wanted_pause).unwrap_or_default();
+            let failed = What::Failed(chain(&error));
+            let error = watcher::Error::InitialListFailed(error);
+            if let Some(anew) = judge(&error, lists, K::READ_AS) {
+                return Some(anew);
+            }
+            if self.tell(failed).await.is_none() {
+                return Some(Anew::Over);
             }
         }
     }
@@ -258,7 +295,10 @@ impl Round {
     }
 
     fn succeeded<K: Resource<DynamicType = ()>>(&mut self, event: &Event<K>) {
-        self.failures = 0;
+        // That a list begins, and goes on, says nothing of its end.
+        if let Event::InitDone | Event::Apply(_) | Event::Delete(_) = event {
+            self.failures = 0;
+        }
         if let Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) = event {
             let version = object
                 .meta()
@@ -292,7 +332,7 @@ fn what<K>(event: Event<Incoming<K>>) -> What {
 }
 
 /// What an error means beyond trying again.
-fn judge(error: &watcher::Error, lists: Lists) -> Option<Anew> {
+fn judge(error: &watcher::Error, lists: Lists, kind: Kind) -> Option<Anew> {
     let (status, is_start) = match error {
         watcher::Error::WatchStartFailed(kube::Error::Api(status))
         | watcher::Error::InitialListFailed(kube::Error::Api(status)) => (status, true),
@@ -305,8 +345,9 @@ fn judge(error: &watcher::Error, lists: Lists) -> Option<Anew> {
     };
     let is_streamed = lists == Lists::Streamed;
     match status.code {
-        404 if is_start => Some(Anew::Absent),
-        400 | 422 if is_start && is_streamed => Some(Anew::NotStreamed),
+        // Only of this kind it means that: what stands before an API server says it of anything.
+        404 if is_start && kind == Kind::ServiceCidr => Some(Anew::Absent),
+        400 | 422 if is_start && is_streamed => Some(Anew::NotStreamed { is_refused: true }),
         // Too old is what the watcher begins anew from by itself; too large (from a server whose
         // data is older) it would ask for again and again.
         504 if is_too_large(status) => Some(Anew::Older),

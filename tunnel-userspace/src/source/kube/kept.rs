@@ -14,6 +14,9 @@ use crate::model::Object;
 /// What the file looks like: raised when it changes, and a file of another version is not read.
 const VERSION: u32 = 1;
 
+/// The largest file that is read: a hundred times what 10,000 Services take.
+const MOST_BYTES: u64 = 2 << 30;
+
 /// What was known, and when.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Kept {
@@ -41,6 +44,8 @@ pub(super) enum KeptError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("it has {0} bytes")]
+    TooLarge(u64),
     #[error("it is of version {0}")]
     Version(u32),
     #[error("it is of node {0}")]
@@ -67,7 +72,9 @@ pub(super) fn write(path: &Path, node: &str, kept: &Kept) -> io::Result<()> {
     }
     // An edge node may lose its power at any moment.
     file.into_inner()?.sync_all()?;
-    fs::rename(&draft, path)
+    fs::rename(&draft, path)?;
+    path.parent()
+        .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
 /// Reads what was known; nothing if nothing was ever written.
@@ -77,6 +84,10 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Kept>, KeptError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    let length = file.metadata()?.len();
+    if length > MOST_BYTES {
+        return Err(KeptError::TooLarge(length));
+    }
     let mut lines = BufReader::new(file).lines().zip(1..);
     let Some((head, _)) = lines.next() else {
         return Err(KeptError::Torn {

@@ -21,6 +21,12 @@ use crate::{
 /// Where problems of these objects are told to come from.
 const ORIGIN: &str = "API server";
 
+/// Kinds whose first lists are taken at once.
+const TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
+
+/// Kinds that nothing waits for, as nothing is programmed from them.
+const UNUSED: [Kind; 1] = [Kind::ServiceCidr];
+
 /// What is kept of Nodes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodesKept {
@@ -76,6 +82,8 @@ enum Stale {
 struct Said {
     /// The list that is coming in.
     listing: Option<Listing>,
+    /// A list that is complete, and waits for that of another kind.
+    waiting: Option<Listing>,
     /// Whether a whole list has come.
     synced: bool,
     refused: BTreeMap<ObjectId, Invalid>,
@@ -114,6 +122,10 @@ impl View {
                 said.trouble = Some((why, since));
                 return;
             }
+            What::Answers => {
+                said.trouble = None;
+                return;
+            }
             What::ListBegins => {
                 said.listing = Some(Listing::default());
                 return;
@@ -132,34 +144,76 @@ impl View {
                 }
                 return;
             }
-            What::ListEnds | What::Absent => {
-                let listing = said.listing.take().unwrap_or_default();
-                said.synced = true;
-                self.replace(kind, listing, at);
+            What::ListEnds => {
+                said.waiting = Some(said.listing.take().unwrap_or_default());
+                self.release(at);
             }
-            What::Changed(arrived) => {
-                let Arrived { id, object, .. } = *arrived;
-                match object {
-                    Ok(object) => {
-                        said.refused.remove(&id);
-                        let object = object.map(|object| self.nodes.trim(object));
-                        self.put(&id, object, at);
-                    }
-                    // Its last good version stays.
-                    Err(invalid) => {
-                        said.refused.insert(id, invalid);
-                    }
-                }
+            What::Absent => {
+                (said.listing, said.waiting) = (None, Some(Listing::default()));
+                self.release(at);
             }
-            What::Gone(arrived) => {
-                said.refused.remove(&arrived.id);
-                self.put(&arrived.id, None, at);
-            }
+            What::Changed(arrived) => self.change(*arrived, at),
+            What::Gone(arrived) => self.change(
+                Arrived {
+                    object: Ok(None),
+                    ..*arrived
+                },
+                at,
+            ),
         }
         if let Some(said) = self.kinds.get_mut(&kind) {
             said.trouble = None;
         }
         self.settle(at);
+    }
+
+    /// Takes one object: as it is now, as nothing, or as refused, which leaves its last good version.
+    fn change(&mut self, arrived: Arrived, at: Duration) {
+        let Arrived { id, object, .. } = arrived;
+        let said = self.kinds.entry(id.kind).or_default();
+        let refused = match &mut said.waiting {
+            Some(waiting) => &mut waiting.refused,
+            None => &mut said.refused,
+        };
+        let object = match object {
+            Ok(object) => object.map(|object| self.nodes.trim(object)),
+            Err(invalid) => {
+                refused.insert(id, invalid);
+                return;
+            }
+        };
+        refused.remove(&id);
+        match &mut said.waiting {
+            Some(waiting) => {
+                waiting.objects.insert(id, object);
+            }
+            None => self.put(&id, object, at),
+        }
+    }
+
+    /// Takes the lists that are complete. Services and their slices are taken together the first
+    /// time: a Service without the endpoints that it has would refuse connects.
+    fn release(&mut self, at: Duration) {
+        let is_ready = |kind: &Kind| {
+            let said = self.kinds.get(kind);
+            said.is_none_or(|said| said.synced || said.waiting.is_some())
+        };
+        let are_together = TOGETHER.iter().all(is_ready);
+        let ready: Vec<Kind> = self
+            .kinds
+            .iter()
+            .filter(|(kind, said)| {
+                said.waiting.is_some() && (are_together || !TOGETHER.contains(*kind))
+            })
+            .map(|(kind, _)| *kind)
+            .collect();
+        for kind in ready {
+            let said = self.kinds.entry(kind).or_default();
+            said.synced = true;
+            if let Some(listing) = said.waiting.take() {
+                self.replace(kind, listing, at);
+            }
+        }
     }
 
     /// Takes a whole list: what is not in it is gone, but what of it can't be read stays.
@@ -192,9 +246,13 @@ impl View {
         self.layer.set_whole(is_whole, at);
     }
 
-    /// Whether a whole list of every kind has come.
+    /// Whether a whole list of every kind has come that something is programmed from.
     pub(super) fn is_live(&self) -> bool {
-        self.kinds.values().all(|said| said.synced)
+        let mut needed = self
+            .kinds
+            .iter()
+            .filter(|(kind, _)| !UNUSED.contains(*kind));
+        needed.all(|(_, said)| said.synced)
     }
 
     /// Goes on with what an earlier process wrote, or with nothing, until the server is heard of.

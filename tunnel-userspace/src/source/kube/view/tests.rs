@@ -100,6 +100,36 @@ fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
 }
 
 #[test]
+fn services_wait_for_their_slices_the_first_time() {
+    let kinds = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
+    let mut case = Case(View::new(kinds, NodesKept::default()));
+    case.list(Kind::Service, [good("a"), good("b")]);
+    case.hear(Kind::Service, What::Changed(good("c")));
+    case.hear(Kind::Service, What::Gone(good("b")));
+    assert!(case.names().is_empty() && !case.0.is_live());
+
+    case.list(Kind::EndpointSlice, []);
+
+    assert_eq!(case.names(), ["a", "c"]);
+    // Nothing is programmed from the third kind.
+    assert!(case.0.is_live());
+    case.list(Kind::Service, [good("a")]);
+    assert_eq!(case.names(), ["a"]);
+}
+
+#[test]
+fn a_server_that_answers_again_is_no_trouble_even_if_it_has_no_news() {
+    let mut case = Case::new();
+    let trouble = |case: &Case| case.0.report(String::new()).server?.trouble;
+    case.hear(Kind::Node, What::Failed("reset".to_owned()));
+    assert_eq!(trouble(&case).as_deref(), Some("Node: reset"));
+
+    case.hear(Kind::Node, What::Answers);
+
+    assert_eq!(trouble(&case), None);
+}
+
+#[test]
 fn a_list_that_breaks_off_changes_nothing() {
     let mut case = Case::new();
     case.list(Kind::Service, [good("a")]);

@@ -13,6 +13,7 @@ use crate::{
     manifest::{Manifest, Protocol, Service},
 };
 
+pub mod api;
 pub mod connect;
 pub mod program;
 pub mod tunnel;

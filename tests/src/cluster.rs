@@ -12,6 +12,8 @@
 //! Every process is in a control group of the laboratory, and a node has a mount namespace of its
 //! own, so all of it ends with the laboratory, whatever ends that.
 
+pub mod api;
+pub mod bare;
 mod control;
 mod control_groups;
 pub mod ginkgo;

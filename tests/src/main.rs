@@ -15,11 +15,10 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tunnel_tests::{
     agent::{Ground, Network, run::serve as hold},
-    bench::{self, connect, program::Options},
     demo, ends, environment,
     instance::Settings,
     interrupt,
@@ -60,7 +59,7 @@ enum Command {
     /// Measure the product against targets.
     Bench {
         #[command(subcommand)]
-        bench: Bench,
+        bench: commands::bench::Bench,
     },
     /// Make an empty node and hold it until Enter, an interrupt or the end of standard input.
     Up {
@@ -140,61 +139,6 @@ enum EndRole {
     Agent,
 }
 
-#[derive(Subcommand)]
-enum Bench {
-    /// What a connect costs, direct and with several numbers of Services.
-    Connect {
-        #[command(flatten)]
-        common: Common,
-        /// How often each variant is measured.
-        #[arg(long, default_value_t = 31)]
-        rounds: u32,
-        /// The numbers of Services; none measures direct connects alone.
-        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
-        services: Vec<u32>,
-        /// How long one measurement lasts.
-        #[arg(long, default_value_t = 150)]
-        slot_millis: u64,
-    },
-    /// How long it takes from a file to the kernel.
-    Program {
-        #[command(flatten)]
-        common: Common,
-        #[arg(long, default_value_t = 1000)]
-        services: u32,
-        /// How often the Services are programmed from nothing.
-        #[arg(long, default_value_t = 5)]
-        rounds: u32,
-        /// How often an endpoint changes.
-        #[arg(long, default_value_t = 50)]
-        changes: u32,
-    },
-    /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
-    Tunnel {
-        #[command(flatten)]
-        common: Common,
-        /// How often each variant is measured.
-        #[arg(long, default_value_t = 5)]
-        rounds: u32,
-        /// How long one measurement lasts.
-        #[arg(long, default_value_t = 1500)]
-        slot_millis: u64,
-    },
-}
-
-#[derive(Args)]
-struct Common {
-    /// The program to measure; by default the one beside this program.
-    #[arg(long)]
-    culvert: Option<PathBuf>,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Fail when a target is missed.
-    #[arg(long)]
-    check: bool,
-}
-
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -226,7 +170,7 @@ fn run(command: Command) -> Result<()> {
             })
         }
         Command::Demo { culvert, keep } => demo::run(Settings::of(program(culvert)?), keep),
-        Command::Bench { bench } => run_bench(bench),
+        Command::Bench { bench } => bench.run(),
         Command::Up { pods } => up(pods),
         Command::Serve {
             name,
@@ -276,74 +220,8 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
-fn program(given: Option<PathBuf>) -> Result<PathBuf> {
+pub(crate) fn program(given: Option<PathBuf>) -> Result<PathBuf> {
     given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))
-}
-
-fn run_bench(bench: Bench) -> Result<()> {
-    match bench {
-        Bench::Connect {
-            common,
-            rounds,
-            services,
-            slot_millis,
-        } => {
-            let Common {
-                culvert,
-                json,
-                check,
-            } = common;
-            let slot = Duration::from_millis(slot_millis);
-            let culvert = program(culvert)?;
-            connect::run(&connect::Options {
-                culvert,
-                rounds,
-                services,
-                slot,
-                json,
-                check,
-            })
-        }
-        Bench::Program {
-            common,
-            services,
-            rounds,
-            changes,
-        } => {
-            let Common {
-                culvert,
-                json,
-                check,
-            } = common;
-            let culvert = program(culvert)?;
-            bench::program::run(&Options {
-                culvert,
-                services,
-                rounds,
-                changes,
-                json,
-                check,
-            })
-        }
-        Bench::Tunnel {
-            common,
-            rounds,
-            slot_millis,
-        } => {
-            let Common {
-                culvert,
-                json,
-                check,
-            } = common;
-            bench::tunnel::run(&bench::tunnel::Options {
-                culvert: program(culvert)?,
-                rounds,
-                slot: Duration::from_millis(slot_millis),
-                json,
-                check,
-            })
-        }
-    }
 }
 
 fn up(pods: u8) -> Result<()> {

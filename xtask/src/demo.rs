@@ -4,7 +4,7 @@ use std::{os::unix::process::CommandExt as _, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{setup, workspace};
+use crate::{e2e, setup, workspace};
 
 /// Shows Culvert at work, with programs of the dev profile.
 pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
@@ -14,7 +14,12 @@ pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
 
 /// Measures, with programs of the release profile.
 pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
-    run(&["bench", which], &[], args, true)
+    if which != "api" {
+        return run(&["bench", which], &[], args, true);
+    }
+    let kit = e2e::ready()?;
+    let kit = kit.to_str().context("the path of the kit is no UTF-8")?;
+    run(&["bench", which], &["--kit", kit], args, true)
 }
 
 /// Becomes the lab, so that signals reach it and its exit code is ours.

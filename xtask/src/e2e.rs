@@ -64,13 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         network: true,
         ..setup::Scope::default()
     })?;
-    let place = place();
-    {
-        let _lock = cache::lock("cluster")?;
-        go::build(&go::Go::find()?, &place)?;
-        debian::ready(&place)?;
-        images::ready(&place)?;
-    }
+    let place = ready()?;
     let programs = build()?;
     let mut command = Command::new(&programs.runner);
     command
@@ -96,6 +90,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let error = command.exec();
     Err(error).with_context(|| format!("cannot start {}", programs.runner.display()))
+}
+
+/// Builds and fetches what is missing of Kubernetes; where it lies.
+pub(crate) fn ready() -> Result<PathBuf> {
+    let place = place();
+    let _lock = cache::lock("cluster")?;
+    go::build(&go::Go::find()?, &place)?;
+    debian::ready(&place)?;
+    images::ready(&place)?;
+    Ok(place)
 }
 
 /// Where everything lies.

@@ -122,6 +122,8 @@ enum Bench {
     Connect,
     /// How fast a change is in the kernel.
     Program,
+    /// How fast the API server's word is in the kernel, beside kube-proxy (needs Go, as e2e does).
+    Api,
     /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
     Tunnel,
 }
@@ -155,6 +157,7 @@ fn run(command: Command) -> Result<()> {
         Command::Demo { keep, args } => demo::demo(keep, &args),
         Command::Bench { which, args } => {
             let which = match which {
+                Bench::Api => "api",
                 Bench::Connect => "connect",
                 Bench::Program => "program",
                 Bench::Tunnel => "tunnel",

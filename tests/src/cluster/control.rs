@@ -41,44 +41,48 @@ pub(super) struct Control {
     host: Place,
     command: Vec<String>,
     log: PathBuf,
-    /// Held, not used.
-    _daemons: Vec<Process>,
+    /// The others: held, not used.
+    daemons: Vec<Process>,
 }
 
 impl Control {
-    /// Starts it on a host, and waits until the API server answers.
+    /// Starts all of it on a host, and waits until the API server answers.
     pub(super) fn start(site: &Site<'_>, host: &Place) -> Result<Self> {
+        let mut control = Self::start_api(site, host)?;
+        control.start_rest(site)?;
+        Ok(control)
+    }
+
+    /// Starts etcd and the API server on a host, and waits until it answers.
+    pub(super) fn start_api(site: &Site<'_>, host: &Place) -> Result<Self> {
         let config = site.pki.file("admin.kubeconfig");
         let folder = site.lab.folder().join("kubectl");
         let kubectl = Kubectl::new(host, site.kit, config, folder)?;
-        let command = |name: &str, arguments: Vec<String>| {
-            let mut command = site.kit.environment();
-            command.push(match name {
-                "etcd" => name.to_owned(),
-                other => site.kit.program(other),
-            });
-            command.extend(arguments);
-            command
-        };
-        let daemon = |name: &str, arguments: Vec<String>| {
-            let log = site.logs.create(name)?;
-            host.command(&command(name, arguments)).log(log).start()
-        };
-        let mut daemons = vec![daemon("etcd", etcd(site))?];
+        let etcd = daemon(site, host, "etcd", etcd(site))?;
         let served = api_server(site)?;
-        let api_server = daemon("kube-apiserver", served.clone())?;
+        let api_server = daemon(site, host, "kube-apiserver", served.clone())?;
         wait::until(READY, || kubectl.run(&["get", "--raw", "/readyz"]).is_ok())
             .context("the API server doesn't get ready")?;
-        daemons.push(daemon("kube-controller-manager", controllers(site))?);
-        daemons.push(daemon("kube-scheduler", scheduler(site))?);
         Ok(Self {
             kubectl,
             api_server: Mutex::new(Some(api_server)),
             host: host.clone(),
-            command: command("kube-apiserver", served),
+            command: command(site, "kube-apiserver", served),
             log: site.logs.path("kube-apiserver.log"),
-            _daemons: daemons,
+            daemons: vec![etcd],
         })
+    }
+
+    /// Starts the controllers and the scheduler.
+    fn start_rest(&mut self, site: &Site<'_>) -> Result<()> {
+        for (name, arguments) in [
+            ("kube-controller-manager", controllers(site)),
+            ("kube-scheduler", scheduler(site)),
+        ] {
+            let started = daemon(site, &self.host, name, arguments)?;
+            self.daemons.push(started);
+        }
+        Ok(())
     }
 
     /// Kills the API server.
@@ -110,6 +114,24 @@ impl Control {
     pub(super) const fn kubectl(&self) -> &Kubectl {
         &self.kubectl
     }
+}
+
+/// Starts a part, which writes a log of its name.
+fn daemon(site: &Site<'_>, host: &Place, name: &str, arguments: Vec<String>) -> Result<Process> {
+    let log = site.logs.create(name)?;
+    host.command(&command(site, name, arguments))
+        .log(log)
+        .start()
+}
+
+fn command(site: &Site<'_>, name: &str, arguments: Vec<String>) -> Vec<String> {
+    let mut command = site.kit.environment();
+    command.push(match name {
+        "etcd" => name.to_owned(),
+        other => site.kit.program(other),
+    });
+    command.extend(arguments);
+    command
 }
 
 fn etcd(site: &Site<'_>) -> Vec<String> {

@@ -1,0 +1,161 @@
+//! `culvert-lab bench`.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use tunnel_tests::bench::{api, connect, program, tunnel};
+
+use crate::program as given;
+
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// What a connect costs, direct and with several numbers of Services.
+    Connect {
+        #[command(flatten)]
+        common: Common,
+        /// How often each variant is measured.
+        #[arg(long, default_value_t = 31)]
+        rounds: u32,
+        /// The numbers of Services; none measures direct connects alone.
+        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
+        services: Vec<u32>,
+        /// How long one measurement lasts.
+        #[arg(long, default_value_t = 150)]
+        slot_millis: u64,
+    },
+    /// How long it takes from a file to the kernel.
+    Program {
+        #[command(flatten)]
+        common: Common,
+        #[arg(long, default_value_t = 1000)]
+        services: u32,
+        /// How often the Services are programmed from nothing.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How often an endpoint changes.
+        #[arg(long, default_value_t = 50)]
+        changes: u32,
+    },
+    /// How long it takes from the API server to the kernel, beside kube-proxy.
+    Api {
+        #[command(flatten)]
+        common: Common,
+        /// The folder of programs that `cargo xtask e2e` makes.
+        #[arg(long)]
+        kit: PathBuf,
+        /// How many Services there are, of five endpoints each.
+        #[arg(long, default_value_t = 5000)]
+        services: u32,
+        /// How often each proxy is started from nothing.
+        #[arg(long, default_value_t = 3)]
+        rounds: u32,
+        /// How often an endpoint changes; for kube-proxy a tenth of that.
+        #[arg(long, default_value_t = 200)]
+        changes: u32,
+    },
+    /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
+    Tunnel {
+        #[command(flatten)]
+        common: Common,
+        /// How often each variant is measured.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How long one measurement lasts.
+        #[arg(long, default_value_t = 1500)]
+        slot_millis: u64,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct Common {
+    /// The program to measure; by default the one beside this program.
+    #[arg(long)]
+    culvert: Option<PathBuf>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Fail when a target is missed.
+    #[arg(long)]
+    check: bool,
+}
+
+impl Bench {
+    /// Measures.
+    pub(crate) fn run(self) -> Result<()> {
+        match self {
+            Self::Connect {
+                common:
+                    Common {
+                        culvert,
+                        json,
+                        check,
+                    },
+                rounds,
+                services,
+                slot_millis,
+            } => connect::run(&connect::Options {
+                culvert: given(culvert)?,
+                rounds,
+                services,
+                slot: Duration::from_millis(slot_millis),
+                json,
+                check,
+            }),
+            Self::Program {
+                common:
+                    Common {
+                        culvert,
+                        json,
+                        check,
+                    },
+                services,
+                rounds,
+                changes,
+            } => program::run(&program::Options {
+                culvert: given(culvert)?,
+                services,
+                rounds,
+                changes,
+                json,
+                check,
+            }),
+            Self::Api {
+                common:
+                    Common {
+                        culvert,
+                        json,
+                        check,
+                    },
+                kit,
+                services,
+                rounds,
+                changes,
+            } => api::run(&api::Options {
+                culvert: given(culvert)?,
+                kit,
+                services,
+                rounds,
+                changes,
+                json,
+                check,
+            }),
+            Self::Tunnel {
+                common:
+                    Common {
+                        culvert,
+                        json,
+                        check,
+                    },
+                rounds,
+                slot_millis,
+            } => tunnel::run(&tunnel::Options {
+                culvert: given(culvert)?,
+                rounds,
+                slot: Duration::from_millis(slot_millis),
+                json,
+                check,
+            }),
+        }
+    }
+}

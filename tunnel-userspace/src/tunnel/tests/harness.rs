@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Longer than anything here takes.
-pub(super) const SOON: Duration = Duration::from_secs(10);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn limits() -> Limits {
     Limits {

@@ -74,6 +74,17 @@ fn hex(hash: Sha256) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The head of an entry: of nobody, and of no time.
+pub(super) fn header(mode: u32, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
 fn add_folder<W: Write>(tar: &mut Builder<W>, root: &Path, folder: &Path) -> Result<()> {
     let from = root.join(folder);
     let read = || format!("cannot read {}", from.display());
@@ -94,12 +105,7 @@ fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
     let from = root.join(name);
     let metadata = fs::symlink_metadata(&from)?;
     let kind = metadata.file_type();
-    let mut header = Header::new_gnu();
-    header.set_mode(metadata.mode() & 0o7777);
-    header.set_size(0);
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
+    let mut header = header(metadata.mode() & 0o7777, 0);
     if kind.is_dir() {
         header.set_entry_type(EntryType::Directory);
         tar.append_data(&mut header, name, io::empty())?;

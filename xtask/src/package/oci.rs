@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use tar::{Builder, EntryType, Header};
+use tar::{Builder, EntryType};
 
-use super::layer::{self, Layer};
+use super::layer::{self, Layer, header};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -165,16 +165,6 @@ fn blob(digest: &str) -> String {
 
 fn file<W: Write>(tar: &mut Builder<W>, path: &str, size: u64, data: impl Read) -> io::Result<()> {
     tar.append_data(&mut header(0o644, size), path, data)
-}
-
-fn header(mode: u32, size: u64) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_mode(mode);
-    header.set_size(size);
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
-    header
 }
 
 #[cfg(test)]

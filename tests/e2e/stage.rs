@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
+    thread,
     time::Duration,
 };
 
@@ -10,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
     cluster::{Cluster, kubectl::Kubectl},
-    load::{Plan, Report, tcp},
+    load::{Enough, Plan, Report, tcp},
     place::{ANSWER, Place, connect_within},
     wait,
 };
@@ -102,6 +103,40 @@ impl<'a> Stage<'a> {
             }
         }
         Ok(addresses)
+    }
+
+    /// Does something while every client connects to each of some addresses at a rate, for no longer
+    /// than that. No connect may fail meanwhile. What each load saw.
+    pub(crate) fn under_load(
+        &self,
+        addresses: &[SocketAddr],
+        rate: u32,
+        longest: Duration,
+        story: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Report>> {
+        let enough = Enough::default();
+        let (told, reports) = thread::scope(|scope| {
+            let mut loads = Vec::new();
+            for client in &self.clients {
+                for to in addresses {
+                    let plan = Plan::new(*to, rate, longest).until(&enough);
+                    let load = scope.spawn(move || client.load(&plan));
+                    loads.push((format!("{} → {to}", client.name), load));
+                }
+            }
+            let told = enough.after(story);
+            let reports: Vec<(String, Report)> = loads
+                .into_iter()
+                .map(|(name, load)| (name, load.join().unwrap_or_default()))
+                .collect();
+            (told, reports)
+        });
+        told?;
+        for (name, report) in &reports {
+            ensure!(report.failed() == 0, "{name}: {:?}", report.failures);
+            ensure!(report.attempts > 0, "{name}: no attempt");
+        }
+        Ok(reports.into_iter().map(|(_, report)| report).collect())
     }
 
     /// The addresses of a Service.

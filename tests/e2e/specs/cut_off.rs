@@ -1,14 +1,13 @@
 //! The API server away for a minute, and the daemons killed meanwhile: they serve on from what was
 //! known last, and say so.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tunnel_tests::{
     clock::{self, Instant},
     cluster::node::Node,
-    load::{Enough, Plan, Report},
     wait,
 };
 
@@ -28,29 +27,9 @@ pub(super) fn serves_on(stage: &Stage<'_>) -> Result<()> {
         wait::until(BACK, || is_kept(node))
             .with_context(|| format!("{} never wrote down what it knows", node.name()))?;
     }
-    let enough = Enough::default();
-    let (story, reports) = thread::scope(|scope| {
-        let mut loads = Vec::new();
-        for client in &stage.clients {
-            for to in &addresses {
-                let plan = Plan::new(*to, RATE, LONGEST).until(&enough);
-                let load = scope.spawn(move || client.load(&plan));
-                loads.push((format!("{} → {to}", client.name), load));
-            }
-        }
-        let story = enough.after(|| without_api_server(stage));
-        let reports: Vec<(String, Report)> = loads
-            .into_iter()
-            .map(|(name, load)| (name, load.join().unwrap_or_default()))
-            .collect();
-        (story, reports)
-    });
-    story?;
-    for (name, report) in &reports {
-        ensure!(report.failed() == 0, "{name}: {:?}", report.failures);
-        ensure!(report.attempts > 0, "{name}: no attempt");
-    }
-    Ok(())
+    stage
+        .under_load(&addresses, RATE, LONGEST, || without_api_server(stage))
+        .map(drop)
 }
 
 /// The API server goes, the daemons are killed and come back without it, and it comes back.

@@ -1,12 +1,9 @@
 //! Backends that come and go under a load.
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{
-    load::{Enough, Plan, Report},
-    wait,
-};
+use tunnel_tests::wait;
 
 use crate::{
     manifests::{self, NAMESPACE},
@@ -29,35 +26,13 @@ pub(super) fn loses_no_connection(stage: &Stage<'_>) -> Result<()> {
     kubectl.rolled_out(NAMESPACE, "deploy/rolled")?;
     let addresses = stage.answering("rolled")?;
 
-    let enough = Enough::default();
-    let (rolled, reports) = thread::scope(|scope| {
-        let mut loads = Vec::new();
-        for client in &stage.clients {
-            for to in &addresses {
-                let plan = Plan::new(*to, RATE, LONGEST).until(&enough);
-                let load = scope.spawn(move || client.load(&plan));
-                loads.push((format!("{} → {to}", client.name), load));
-            }
-        }
-        let rolled = enough.after(|| {
-            kubectl.run(&["-n", NAMESPACE, "rollout", "restart", "deploy/rolled"])?;
-            kubectl.rolled_out(NAMESPACE, "deploy/rolled")?;
-            // Those that were replaced go on serving for a while.
-            wait::until(LONGEST, || only_new_pods(stage)).context("old pods don't go")
-        });
-        let reports: Vec<(String, Report)> = loads
-            .into_iter()
-            .map(|(name, load)| (name, load.join().unwrap_or_default()))
-            .collect();
-        (rolled, reports)
-    });
-    rolled?;
-    let mut servers = BTreeSet::new();
-    for (name, report) in &reports {
-        ensure!(report.failed() == 0, "{name}: {:?}", report.failures);
-        ensure!(report.attempts > 0, "{name}: no attempt");
-        servers.extend(report.servers.keys());
-    }
+    let reports = stage.under_load(&addresses, RATE, LONGEST, || {
+        kubectl.run(&["-n", NAMESPACE, "rollout", "restart", "deploy/rolled"])?;
+        kubectl.rolled_out(NAMESPACE, "deploy/rolled")?;
+        // Those that were replaced go on serving for a while.
+        wait::until(LONGEST, || only_new_pods(stage)).context("old pods don't go")
+    })?;
+    let servers: BTreeSet<&String> = reports.iter().flat_map(|it| it.servers.keys()).collect();
     ensure!(servers.len() > PODS, "only {servers:?} answered");
     Ok(())
 }

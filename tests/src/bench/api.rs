@@ -24,6 +24,7 @@ use crate::{
         bare::{Bare, Host},
         kit::Kit,
         logs::Logs,
+        proxy,
     },
     demo::table::{in_columns, microseconds},
     load::{nanoseconds, percentile, race::offset},
@@ -278,7 +279,8 @@ impl<'a> Field<'a> {
                 let path = folder.join("kube-proxy.yaml");
                 let mut command = self.bare.kit().environment();
                 command.push(self.bare.kit().program("kube-proxy"));
-                (self.peer_config(&path, host)?, command)
+                fs::write(&path, proxy::config(host.name, &self.bare.kubeconfig()))?;
+                (path.display().to_string(), command)
             }
         };
         let log = self.bare.logs().create(proxy.name())?;
@@ -295,18 +297,6 @@ impl<'a> Field<'a> {
             self.bare.kubeconfig(),
             host.cgroup.display(),
             self.bare.folder().join("state").display(),
-        );
-        fs::write(path, text)?;
-        Ok(path.display().to_string())
-    }
-
-    fn peer_config(&self, path: &std::path::Path, host: &Host) -> Result<String> {
-        let text = format!(
-            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
-             mode: nftables\nhostnameOverride: {}\nclusterCIDR: 10.244.0.0/16\n\
-             clientConnection: {{kubeconfig: {}}}\nconntrack: {{maxPerCore: 0, min: 0}}\n",
-            host.name,
-            self.bare.kubeconfig(),
         );
         fs::write(path, text)?;
         Ok(path.display().to_string())

@@ -7,6 +7,7 @@ pub mod kube;
 mod layer;
 mod mux;
 mod problem;
+mod standing;
 mod store;
 
 use std::{collections::BTreeMap, sync::Arc};

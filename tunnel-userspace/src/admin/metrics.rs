@@ -145,14 +145,14 @@ impl Collector for Metrics {
             "Whether Services are translated as they should be",
             is_ready,
         )?;
-        self.reasons(&mut out, &stats)?;
+        let source = (self.views.source)();
+        self.reasons(&mut out, &stats, source.refused_total)?;
         self.maps(&mut out, &stats)?;
         out.gauge(
             "culvert_services",
             "Services that were read",
             number(stats.services),
         )?;
-        let source = (self.views.source)();
         let objects = source.problems.len();
         out.gauge(
             "culvert_objects_refused",
@@ -179,7 +179,7 @@ impl Collector for Metrics {
 }
 
 impl Metrics {
-    fn reasons(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
+    fn reasons(&self, out: &mut Out<'_>, stats: &Stats, refused: u64) -> fmt::Result {
         let mut counts: Vec<(Reason, u64)> = (self.views.counters)().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the kernel's counters");
             Vec::new()
@@ -190,7 +190,7 @@ impl Metrics {
             .filter(|reason| !reason.is_of_kernel())
         {
             let count = if reason == Reason::ObjectRefused {
-                (self.views.source)().refused_total
+                refused
             } else {
                 let of_maps = stats.counts.get(reason.label()).copied();
                 let of_tunnel = tunnel.get(&reason).copied();

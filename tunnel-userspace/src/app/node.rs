@@ -21,7 +21,9 @@ use crate::{
     admin::{self, Endpoint, Views},
     bpf::Guard,
     config::Config,
+    model::ObjectName,
     net::{self, Net},
+    plan::SteeringRules,
     tasks::Tasks,
 };
 
@@ -60,6 +62,28 @@ where
         step,
         source: source.into(),
     }
+}
+
+/// What is steered, as the config says; nothing where it is off.
+pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, NodeError> {
+    let Some(steering) = &config.tunnel.steering else {
+        return Ok(None);
+    };
+    let prefixes = steering.ranges();
+    let has = |v4: bool| prefixes.iter().any(|prefix| prefix.is_v4() == v4);
+    let (namespace, name) = steering
+        .config_map
+        .split_once('/')
+        .unwrap_or(("", &steering.config_map));
+    Ok(Some(SteeringRules {
+        own_node: config.node_name.clone(),
+        edge: steering
+            .edge_selector
+            .parse()
+            .map_err(failed("cannot use tunnel.steering.edgeSelector"))?,
+        config_map: ObjectName::new(namespace, name),
+        families: [has(true), has(false)],
+    }))
 }
 
 /// Runs until SIGTERM or SIGINT. The data path stays when it ends.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use http::Uri;
 use tokio::sync::{mpsc, watch};
 
-use super::node::{NodeError, failed};
+use super::node::{NodeError, failed, steering_rules};
 use crate::{
     config::{Config, SourceFile, SourceKube},
-    model::{ObjectName, Selector, Update},
+    model::Update,
     source::{
         Mux, Report, file,
         file::FileSource,
@@ -93,19 +93,9 @@ fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings,
         .api_servers
         .iter()
         .map(|server| server.parse::<Uri>());
-    let steering = config.tunnel.steering.as_ref().map(|steering| {
-        let edge: Selector = steering
-            .edge_selector
-            .parse()
-            .map_err(failed("cannot use tunnel.steering.edgeSelector"))?;
-        let (namespace, name) = steering
-            .config_map
-            .split_once('/')
-            .unwrap_or(("", &steering.config_map));
-        Ok(kube::Steering {
-            labels: edge.keys().map(str::to_owned).collect(),
-            config_map: ObjectName::new(namespace, name),
-        })
+    let steering = steering_rules(config)?.map(|rules| kube::Steering {
+        labels: rules.edge.keys().map(str::to_owned).collect(),
+        config_map: rules.config_map,
     });
     Ok(kube::Settings {
         kubeconfig: wanted.kubeconfig.clone(),
@@ -120,7 +110,7 @@ fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings,
         kept: config.kept_objects(),
         keep_every: wanted.keep_every,
         node: config.node_name.clone(),
-        steering: steering.transpose()?,
+        steering,
     })
 }
 

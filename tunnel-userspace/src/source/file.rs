@@ -26,7 +26,7 @@ use view::View;
 use watch::{Changes, Watch};
 
 use super::{Feed, Problem, Report, Store, journal::Journal};
-use crate::clock::monotonic;
+use crate::{clock::monotonic, drain};
 
 /// Where manifests are.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
@@ -217,7 +217,7 @@ impl FileSource {
             let held = self.watch.held();
             tokio::select! {
                 biased;
-                () = told_to_stop(&mut draining) => break,
+                () = drain::begun(&mut draining) => break,
                 permit = feed.reserve(), if self.view.layer.is_changed() => {
                     let Some(permit) = permit else { break };
                     if let Some(news) = self.view.layer.take_news() {
@@ -396,11 +396,6 @@ impl FileSource {
             is_new
         });
     }
-}
-
-/// Waits until told to stop, or until nobody is left to tell.
-async fn told_to_stop(draining: &mut latest::Receiver<bool>) {
-    drop(draining.wait_for(|draining| *draining).await);
 }
 
 /// Runs something that blocks.

@@ -276,19 +276,13 @@ impl KubeSource {
     async fn use_kept(&mut self) {
         let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
         let read = spawn_blocking(move || kept::read(&path, &node)).await;
-        let path = self.settings.kept.display();
-        let kept: Option<Kept> = match read {
-            Ok(Ok(kept)) => kept,
-            Ok(Err(error)) => {
-                let error = &error as &dyn std::error::Error;
-                warn!(%path, error, "the last known state can't be used");
-                None
-            }
-            Err(error) => {
-                warn!(%path, %error, "the last known state can't be used");
-                None
-            }
-        };
+        let read = read.unwrap_or_else(|error| Err(io::Error::other(error).into()));
+        let kept: Option<Kept> = read.unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            let path = self.settings.kept.display();
+            warn!(%path, error, "the last known state can't be used");
+            None
+        });
         match &kept {
             Some(Kept { written, objects }) => {
                 let objects = objects.len();

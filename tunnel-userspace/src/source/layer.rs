@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use super::Store;
+use super::{Store, standing::Standing};
 use crate::model::{Kind, Object, ObjectId};
 
 /// The set of objects that one source stands for, and which of them the mux hasn't been told of.
@@ -12,10 +12,7 @@ pub(super) struct Layer {
     objects: BTreeMap<ObjectId, Object>,
     counts: BTreeMap<Kind, usize>,
     dirty: BTreeSet<ObjectId>,
-    /// When the oldest change that wasn't told was noticed.
-    since: Option<Duration>,
-    synced: bool,
-    whole: bool,
+    standing: Standing,
 }
 
 /// What changed in a source, as it stands now.
@@ -59,42 +56,32 @@ impl Layer {
 
     fn changed(&mut self, id: ObjectId, at: Duration) {
         self.dirty.insert(id);
-        self.touch(at);
-    }
-
-    fn touch(&mut self, at: Duration) {
-        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+        self.standing.changed(at);
     }
 
     /// Says that the first whole set is here.
     pub(super) fn set_synced(&mut self, at: Duration) {
-        if !self.synced {
-            self.synced = true;
-            self.touch(at);
-        }
+        self.standing.set_synced(at);
     }
 
     /// Says whether this is everything that the source was told. Once it is, that is told.
     pub(super) fn set_whole(&mut self, whole: bool, at: Duration) {
-        if whole && !self.whole {
-            self.touch(at);
-        }
-        self.whole = whole;
+        self.standing.set_whole(whole, at);
     }
 
     /// Whether there is something to tell.
     pub(super) const fn is_changed(&self) -> bool {
-        self.since.is_some()
+        self.standing.is_changed()
     }
 
     /// Whether the first whole set is here.
     pub(super) const fn is_synced(&self) -> bool {
-        self.synced
+        self.standing.synced
     }
 
     /// What changed since the last time; nothing if nothing did.
     pub(super) fn take_news(&mut self) -> Option<News> {
-        let since = self.since.take()?;
+        let since = self.standing.told()?;
         let changes = std::mem::take(&mut self.dirty).into_iter();
         let changes = changes.map(|id| {
             let object = self.objects.get(&id).cloned();
@@ -102,8 +89,8 @@ impl Layer {
         });
         Some(News {
             changes: changes.collect(),
-            synced: self.synced,
-            whole: self.whole,
+            synced: self.standing.synced,
+            whole: self.standing.whole,
             since,
         })
     }
@@ -124,16 +111,16 @@ impl Layer {
     }
 
     /// What would be told if this were the only source.
-    pub(super) fn into_store(self) -> Store {
-        let at = self.since.unwrap_or_default();
+    pub(super) fn into_store(mut self) -> Store {
+        let at = self.standing.told().unwrap_or_default();
         let mut store = Store::default();
         for object in self.objects.into_values() {
             store.apply(object, at);
         }
-        if self.synced {
+        if self.standing.synced {
             store.set_synced(at);
         }
-        store.set_whole(self.whole, at);
+        store.set_whole(self.standing.whole, at);
         store
     }
 }

@@ -4,6 +4,7 @@ use std::{
     time::Duration,
 };
 
+use super::standing::Standing;
 use crate::model::{
     ConfigMap, EndpointSlice, Kind, Node, Object, ObjectId, ObjectName, Service, ServiceCidr,
     ServiceState, Update,
@@ -24,10 +25,7 @@ pub struct Store {
     dirty_services: BTreeSet<ObjectName>,
     dirty_nodes: BTreeSet<ObjectName>,
     dirty_config_maps: BTreeSet<ObjectName>,
-    /// When the oldest change that wasn't told was noticed.
-    since: Option<Duration>,
-    synced: bool,
-    whole: bool,
+    standing: Standing,
 }
 
 impl Store {
@@ -122,49 +120,39 @@ impl Store {
 
     fn service_changed(&mut self, name: ObjectName, at: Duration) {
         self.dirty_services.insert(name);
-        self.changed(at);
+        self.standing.changed(at);
     }
 
     fn node_changed(&mut self, name: ObjectName, at: Duration) {
         self.dirty_nodes.insert(name);
-        self.changed(at);
+        self.standing.changed(at);
     }
 
     fn config_map_changed(&mut self, name: ObjectName, at: Duration) {
         self.dirty_config_maps.insert(name);
-        self.changed(at);
-    }
-
-    fn changed(&mut self, at: Duration) {
-        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+        self.standing.changed(at);
     }
 
     /// Says that the first whole set is here.
     pub(super) fn set_synced(&mut self, at: Duration) {
-        if !self.synced {
-            self.synced = true;
-            self.changed(at);
-        }
+        self.standing.set_synced(at);
     }
 
     /// Says whether this is everything that the source was told. Once it is, that is told.
     pub(super) fn set_whole(&mut self, whole: bool, at: Duration) {
-        if whole && !self.whole {
-            self.changed(at);
-        }
-        self.whole = whole;
+        self.standing.set_whole(whole, at);
     }
 
     /// Whether there is something to tell.
     #[must_use]
     pub const fn is_changed(&self) -> bool {
-        self.since.is_some()
+        self.standing.is_changed()
     }
 
     /// What changed since the last time, as it stands now; nothing if nothing did. The first
     /// update holds everything.
     pub fn take_update(&mut self) -> Option<Update> {
-        let since = self.since.take()?;
+        let since = self.standing.told()?;
         let services = std::mem::take(&mut self.dirty_services);
         let nodes = std::mem::take(&mut self.dirty_nodes);
         let config_maps = std::mem::take(&mut self.dirty_config_maps);
@@ -190,8 +178,8 @@ impl Store {
                     (name, config_map)
                 })
                 .collect(),
-            synced: self.synced,
-            whole: self.whole,
+            synced: self.standing.synced,
+            whole: self.standing.whole,
             since,
         })
     }

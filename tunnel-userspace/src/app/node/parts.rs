@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{Level, error, info, warn};
 use tunnel_common::LAYOUT_VERSION;
 
-use super::{NodeError, failed};
+use super::{NodeError, failed, steering_rules};
 use crate::{
     admin::{self, Setup, TunnelViews, Views},
     app::{
@@ -19,8 +19,7 @@ use crate::{
     },
     clock::since_boot,
     config::{self, Config},
-    model::{Algorithm, ObjectName, ServiceState, Targets, Update},
-    plan::SteeringRules,
+    model::{Algorithm, ServiceState, Targets, Update},
     reconcile::{self, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings},
 };
 
@@ -321,32 +320,11 @@ fn kernel_log(wanted: &config::KernelLog) -> KernelLog {
 }
 
 fn steering_settings(config: &Config) -> Result<SteeringSettings, NodeError> {
-    let Some(steering) = &config.tunnel.steering else {
-        return Ok(SteeringSettings {
-            rules: None,
-            prefixes: Vec::new(),
-            port: 0,
-        });
-    };
-    let prefixes = steering.ranges();
-    let has = |v4: bool| prefixes.iter().any(|prefix| prefix.is_v4() == v4);
-    let (namespace, name) = steering
-        .config_map
-        .split_once('/')
-        .unwrap_or(("", &steering.config_map));
-    let rules = SteeringRules {
-        own_node: config.node_name.clone(),
-        edge: steering
-            .edge_selector
-            .parse()
-            .map_err(failed("cannot use tunnel.steering.edgeSelector"))?,
-        config_map: ObjectName::new(namespace, name),
-        families: [has(true), has(false)],
-    };
+    let steering = config.tunnel.steering.as_ref();
     Ok(SteeringSettings {
-        rules: Some(rules),
-        prefixes,
-        port: steering.port,
+        rules: steering_rules(config)?,
+        prefixes: steering.map(config::Steering::ranges).unwrap_or_default(),
+        port: steering.map_or(0, |steering| steering.port),
     })
 }
 

@@ -1,8 +1,10 @@
 //! Our own specs. One is a function whose name in the list is a sentence about what holds.
 
 mod attached;
+mod audit;
 mod cut_off;
 mod edge;
+mod events;
 mod rights;
 mod rolling;
 mod services;
@@ -35,7 +37,7 @@ pub(crate) struct Spec {
 }
 
 /// All, in the order in which they run.
-pub(crate) const ALL: [Spec; 11] = [
+pub(crate) const ALL: [Spec; 12] = [
     any(
         "pods on both nodes resolve names over UDP and TCP and reach the API server",
         services::names_resolve,
@@ -59,6 +61,10 @@ pub(crate) const ALL: [Spec; 11] = [
     product(
         "the programs of each node are attached to its own control group",
         attached::to_their_own_group,
+    ),
+    product(
+        "an Event on a Service tells what is wrong with it, once for all nodes",
+        events::tell_what_is_wrong,
     ),
     tunnel(
         "exec reaches a pod on an edge that takes no connections",

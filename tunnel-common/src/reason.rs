@@ -117,6 +117,10 @@ reasons! {
     IdentityRefused = 41, "identity_refused", "refused: the certificate is not that of an agent, or names no node";
     /// An event of a program was not logged: the ring was full.
     LogLost = 42, "log_lost", "an event of the program that log.kernel names was not logged: the ring was full";
+    /// A field that can't be used was left out; the object is used without it.
+    FieldIgnored = 43, "field_ignored", "left out: a field of an object that can't be used; the object is used without it";
+    /// A port of the daemon's own is taken by another process; it is tried again.
+    PortTaken = 44, "port_taken", "a port of the daemon is taken by another process; it is tried again";
 }
 
 impl Reason {

@@ -15,7 +15,7 @@ use std::{
 pub use log::{KernelLog, Level, Log};
 pub use section::{Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
 use serde::{Deserialize, Serialize};
-pub use source::{Source, SourceFile, SourceKube};
+pub use source::{Events, Source, SourceFile, SourceKube};
 pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
 
 /// Everything that can be configured.

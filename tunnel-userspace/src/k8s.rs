@@ -9,9 +9,8 @@ mod node;
 mod service;
 mod service_cidr;
 
-use std::sync::Arc;
-
 pub use arrived::{Arrived, Arriving, arrived};
+use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as networking};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tunnel_common::addr::Protocol;
@@ -25,7 +24,7 @@ pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 #[derive(Clone, Debug, PartialEq)]
 pub enum Manifest {
     /// An object that Culvert uses.
-    Object(Object),
+    Object(Taken),
     /// An object of a kind that Culvert reads, but has no part in: a headless Service, another
     /// proxy's, an EndpointSlice without a Service.
     Skipped(ObjectId),
@@ -33,6 +32,24 @@ pub enum Manifest {
     List(Vec<Value>),
     /// A kind that Culvert doesn't read: its `apiVersion` and `kind`.
     Unknown(String),
+}
+
+/// An object that was taken, and the fields of it that are left out as they can't be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    /// The object.
+    pub object: Object,
+    /// What is left out.
+    pub ignored: Vec<Invalid>,
+}
+
+impl From<Object> for Taken {
+    fn from(object: Object) -> Self {
+        Self {
+            object,
+            ignored: Vec::new(),
+        }
+    }
 }
 
 /// A manifest that was refused.
@@ -56,7 +73,7 @@ pub struct Invalid {
     pub reason: Reason,
 }
 
-/// Why a field is refused.
+/// Why a field is refused, or left out.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Reason {
@@ -175,23 +192,14 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
 }
 
 /// Takes the object of a kind, or nothing if Culvert has no part in it.
-fn convert(kind: Kind, name: ObjectName, value: Value) -> Result<Option<Object>, Invalid> {
-    Ok(match kind {
-        Kind::Service => {
-            service::read(name, typed(value)?)?.map(|object| Object::Service(Arc::new(object)))
-        }
-        Kind::EndpointSlice => endpoint_slice::read(name, typed(value)?)?
-            .map(|object| Object::EndpointSlice(Arc::new(object))),
-        Kind::Node => Some(Object::Node(Arc::new(node::read(name, typed(value)?)))),
-        Kind::ConfigMap => Some(Object::ConfigMap(Arc::new(config_map::read(
-            name,
-            typed(value)?,
-        )))),
-        Kind::ServiceCidr => Some(Object::ServiceCidr(Arc::new(service_cidr::read(
-            name,
-            typed(value)?,
-        )?))),
-    })
+fn convert(kind: Kind, name: ObjectName, value: Value) -> Result<Option<Taken>, Invalid> {
+    match kind {
+        Kind::Service => typed::<v1::Service>(value)?.read(name),
+        Kind::EndpointSlice => typed::<discovery::EndpointSlice>(value)?.read(name),
+        Kind::Node => typed::<v1::Node>(value)?.read(name),
+        Kind::ConfigMap => typed::<v1::ConfigMap>(value)?.read(name),
+        Kind::ServiceCidr => typed::<networking::ServiceCIDR>(value)?.read(name),
+    }
 }
 
 /// The kind of that name, with its versions that are read alike; the first is the one that the

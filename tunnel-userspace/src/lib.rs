@@ -12,6 +12,7 @@
 //! - [`bpf`]: all that touches aya or the kernel's BPF
 //! - [`identity`]: certificates of gateways and agents: the CA that makes them, the store that
 //!   watches them, and TLS made from them
+//! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
 //! - [`tasks`], [`drain`], [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the wish to
@@ -23,6 +24,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod drain;
+pub mod events;
 pub mod failure;
 pub mod identity;
 pub mod k8s;

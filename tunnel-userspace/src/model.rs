@@ -1,5 +1,6 @@
 //! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
 
+mod concern;
 mod endpoint;
 mod node;
 mod protocol;
@@ -10,6 +11,7 @@ mod update;
 
 use std::{fmt, sync::Arc};
 
+pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use node::{ConfigMap, Node, ServiceCidr};
 pub use selector::{Selector, SelectorError};

@@ -4,6 +4,7 @@
 //! - `actual`: what the maps hold, read once and then kept
 //! - `alloc`: which indices are free
 //! - `carry`: what maps hold, written into maps of other sizes
+//! - `concerns`: what an operator must act on
 //! - `diff`: what must change (pure)
 //! - `names`: which id belongs to which Service
 //! - `order`: the writes, in an order that is safe at every step
@@ -16,6 +17,7 @@ mod access;
 mod actual;
 mod alloc;
 mod carry;
+mod concerns;
 mod diff;
 mod grace;
 mod names;
@@ -27,6 +29,7 @@ mod view;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
+    sync::Arc,
 };
 
 use tunnel_common::{reason::Reason, service::FrontKey};
@@ -70,6 +73,8 @@ pub struct Reconciler<M> {
     actual: Actual,
     plans: BTreeMap<ObjectName, ServicePlan>,
     claims: Claims,
+    /// Who each Service is among all that had its name, where the API server says.
+    uids: BTreeMap<ObjectName, Arc<str>>,
     dirty: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
     /// Reasons counted here, since the start.
@@ -128,6 +133,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             actual,
             plans: BTreeMap::new(),
             claims: Claims::default(),
+            uids: BTreeMap::new(),
             dirty: BTreeSet::new(),
             problems: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -176,9 +182,14 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 let plan = plan::service(&state, self.default_algorithm);
                 let moved = self.claims.replace(&name, plan::claims(&state, &plan));
                 self.plans.insert(name.clone(), plan);
+                match &state.service.uid {
+                    Some(uid) => self.uids.insert(name.clone(), Arc::clone(uid)),
+                    None => self.uids.remove(&name),
+                };
                 moved
             } else {
                 self.plans.remove(&name);
+                self.uids.remove(&name);
                 self.claims.replace(&name, std::iter::empty())
             };
             self.dirty.extend(moved);

@@ -25,10 +25,13 @@ use crate::model::Kind;
 pub struct Report {
     /// Objects in use, by kind.
     pub objects: BTreeMap<Kind, usize>,
-    /// What was refused, or can't be read any more, as it stands now.
+    /// What was refused, left out, or can't be read any more, as it stands now.
     pub problems: Vec<Problem>,
-    /// How many problems there ever were.
+    /// How much was refused since the start.
     pub refused_total: u64,
+    /// How many fields were left out of objects that are used, since the start.
+    #[serde(default)]
+    pub ignored_total: u64,
     /// Kinds that were met and left alone.
     pub unknown_kinds: Vec<UnknownKind>,
     /// Whether the first whole set has been read.
@@ -67,6 +70,7 @@ impl Report {
             }
             merged.problems.extend_from_slice(&report.problems);
             merged.refused_total = merged.refused_total.saturating_add(report.refused_total);
+            merged.ignored_total = merged.ignored_total.saturating_add(report.ignored_total);
             merged
                 .unknown_kinds
                 .extend_from_slice(&report.unknown_kinds);

@@ -1,18 +1,14 @@
 //! What the daemons may do in the cluster, and what they do.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    io::{BufRead as _, BufReader},
-};
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use super::audit;
 use crate::stage::Stage;
 
 const NAMESPACE: &str = "kube-system";
-const USER: &str = "system:serviceaccount:kube-system:culvert-";
 
 /// A right: group, resource and verb.
 type Right = (String, String, String);
@@ -67,25 +63,16 @@ fn granted(stage: &Stage<'_>) -> Result<BTreeSet<Right>> {
 
 /// What was done, and what was tried and refused.
 fn used(stage: &Stage<'_>) -> Result<(BTreeSet<Right>, BTreeSet<Right>)> {
-    let path = stage.cluster.logs().path("audit.jsonl");
     let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    for line in BufReader::new(fs::File::open(&path)?).lines() {
-        // A server that was killed may have left half a line.
-        let Ok(event) = serde_json::from_str::<Value>(&line?) else {
-            continue;
-        };
-        let user = event["user"]["username"].as_str().unwrap_or_default();
-        let target = &event["objectRef"];
-        if !user.starts_with(USER) || !target.is_object() {
-            continue;
-        }
+    for request in audit::requests(stage)? {
+        let target = &request["objectRef"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let right = (
             text(&target["apiGroup"]),
             text(&target["resource"]),
-            text(&event["verb"]),
+            text(&request["verb"]),
         );
-        if event["responseStatus"]["code"] == 403 {
+        if request["responseStatus"]["code"] == 403 {
             refused.insert(right);
         } else {
             used.insert(right);

@@ -168,6 +168,7 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
     };
     let service = model::Service {
         name: name.clone(),
+        uid: None,
         created: None,
         cluster_ips: vec![field::vip(change.service).into()],
         ports: vec![ServicePort {

@@ -17,7 +17,7 @@ use super::{AgentStatus, Views};
 use crate::{
     identity::State,
     reconcile::Stats,
-    source::Server,
+    source::{Report, Server},
     tunnel::{ConnectionState, NodeView},
 };
 
@@ -146,14 +146,15 @@ impl Collector for Metrics {
             is_ready,
         )?;
         let source = (self.views.source)();
-        self.reasons(&mut out, &stats, source.refused_total)?;
+        self.reasons(&mut out, &stats, &source)?;
         self.maps(&mut out, &stats)?;
         out.gauge(
             "culvert_services",
             "Services that were read",
             number(stats.services),
         )?;
-        let objects = source.problems.len();
+        let refused = source.problems.iter().filter(|problem| !problem.ignored);
+        let objects = refused.count();
         out.gauge(
             "culvert_objects_refused",
             "Objects that were not read",
@@ -179,7 +180,7 @@ impl Collector for Metrics {
 }
 
 impl Metrics {
-    fn reasons(&self, out: &mut Out<'_>, stats: &Stats, refused: u64) -> fmt::Result {
+    fn reasons(&self, out: &mut Out<'_>, stats: &Stats, source: &Report) -> fmt::Result {
         let mut counts: Vec<(Reason, u64)> = (self.views.counters)().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the kernel's counters");
             Vec::new()
@@ -189,13 +190,15 @@ impl Metrics {
             .into_iter()
             .filter(|reason| !reason.is_of_kernel())
         {
-            let count = if reason == Reason::ObjectRefused {
-                refused
-            } else {
-                let of_maps = stats.counts.get(reason.label()).copied();
-                let of_tunnel = tunnel.get(&reason).copied();
-                of_maps.unwrap_or(0).saturating_add(of_tunnel.unwrap_or(0))
-            };
+            let of_source = [
+                (Reason::ObjectRefused, source.refused_total),
+                (Reason::FieldIgnored, source.ignored_total),
+            ];
+            let of_source = of_source.into_iter().find(|(its, _)| *its == reason);
+            let of_source = of_source.map_or(0, |(_, total)| total);
+            let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
+            let of_tunnel = tunnel.get(&reason).copied().unwrap_or(0);
+            let count = of_source.saturating_add(of_maps).saturating_add(of_tunnel);
             counts.push((reason, count));
         }
         let labelled = counts

@@ -58,6 +58,7 @@ pub(super) fn service() -> ServiceState {
     let port: Arc<str> = "".into();
     let service = Service {
         name: name(),
+        uid: None,
         created: Some(0),
         cluster_ips: vec![IpAddr::V4(VIP)],
         ports: vec![ServicePort {

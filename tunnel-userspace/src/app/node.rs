@@ -21,6 +21,7 @@ use crate::{
     admin::{self, Endpoint, Views},
     bpf::Guard,
     config::Config,
+    events,
     model::ObjectName,
     net::{self, Net},
     plan::SteeringRules,
@@ -110,6 +111,11 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let waiting = views.listening.clone();
     serve(&config, &views, &mut tasks, &draining)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
+    let concerned = events::Views {
+        concerns: vec![parts.owner.concerns()],
+        listening: waiting.subscribe(),
+    };
+    sources.start_events(&config, concerned, &mut tasks, &draining);
     sources.run(update_sender, &mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use super::node::{NodeError, failed, steering_rules};
 use crate::{
     config::{Config, SourceFile, SourceKube},
+    events,
     model::Update,
     source::{
         Mux, Report, file,
@@ -61,6 +62,30 @@ impl Sources {
             let reports = file.iter().chain(&kube);
             Report::merge(reports.map(|report| Arc::clone(&report.borrow())))
         }
+    }
+
+    /// Tells the API server, where it is a source, what an operator must act on.
+    pub(super) fn start_events(
+        &self,
+        config: &Config,
+        mut views: events::Views,
+        tasks: &mut Tasks,
+        draining: &watch::Receiver<bool>,
+    ) {
+        let (Some(kube), Some(wanted)) = (&self.kube, &config.source.kube) else {
+            return;
+        };
+        if !wanted.events.enabled {
+            return;
+        }
+        views.concerns.push(kube.concerns());
+        let settings = events::Settings {
+            node: config.node_name.clone(),
+            burst: wanted.events.burst,
+            every: wanted.events.every,
+        };
+        let telling = events::run(settings, kube.client(), views, draining.clone());
+        tasks.start("events", telling);
     }
 
     /// Lets them tell what changes.

@@ -171,7 +171,12 @@ fn problems(status: &Status, report: &Report) -> Vec<String> {
         ));
     }
     for problem in report.problems.iter().take(SHOWN) {
-        lines.push(row("refused", problem));
+        let word = if problem.ignored {
+            "ignored"
+        } else {
+            "refused"
+        };
+        lines.push(row(word, problem));
     }
     let more = report.problems.len().saturating_sub(SHOWN);
     if more > 0 {

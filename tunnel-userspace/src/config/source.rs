@@ -71,6 +71,31 @@ pub struct SourceKube {
     /// How often the last known state is written, at most.
     #[serde(with = "duration")]
     pub keep_every: Duration,
+    /// What an operator must act on, told as Events on Services and Nodes.
+    pub events: Events,
+}
+
+/// Events on Services and Nodes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Events {
+    /// Whether any are made.
+    pub enabled: bool,
+    /// How many this node may make at once, from 1 to 1000.
+    pub burst: u32,
+    /// How long until another one may be made, once that many were.
+    #[serde(with = "duration")]
+    pub every: Duration,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            burst: 10,
+            every: Duration::from_secs(30),
+        }
+    }
 }
 
 impl Default for SourceKube {
@@ -84,6 +109,7 @@ impl Default for SourceKube {
             page_size: 500,
             patience: Duration::from_secs(3),
             keep_every: Duration::from_secs(10),
+            events: Events::default(),
         }
     }
 }
@@ -106,6 +132,7 @@ impl SourceKube {
             ("longestPause", self.longest_pause, 1, 300),
             ("keepEvery", self.keep_every, 1, 86_400),
             ("patience", self.patience, 0, 3600),
+            ("events.every", self.events.every, 1, 3600),
         ];
         for (field, value, least, most) in bounds {
             let range = Duration::from_secs(least)..=Duration::from_secs(most);
@@ -113,6 +140,10 @@ impl SourceKube {
                 let field = format!("source.kube.{field}");
                 return Err((field, format!("must be from {least}s to {most}s")));
             }
+        }
+        if !(1..=1000).contains(&self.events.burst) {
+            let reason = format!("must be from 1 to 1000, is {}", self.events.burst);
+            return Err(("source.kube.events.burst".to_owned(), reason));
         }
         if !(10..=10_000).contains(&self.page_size) {
             let reason = format!("must be from 10 to 10000, is {}", self.page_size);

@@ -1,6 +1,6 @@
 //! Objects as the API server sends them: complete, of a kind that is known beforehand.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
     Metadata,
@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{Invalid, Reason, config_map, endpoint_slice, node, service, service_cidr};
+use super::{Invalid, Reason, Taken, config_map, endpoint_slice, node, service, service_cidr};
 use crate::model::{Kind, Object, ObjectId, ObjectName};
 
 /// A type of the API server that Culvert reads.
@@ -22,49 +22,54 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// # Errors
     ///
     /// Names the first field that can't be used.
-    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid>;
+    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid>;
 }
 
 impl Arriving for v1::Service {
     const READ_AS: Kind = Kind::Service;
 
-    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
-        Ok(service::read(name, self)?.map(|object| Object::Service(Arc::new(object))))
+    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
+        let mut ignored = Vec::new();
+        let object = service::read(name, self, &mut ignored)?;
+        Ok(object.map(|object| Taken {
+            object: Object::Service(Arc::new(object)),
+            ignored,
+        }))
     }
 }
 
 impl Arriving for discovery::EndpointSlice {
     const READ_AS: Kind = Kind::EndpointSlice;
 
-    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
         let object = endpoint_slice::read(name, self)?;
-        Ok(object.map(|object| Object::EndpointSlice(Arc::new(object))))
+        Ok(object.map(|object| Object::EndpointSlice(Arc::new(object)).into()))
     }
 }
 
 impl Arriving for v1::Node {
     const READ_AS: Kind = Kind::Node;
 
-    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
-        Ok(Some(Object::Node(Arc::new(node::read(name, self)))))
+    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
+        Ok(Some(Object::Node(Arc::new(node::read(name, self))).into()))
     }
 }
 
 impl Arriving for v1::ConfigMap {
     const READ_AS: Kind = Kind::ConfigMap;
 
-    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
         let object = config_map::read(name, self);
-        Ok(Some(Object::ConfigMap(Arc::new(object))))
+        Ok(Some(Object::ConfigMap(Arc::new(object)).into()))
     }
 }
 
 impl Arriving for networking::ServiceCIDR {
     const READ_AS: Kind = Kind::ServiceCidr;
 
-    fn read(self, name: ObjectName) -> Result<Option<Object>, Invalid> {
+    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
         let object = service_cidr::read(name, self)?;
-        Ok(Some(Object::ServiceCidr(Arc::new(object))))
+        Ok(Some(Object::ServiceCidr(Arc::new(object)).into()))
     }
 }
 
@@ -75,8 +80,12 @@ pub struct Arrived {
     pub id: ObjectId,
     /// Its `resourceVersion`.
     pub version: String,
+    /// Who it is among all that had its name, where that was said.
+    pub uid: Option<Arc<str>>,
+    /// The name of the Service that it says it belongs to.
+    pub owner: Option<Arc<str>>,
     /// The object; nothing if Culvert has no part in it.
-    pub object: Result<Option<Object>, Invalid>,
+    pub object: Result<Option<Taken>, Invalid>,
 }
 
 /// As much of an object as is needed to say whose it is.
@@ -92,6 +101,8 @@ struct NamedMeta {
     namespace: Option<String>,
     #[serde(default)]
     resource_version: String,
+    uid: Option<Arc<str>>,
+    labels: Option<BTreeMap<String, String>>,
 }
 
 /// Reads an object that the API server sent.
@@ -107,6 +118,8 @@ pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     // Nobody reads it, and in a real cluster it is the greater part of many objects.
     metadata.managed_fields = None;
     let version = metadata.resource_version.take().unwrap_or_default();
+    let uid = metadata.uid.as_deref().map(Arc::from);
+    let owner = owner::<K>(metadata.labels.as_ref());
     let name = ObjectName::new(
         metadata.namespace.take().unwrap_or_default(),
         metadata.name.take().unwrap_or_default(),
@@ -117,8 +130,18 @@ pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
             name: name.clone(),
         },
         version,
+        uid,
+        owner,
         object: object.read(name),
     })
+}
+
+/// The Service that an object of this kind belongs to.
+fn owner<K: Arriving>(labels: Option<&BTreeMap<String, String>>) -> Option<Arc<str>> {
+    (K::READ_AS == Kind::EndpointSlice)
+        .then(|| labels?.get(endpoint_slice::SERVICE_NAME))
+        .flatten()
+        .map(|name| Arc::from(name.as_str()))
 }
 
 /// An object that is not of the shape of its kind: whose it is, and which field is wrong.
@@ -127,6 +150,8 @@ fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
         name,
         namespace,
         resource_version,
+        uid,
+        labels,
     } = serde_json::from_str::<Named>(json)?.metadata;
     let mut reader = serde_json::Deserializer::from_str(json);
     let object = match serde_path_to_error::deserialize::<_, K>(&mut reader) {
@@ -142,6 +167,8 @@ fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
             name: ObjectName::new(namespace.unwrap_or_default(), name),
         },
         version: resource_version,
+        uid,
+        owner: owner::<K>(labels.as_ref()),
         object,
     })
 }
@@ -164,7 +191,13 @@ mod tests {
 
         assert_eq!(arrived.id.to_string(), "Service shop/a");
         assert_eq!(arrived.version, "7");
-        assert!(matches!(arrived.object, Ok(Some(Object::Service(_)))));
+        assert!(matches!(
+            arrived.object,
+            Ok(Some(Taken {
+                object: Object::Service(_),
+                ..
+            }))
+        ));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{Invalid, Reason, address, port, protocol};
 use crate::model::{Endpoint, EndpointPort, EndpointSlice, Family, ObjectName};
 
 /// The label that names the Service of a slice.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label of a headless Service's slices, whatever its value.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 

@@ -13,8 +13,12 @@ use crate::model::{Algorithm, Family, ObjectName, Service, ServicePort};
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Takes a Service, or nothing if it isn't served here: it has no cluster IP, or is another
-/// proxy's.
-pub(super) fn read(name: ObjectName, object: v1::Service) -> Result<Option<Service>, Invalid> {
+/// proxy's. What of it is left out is told.
+pub(super) fn read(
+    name: ObjectName,
+    object: v1::Service,
+    ignored: &mut Vec<Invalid>,
+) -> Result<Option<Service>, Invalid> {
     let spec = object.spec.unwrap_or_default();
     let is_of_other_proxy = object
         .metadata
@@ -29,6 +33,7 @@ pub(super) fn read(name: ObjectName, object: v1::Service) -> Result<Option<Servi
     };
     Ok(Some(Service {
         name,
+        uid: object.metadata.uid.as_deref().map(Arc::from),
         created: object
             .metadata
             .creation_timestamp
@@ -36,7 +41,7 @@ pub(super) fn read(name: ObjectName, object: v1::Service) -> Result<Option<Servi
             .map(|time| time.0.as_second()),
         cluster_ips,
         ports: ports(spec.ports.as_deref().unwrap_or_default())?,
-        algorithm: algorithm(&object.metadata)?,
+        algorithm: algorithm(&object.metadata, ignored),
     }))
 }
 
@@ -113,19 +118,17 @@ fn ports(ports: &[v1::ServicePort]) -> Result<Vec<ServicePort>, Invalid> {
     Ok(read)
 }
 
-fn algorithm(metadata: &ObjectMeta) -> Result<Option<Algorithm>, Invalid> {
+/// The algorithm. One that isn't known is no reason to leave a Service without translation.
+fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
     let annotation = format!("{ANNOTATION_DOMAIN}/algorithm");
     let annotations: Option<&BTreeMap<_, _>> = metadata.annotations.as_ref();
-    match annotations
-        .and_then(|all| all.get(&annotation))
-        .map(String::as_str)
-    {
-        None => Ok(None),
-        Some("random") => Ok(Some(Algorithm::Random)),
-        Some("round-robin" | "rr") => Ok(Some(Algorithm::RoundRobin)),
-        Some(other) => {
+    match annotations.and_then(|all| all.get(&annotation))?.as_str() {
+        "random" => Some(Algorithm::Random),
+        "round-robin" | "rr" => Some(Algorithm::RoundRobin),
+        other => {
             let field = format!("metadata.annotations[{annotation}]");
-            Err(Invalid::new(field, Reason::Algorithm(other.to_owned())))
+            ignored.push(Invalid::new(field, Reason::Algorithm(other.to_owned())));
+            None
         }
     }
 }

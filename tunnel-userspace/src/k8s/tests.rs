@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -39,7 +39,7 @@ pub(super) fn with(mut manifest: Value, pointer: &str, value: Value) -> Value {
 
 pub(super) fn object(manifest: Value) -> Object {
     let parsed = parse(manifest).expect("a good manifest");
-    let Manifest::Object(object) = parsed else {
+    let Manifest::Object(Taken { object, .. }) = parsed else {
         panic!("no object: {parsed:?}")
     };
     object
@@ -69,6 +69,14 @@ pub(super) fn assert_skipped(manifest: Value) {
 
 /// Asserts that a manifest is refused, and which field is to blame for what.
 #[track_caller]
+pub(super) fn ignored(manifest: Value) -> Vec<String> {
+    let parsed = parse(manifest).expect("a good manifest");
+    let Manifest::Object(Taken { ignored, .. }) = parsed else {
+        panic!("no object: {parsed:?}")
+    };
+    ignored.iter().map(ToString::to_string).collect()
+}
+
 pub(super) fn assert_refused(manifest: Value, field: &str, reason: &str) {
     let refused = parse(manifest).expect_err("refused");
     assert_eq!(

@@ -10,6 +10,10 @@ use super::ObjectName;
 pub struct Service {
     /// Namespace and name.
     pub name: ObjectName,
+    /// Who it is among all Services that had this name, where the API server says; for what is told
+    /// of it there.
+    #[serde(default)]
+    pub uid: Option<Arc<str>>,
     /// When it was created, in seconds since the epoch; decides between two Services that claim
     /// one address. A Service that doesn't say counts as the youngest.
     pub created: Option<i64>,

@@ -54,6 +54,8 @@ impl SteeringRules {
 pub struct SteeringProblem {
     /// The reason, as it is counted.
     pub reason: Reason,
+    /// The Node that it is about, if it is one.
+    pub node: Option<ObjectName>,
     /// The object, and the field or entry.
     pub object: String,
     /// What is wrong with it.
@@ -134,6 +136,7 @@ fn own_addresses(
     let mut refuse = |text: String| {
         problems.insert(SteeringProblem {
             reason: Reason::NodeRefused,
+            node: Some(node.name.clone()),
             object: format!("Node {}: status.addresses", node.name.name),
             text,
         });

@@ -27,6 +27,7 @@ fn front(text: &str, port: u16) -> FrontKey {
 fn service_named(name: &str, ips: &[&str]) -> Service {
     Service {
         name: ObjectName::new("default", name),
+        uid: None,
         created: None,
         cluster_ips: ips.iter().copied().map(ip).collect(),
         ports: vec![ServicePort {

@@ -1,6 +1,11 @@
 //! The loop around the owner of the maps.
 
-use std::{collections::BTreeMap, io, sync::mpsc::TrySendError, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, mpsc::TrySendError},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -18,7 +23,7 @@ use super::{
 use crate::{
     clock::{monotonic, since_boot},
     drain,
-    model::{ObjectName, Update},
+    model::{Concern, ObjectName, Update},
 };
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -88,6 +93,7 @@ pub struct Loop<M, S, G> {
     /// When what could not be steered is tried again.
     steer_at: Option<Instant>,
     stats: watch::Sender<Stats>,
+    concerns: watch::Sender<Arc<[Concern]>>,
 }
 
 /// Makes the loop of a reconciler; the second value follows what it does. The first grace belongs
@@ -116,6 +122,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         retry_at: None,
         steer_at: None,
         stats,
+        concerns: watch::Sender::new(Arc::default()),
     };
     Ok((looped, follower))
 }
@@ -124,6 +131,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// The owner of the steering maps.
     pub const fn steering(&mut self) -> &mut Steering<S> {
         &mut self.steering
+    }
+
+    /// What of it an operator must act on.
+    pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
+        self.concerns.subscribe()
     }
 
     /// Whether a Service is programmed as planned.
@@ -196,6 +208,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                     self.steer();
                     let view = self.steering.view();
                     self.stats.send_modify(|stats| stats.steering = view);
+                    self.publish_concerns();
                 }
                 _ = audits.tick() => self.audit(),
             }
@@ -281,6 +294,19 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             stats.last_pass_at = Some(now);
             let failing = self.reconciler.is_dirty().then_some(now);
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
+        });
+        self.publish_concerns();
+    }
+
+    fn publish_concerns(&self) {
+        let mut concerns = self.reconciler.concerns();
+        concerns.extend(self.steering.concerns(&self.reconciler.node_name));
+        self.concerns.send_if_modified(|known| {
+            let is_new = **known != *concerns;
+            if is_new {
+                *known = concerns.into();
+            }
+            is_new
         });
     }
 

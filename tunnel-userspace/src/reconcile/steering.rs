@@ -75,7 +75,7 @@ pub struct Steering<M> {
     has_changed: bool,
     /// Whether the last pass could not write everything.
     has_failed: bool,
-    known: BTreeSet<SteeringProblem>,
+    pub(super) known: BTreeSet<SteeringProblem>,
     counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<Targets>>,
 }
@@ -190,6 +190,7 @@ impl<M: SteeringMaps> Steering<M> {
         problems.extend(self.no_room());
         problems.extend(written.err().map(|error| SteeringProblem {
             reason: Reason::WriteFailed,
+            node: None,
             object: "the steering maps".to_owned(),
             text: format!("{error}: {}", error.source),
         }));
@@ -202,6 +203,7 @@ impl<M: SteeringMaps> Steering<M> {
         let others = self.homeless.len().saturating_sub(1);
         Some(SteeringProblem {
             reason: Reason::SteeringFull,
+            node: None,
             object: format!("{first} and {others} more"),
             text: Reason::SteeringFull.meaning().to_owned(),
         })
@@ -356,6 +358,7 @@ impl<M: SteeringMaps> Steering<M> {
         for problem in problems.difference(&self.known) {
             let SteeringProblem {
                 reason,
+                node: _,
                 object,
                 text,
             } = problem;

@@ -57,6 +57,7 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let port: Arc<str> = "http".into();
     let service = Service {
         name: ObjectName::new("default", name),
+        uid: None,
         created: None,
         cluster_ips: vec![IpAddr::V4(Ipv4Addr::new(10, 96, 0, vip))],
         ports: vec![ServicePort {
@@ -285,6 +286,40 @@ fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
         assert_eq!(problem(&reconciler, "c"), None);
         assert_eq!(backends(&reconciler, 2), Some(vec![3, 4]));
     }
+}
+
+#[test]
+fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
+    let mut reconciler = adopt(Memory::new(Sizes { fronts: 1, ..ROOMY }));
+    let (name, state) = set("b", 2, &[2]);
+    let known = state.map(|state| ServiceState {
+        service: Arc::new(Service {
+            uid: Some(Arc::from("1-2-3")),
+            ..Service::clone(&state.service)
+        }),
+        ..state
+    });
+    apply(&mut reconciler, vec![set("a", 1, &[1]), (name, known)]);
+
+    let told: Vec<_> = reconciler
+        .concerns()
+        .into_iter()
+        .map(|concern| (concern.about.to_string(), concern.uid, concern.reason))
+        .collect();
+
+    assert_eq!(
+        told,
+        [
+            (
+                "Service default/b".to_owned(),
+                Some(Arc::from("1-2-3")),
+                Reason::FrontsFull
+            ),
+            ("Node node-a".to_owned(), None, Reason::FrontsFull),
+        ]
+    );
+    apply(&mut reconciler, vec![("a", None)]);
+    assert!(reconciler.concerns().is_empty());
 }
 
 #[test]

@@ -387,7 +387,7 @@ impl FileSource {
         let is_whole = self.view.is_whole() && self.watch.is_quiet();
         self.view.layer.set_whole(is_whole, monotonic());
         let mut report = self.view.report();
-        report.refused_total = self.journal.tell(&report);
+        self.journal.tell(&mut report);
         self.report.send_if_modified(|current| {
             let is_new = **current != report;
             if is_new {

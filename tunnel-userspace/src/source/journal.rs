@@ -10,11 +10,12 @@ pub(super) struct Journal {
     problems: BTreeMap<Problem, Problem>,
     unknown: BTreeSet<UnknownKind>,
     refused_total: u64,
+    ignored_total: u64,
 }
 
 impl Journal {
-    /// Logs what is new in a report, and what is over. Gives how many problems there ever were.
-    pub(super) fn tell(&mut self, report: &Report) -> u64 {
+    /// Logs what is new in a report, and what is over, and puts in how much there ever was.
+    pub(super) fn tell(&mut self, report: &mut Report) {
         let problems: BTreeMap<Problem, Problem> = report
             .problems
             .iter()
@@ -29,16 +30,25 @@ impl Journal {
                 object,
                 field,
                 reason,
+                ignored,
             },
         ) in problems
             .iter()
             .filter(|(key, _)| !self.problems.contains_key(*key))
         {
-            self.refused_total = self.refused_total.saturating_add(1);
-            warn!(
-                origin,
-                document, line, object, field, reason, "manifest refused"
-            );
+            if *ignored {
+                self.ignored_total = self.ignored_total.saturating_add(1);
+                warn!(
+                    origin,
+                    document, line, object, field, reason, "field ignored"
+                );
+            } else {
+                self.refused_total = self.refused_total.saturating_add(1);
+                warn!(
+                    origin,
+                    document, line, object, field, reason, "manifest refused"
+                );
+            }
         }
         for (
             _,
@@ -49,6 +59,7 @@ impl Journal {
                 object,
                 field,
                 reason,
+                ignored: _,
             },
         ) in self
             .problems
@@ -64,6 +75,7 @@ impl Journal {
                 info!(file, kind, "kind left alone");
             }
         }
-        self.refused_total
+        report.refused_total = self.refused_total;
+        report.ignored_total = self.ignored_total;
     }
 }

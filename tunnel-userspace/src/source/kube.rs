@@ -37,7 +37,7 @@ use crate::{
     clock::monotonic,
     drain,
     k8s::Arriving,
-    model::{Kind, ObjectName},
+    model::{Concern, Kind, ObjectName},
 };
 
 /// The Service is served by another proxy.
@@ -125,6 +125,7 @@ pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessE
         view: View::new(kinds, nodes),
         feed,
         report: watch::Sender::default(),
+        concerns: watch::Sender::new(Arc::default()),
         journal: Journal::default(),
         is_kept: true,
         settings,
@@ -141,6 +142,7 @@ pub struct KubeSource {
     view: View,
     feed: Feed,
     report: watch::Sender<Arc<Report>>,
+    concerns: watch::Sender<Arc<[Concern]>>,
     journal: Journal,
     /// Whether the file holds what is known, or will when what is being written is.
     is_kept: bool,
@@ -151,6 +153,18 @@ impl KubeSource {
     #[must_use]
     pub fn report(&self) -> watch::Receiver<Arc<Report>> {
         self.report.subscribe()
+    }
+
+    /// What of it an operator must act on.
+    #[must_use]
+    pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
+        self.concerns.subscribe()
+    }
+
+    /// A client of the API server.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
     }
 
     /// Tells the mux what changes until told to stop, or until nobody listens.
@@ -314,9 +328,12 @@ impl KubeSource {
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
         let mut report = self.view.report(self.current.server());
-        report.refused_total = self.journal.tell(&report);
+        self.journal.tell(&mut report);
         let before = Arc::clone(&self.report.borrow());
         tell(before.server.as_ref(), report.server.as_ref());
+        if before.problems != report.problems {
+            self.concerns.send_replace(self.view.concerns().into());
+        }
         self.report.send_if_modified(|current| {
             let is_new = **current != report;
             if is_new {

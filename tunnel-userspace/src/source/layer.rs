@@ -100,6 +100,11 @@ impl Layer {
         self.counts.clone()
     }
 
+    /// An object.
+    pub(super) fn get(&self, id: &ObjectId) -> Option<&Object> {
+        self.objects.get(id)
+    }
+
     /// The objects of a kind, by name.
     pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &ObjectId> {
         self.objects.keys().filter(move |id| id.kind == kind)

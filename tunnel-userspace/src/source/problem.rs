@@ -22,6 +22,17 @@ pub struct Problem {
     pub field: Option<String>,
     /// What is wrong.
     pub reason: String,
+    /// Whether only the field is left out, and the object used without it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ignored: bool,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde calls it with a reference"
+)]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl Problem {
@@ -34,6 +45,7 @@ impl Problem {
             object: None,
             field: None,
             reason: reason.into(),
+            ignored: false,
         }
     }
 

@@ -130,7 +130,7 @@ pub(super) const USERSPACE: &[Rule] = &[
     },
     Rule {
         module: "model",
-        may: &["tunnel_common::addr"],
+        may: &["tunnel_common::addr", "tunnel_common::reason"],
         never: &[KERNEL, OBJECTS, CLIENT, RUNTIME, "tunnel_common"],
     },
     Rule {
@@ -199,6 +199,12 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
         never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "events",
+        // What the parts are concerned with; `app` hands in the receiving ends.
+        may: &["crate::model", "crate::drain", "crate::failure"],
+        never: &[KERNEL],
     },
     Rule {
         module: "admin",

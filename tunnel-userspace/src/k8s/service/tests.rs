@@ -2,7 +2,9 @@ use serde_json::json;
 use tunnel_common::addr::Protocol;
 
 use super::*;
-use crate::k8s::tests::{a_service, assert_refused, assert_skipped, http, ip, service, with};
+use crate::k8s::tests::{
+    a_service, assert_refused, assert_skipped, http, ignored, ip, service, with,
+};
 
 #[test]
 fn a_service_is_read_with_its_addresses_ports_and_age() {
@@ -33,6 +35,7 @@ fn a_service_is_read_with_its_addresses_ports_and_age() {
         *a_service(manifest),
         Service {
             name: ObjectName::new("shop", "web"),
+            uid: None,
             created: Some(1_714_557_600),
             cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
             ports: vec![
@@ -195,12 +198,15 @@ fn a_service_is_refused_by_the_port_that_is_wrong() {
 }
 
 #[test]
-fn an_unknown_algorithm_is_refused_by_its_annotation() {
+fn a_service_with_an_unknown_algorithm_is_served_by_the_default_and_told_of() {
     let annotations = json!({"culvert.dev/algorithm": "fastest"});
+    let manifest = with(service(http()), "/metadata/annotations", annotations);
 
-    assert_refused(
-        with(service(http()), "/metadata/annotations", annotations),
-        "metadata.annotations[culvert.dev/algorithm]",
-        "\"fastest\" is not random, round-robin or rr",
+    assert_eq!(a_service(manifest.clone()).algorithm, None);
+    assert_eq!(
+        ignored(manifest),
+        [
+            "metadata.annotations[culvert.dev/algorithm]: \"fastest\" is not random, round-robin or rr"
+        ]
     );
 }

@@ -94,6 +94,7 @@ impl Lists<'_> {
         let name = &self.config_map.name;
         self.problems.insert(SteeringProblem {
             reason: Reason::PortsRefused,
+            node: None,
             object: format!("ConfigMap {name}: data[{key}]"),
             text,
         });

@@ -77,6 +77,13 @@ impl Claims {
                     file.unknown.insert(kind);
                     continue;
                 }
+                Said::Ignored { id, field, reason } => {
+                    file.problems.push(Problem {
+                        ignored: true,
+                        ..problem(Some(&id), Some(field), reason)
+                    });
+                    continue;
+                }
                 Said::Refused { id, field, reason } => {
                     file.problems.push(problem(id.as_ref(), field, reason));
                     is_complete &= id.is_some();

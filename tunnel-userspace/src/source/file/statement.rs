@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
+    iter,
     panic::catch_unwind,
     sync::Arc,
 };
@@ -12,7 +13,7 @@ use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
 use super::documents::{self, Document};
 use crate::{
-    k8s::{self, Manifest, Refused},
+    k8s::{self, Manifest, Refused, Taken},
     model::{Object, ObjectId},
 };
 
@@ -40,6 +41,12 @@ pub(super) enum Said {
     Refused {
         id: Option<ObjectId>,
         field: Option<String>,
+        reason: String,
+    },
+    /// A field that is left out of an object that is used.
+    Ignored {
+        id: ObjectId,
+        field: String,
         reason: String,
     },
 }
@@ -193,7 +200,15 @@ fn refused(reason: impl Into<String>) -> Said {
 /// What a manifest says. A list is taken apart.
 fn of_value(value: Value) -> Vec<Said> {
     match k8s::parse(value) {
-        Ok(Manifest::Object(object)) => vec![Said::Object(object)],
+        Ok(Manifest::Object(Taken { object, ignored })) => {
+            let id = object.id();
+            let ignored = ignored.into_iter().map(|invalid| Said::Ignored {
+                id: id.clone(),
+                field: invalid.field,
+                reason: invalid.reason.to_string(),
+            });
+            iter::once(Said::Object(object)).chain(ignored).collect()
+        }
         Ok(Manifest::Skipped(id)) => vec![Said::Skipped(id)],
         Ok(Manifest::Unknown(kind)) => vec![Said::Unknown(kind)],
         Ok(Manifest::List(items)) => {
@@ -213,14 +228,21 @@ fn of_value(value: Value) -> Vec<Said> {
 
 /// Names the item of a list in what was said of it.
 fn within(item: usize, said: Said) -> Said {
-    let Said::Refused { id, field, reason } = said else {
-        return said;
-    };
-    let field = field.map_or_else(String::new, |field| format!(".{field}"));
-    Said::Refused {
-        id,
-        field: Some(format!("items[{item}]{field}")),
-        reason,
+    match said {
+        Said::Refused { id, field, reason } => {
+            let field = field.map_or_else(String::new, |field| format!(".{field}"));
+            Said::Refused {
+                id,
+                field: Some(format!("items[{item}]{field}")),
+                reason,
+            }
+        }
+        Said::Ignored { id, field, reason } => Said::Ignored {
+            id,
+            field: format!("items[{item}].{field}"),
+            reason,
+        },
+        Said::Object(_) | Said::Skipped(_) | Said::Unknown(_) => said,
     }
 }
 

@@ -236,7 +236,7 @@ impl View {
 
     /// Whether all that the folder says is understood, and none of it waits to be read.
     pub(super) fn is_whole(&self) -> bool {
-        self.unsettled.is_empty() && self.problems().is_empty()
+        self.unsettled.is_empty() && self.problems().iter().all(|problem| problem.ignored)
     }
 
     /// All that is wrong now.
@@ -257,6 +257,7 @@ impl View {
             objects: self.layer.counts(),
             problems: self.problems(),
             refused_total: 0,
+            ignored_total: 0,
             unknown_kinds: self.claims.unknown().collect(),
             synced: true,
             server: None,

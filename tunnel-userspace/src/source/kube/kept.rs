@@ -133,6 +133,7 @@ mod tests {
         let name = ObjectName::new("shop", "web");
         let service = Service {
             name: name.clone(),
+            uid: None,
             created: Some(7),
             cluster_ips: vec!["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
             ports: vec![ServicePort {

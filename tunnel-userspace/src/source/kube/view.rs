@@ -7,14 +7,15 @@ use std::{
 };
 
 use jiff::Timestamp;
+use tunnel_common::reason::Reason;
 
 use super::{
     follow::{Heard, What},
     kept::Kept,
 };
 use crate::{
-    k8s::{Arrived, Invalid},
-    model::{Kind, Node, Object, ObjectId},
+    k8s::{Arrived, Invalid, Taken},
+    model::{Concern, Kind, Node, Object, ObjectId, ObjectName},
     source::{Problem, Report, Server, layer::Layer},
 };
 
@@ -37,6 +38,29 @@ pub(super) struct NodesKept {
 }
 
 impl NodesKept {
+    /// What an object is, without what nobody reads of it.
+    fn read(&self, arrived: Arrived) -> Read {
+        let Arrived {
+            id,
+            version: _,
+            uid,
+            owner,
+            object,
+        } = arrived;
+        let (object, is_refused, fields) = match object {
+            Ok(None) => (Some(None), false, Vec::new()),
+            Ok(Some(Taken { object, ignored })) => (Some(Some(self.trim(object))), false, ignored),
+            Err(invalid) => (None, true, vec![invalid]),
+        };
+        let flaws = (!fields.is_empty()).then_some(Flaws {
+            uid,
+            owner,
+            is_refused,
+            fields,
+        });
+        Read { id, object, flaws }
+    }
+
     /// Drops what nobody reads of other Nodes: there may be thousands, with dozens of labels each.
     fn trim(&self, object: Object) -> Object {
         let Object::Node(node) = &object else {
@@ -86,7 +110,7 @@ struct Said {
     waiting: Option<Listing>,
     /// Whether a whole list has come.
     synced: bool,
-    refused: BTreeMap<ObjectId, Invalid>,
+    flaws: BTreeMap<ObjectId, Flaws>,
     /// Why the server can't be asked, and since when.
     trouble: Option<(String, Timestamp)>,
 }
@@ -95,7 +119,40 @@ struct Said {
 #[derive(Debug, Default)]
 struct Listing {
     objects: BTreeMap<ObjectId, Option<Object>>,
-    refused: BTreeMap<ObjectId, Invalid>,
+    flaws: BTreeMap<ObjectId, Flaws>,
+}
+
+impl Listing {
+    fn take(&mut self, read: Read) {
+        let Read { id, object, flaws } = read;
+        match flaws {
+            Some(flaws) => self.flaws.insert(id.clone(), flaws),
+            None => self.flaws.remove(&id),
+        };
+        if let Some(object) = object {
+            self.objects.insert(id, object);
+        }
+    }
+}
+
+/// What is wrong with an object.
+#[derive(Debug)]
+struct Flaws {
+    uid: Option<Arc<str>>,
+    /// The Service that it belongs to.
+    owner: Option<Arc<str>>,
+    /// Whether the object was refused; else its fields are left out.
+    is_refused: bool,
+    fields: Vec<Invalid>,
+}
+
+/// What was read of an object.
+struct Read {
+    id: ObjectId,
+    /// The object as it is now, which is nothing where Culvert has no part in it; nothing at all if
+    /// it was refused, which leaves its last good version.
+    object: Option<Option<Object>>,
+    flaws: Option<Flaws>,
 }
 
 impl View {
@@ -131,17 +188,8 @@ impl View {
                 return;
             }
             What::Listed(arrived) => {
-                let Arrived { id, object, .. } = *arrived;
-                let listing = said.listing.get_or_insert_default();
-                match object {
-                    Ok(object) => {
-                        let object = object.map(|object| self.nodes.trim(object));
-                        listing.objects.insert(id, object);
-                    }
-                    Err(invalid) => {
-                        listing.refused.insert(id, invalid);
-                    }
-                }
+                let read = self.nodes.read(*arrived);
+                said.listing.get_or_insert_default().take(read);
                 return;
             }
             What::ListEnds => {
@@ -167,27 +215,21 @@ impl View {
         self.settle(at);
     }
 
-    /// Takes one object: as it is now, as nothing, or as refused, which leaves its last good version.
+    /// Takes one object.
     fn change(&mut self, arrived: Arrived, at: Duration) {
-        let Arrived { id, object, .. } = arrived;
-        let said = self.kinds.entry(id.kind).or_default();
-        let refused = match &mut said.waiting {
-            Some(waiting) => &mut waiting.refused,
-            None => &mut said.refused,
+        let read = self.nodes.read(arrived);
+        let said = self.kinds.entry(read.id.kind).or_default();
+        if let Some(waiting) = &mut said.waiting {
+            waiting.take(read);
+            return;
+        }
+        let Read { id, object, flaws } = read;
+        match flaws {
+            Some(flaws) => said.flaws.insert(id.clone(), flaws),
+            None => said.flaws.remove(&id),
         };
-        let object = match object {
-            Ok(object) => object.map(|object| self.nodes.trim(object)),
-            Err(invalid) => {
-                refused.insert(id, invalid);
-                return;
-            }
-        };
-        refused.remove(&id);
-        match &mut said.waiting {
-            Some(waiting) => {
-                waiting.objects.insert(id, object);
-            }
-            None => self.put(&id, object, at),
+        if let Some(object) = object {
+            self.put(&id, object, at);
         }
     }
 
@@ -218,8 +260,8 @@ impl View {
 
     /// Takes a whole list: what is not in it is gone, but what of it can't be read stays.
     fn replace(&mut self, kind: Kind, listing: Listing, at: Duration) {
-        let Listing { objects, refused } = listing;
-        let is_gone = |id: &&ObjectId| !objects.contains_key(*id) && !refused.contains_key(*id);
+        let Listing { objects, flaws } = listing;
+        let is_gone = |id: &&ObjectId| !objects.contains_key(*id) && !flaws.contains_key(*id);
         let gone: Vec<ObjectId> = self.layer.of_kind(kind).filter(is_gone).cloned().collect();
         for id in gone {
             self.layer.remove(&id, at);
@@ -227,7 +269,7 @@ impl View {
         for (id, object) in objects {
             self.put(&id, object, at);
         }
-        self.kinds.entry(kind).or_default().refused = refused;
+        self.kinds.entry(kind).or_default().flaws = flaws;
     }
 
     fn put(&mut self, id: &ObjectId, object: Option<Object>, at: Duration) {
@@ -242,7 +284,8 @@ impl View {
             self.stale = None;
             self.layer.set_synced(at);
         }
-        let is_whole = self.is_live() && self.kinds.values().all(|said| said.refused.is_empty());
+        let mut flaws = self.kinds.values().flat_map(|said| said.flaws.values());
+        let is_whole = self.is_live() && flaws.all(|flaws| !flaws.is_refused);
         self.layer.set_whole(is_whole, at);
     }
 
@@ -286,16 +329,63 @@ impl View {
         }
     }
 
+    /// Every field that can't be used.
+    fn flaws(&self) -> impl Iterator<Item = (&ObjectId, &Flaws, &Invalid)> {
+        let objects = self.kinds.values().flat_map(|said| &said.flaws);
+        objects.flat_map(|(id, flaws)| flaws.fields.iter().map(move |field| (id, flaws, field)))
+    }
+
+    /// What an operator must act on. What is wrong with a slice is told of its Service, where people
+    /// look.
+    pub(super) fn concerns(&self) -> Vec<Concern> {
+        let concern = |(id, flaws, invalid): (&ObjectId, &Flaws, &Invalid)| {
+            let reason = if flaws.is_refused {
+                Reason::ObjectRefused
+            } else {
+                Reason::FieldIgnored
+            };
+            let owner = flaws.owner.as_ref().and_then(|owner| {
+                let name = ObjectName::new(Arc::clone(&id.name.namespace), Arc::clone(owner));
+                let kind = Kind::Service;
+                match self.layer.get(&ObjectId { kind, name })? {
+                    Object::Service(service) => Some(service),
+                    Object::EndpointSlice(_)
+                    | Object::Node(_)
+                    | Object::ConfigMap(_)
+                    | Object::ServiceCidr(_) => None,
+                }
+            });
+            match owner {
+                Some(service) => Concern {
+                    about: ObjectId {
+                        kind: Kind::Service,
+                        name: service.name.clone(),
+                    },
+                    uid: service.uid.clone(),
+                    reason,
+                    note: format!("{id}: {invalid}"),
+                },
+                None => Concern {
+                    about: id.clone(),
+                    uid: flaws.uid.clone(),
+                    reason,
+                    note: invalid.to_string(),
+                },
+            }
+        };
+        self.flaws().map(concern).collect()
+    }
+
     /// What has been read, for status.
     pub(super) fn report(&self, server: String) -> Report {
-        let refused = self.kinds.values().flat_map(|said| &said.refused);
-        let problems = refused.map(|(id, Invalid { field, reason })| Problem {
+        let problems = self.flaws().map(|(id, flaws, invalid)| Problem {
             origin: ORIGIN.to_owned(),
             document: None,
             line: None,
             object: Some(id.to_string()),
-            field: (!field.is_empty()).then(|| field.clone()),
-            reason: reason.to_string(),
+            field: (!invalid.field.is_empty()).then(|| invalid.field.clone()),
+            reason: invalid.reason.to_string(),
+            ignored: !flaws.is_refused,
         });
         let troubles = self.kinds.iter().filter_map(|(kind, said)| {
             let (why, since) = said.trouble.as_ref()?;
@@ -310,6 +400,7 @@ impl View {
             objects: self.layer.counts(),
             problems: problems.collect(),
             refused_total: 0,
+            ignored_total: 0,
             unknown_kinds: Vec::new(),
             synced: self.layer.is_synced(),
             server: Some(Server {

@@ -13,6 +13,7 @@ fn name(text: &str) -> ObjectName {
 fn service(text: &str, created: i64) -> Object {
     Object::Service(Arc::new(Service {
         name: name(text),
+        uid: None,
         created: Some(created),
         cluster_ips: Vec::new(),
         ports: Vec::new(),

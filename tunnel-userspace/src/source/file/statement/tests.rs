@@ -24,6 +24,7 @@ fn words(statements: &[Statement]) -> Vec<String> {
             Said::Object(object) => object.id().to_string(),
             Said::Skipped(id) => format!("skipped {id}"),
             Said::Unknown(kind) => format!("unknown {kind}"),
+            Said::Ignored { id, field, reason } => format!("ignored {id} {field} {reason}"),
             Said::Refused { id, field, reason } => {
                 let parts = [id.as_ref().map(ToString::to_string), field.clone()];
                 let parts: Vec<String> = parts.into_iter().flatten().collect();
@@ -225,4 +226,24 @@ proptest! {
         bytes[at] = byte;
         yaml(std::str::from_utf8(&bytes).expect("ASCII"));
     }
+}
+
+#[test]
+fn a_field_that_is_left_out_is_named_beside_its_object() {
+    let annotated = WEB.replace(
+        "{name: web}",
+        "{name: web, annotations: {culvert.dev/algorithm: fastest}}",
+    );
+    assert_ne!(annotated, WEB);
+
+    let found = words(&yaml(&annotated));
+
+    assert_eq!(
+        found,
+        [
+            "1:2 Service default/web",
+            "1:2 ignored Service default/web metadata.annotations[culvert.dev/algorithm] \
+             \"fastest\" is not random, round-robin or rr",
+        ]
+    );
 }

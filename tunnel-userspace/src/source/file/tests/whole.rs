@@ -34,6 +34,25 @@ async fn an_empty_folder_is_whole() {
 }
 
 #[tokio::test]
+async fn nothing_is_missing_where_only_a_field_is_left_out() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let manifests = dir.path().join("manifests");
+    fs::create_dir(&manifests).expect("a folder");
+    let odd = service("a", "10.0.0.1").replace(
+        "metadata: {",
+        "metadata: {annotations: {culvert.dev/algorithm: fastest}, ",
+    );
+    assert!(odd.contains("fastest"), "{odd}");
+    fs::write(manifests.join("a.yaml"), odd).expect("written");
+
+    let mut watched = Watched::on(dir, "manifests").await;
+
+    assert!(watched.take().await.whole);
+    assert_eq!(watched.words(), "a=10.0.0.1");
+    watched.stop().await;
+}
+
+#[tokio::test]
 async fn a_bad_document_is_missing_until_it_is_mended() {
     let bad = |manifests: &std::path::Path| {
         fs::write(manifests.join("b.yaml"), BAD).expect("written");

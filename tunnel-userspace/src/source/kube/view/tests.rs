@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    k8s::{Invalid, Reason},
-    model::{ObjectName, Service},
+    k8s::{self, Invalid},
+    model::Service,
 };
 
 const AT: Duration = Duration::from_secs(1);
@@ -22,6 +22,7 @@ fn id(kind: Kind, name: &str) -> ObjectId {
 fn service(name: &str) -> Object {
     Object::Service(Arc::new(Service {
         name: ObjectName::new("shop", name),
+        uid: None,
         created: None,
         cluster_ips: Vec::new(),
         ports: Vec::new(),
@@ -33,7 +34,9 @@ fn arrived(name: &str, object: Result<Option<Object>, Invalid>) -> Box<Arrived> 
     Box::new(Arrived {
         id: id(Kind::Service, name),
         version: "1".to_owned(),
-        object,
+        uid: Some(Arc::from("1-2-3")),
+        owner: None,
+        object: object.map(|object| object.map(Taken::from)),
     })
 }
 
@@ -44,7 +47,7 @@ fn good(name: &str) -> Box<Arrived> {
 fn bad(name: &str) -> Box<Arrived> {
     let invalid = Invalid {
         field: "spec.ports".to_owned(),
-        reason: Reason::Missing,
+        reason: k8s::Reason::Missing,
     };
     arrived(name, Err(invalid))
 }
@@ -97,6 +100,56 @@ fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
     case.hear(Kind::Service, What::ListEnds);
 
     assert_eq!(case.names(), ["c"]);
+}
+
+#[test]
+fn an_object_without_one_of_its_fields_is_used_and_told_of() {
+    let mut case = Case::new();
+    let mut odd = good("a");
+    odd.object = odd.object.map(|taken| {
+        taken.map(|taken| Taken {
+            ignored: vec![Invalid {
+                field: "metadata.annotations[x]".to_owned(),
+                reason: k8s::Reason::Missing,
+            }],
+            ..taken
+        })
+    });
+    case.list(Kind::Service, [odd]);
+    case.list(Kind::Node, []);
+
+    assert_eq!(case.names(), ["a"]);
+    assert_eq!(case.is_whole(), Some(true));
+    let problems = case.0.report(String::new()).problems;
+    assert!(problems.len() == 1 && problems[0].ignored, "{problems:?}");
+    let concerns = case.0.concerns();
+    assert_eq!(concerns[0].reason, Reason::FieldIgnored);
+    assert_eq!(concerns[0].uid.as_deref(), Some("1-2-3"));
+
+    case.hear(Kind::Service, What::Changed(good("a")));
+    assert!(case.0.concerns().is_empty());
+}
+
+#[test]
+fn what_is_wrong_with_a_slice_is_told_of_its_service() {
+    let kinds = [Kind::Service, Kind::EndpointSlice];
+    let mut case = Case(View::new(kinds, NodesKept::default()));
+    let mut slice = bad("web-1");
+    slice.id.kind = Kind::EndpointSlice;
+    slice.owner = Some(Arc::from("web"));
+    case.list(Kind::EndpointSlice, [slice]);
+    case.list(Kind::Service, []);
+    assert_eq!(case.0.concerns()[0].about, id(Kind::EndpointSlice, "web-1"));
+
+    case.hear(Kind::Service, What::Changed(good("web")));
+
+    let concern = case.0.concerns().remove(0);
+    assert_eq!(concern.about, id(Kind::Service, "web"));
+    assert_eq!(concern.reason, Reason::ObjectRefused);
+    assert_eq!(
+        concern.note,
+        "EndpointSlice shop/web-1: spec.ports: is required"
+    );
 }
 
 #[test]
@@ -258,7 +311,9 @@ fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
                 name: node.name.clone(),
             },
             version: "1".to_owned(),
-            object: Ok(Some(Object::Node(Arc::new(node)))),
+            uid: None,
+            owner: None,
+            object: Ok(Some(Object::Node(Arc::new(node)).into())),
         };
         let what = What::Changed(Box::new(arrived));
         view.take(

@@ -1,0 +1,30 @@
+//! What the API server was asked by the product.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::stage::Stage;
+
+const USER: &str = "system:serviceaccount:kube-system:culvert-";
+
+/// Every request of the product's service accounts since the cluster's start.
+pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<Value>> {
+    let path = stage.cluster.logs().path("audit.jsonl");
+    let mut requests = Vec::new();
+    for line in BufReader::new(fs::File::open(&path)?).lines() {
+        // A server that was killed may have left half a line.
+        let Ok(request) = serde_json::from_str::<Value>(&line?) else {
+            continue;
+        };
+        let user = request["user"]["username"].as_str().unwrap_or_default();
+        if user.starts_with(USER) && request["objectRef"].is_object() {
+            requests.push(request);
+        }
+    }
+    Ok(requests)
+}

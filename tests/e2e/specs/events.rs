@@ -1,0 +1,61 @@
+//! What the product tells an operator by Events.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::wait;
+
+use super::audit;
+use crate::{
+    manifests::NAMESPACE,
+    stage::{KNOWN, Stage},
+};
+
+/// A Service that is there and answers.
+const NAME: &str = "web";
+const ANNOTATION: &str = "culvert.dev/algorithm";
+
+/// A Service with an annotation that makes no sense is served, and whoever describes it reads that
+/// the annotation does nothing, and why.
+pub(super) fn tell_what_is_wrong(stage: &Stage<'_>) -> Result<()> {
+    annotate(stage, &format!("{ANNOTATION}=fastest"))?;
+    let told = tell(stage);
+    annotate(stage, &format!("{ANNOTATION}-"))?;
+    told
+}
+
+fn annotate(stage: &Stage<'_>, change: &str) -> Result<()> {
+    let words = ["-n", NAMESPACE, "annotate", "service", NAME, change];
+    stage.kubectl().run(&words).map(drop)
+}
+
+fn tell(stage: &Stage<'_>) -> Result<()> {
+    wait::until(KNOWN, || {
+        tellers(stage).len() == stage.cluster.nodes().len()
+    })
+    .context("not every node tells of it")?;
+
+    let describe = ["-n", NAMESPACE, "describe", "service", NAME];
+    let described = stage.kubectl().run(&describe)?;
+    let lines = described
+        .lines()
+        .filter(|line| line.contains("FieldIgnored"));
+    let lines: Vec<&str> = lines.collect();
+    ensure!(
+        lines.len() == 1 && lines[0].contains("\"fastest\" is not random"),
+        "{described}"
+    );
+    stage.answering(NAME).map(drop)
+}
+
+/// The addresses of the nodes that asked to make an Event here.
+fn tellers(stage: &Stage<'_>) -> BTreeSet<String> {
+    let requests = audit::requests(stage).unwrap_or_default();
+    requests
+        .iter()
+        .map(|request| (request, &request["objectRef"]))
+        .filter(|(_, made)| made["resource"] == "events" && made["namespace"] == NAMESPACE)
+        .filter_map(|(request, _)| request["sourceIPs"][0].as_str())
+        .map(str::to_owned)
+        .collect()
+}

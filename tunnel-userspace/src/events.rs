@@ -1,0 +1,165 @@
+//! What an operator must act on, told as Kubernetes Events on the Service or Node that it is about.
+//!
+//! Every node tells, and still there is one Event in the cluster for each thing: its name is made
+//! from what it says, so that the second one to be made is refused by the API server as the first
+//! is there already.
+//!
+//! - `ledger`: what was told, and what is told when (no I/O)
+//! - `letter`: an Event of what is told
+
+mod ledger;
+mod letter;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use k8s_openapi::api::events::v1::Event;
+use kube::{Api, Client, api::PostParams, core::Status};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tracing::{debug, info, warn};
+use tunnel_common::reason::Reason;
+
+use self::ledger::Ledger;
+use crate::{
+    drain,
+    failure::chain,
+    model::{Concern, Kind, ObjectId, ObjectName},
+};
+
+/// How often to look for what is new, and for what is due.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long to wait after the API server could not be told something.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// How much is told, and by whom.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of this node.
+    pub node: String,
+    /// How many Events may be made at once.
+    pub burst: u32,
+    /// How long until another one may be made, once that many were.
+    pub every: Duration,
+}
+
+/// Where concerns come from.
+#[derive(Debug)]
+pub struct Views {
+    /// What the parts of the daemon are concerned with.
+    pub concerns: Vec<watch::Receiver<Arc<[Concern]>>>,
+    /// Ports that are not ours yet, and why.
+    pub listening: watch::Receiver<BTreeMap<String, String>>,
+}
+
+/// Tells the API server what is to be told, until told to stop.
+pub async fn run(
+    settings: Settings,
+    client: Client,
+    mut views: Views,
+    mut draining: watch::Receiver<bool>,
+) {
+    let mut ledger = Ledger::new(settings.burst, settings.every, Instant::now());
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_told = true;
+    loop {
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            _ = looks.tick() => {}
+        }
+        if let Some(concerns) = views.news(&settings.node) {
+            ledger.take(concerns, Instant::now());
+        }
+        while let Some(concern) = ledger.due(Instant::now()) {
+            let told = tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => return,
+                told = tell(&client, &concern, &settings.node) => told,
+            };
+            match told {
+                Ok(()) => {
+                    if !is_told {
+                        info!("Events are told again");
+                    }
+                    is_told = true;
+                    ledger.told(&concern, Instant::now());
+                }
+                Err(error) => {
+                    if is_told {
+                        warn!(error = chain(&error), "cannot tell Events");
+                    }
+                    is_told = false;
+                    ledger.wait(PAUSE, Instant::now());
+                }
+            }
+        }
+    }
+}
+
+impl Views {
+    /// Everything there is, if something of it is new.
+    fn news(&mut self, node: &str) -> Option<Vec<Concern>> {
+        // A part that has ended has nothing new.
+        let mut concerned = self.concerns.iter();
+        let is_new = concerned.any(|view| view.has_changed().unwrap_or(false))
+            || self.listening.has_changed().unwrap_or(false);
+        if !is_new {
+            return None;
+        }
+        let mut all = Vec::new();
+        for view in &mut self.concerns {
+            all.extend_from_slice(&view.borrow_and_update());
+        }
+        for (port, why) in &*self.listening.borrow_and_update() {
+            all.push(Concern {
+                about: of_node(node),
+                uid: None,
+                reason: Reason::PortTaken,
+                note: format!("{port}: {why}"),
+            });
+        }
+        Some(all)
+    }
+}
+
+/// The Node of that name.
+fn of_node(name: &str) -> ObjectId {
+    ObjectId {
+        kind: Kind::Node,
+        name: ObjectName::new("", name),
+    }
+}
+
+/// Makes an Event. One that is there already, or that can't be made whatever is tried, counts as
+/// told.
+async fn tell(client: &Client, concern: &Concern, node: &str) -> Result<(), kube::Error> {
+    let event = letter::of(concern, node, jiff::Timestamp::now());
+    let namespace = event.metadata.namespace.clone().unwrap_or_default();
+    let api = Api::<Event>::namespaced(client.clone(), &namespace);
+    let Err(error) = api.create(&PostParams::default(), &event).await else {
+        return Ok(());
+    };
+    if let kube::Error::Api(status) = &error
+        && is_settled(status)
+    {
+        debug!(about = %concern.about, status = %status.message, "Event not made");
+        return Ok(());
+    }
+    Err(error)
+}
+
+/// Whether the API server will never say anything else to this Event.
+fn is_settled(status: &Status) -> bool {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    status.is_already_exists()
+        || matches!(status.code, 400 | 404 | 413 | 422)
+        // Where a namespace goes, its Services go too.
+        || causes.any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+#[cfg(test)]
+mod tests;

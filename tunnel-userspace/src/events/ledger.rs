@@ -1,0 +1,194 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::model::{Concern, Kind};
+
+/// How long something must last until it is told, at least, and how much longer, by chance: of the
+/// many nodes that see the same, one is to be first.
+const SETTLED: Duration = Duration::from_secs(2);
+const SPREAD: Duration = Duration::from_secs(8);
+
+/// How long until what goes on is told again: Events are forgotten after an hour
+/// (kube-apiserver `--event-ttl`).
+const AGAIN: Duration = Duration::from_secs(20 * 60);
+
+/// How many concerns are known at a time.
+const MOST: usize = 1000;
+
+/// What is to be told, and when.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// When each is due.
+    due: BTreeMap<Concern, Instant>,
+    burst: u32,
+    every: Duration,
+    /// How many may be told, and since when the next one is on its way.
+    tokens: u32,
+    since: Instant,
+    /// Until then nothing is told.
+    waiting: Option<Instant>,
+}
+
+impl Ledger {
+    /// An empty one, of as many Events at once, and then one every so often.
+    pub(super) const fn new(burst: u32, every: Duration, now: Instant) -> Self {
+        Self {
+            due: BTreeMap::new(),
+            burst,
+            every,
+            tokens: burst,
+            since: now,
+            waiting: None,
+        }
+    }
+
+    /// Takes what there is now in place of what there was. What is not known to the API server can't
+    /// be told of there.
+    pub(super) fn take(&mut self, concerns: impl IntoIterator<Item = Concern>, now: Instant) {
+        let mut last = std::mem::take(&mut self.due);
+        let is_known =
+            |concern: &Concern| concern.uid.is_some() || concern.about.kind == Kind::Node;
+        for concern in concerns.into_iter().filter(is_known).take(MOST) {
+            let spread = SPREAD.mul_f64(fastrand::f64());
+            let due = last
+                .remove(&concern)
+                .unwrap_or_else(|| now + SETTLED + spread);
+            self.due.insert(concern, due);
+        }
+    }
+
+    /// What is to be told now, if anything is.
+    pub(super) fn due(&mut self, now: Instant) -> Option<Concern> {
+        if self.waiting.is_some_and(|until| now < until) {
+            return None;
+        }
+        while self.tokens < self.burst && now.duration_since(self.since) >= self.every {
+            self.tokens = self.tokens.saturating_add(1);
+            self.since += self.every;
+        }
+        if self.tokens == self.burst {
+            self.since = now;
+        }
+        let (concern, _) = self
+            .due
+            .iter()
+            .filter(|_| self.tokens > 0)
+            .find(|(_, due)| **due <= now)?;
+        Some(concern.clone())
+    }
+
+    /// Takes note that something was told.
+    pub(super) fn told(&mut self, concern: &Concern, now: Instant) {
+        self.tokens = self.tokens.saturating_sub(1);
+        if let Some(due) = self.due.get_mut(concern) {
+            *due = now + AGAIN;
+        }
+    }
+
+    /// Tells nothing for a while.
+    pub(super) fn wait(&mut self, pause: Duration, now: Instant) {
+        self.waiting = Some(now + pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tunnel_common::reason::Reason;
+
+    use super::*;
+    use crate::model::{ObjectId, ObjectName};
+
+    const EVERY: Duration = Duration::from_secs(30);
+
+    fn concern(name: &str) -> Concern {
+        Concern {
+            about: ObjectId {
+                kind: Kind::Service,
+                name: ObjectName::new("shop", name),
+            },
+            uid: Some(Arc::from("1-2-3")),
+            reason: Reason::FrontClaimed,
+            note: "belongs to another".to_owned(),
+        }
+    }
+
+    fn told(ledger: &mut Ledger, now: Instant) -> Vec<String> {
+        let mut names = Vec::new();
+        while let Some(concern) = ledger.due(now) {
+            ledger.told(&concern, now);
+            names.push(concern.about.name.name.to_string());
+        }
+        names
+    }
+
+    #[tokio::test]
+    async fn what_lasts_is_told_once_and_again_before_it_is_forgotten() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(5, EVERY, start);
+        ledger.take([concern("a")], start);
+        assert!(told(&mut ledger, start + Duration::from_secs(1)).is_empty());
+        let settled = start + SETTLED + SPREAD;
+        assert_eq!(told(&mut ledger, settled), ["a"]);
+
+        ledger.take([concern("a"), concern("b")], settled);
+
+        let later = settled + SETTLED + SPREAD;
+        assert_eq!(told(&mut ledger, later), ["b"]);
+        assert!(told(&mut ledger, settled + AGAIN - Duration::from_secs(1)).is_empty());
+        assert_eq!(told(&mut ledger, settled + AGAIN), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_over_before_it_was_told_is_not_told() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(5, EVERY, start);
+        ledger.take([concern("a")], start);
+
+        ledger.take([], start);
+
+        assert!(told(&mut ledger, start + AGAIN).is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_so_many_are_told_at_a_time() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(2, EVERY, start);
+        ledger.take(["a", "b", "c", "d"].map(concern), start);
+        let now = start + SETTLED + SPREAD;
+
+        assert_eq!(told(&mut ledger, now), ["a", "b"]);
+        assert_eq!(told(&mut ledger, now + EVERY), ["c"]);
+        assert!(told(&mut ledger, now + EVERY).is_empty());
+        assert_eq!(told(&mut ledger, now + EVERY * 2), ["d"]);
+    }
+
+    #[tokio::test]
+    async fn after_a_failure_nothing_is_told_for_a_while() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(2, EVERY, start);
+        ledger.take([concern("a")], start);
+        let now = start + SETTLED + SPREAD;
+
+        ledger.wait(EVERY, now);
+
+        assert!(told(&mut ledger, now + EVERY - Duration::from_secs(1)).is_empty());
+        assert_eq!(told(&mut ledger, now + EVERY), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn objects_that_the_api_server_does_not_have_are_not_told_of() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(2, EVERY, start);
+        let of_a_file = Concern {
+            uid: None,
+            ..concern("a")
+        };
+
+        ledger.take([of_a_file], start);
+
+        assert!(told(&mut ledger, start + AGAIN).is_empty());
+    }
+}

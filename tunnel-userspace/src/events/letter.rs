@@ -1,0 +1,193 @@
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use tunnel_common::reason::Reason;
+
+use crate::model::{Concern, Kind};
+
+/// Who tells (as `kube-proxy` does).
+const TELLER: &str = "culvert";
+
+/// What was tried that the Event is about.
+const ACTION: &str = "Program";
+
+/// Where Events of objects without a namespace are (kubelet's and kube-proxy's are there too).
+const CLUSTER_WIDE: &str = "default";
+
+/// The longest note, in bytes, and the longest name of an instance
+/// (Kubernetes `pkg/apis/core/validation/events.go`).
+const LONGEST_NOTE: usize = 1024;
+const LONGEST_INSTANCE: usize = 128;
+
+/// How much of an object's name goes into that of the Event, which may have 253 letters.
+const LONGEST_STEM: usize = 200;
+
+/// The Event of a concern.
+pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
+    let about = &concern.about;
+    let namespace = if about.name.namespace.is_empty() {
+        CLUSTER_WIDE
+    } else {
+        &about.name.namespace
+    };
+    // That is how Events name Nodes, for whoever has no more than the name.
+    let uid = match about.kind {
+        Kind::Node => Some(about.name.name.to_string()),
+        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap | Kind::ServiceCidr => {
+            concern.uid.as_deref().map(str::to_owned)
+        }
+    };
+    let is_namespaced = !about.name.namespace.is_empty();
+    Event {
+        action: Some(ACTION.to_owned()),
+        event_time: Some(MicroTime(now)),
+        metadata: ObjectMeta {
+            name: Some(name(concern)),
+            namespace: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        note: Some(cut(&concern.note, LONGEST_NOTE).to_owned()),
+        reason: Some(camel(concern.reason)),
+        regarding: Some(ObjectReference {
+            api_version: Some(api_version(about.kind).to_owned()),
+            kind: Some(about.kind.to_string()),
+            name: Some(about.name.name.to_string()),
+            namespace: is_namespaced.then(|| about.name.namespace.to_string()),
+            uid,
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(TELLER.to_owned()),
+        reporting_instance: Some(cut(node, LONGEST_INSTANCE).to_owned()),
+        type_: Some("Warning".to_owned()),
+        ..Event::default()
+    }
+}
+
+/// The name: every node gives the same to what is the same.
+fn name(concern: &Concern) -> String {
+    let stem = cut(&concern.about.name.name, LONGEST_STEM).trim_end_matches(['-', '.']);
+    let uid = concern.uid.as_deref().unwrap_or_default();
+    let parts = [uid, concern.reason.label(), &concern.note];
+    format!("{stem}.{:016x}", hash(&parts.join("\n")))
+}
+
+/// FNV-1a in 64 bits: the same in every build, which the hashes of the standard library are not.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The reason as Events spell it: `front_claimed` is `FrontClaimed`.
+fn camel(reason: Reason) -> String {
+    let words = reason.label().split('_');
+    words
+        .flat_map(|word| {
+            let (first, rest) = word.split_at(usize::from(!word.is_empty()));
+            [first.to_ascii_uppercase(), rest.to_owned()]
+        })
+        .collect()
+}
+
+const fn api_version(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service | Kind::Node | Kind::ConfigMap => "v1",
+        Kind::EndpointSlice => "discovery.k8s.io/v1",
+        Kind::ServiceCidr => "networking.k8s.io/v1",
+    }
+}
+
+/// As much of a text as fits.
+fn cut(text: &str, most: usize) -> &str {
+    let end = text.floor_char_boundary(most);
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{ObjectId, ObjectName};
+
+    fn concern(note: &str) -> Concern {
+        Concern {
+            about: ObjectId {
+                kind: Kind::Service,
+                name: ObjectName::new("shop", "web"),
+            },
+            uid: Some(Arc::from("1-2-3")),
+            reason: Reason::FrontClaimed,
+            note: note.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_event_of_a_service_is_in_its_namespace_and_names_it() {
+        let event = of(
+            &concern("belongs to other"),
+            "edge-1",
+            Timestamp::UNIX_EPOCH,
+        );
+
+        let regarding = event.regarding.expect("an object");
+        assert_eq!(event.metadata.namespace.as_deref(), Some("shop"));
+        assert_eq!(regarding.kind.as_deref(), Some("Service"));
+        assert_eq!(regarding.uid.as_deref(), Some("1-2-3"));
+        assert_eq!(event.reason.as_deref(), Some("FrontClaimed"));
+        assert_eq!(event.note.as_deref(), Some("belongs to other"));
+    }
+
+    #[test]
+    fn what_is_the_same_has_one_name_on_all_nodes_and_something_else_another() {
+        let name = |note: &str, node: &str| {
+            let event = of(&concern(note), node, Timestamp::UNIX_EPOCH);
+            event.metadata.name.expect("a name")
+        };
+
+        assert_eq!(name("one", "edge-1"), name("one", "edge-2"));
+        assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
+        // It must not change with a release, while nodes of both are there.
+        assert_eq!(name("one", "edge-1"), "web.95e4facdb7e624d6");
+    }
+
+    #[test]
+    fn an_event_of_a_node_is_where_those_of_the_kubelet_are() {
+        let of_a_node = Concern {
+            about: ObjectId {
+                kind: Kind::Node,
+                name: ObjectName::new("", "edge-1"),
+            },
+            uid: None,
+            ..concern("full")
+        };
+
+        let event = of(&of_a_node, "edge-1", Timestamp::UNIX_EPOCH);
+
+        let regarding = event.regarding.expect("an object");
+        assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+        assert_eq!(regarding.namespace, None);
+        assert_eq!(regarding.uid.as_deref(), Some("edge-1"));
+    }
+
+    #[test]
+    fn a_note_and_a_name_are_cut_to_what_the_api_server_takes() {
+        let long = Concern {
+            about: ObjectId {
+                kind: Kind::Node,
+                name: ObjectName::new("", format!("{}.x", "a".repeat(199))),
+            },
+            ..concern(&"ä".repeat(600))
+        };
+
+        let event = of(&long, &"n".repeat(200), Timestamp::UNIX_EPOCH);
+
+        assert_eq!(event.note.expect("a note").len(), 1024);
+        assert_eq!(event.reporting_instance.expect("a node").len(), 128);
+        let name = event.metadata.name.expect("a name");
+        assert!(name.starts_with(&format!("{}.", "a".repeat(199))), "{name}");
+        assert!(!name.contains(".."), "{name}");
+    }
+}

@@ -1,0 +1,188 @@
+use std::{
+    convert::Infallible,
+    sync::{Mutex, PoisonError},
+};
+
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tower::service_fn;
+
+use super::*;
+
+/// Longer than anything waits to settle.
+const SETTLED: Duration = Duration::from_secs(12);
+
+/// An API server that says the same to everything, and what it was asked to make.
+#[derive(Clone)]
+struct Server {
+    answer: Arc<Mutex<(u16, Value)>>,
+    made: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self {
+            answer: Arc::new(Mutex::new((201, json!({"metadata": {}})))),
+            made: Arc::default(),
+        }
+    }
+
+    fn says(&self, code: u16, reason: &str, cause: &str) {
+        let status = json!({
+            "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no",
+            "details": {"causes": [{"reason": cause}]},
+        });
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = (code, status);
+    }
+
+    fn client(&self) -> Client {
+        let this = self.clone();
+        let answer = move |request: Request<Body>| {
+            let this = this.clone();
+            async move {
+                let path = request.uri().path().to_owned();
+                let body = request.into_body().collect().await.expect("a body");
+                let event: Value = serde_json::from_slice(&body.to_bytes()).expect("an Event");
+                let made = json!([path, event["reason"], event["note"]]);
+                let (code, said) = {
+                    let mut all = this.made.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.push(made);
+                    this.answer
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .clone()
+                };
+                let said = serde_json::to_vec(&said).expect("JSON");
+                let answer = Response::builder().status(code).body(Body::from(said));
+                Ok::<_, Infallible>(answer.expect("an answer"))
+            }
+        };
+        Client::new(service_fn(answer), "default")
+    }
+
+    fn made(&self) -> Vec<Value> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *made)
+    }
+}
+
+/// What a daemon sees, and the task that tells of it.
+struct Case {
+    server: Server,
+    concerns: watch::Sender<Arc<[Concern]>>,
+    listening: watch::Sender<BTreeMap<String, String>>,
+    _drain: watch::Sender<bool>,
+}
+
+impl Case {
+    fn new() -> Self {
+        let server = Server::new();
+        let (concerns, following) = watch::channel(Arc::default());
+        let (listening, ports) = watch::channel(BTreeMap::new());
+        let (drain, draining) = watch::channel(false);
+        let settings = Settings {
+            node: "edge-1".to_owned(),
+            burst: 5,
+            every: Duration::from_secs(10),
+        };
+        let views = Views {
+            concerns: vec![following],
+            listening: ports,
+        };
+        let running = run(settings, server.client(), views, draining);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it ends with the runtime of the test"
+        )]
+        drop(tokio::spawn(running));
+        Self {
+            server,
+            concerns,
+            listening,
+            _drain: drain,
+        }
+    }
+
+    /// Says that a Service of that name has what another has.
+    fn claimed(&self, name: &str) {
+        let concern = Concern {
+            about: ObjectId {
+                kind: Kind::Service,
+                name: ObjectName::new("shop", name),
+            },
+            uid: Some(Arc::from("1-2-3")),
+            reason: Reason::FrontClaimed,
+            note: "belongs to another".to_owned(),
+        };
+        self.concerns.send_replace(Arc::new([concern]));
+    }
+
+    /// What is told in so many seconds.
+    async fn told(&self, seconds: u64) -> Vec<Value> {
+        sleep(Duration::from_secs(seconds)).await;
+        self.server.made()
+    }
+}
+
+const WEB: [&str; 3] = [
+    "/apis/events.k8s.io/v1/namespaces/shop/events",
+    "FrontClaimed",
+    "belongs to another",
+];
+
+#[tokio::test(start_paused = true)]
+async fn what_an_operator_must_act_on_is_told_once() {
+    let case = Case::new();
+    case.claimed("web");
+    let taken = BTreeMap::from([("healthz".to_owned(), "address in use".to_owned())]);
+    case.listening.send_replace(taken);
+
+    let told = case.told(SETTLED.as_secs()).await;
+
+    let of_port = json!([
+        "/apis/events.k8s.io/v1/namespaces/default/events",
+        "PortTaken",
+        "healthz: address in use"
+    ]);
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(
+        told.contains(&json!(WEB)) && told.contains(&of_port),
+        "{told:?}"
+    );
+    assert!(case.told(600).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_another_node_made_counts_as_told() {
+    for (code, reason, cause) in [
+        (409, "AlreadyExists", ""),
+        (422, "Invalid", ""),
+        (403, "Forbidden", "NamespaceTerminating"),
+    ] {
+        let case = Case::new();
+        case.server.says(code, reason, cause);
+        case.claimed("web");
+
+        assert_eq!(case.told(SETTLED.as_secs()).await, [json!(WEB)]);
+
+        assert!(case.told(600).await.is_empty(), "{reason}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_told_is_told_later() {
+    for (code, reason) in [(403, "Forbidden"), (503, "ServiceUnavailable")] {
+        let case = Case::new();
+        case.server.says(code, reason, "");
+        case.claimed("web");
+        assert_eq!(case.told(SETTLED.as_secs()).await, [json!(WEB)]);
+        assert!(case.told(30).await.is_empty());
+
+        case.server.says(409, "AlreadyExists", "");
+
+        assert_eq!(case.told(60).await, [json!(WEB)], "{reason}");
+    }
+}

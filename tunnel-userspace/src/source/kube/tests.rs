@@ -416,7 +416,7 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
     let mut followed = Followed::keeping(&[&server], folder, Duration::from_millis(50)).await;
     let update = followed.take().await;
     assert_eq!(followed.words(), "a=10.0.0.1 b=10.0.0.2");
-    assert!(update.synced && !update.whole);
+    assert!(update.synced && !update.whole && update.stale);
     let stale = |followed: &Followed| followed.report.borrow().server.clone()?.stale;
     assert!(stale(&followed).is_some());
 
@@ -428,7 +428,13 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
             ])
         }))
         .await;
-    while !followed.take().await.whole {}
+    loop {
+        let update = followed.take().await;
+        assert_eq!(update.stale, !update.whole);
+        if update.whole {
+            break;
+        }
+    }
 
     assert_eq!(followed.words(), "b=10.0.0.2");
     assert_eq!(stale(&followed), None);

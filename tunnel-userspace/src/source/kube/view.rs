@@ -240,6 +240,7 @@ impl View {
     fn settle(&mut self, at: Duration) {
         if self.is_live() {
             self.stale = None;
+            self.layer.set_stale(false, at);
             self.layer.set_synced(at);
         }
         let is_whole = self.is_live() && self.kinds.values().all(|said| said.refused.is_empty());
@@ -274,6 +275,7 @@ impl View {
                 self.layer.apply(object, at);
             }
         }
+        self.layer.set_stale(true, at);
         self.layer.set_synced(at);
         self.layer.set_whole(false, at);
     }

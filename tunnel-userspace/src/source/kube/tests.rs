@@ -1,5 +1,6 @@
 //! Against a server on loopback that answers as the API server does, and as it shouldn't.
 
+mod access;
 mod server;
 
 use std::collections::BTreeMap;
@@ -28,9 +29,16 @@ impl Followed {
         Self::keeping(servers, folder, PATIENCE).await
     }
 
+    /// Who asks, by a kubeconfig that is in a folder already.
+    async fn by(folder: tempfile::TempDir, server: &Server) -> Self {
+        Self::keeping(&[server], folder, PATIENCE).await
+    }
+
     async fn keeping(servers: &[&Server], folder: tempfile::TempDir, patience: Duration) -> Self {
         let kubeconfig = folder.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
+        if !kubeconfig.exists() {
+            std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
+        }
         let settings = Settings {
             kubeconfig: Some(kubeconfig),
             api_servers: servers.iter().map(|server| server.uri()).collect(),

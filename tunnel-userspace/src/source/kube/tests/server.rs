@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{Request, Response, Uri, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
@@ -28,6 +28,8 @@ use tokio::{
 pub(super) struct Asked {
     pub(super) path: String,
     pub(super) query: BTreeMap<String, String>,
+    /// Who asks, by what is in the head.
+    pub(super) token: Option<String>,
 }
 
 /// One answer.
@@ -183,6 +185,10 @@ fn answer(
         query: pairs
             .map(|(key, value)| (key.to_owned(), plain(value)))
             .collect(),
+        token: request
+            .headers()
+            .get(AUTHORIZATION)
+            .and_then(|value| Some(value.to_str().ok()?.strip_prefix("Bearer ")?.to_owned())),
     };
     let times = {
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -296,6 +302,11 @@ pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>
 
 /// A kubeconfig of somebody whom a server on loopback lets in.
 pub(super) fn kubeconfig(server: &Server) -> String {
+    kubeconfig_of(server, &json!({}))
+}
+
+/// A kubeconfig of a user.
+pub(super) fn kubeconfig_of(server: &Server, user: &Value) -> String {
     let cluster = json!({"name": "test", "cluster": {"server": server.uri().to_string()}});
     let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});
     json!({
@@ -304,7 +315,7 @@ pub(super) fn kubeconfig(server: &Server) -> String {
         "current-context": "test",
         "clusters": [cluster],
         "contexts": [context],
-        "users": [{"name": "test", "user": {}}],
+        "users": [{"name": "test", "user": user}],
     })
     .to_string()
 }

@@ -55,6 +55,17 @@ const HEARD: usize = 1024;
 /// The first pause after a failure; it doubles from there.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
+/// For how long a server does what it shouldn't, until that is taken for what it is.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// How long nothing may come of an answer that has begun: as long as it may take to begin.
+    silence: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    silence: Duration::from_secs(60),
+};
+
 /// Where the API server is, and what of it is read.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -99,10 +110,19 @@ pub struct Steering {
 ///
 /// The kubeconfig, or the service account of the pod, can't be used.
 pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessError> {
+    start_within(LIMITS, settings, feed).await
+}
+
+async fn start_within(
+    limits: Limits,
+    settings: Settings,
+    feed: Feed,
+) -> Result<KubeSource, AccessError> {
     let access = Access {
         kubeconfig: settings.kubeconfig.clone(),
         servers: settings.api_servers.clone(),
         connect_timeout: settings.connect_timeout,
+        patience: limits.silence,
     };
     let (client, current) = client::connect(&access).await?;
     let mut nodes = NodesKept {

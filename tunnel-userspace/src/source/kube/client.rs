@@ -1,5 +1,6 @@
 //! The way to the API server: one of several, the next where one can't be reached.
 
+mod answer;
 mod credentials;
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response, StatusCode, Uri, header::RETRY_AFTER};
+use http::{Request, Response, StatusCode, Uri};
 use hyper_util::{
     client::legacy::{Client as Http, connect::HttpConnector},
     rt::TokioExecutor,
@@ -24,11 +25,11 @@ use kube::{
     client::{Body, ConfigExt as _},
     config::{Config, InClusterError, KubeconfigError},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceBuilder};
 use tracing::{info, warn};
 
-use self::credentials::Files;
+use self::{answer::Answer, credentials::Files};
 
 /// How long a connection may be silent until it is asked for a sign of life, how often it is asked
 /// then, and how long an answer may take: one that is dead is noticed within half a minute, not
@@ -46,6 +47,8 @@ pub(super) struct Access {
     pub(super) servers: Vec<Uri>,
     /// How long a connect may take.
     pub(super) connect_timeout: Duration,
+    /// How long a server may stop in the middle of an answer that is no watch.
+    pub(super) patience: Duration,
 }
 
 /// How long an answer may take until it begins: a whole list of a large cluster may be a minute of
@@ -235,7 +238,9 @@ impl Failover {
         Some((index, known.clients.get(index)?.clone()))
     }
 
-    async fn answer(self, request: Request<Body>) -> Result<Response<Body>, BoxError> {
+    async fn answer(self, request: Request<Body>) -> Result<Response<Answer>, BoxError> {
+        let query = request.uri().query().unwrap_or_default();
+        let is_watch = query.split('&').any(|pair| pair == "watch=true");
         let Some((index, client)) = self.client().await else {
             return Err("there is no API server to ask".into());
         };
@@ -252,15 +257,19 @@ impl Failover {
         if status == StatusCode::UNAUTHORIZED {
             self.is_refused.store(true, Ordering::Relaxed);
         }
-        sleep(wanted_pause(&answer)).await;
-        Ok(answer)
+        if is_watch && status.is_success() {
+            return Ok(answer.map(answer::plain));
+        }
+        let gave_up = move |why: &str| current.leave(index, why);
+        let patience = self.access.patience;
+        answer::with_pause(answer.map(|body| answer::impatient(body, patience, gave_up))).await
     }
 }
 
 impl Service<Request<Body>> for Failover {
-    type Response = Response<Body>;
+    type Response = Response<Answer>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
@@ -269,18 +278,6 @@ impl Service<Request<Body>> for Failover {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         Box::pin(self.clone().answer(request))
     }
-}
-
-/// How long a refusal says not to ask again, at most a minute. It stands in the head alone where the
-/// API server has too much to do (apiserver `pkg/server/filters/priority-and-fairness.go`).
-fn wanted_pause(answer: &Response<Body>) -> Duration {
-    const LONGEST: Duration = Duration::from_secs(60);
-    if answer.status() != StatusCode::TOO_MANY_REQUESTS {
-        return Duration::ZERO;
-    }
-    let seconds = answer.headers().get(RETRY_AFTER);
-    let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(0)).min(LONGEST)
 }
 
 /// Whether an answer says that this server can't serve, where another may.

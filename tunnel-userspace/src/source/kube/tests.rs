@@ -1,6 +1,7 @@
 //! Against a server on loopback that answers as the API server does, and as it shouldn't.
 
 mod access;
+mod faults;
 mod server;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,8 @@ use super::*;
 use crate::{model::Update, source::Mux};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+/// For how long a server does what it shouldn't, where that is to be seen to its end.
+const A_LITTLE: Duration = Duration::from_millis(500);
 
 /// A source that follows servers on loopback.
 struct Followed {
@@ -29,31 +32,52 @@ impl Followed {
         Self::keeping(servers, folder, PATIENCE).await
     }
 
+    /// With a limit for what shouldn't last.
+    async fn within(limit: Duration, servers: &[&Server]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let limits = Limits { silence: limit };
+        let settings = Self::settings(servers, &folder);
+        Self::start(limits, settings, folder).await
+    }
+
     /// Who asks, by a kubeconfig that is in a folder already.
     async fn by(folder: tempfile::TempDir, server: &Server) -> Self {
         Self::keeping(&[server], folder, PATIENCE).await
     }
 
     async fn keeping(servers: &[&Server], folder: tempfile::TempDir, patience: Duration) -> Self {
+        let settings = Settings {
+            patience,
+            ..Self::settings(servers, &folder)
+        };
+        Self::start(LIMITS, settings, folder).await
+    }
+
+    fn settings(servers: &[&Server], folder: &tempfile::TempDir) -> Settings {
         let kubeconfig = folder.path().join("kubeconfig");
         if !kubeconfig.exists() {
             std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
         }
-        let settings = Settings {
+        Settings {
             kubeconfig: Some(kubeconfig),
             api_servers: servers.iter().map(|server| server.uri()).collect(),
             connect_timeout: Duration::from_secs(2),
             watch_timeout: Duration::from_secs(60),
             longest_pause: Duration::from_millis(300),
             page_size: 2,
-            patience,
+            patience: PATIENCE,
             kept: folder.path().join("objects"),
             keep_every: Duration::from_millis(10),
             node: "node-a".to_owned(),
             steering: None,
-        };
+        }
+    }
+
+    async fn start(limits: Limits, settings: Settings, folder: tempfile::TempDir) -> Self {
         let (mux, mut feeds) = Mux::new(1);
-        let source = start(settings, feeds.remove(0)).await.expect("a source");
+        let source = start_within(limits, settings, feeds.remove(0))
+            .await
+            .expect("a source");
         let (sender, updates) = mpsc::channel(1);
         let (draining, stop) = watch::channel(false);
         let report = source.report();

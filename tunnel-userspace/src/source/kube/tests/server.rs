@@ -8,7 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, Uri, header::AUTHORIZATION};
+use http::{
+    Request, Response, Uri,
+    header::{AUTHORIZATION, RETRY_AFTER},
+};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
@@ -37,6 +40,8 @@ pub(super) struct Asked {
 pub(super) enum Reply {
     /// A document.
     Whole(u16, Value),
+    /// A refusal with seconds in its head.
+    Later(u32, Value),
     /// Lines, after which the connection stays open.
     Held(Vec<String>),
     /// Lines, after which the answer ends.
@@ -203,18 +208,24 @@ fn answer(
             .map(|line| Ok(Frame::data(Bytes::from(line + "\n"))));
         futures_util::stream::iter(frames)
     };
+    let mut later = None;
     let (code, body) = match script.reply(&asked, times) {
         Reply::Whole(code, value) => (code, Full::from(value.to_string()).boxed()),
+        Reply::Later(seconds, value) => {
+            later = Some(seconds);
+            (429, Full::from(value.to_string()).boxed())
+        }
         Reply::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
         Reply::Held(said) => {
             let held = futures_util::StreamExt::chain(lines(said), futures_util::stream::pending());
             (200, StreamBody::new(held).boxed())
         }
     };
-    Response::builder()
-        .status(code)
-        .body(body)
-        .expect("an answer")
+    let mut response = Response::builder().status(code);
+    if let Some(seconds) = later {
+        response = response.header(RETRY_AFTER, seconds);
+    }
+    response.body(body).expect("an answer")
 }
 
 /// A value of a query without its percent signs.
@@ -284,6 +295,11 @@ pub(super) fn status(code: u16, reason: &str) -> Reply {
 /// A refusal for so many seconds.
 pub(super) fn too_many(seconds: u32) -> Reply {
     Reply::Whole(429, refusal(429, "too many requests", seconds))
+}
+
+/// A refusal for so many seconds by its head, and for so many by its body.
+pub(super) fn too_many_twice(head: u32, body: u32) -> Reply {
+    Reply::Later(head, refusal(429, "too many requests", body))
 }
 
 /// A page of a list.

@@ -60,10 +60,19 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 struct Limits {
     /// How long nothing may come of an answer that has begun: as long as it may take to begin.
     silence: Duration,
+    /// How long lists may be of an older version than what was seen. A server that lags is a few
+    /// seconds behind, and its readiness fails when it stays there; a minute of a cluster that was
+    /// restored from a backup is no loss.
+    lag: Duration,
+    /// How much longer than it was to last a watch may be open. Its server, or what stands before it,
+    /// has forgotten it then.
+    overtime: Duration,
 }
 
 const LIMITS: Limits = Limits {
     silence: Duration::from_secs(60),
+    lag: Duration::from_secs(60),
+    overtime: Duration::from_secs(30),
 };
 
 /// Where the API server is, and what of it is read.
@@ -147,6 +156,7 @@ async fn start_within(
         report: watch::Sender::default(),
         journal: Journal::default(),
         is_kept: true,
+        limits,
         settings,
     };
     source.publish();
@@ -158,6 +168,7 @@ pub struct KubeSource {
     client: Client,
     current: Current,
     settings: Settings,
+    limits: Limits,
     view: View,
     feed: Feed,
     report: watch::Sender<Arc<Report>>,
@@ -286,7 +297,10 @@ impl KubeSource {
                 page_size: self.settings.page_size,
                 watch: self.settings.watch_timeout,
                 pause: (FIRST_PAUSE, self.settings.longest_pause),
+                lag: self.limits.lag,
+                overtime: self.limits.overtime,
             },
+            current: self.current.clone(),
             heard: heard.clone(),
         };
         following.spawn(one.run());

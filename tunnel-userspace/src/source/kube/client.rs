@@ -165,12 +165,12 @@ impl Current {
     }
 
     /// Which of them it is.
-    fn index(&self) -> usize {
+    pub(super) fn index(&self) -> usize {
         self.asked().index
     }
 
     /// Leaves a server, unless another request has done so already.
-    fn leave(&self, index: usize, why: &str) {
+    pub(super) fn leave(&self, index: usize, why: &str) {
         let mut asked = self.asked();
         let next = (index + 1) % asked.servers.len().max(1);
         if next == index || asked.index != index {

@@ -35,7 +35,11 @@ impl Followed {
     /// With a limit for what shouldn't last.
     async fn within(limit: Duration, servers: &[&Server]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let limits = Limits { silence: limit };
+        let limits = Limits {
+            silence: limit,
+            lag: limit,
+            overtime: limit,
+        };
         let settings = Self::settings(servers, &folder);
         Self::start(limits, settings, folder).await
     }
@@ -302,9 +306,14 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
         listed(&[("old", "10.0.0.2")], 7, None)
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
+    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
+    followed.until("a=10.0.0.1").await;
+    let before = Instant::now();
 
     followed.until("old=10.0.0.2").await;
+
+    // Not before it has stayed there for a while.
+    assert!(before.elapsed() >= A_LITTLE);
 
     followed.stop().await;
 }
@@ -324,7 +333,7 @@ async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
         status(504, "Too large resource version: 700, current: 7")
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
+    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
     followed.until("a=10.0.0.1").await;
 
     followed.until("").await;

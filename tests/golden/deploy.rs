@@ -197,3 +197,42 @@ fn only_what_prepares_a_node_is_privileged() -> Result<()> {
     }
     Ok(())
 }
+
+/// The service accounts that are bound to a role.
+fn accounts_of(role: &str) -> Result<Vec<String>> {
+    let mut accounts = Vec::new();
+    for (_, value) in objects()? {
+        let is_of_role = format!(
+            "{}/{}",
+            value["roleRef"]["kind"].as_str().unwrap_or_default(),
+            value["roleRef"]["name"].as_str().unwrap_or_default()
+        ) == role;
+        let subjects = value["subjects"].as_array().into_iter().flatten();
+        let names = subjects.filter_map(|subject| subject["name"].as_str());
+        accounts.extend(names.filter(|_| is_of_role).map(str::to_owned));
+    }
+    accounts.sort();
+    Ok(accounts)
+}
+
+/// The service account of each DaemonSet, and of each patch of one that names another.
+fn accounts_of_daemons() -> Result<Vec<String>> {
+    let mut accounts = Vec::new();
+    for (_, value) in objects()? {
+        let account = value["spec"]["template"]["spec"]["serviceAccountName"].as_str();
+        accounts.extend(account.map(str::to_owned));
+    }
+    accounts.sort();
+    Ok(accounts)
+}
+
+#[test]
+fn each_daemon_has_an_account_of_its_own_with_the_rights_that_it_uses() -> Result<()> {
+    let nodes = ["culvert-cloud", "culvert-node"];
+
+    ensure!(accounts_of_daemons()? == ["culvert-agent", "culvert-cloud", "culvert-node"]);
+    ensure!(accounts_of("ClusterRole/culvert-node")? == nodes);
+    // The ports of kubelets are read where they are steered, and nowhere else.
+    ensure!(accounts_of("Role/culvert-cloud")? == ["culvert-cloud"]);
+    Ok(())
+}

@@ -93,6 +93,8 @@ pub struct Reconciler<M> {
     synced: bool,
     /// Whether the sources hold everything they were told.
     whole: bool,
+    /// Whether a source was not heard of since the start.
+    stale: bool,
     /// What an earlier process programmed and nobody asks for, while the sources are not whole.
     orphans: BTreeSet<ObjectName>,
     /// Services that keep the endpoints of an earlier process until then.
@@ -146,6 +148,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             default_algorithm: settings.algorithm,
             synced: false,
             whole: false,
+            stale: false,
             orphans: BTreeSet::new(),
             held: BTreeSet::new(),
             seeded: false,
@@ -172,6 +175,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     pub fn update(&mut self, update: Update) {
         self.synced |= update.synced;
         self.whole = update.whole;
+        self.stale = update.stale;
         for (name, node) in update.nodes {
             if *name.name == *self.node_name {
                 self.node_eligible = node.is_none_or(|node| node.eligible);

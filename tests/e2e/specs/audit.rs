@@ -12,8 +12,9 @@ use crate::stage::Stage;
 
 const USER: &str = "system:serviceaccount:kube-system:culvert-";
 
-/// Every request of the product's service accounts since the cluster's start.
-pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<Value>> {
+/// Every request of the product's service accounts since the cluster's start, with the last word of
+/// the account's name.
+pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<(String, Value)>> {
     let path = stage.cluster.logs().path("audit.jsonl");
     let mut requests = Vec::new();
     for line in BufReader::new(fs::File::open(&path)?).lines() {
@@ -22,8 +23,10 @@ pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<Value>> {
             continue;
         };
         let user = request["user"]["username"].as_str().unwrap_or_default();
-        if user.starts_with(USER) && request["objectRef"].is_object() {
-            requests.push(request);
+        if let Some(account) = user.strip_prefix(USER)
+            && request["objectRef"].is_object()
+        {
+            requests.push((account.to_owned(), request));
         }
     }
     Ok(requests)

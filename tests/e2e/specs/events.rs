@@ -53,7 +53,7 @@ fn tellers(stage: &Stage<'_>) -> BTreeSet<String> {
     let requests = audit::requests(stage).unwrap_or_default();
     requests
         .iter()
-        .map(|request| (request, &request["objectRef"]))
+        .map(|(_, request)| (request, &request["objectRef"]))
         .filter(|(_, made)| made["resource"] == "events" && made["namespace"] == NAMESPACE)
         .filter_map(|(request, _)| request["sourceIPs"][0].as_str())
         .map(str::to_owned)

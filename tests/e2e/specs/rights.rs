@@ -10,11 +10,17 @@ use crate::stage::Stage;
 
 const NAMESPACE: &str = "kube-system";
 
-/// A right: group, resource and verb.
-type Right = (String, String, String);
+/// The roles of each service account that has any.
+const ROLES: [(&str, &[&str]); 2] = [
+    ("node", &["clusterrole/culvert-node"]),
+    ("cloud", &["clusterrole/culvert-node", "role/culvert-cloud"]),
+];
 
-/// Every right of the manifests is used, and nothing else is tried. What is seen is what happened
-/// since the cluster's start, so this runs after everything else.
+/// A right: whose, then group, resource and verb.
+type Right = (String, String, String, String);
+
+/// Every account uses every right that the manifests give it, and nothing else is tried. What is seen
+/// is what happened since the cluster's start, so this runs after everything else.
 pub(super) fn are_what_is_used(stage: &Stage<'_>) -> Result<()> {
     let granted = granted(stage)?;
     let (used, refused) = used(stage)?;
@@ -28,46 +34,44 @@ pub(super) fn are_what_is_used(stage: &Stage<'_>) -> Result<()> {
 
 fn granted(stage: &Stage<'_>) -> Result<BTreeSet<Right>> {
     let mut granted = BTreeSet::new();
-    for words in [
-        &["get", "clusterrole", "culvert-node", "-o", "json"][..],
-        &[
-            "-n",
-            NAMESPACE,
-            "get",
-            "role",
-            "culvert-cloud",
-            "-o",
-            "json",
-        ][..],
-    ] {
-        let role: Value = serde_json::from_str(&stage.kubectl().run(words)?)?;
-        let rules = role["rules"].as_array().context("a role without rules")?;
-        for rule in rules {
-            let texts = |name: &str| -> Vec<String> {
-                let values = rule[name].as_array().into_iter().flatten();
-                values
-                    .filter_map(Value::as_str)
-                    .map(str::to_owned)
-                    .collect()
-            };
-            for group in texts("apiGroups") {
-                for resource in texts("resources") {
-                    let right = |verb| (group.clone(), resource.clone(), verb);
-                    granted.extend(texts("verbs").into_iter().map(right));
-                }
-            }
+    for (account, roles) in ROLES {
+        for role in roles {
+            let words = ["-n", NAMESPACE, "get", role, "-o", "json"];
+            let role: Value = serde_json::from_str(&stage.kubectl().run(&words)?)?;
+            let rules = role["rules"].as_array().context("a role without rules")?;
+            granted.extend(rules.iter().flat_map(|rule| rights(account, rule)));
         }
     }
     Ok(granted)
 }
 
+/// What a rule of a role gives to an account.
+fn rights(account: &str, rule: &Value) -> Vec<Right> {
+    let texts = |name: &str| -> Vec<String> {
+        let values = rule[name].as_array().into_iter().flatten();
+        values
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect()
+    };
+    let mut rights = Vec::new();
+    for group in texts("apiGroups") {
+        for resource in texts("resources") {
+            let right = |verb| (account.to_owned(), group.clone(), resource.clone(), verb);
+            rights.extend(texts("verbs").into_iter().map(right));
+        }
+    }
+    rights
+}
+
 /// What was done, and what was tried and refused.
 fn used(stage: &Stage<'_>) -> Result<(BTreeSet<Right>, BTreeSet<Right>)> {
     let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    for request in audit::requests(stage)? {
+    for (account, request) in audit::requests(stage)? {
         let target = &request["objectRef"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let right = (
+            account.clone(),
             text(&target["apiGroup"]),
             text(&target["resource"]),
             text(&request["verb"]),

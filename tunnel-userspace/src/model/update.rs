@@ -16,6 +16,9 @@ pub struct Update {
     /// Whether the sources hold everything they were told. While an object was refused or a file
     /// can't be read, what an earlier process programmed of it must not be taken for deleted.
     pub whole: bool,
+    /// Whether a source wasn't heard of since the start, and what an earlier process knew of it is
+    /// used.
+    pub stale: bool,
     /// When the oldest change in here was noticed, on the monotonic clock.
     pub since: Duration,
 }

@@ -45,6 +45,9 @@ pub enum Query {
 pub struct Stats {
     /// Whether a first whole pass was made.
     pub synced: bool,
+    /// Whether a source was not heard of since the start, as far as what is programmed goes.
+    #[serde(default)]
+    pub stale: bool,
     /// Services that were read.
     pub services: usize,
     /// Fronts that are programmed.
@@ -327,9 +330,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 }
 
 impl<M> Reconciler<M> {
-    fn describe(&self, stats: &mut Stats) {
+    pub(super) fn describe(&self, stats: &mut Stats) {
         let usage = self.actual.usage();
         stats.synced = self.synced;
+        stats.stale = self.stale;
         stats.services = self.plans.len();
         stats.fronts = usage.fronts;
         stats.slots = usage.slots;

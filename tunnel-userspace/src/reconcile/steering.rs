@@ -47,6 +47,12 @@ pub struct SteeringView {
     pub edge_nodes: usize,
     /// How many addresses and ports are steered.
     pub entries: usize,
+    /// How many found no room.
+    #[serde(default)]
+    pub homeless: usize,
+    /// Whether something could not be written, and is tried again.
+    #[serde(default)]
+    pub failing: bool,
     /// What is not steered, and why.
     pub problems: Vec<String>,
 }
@@ -400,6 +406,8 @@ impl<M> Steering<M> {
         SteeringView {
             edge_nodes: self.plan.edge_nodes,
             entries: self.keys.len(),
+            homeless: self.homeless.len(),
+            failing: self.has_failed,
             problems: self.known.iter().map(in_words).collect(),
         }
     }

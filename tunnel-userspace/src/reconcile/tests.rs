@@ -432,3 +432,24 @@ fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
     assert_eq!(backends(&second, 1), Some(vec![1]));
     assert_eq!(second.drift, 1);
 }
+
+#[test]
+fn what_is_told_of_the_sources_is_what_is_programmed_of_them() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    let is_stale = |reconciler: &Reconciler<Memory>| {
+        let mut stats = Stats::default();
+        reconciler.describe(&mut stats);
+        stats.stale
+    };
+    reconciler.update(Update {
+        stale: true,
+        ..update(vec![set("web", 1, &[1])])
+    });
+    settle(&mut reconciler);
+    assert!(is_stale(&reconciler));
+
+    apply(&mut reconciler, vec![set("web", 1, &[2])]);
+
+    assert!(!is_stale(&reconciler));
+    assert_eq!(backends(&reconciler, 1), Some(vec![2]));
+}

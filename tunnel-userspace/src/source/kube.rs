@@ -55,6 +55,26 @@ const HEARD: usize = 1024;
 /// The first pause after a failure; it doubles from there.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
+/// For how long a server does what it shouldn't, until that is taken for what it is.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// How long nothing may come of an answer that has begun: as long as it may take to begin.
+    silence: Duration,
+    /// How long lists may be of an older version than what was seen. A server that lags is a few
+    /// seconds behind, and its readiness fails when it stays there; a minute of a cluster that was
+    /// restored from a backup is no loss.
+    lag: Duration,
+    /// How much longer than it was to last a watch may be open. Its server, or what stands before it,
+    /// has forgotten it then.
+    overtime: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    silence: Duration::from_secs(60),
+    lag: Duration::from_secs(60),
+    overtime: Duration::from_secs(30),
+};
+
 /// Where the API server is, and what of it is read.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -99,10 +119,19 @@ pub struct Steering {
 ///
 /// The kubeconfig, or the service account of the pod, can't be used.
 pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessError> {
+    start_within(LIMITS, settings, feed).await
+}
+
+async fn start_within(
+    limits: Limits,
+    settings: Settings,
+    feed: Feed,
+) -> Result<KubeSource, AccessError> {
     let access = Access {
         kubeconfig: settings.kubeconfig.clone(),
         servers: settings.api_servers.clone(),
         connect_timeout: settings.connect_timeout,
+        patience: limits.silence,
     };
     let (client, current) = client::connect(&access).await?;
     let mut nodes = NodesKept {
@@ -128,6 +157,7 @@ pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessE
         concerns: watch::Sender::new(Arc::default()),
         journal: Journal::default(),
         is_kept: true,
+        limits,
         settings,
     };
     source.publish();
@@ -139,6 +169,7 @@ pub struct KubeSource {
     client: Client,
     current: Current,
     settings: Settings,
+    limits: Limits,
     view: View,
     feed: Feed,
     report: watch::Sender<Arc<Report>>,
@@ -280,7 +311,10 @@ impl KubeSource {
                 page_size: self.settings.page_size,
                 watch: self.settings.watch_timeout,
                 pause: (FIRST_PAUSE, self.settings.longest_pause),
+                lag: self.limits.lag,
+                overtime: self.limits.overtime,
             },
+            current: self.current.clone(),
             heard: heard.clone(),
         };
         following.spawn(one.run());

@@ -24,6 +24,8 @@ pub(super) struct News {
     pub(super) synced: bool,
     /// Whether it holds everything that it was told.
     pub(super) whole: bool,
+    /// Whether it is what an earlier process knew.
+    pub(super) stale: bool,
     /// When the oldest of the changes was noticed, on the monotonic clock.
     pub(super) since: Duration,
 }
@@ -69,6 +71,11 @@ impl Layer {
         self.standing.set_whole(whole, at);
     }
 
+    /// Says whether this is what an earlier process knew. Once it isn't, that is told.
+    pub(super) fn set_stale(&mut self, stale: bool, at: Duration) {
+        self.standing.set_stale(stale, at);
+    }
+
     /// Whether there is something to tell.
     pub(super) const fn is_changed(&self) -> bool {
         self.standing.is_changed()
@@ -91,6 +98,7 @@ impl Layer {
             changes: changes.collect(),
             synced: self.standing.synced,
             whole: self.standing.whole,
+            stale: self.standing.stale,
             since,
         })
     }

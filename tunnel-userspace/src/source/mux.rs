@@ -118,6 +118,7 @@ struct Said {
     objects: HashMap<ObjectId, Object>,
     synced: bool,
     whole: bool,
+    stale: bool,
 }
 
 impl Merged {
@@ -138,6 +139,7 @@ impl Merged {
             changes,
             synced,
             whole,
+            stale,
             since,
         } = news;
         let is_only = self.layers.len() == 1;
@@ -155,13 +157,15 @@ impl Merged {
             }
         }
         if let Some(layer) = self.layers.get_mut(index) {
-            (layer.synced, layer.whole) = (synced, whole);
+            (layer.synced, layer.whole, layer.stale) = (synced, whole, stale);
         }
         if self.layers.iter().all(|layer| layer.synced) {
             self.store.set_synced(since);
         }
         let is_whole = self.layers.iter().all(|layer| layer.whole);
         self.store.set_whole(is_whole, since);
+        let is_stale = self.layers.iter().any(|layer| layer.stale);
+        self.store.set_stale(is_stale, since);
     }
 
     /// The object by the first source that has a word on it.

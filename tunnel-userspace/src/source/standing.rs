@@ -9,6 +9,8 @@ pub(super) struct Standing {
     pub(super) synced: bool,
     /// Whether the set holds everything that was told to it.
     pub(super) whole: bool,
+    /// Whether the set is of an earlier process, in place of a source that wasn't heard of yet.
+    pub(super) stale: bool,
 }
 
 impl Standing {
@@ -31,6 +33,14 @@ impl Standing {
             self.changed(at);
         }
         self.whole = whole;
+    }
+
+    /// Says whether this is what an earlier process knew. Once it isn't, that is told.
+    pub(super) fn set_stale(&mut self, stale: bool, at: Duration) {
+        if self.stale && !stale {
+            self.changed(at);
+        }
+        self.stale = stale;
     }
 
     /// Whether there is something to tell.

@@ -143,6 +143,11 @@ impl Store {
         self.standing.set_whole(whole, at);
     }
 
+    /// Says whether this is what an earlier process knew. Once it isn't, that is told.
+    pub(super) fn set_stale(&mut self, stale: bool, at: Duration) {
+        self.standing.set_stale(stale, at);
+    }
+
     /// Whether there is something to tell.
     #[must_use]
     pub const fn is_changed(&self) -> bool {
@@ -180,6 +185,7 @@ impl Store {
                 .collect(),
             synced: self.standing.synced,
             whole: self.standing.whole,
+            stale: self.standing.stale,
             since,
         })
     }

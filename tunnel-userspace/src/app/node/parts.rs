@@ -184,7 +184,7 @@ impl Parts {
 
     /// Writes the maps, attaches the programs, and sends the canary.
     pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
-        let (since, whole) = (first.since, first.whole);
+        let (since, whole, stale) = (first.since, first.whole, first.stale);
         self.owner.apply(first);
         self.data_path
             .promote(&self.pins)
@@ -198,6 +198,7 @@ impl Parts {
             services: vec![(canary::name(), state)],
             synced: true,
             whole,
+            stale,
             since,
             ..Update::default()
         };

@@ -1,18 +1,21 @@
 //! The way to the API server: one of several, the next where one can't be reached.
 
+mod answer;
+mod credentials;
+
 use std::{
     future::Future,
     path::PathBuf,
     pin::Pin,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
 };
 
-use http::{Request, Response, StatusCode, Uri, header::RETRY_AFTER};
+use http::{Request, Response, StatusCode, Uri};
 use hyper_util::{
     client::legacy::{Client as Http, connect::HttpConnector},
     rt::TokioExecutor,
@@ -20,11 +23,13 @@ use hyper_util::{
 use kube::{
     Client,
     client::{Body, ConfigExt as _},
-    config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{Config, InClusterError, KubeconfigError},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceBuilder};
 use tracing::{info, warn};
+
+use self::{answer::Answer, credentials::Files};
 
 /// How long a connection may be silent until it is asked for a sign of life, how often it is asked
 /// then, and how long an answer may take: one that is dead is noticed within half a minute, not
@@ -42,6 +47,8 @@ pub(super) struct Access {
     pub(super) servers: Vec<Uri>,
     /// How long a connect may take.
     pub(super) connect_timeout: Duration,
+    /// How long a server may stop in the middle of an answer that is no watch.
+    pub(super) patience: Duration,
 }
 
 /// How long an answer may take until it begins: a whole list of a large cluster may be a minute of
@@ -78,7 +85,23 @@ pub enum AccessError {
 
 /// A client that goes to the next server where one fails, and the one that it goes to now.
 pub(super) async fn connect(access: &Access) -> Result<(Client, Current), AccessError> {
-    let config = config(access).await?;
+    let mut files = Files::default();
+    let config = files.read(access).await?;
+    let (servers, clients) = clients(access, &config)?;
+    let current = Current {
+        asked: Arc::new(Mutex::new(Asked { servers, index: 0 })),
+    };
+    let failover = Failover {
+        access: access.clone(),
+        known: Arc::new(tokio::sync::Mutex::new(Known { files, clients })),
+        is_refused: Arc::default(),
+        current: current.clone(),
+    };
+    Ok((Client::new(failover, config.default_namespace), current))
+}
+
+/// The servers, and the client of each.
+fn clients(access: &Access, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
     let servers = if access.servers.is_empty() {
         vec![config.cluster_url.clone()]
     } else {
@@ -92,34 +115,8 @@ pub(super) async fn connect(access: &Access) -> Result<(Client, Current), Access
             source: Box::new(source),
         })
     };
-    let clients = servers.iter().map(one).collect::<Result<Vec<_>, _>>()?;
-    let current = Current {
-        servers: servers.into(),
-        index: Arc::default(),
-    };
-    let failover = Failover {
-        clients: clients.into(),
-        current: current.clone(),
-    };
-    Ok((Client::new(failover, config.default_namespace), current))
-}
-
-async fn config(access: &Access) -> Result<Config, AccessError> {
-    let mut config = match &access.kubeconfig {
-        Some(path) => {
-            let failed = |source| AccessError::Kubeconfig {
-                path: path.clone(),
-                source: Box::new(source),
-            };
-            let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-                .await
-                .map_err(failed)?
-        }
-        None => Config::incluster().map_err(|source| AccessError::InCluster(Box::new(source)))?,
-    };
-    config.connect_timeout = Some(access.connect_timeout);
-    Ok(config)
+    let clients = servers.iter().map(one).collect::<Result<_, _>>()?;
+    Ok((servers, clients))
 }
 
 /// The client of one server.
@@ -143,88 +140,144 @@ fn client(config: &Config) -> Result<Client, kube::Error> {
 /// Which server is asked now.
 #[derive(Clone, Debug)]
 pub(super) struct Current {
-    servers: Arc<[Uri]>,
-    index: Arc<AtomicUsize>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    servers: Vec<Uri>,
+    index: usize,
 }
 
 impl Current {
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The server's address.
     pub(super) fn server(&self) -> String {
-        let index = self.index.load(Ordering::Relaxed);
-        self.servers
-            .get(index)
+        let asked = self.asked();
+        asked
+            .servers
+            .get(asked.index)
             .map(ToString::to_string)
             .unwrap_or_default()
     }
 
+    /// Which of them it is.
+    pub(super) fn index(&self) -> usize {
+        self.asked().index
+    }
+
     /// Leaves a server, unless another request has done so already.
-    fn leave(&self, index: usize, why: &str) {
-        let next = (index + 1) % self.servers.len().max(1);
-        if next == index {
+    pub(super) fn leave(&self, index: usize, why: &str) {
+        let mut asked = self.asked();
+        let next = (index + 1) % asked.servers.len().max(1);
+        if next == index || asked.index != index {
             return;
         }
-        let left = self
-            .index
-            .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
-        if left.is_ok() {
-            warn!(why, "an API server does not answer");
-            info!(server = self.server(), "asking another API server");
+        asked.index = next;
+        drop(asked);
+        warn!(why, "leaving an API server");
+        info!(server = self.server(), "asking another API server");
+    }
+
+    /// Takes other servers, which begin with the first.
+    fn replace(&self, servers: Vec<Uri>) {
+        let mut asked = self.asked();
+        if asked.servers != servers {
+            *asked = Asked { servers, index: 0 };
         }
     }
+}
+
+/// What the files said when they were last read, and could be used.
+struct Known {
+    files: Files,
+    clients: Vec<Client>,
 }
 
 /// Clients of several servers as one.
 #[derive(Clone)]
 struct Failover {
-    clients: Arc<[Client]>,
+    access: Access,
+    known: Arc<tokio::sync::Mutex<Known>>,
+    /// Whether a server has not believed us who we are.
+    is_refused: Arc<AtomicBool>,
     current: Current,
 }
 
+impl Failover {
+    /// The server to ask, and its client. Where a file has changed, or a server doesn't believe us, the files are
+    /// read again first: connections that are made from then on are made with what they say. What
+    /// can't be used leaves all as it is.
+    async fn client(&self) -> Option<(usize, Client)> {
+        let mut known = self.known.lock().await;
+        let have_changed = known.files.have_changed();
+        if self.is_refused.swap(false, Ordering::Relaxed) || have_changed {
+            let config = known.files.read(&self.access).await;
+            match config.and_then(|config| clients(&self.access, &config)) {
+                Ok((servers, clients)) => {
+                    known.clients = clients;
+                    self.current.replace(servers);
+                    if have_changed {
+                        info!("the credentials for the API server have changed, and are in use");
+                    }
+                }
+                Err(error) if have_changed => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(
+                        error,
+                        "cannot use the credentials for the API server; going on with the last good ones"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+        let index = self.current.index();
+        Some((index, known.clients.get(index)?.clone()))
+    }
+
+    async fn answer(self, request: Request<Body>) -> Result<Response<Answer>, BoxError> {
+        let query = request.uri().query().unwrap_or_default();
+        let is_watch = query.split('&').any(|pair| pair == "watch=true");
+        let Some((index, client)) = self.client().await else {
+            return Err("there is no API server to ask".into());
+        };
+        let current = self.current;
+        let answer = match timeout(ANSWER, client.send(request)).await {
+            Ok(answer) => answer.map_err(BoxError::from),
+            Err(elapsed) => Err(elapsed.into()),
+        };
+        let answer = answer.inspect_err(|error| current.leave(index, &error.to_string()))?;
+        let status = answer.status();
+        if is_of_server(status) {
+            current.leave(index, status.as_str());
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            self.is_refused.store(true, Ordering::Relaxed);
+        }
+        if is_watch && status.is_success() {
+            return Ok(answer.map(answer::plain));
+        }
+        let gave_up = move |why: &str| current.leave(index, why);
+        let patience = self.access.patience;
+        answer::with_pause(answer.map(|body| answer::impatient(body, patience, gave_up))).await
+    }
+}
+
 impl Service<Request<Body>> for Failover {
-    type Response = Response<Body>;
+    type Response = Response<Answer>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let index = self.current.index.load(Ordering::Relaxed);
-        let client = self.clients.get(index).cloned();
-        let current = self.current.clone();
-        Box::pin(async move {
-            let Some(client) = client else {
-                return Err("there is no API server to ask".into());
-            };
-            let answer = match timeout(ANSWER, client.send(request)).await {
-                Ok(answer) => answer.map_err(BoxError::from),
-                Err(elapsed) => Err(elapsed.into()),
-            };
-            match &answer {
-                Ok(answer) => {
-                    if is_of_server(answer.status()) {
-                        current.leave(index, answer.status().as_str());
-                    }
-                    sleep(wanted_pause(answer)).await;
-                }
-                Err(error) => current.leave(index, &error.to_string()),
-            }
-            answer
-        })
+        Box::pin(self.clone().answer(request))
     }
-}
-
-/// How long a refusal says not to ask again, at most a minute. It stands in the head alone where the
-/// API server has too much to do (apiserver `pkg/server/filters/priority-and-fairness.go`).
-fn wanted_pause(answer: &Response<Body>) -> Duration {
-    const LONGEST: Duration = Duration::from_secs(60);
-    if answer.status() != StatusCode::TOO_MANY_REQUESTS {
-        return Duration::ZERO;
-    }
-    let seconds = answer.headers().get(RETRY_AFTER);
-    let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(0)).min(LONGEST)
 }
 
 /// Whether an answer says that this server can't serve, where another may.

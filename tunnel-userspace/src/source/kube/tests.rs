@@ -1,5 +1,7 @@
 //! Against a server on loopback that answers as the API server does, and as it shouldn't.
 
+mod access;
+mod faults;
 mod server;
 
 use std::collections::BTreeMap;
@@ -11,6 +13,8 @@ use super::*;
 use crate::{model::Update, source::Mux};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+/// For how long a server does what it shouldn't, where that is to be seen to its end.
+const A_LITTLE: Duration = Duration::from_millis(500);
 
 /// A source that follows servers on loopback.
 struct Followed {
@@ -28,24 +32,56 @@ impl Followed {
         Self::keeping(servers, folder, PATIENCE).await
     }
 
+    /// With a limit for what shouldn't last.
+    async fn within(limit: Duration, servers: &[&Server]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let limits = Limits {
+            silence: limit,
+            lag: limit,
+            overtime: limit,
+        };
+        let settings = Self::settings(servers, &folder);
+        Self::start(limits, settings, folder).await
+    }
+
+    /// Who asks, by a kubeconfig that is in a folder already.
+    async fn by(folder: tempfile::TempDir, server: &Server) -> Self {
+        Self::keeping(&[server], folder, PATIENCE).await
+    }
+
     async fn keeping(servers: &[&Server], folder: tempfile::TempDir, patience: Duration) -> Self {
-        let kubeconfig = folder.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
         let settings = Settings {
+            patience,
+            ..Self::settings(servers, &folder)
+        };
+        Self::start(LIMITS, settings, folder).await
+    }
+
+    fn settings(servers: &[&Server], folder: &tempfile::TempDir) -> Settings {
+        let kubeconfig = folder.path().join("kubeconfig");
+        if !kubeconfig.exists() {
+            std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
+        }
+        Settings {
             kubeconfig: Some(kubeconfig),
             api_servers: servers.iter().map(|server| server.uri()).collect(),
             connect_timeout: Duration::from_secs(2),
             watch_timeout: Duration::from_secs(60),
             longest_pause: Duration::from_millis(300),
             page_size: 2,
-            patience,
+            patience: PATIENCE,
             kept: folder.path().join("objects"),
             keep_every: Duration::from_millis(10),
             node: "node-a".to_owned(),
             steering: None,
-        };
+        }
+    }
+
+    async fn start(limits: Limits, settings: Settings, folder: tempfile::TempDir) -> Self {
         let (mux, mut feeds) = Mux::new(1);
-        let source = start(settings, feeds.remove(0)).await.expect("a source");
+        let source = start_within(limits, settings, feeds.remove(0))
+            .await
+            .expect("a source");
         let (sender, updates) = mpsc::channel(1);
         let (draining, stop) = watch::channel(false);
         let report = source.report();
@@ -270,9 +306,14 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
         listed(&[("old", "10.0.0.2")], 7, None)
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
+    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
+    followed.until("a=10.0.0.1").await;
+    let before = Instant::now();
 
     followed.until("old=10.0.0.2").await;
+
+    // Not before it has stayed there for a while.
+    assert!(before.elapsed() >= A_LITTLE);
 
     followed.stop().await;
 }
@@ -292,7 +333,7 @@ async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
         status(504, "Too large resource version: 700, current: 7")
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
+    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
     followed.until("a=10.0.0.1").await;
 
     followed.until("").await;
@@ -416,7 +457,7 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
     let mut followed = Followed::keeping(&[&server], folder, Duration::from_millis(50)).await;
     let update = followed.take().await;
     assert_eq!(followed.words(), "a=10.0.0.1 b=10.0.0.2");
-    assert!(update.synced && !update.whole);
+    assert!(update.synced && !update.whole && update.stale);
     let stale = |followed: &Followed| followed.report.borrow().server.clone()?.stale;
     assert!(stale(&followed).is_some());
 
@@ -428,7 +469,13 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
             ])
         }))
         .await;
-    while !followed.take().await.whole {}
+    loop {
+        let update = followed.take().await;
+        assert_eq!(update.stale, !update.whole);
+        if update.whole {
+            break;
+        }
+    }
 
     assert_eq!(followed.words(), "b=10.0.0.2");
     assert_eq!(stale(&followed), None);

@@ -282,6 +282,7 @@ impl View {
     fn settle(&mut self, at: Duration) {
         if self.is_live() {
             self.stale = None;
+            self.layer.set_stale(false, at);
             self.layer.set_synced(at);
         }
         let mut flaws = self.kinds.values().flat_map(|said| said.flaws.values());
@@ -317,6 +318,7 @@ impl View {
                 self.layer.apply(object, at);
             }
         }
+        self.layer.set_stale(true, at);
         self.layer.set_synced(at);
         self.layer.set_whole(false, at);
     }

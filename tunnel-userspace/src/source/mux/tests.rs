@@ -141,3 +141,20 @@ async fn what_one_source_may_be_missing_is_missing_from_the_whole() {
 
     assert!(case.take().await.expect("an update").whole);
 }
+
+#[tokio::test]
+async fn that_a_source_is_heard_of_is_told_even_where_nothing_else_is_new() {
+    let mut case = Case::new();
+    case.synced(0).await;
+    let layer = case.layer(1);
+    layer.set_stale(true, AT);
+    layer.set_synced(AT);
+    case.tell(1).await;
+    assert!(case.take().await.expect("an update").stale);
+
+    case.layer(1).set_stale(false, AT);
+    case.tell(1).await;
+
+    let update = case.take().await.expect("an update");
+    assert!(!update.stale && !update.whole);
+}

@@ -8,7 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{
+    Request, Response, Uri,
+    header::{AUTHORIZATION, RETRY_AFTER},
+};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
@@ -28,6 +31,8 @@ use tokio::{
 pub(super) struct Asked {
     pub(super) path: String,
     pub(super) query: BTreeMap<String, String>,
+    /// Who asks, by what is in the head.
+    pub(super) token: Option<String>,
 }
 
 /// One answer.
@@ -35,6 +40,8 @@ pub(super) struct Asked {
 pub(super) enum Reply {
     /// A document.
     Whole(u16, Value),
+    /// A refusal with seconds in its head.
+    Later(u32, Value),
     /// Lines, after which the connection stays open.
     Held(Vec<String>),
     /// Lines, after which the answer ends.
@@ -183,6 +190,10 @@ fn answer(
         query: pairs
             .map(|(key, value)| (key.to_owned(), plain(value)))
             .collect(),
+        token: request
+            .headers()
+            .get(AUTHORIZATION)
+            .and_then(|value| Some(value.to_str().ok()?.strip_prefix("Bearer ")?.to_owned())),
     };
     let times = {
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -197,18 +208,24 @@ fn answer(
             .map(|line| Ok(Frame::data(Bytes::from(line + "\n"))));
         futures_util::stream::iter(frames)
     };
+    let mut later = None;
     let (code, body) = match script.reply(&asked, times) {
         Reply::Whole(code, value) => (code, Full::from(value.to_string()).boxed()),
+        Reply::Later(seconds, value) => {
+            later = Some(seconds);
+            (429, Full::from(value.to_string()).boxed())
+        }
         Reply::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
         Reply::Held(said) => {
             let held = futures_util::StreamExt::chain(lines(said), futures_util::stream::pending());
             (200, StreamBody::new(held).boxed())
         }
     };
-    Response::builder()
-        .status(code)
-        .body(body)
-        .expect("an answer")
+    let mut response = Response::builder().status(code);
+    if let Some(seconds) = later {
+        response = response.header(RETRY_AFTER, seconds);
+    }
+    response.body(body).expect("an answer")
 }
 
 /// A value of a query without its percent signs.
@@ -280,6 +297,11 @@ pub(super) fn too_many(seconds: u32) -> Reply {
     Reply::Whole(429, refusal(429, "too many requests", seconds))
 }
 
+/// A refusal for so many seconds by its head, and for so many by its body.
+pub(super) fn too_many_twice(head: u32, body: u32) -> Reply {
+    Reply::Later(head, refusal(429, "too many requests", body))
+}
+
 /// A page of a list.
 pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>) -> Reply {
     let items = services
@@ -296,6 +318,11 @@ pub(super) fn listed(services: &[(&str, &str)], version: u64, next: Option<&str>
 
 /// A kubeconfig of somebody whom a server on loopback lets in.
 pub(super) fn kubeconfig(server: &Server) -> String {
+    kubeconfig_of(server, &json!({}))
+}
+
+/// A kubeconfig of a user.
+pub(super) fn kubeconfig_of(server: &Server, user: &Value) -> String {
     let cluster = json!({"name": "test", "cluster": {"server": server.uri().to_string()}});
     let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});
     json!({
@@ -304,7 +331,7 @@ pub(super) fn kubeconfig(server: &Server) -> String {
         "current-context": "test",
         "clusters": [cluster],
         "contexts": [context],
-        "users": [{"name": "test", "user": {}}],
+        "users": [{"name": "test", "user": user}],
     })
     .to_string()
 }

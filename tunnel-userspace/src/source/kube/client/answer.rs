@@ -1,0 +1,82 @@
+//! What becomes of an answer before it is read.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Response, StatusCode, header::RETRY_AFTER};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use kube::{
+    client::Body,
+    core::{Status, response::StatusDetails},
+};
+use tokio::time::timeout;
+use tower::BoxError;
+
+/// The body of an answer.
+pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Nothing more came of an answer that has begun.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server stopped in the middle of an answer, and was silent for {0:?}")]
+struct Silent(Duration);
+
+/// The body as it comes.
+pub(super) fn plain(body: Body) -> Answer {
+    body.map_err(BoxError::from).boxed_unsync()
+}
+
+/// The body as it comes, until nothing came for a time: keep-alive tells of a connection that is
+/// dead, and not of a server that is stuck. `gave_up` is called then.
+pub(super) fn impatient(
+    body: Body,
+    patience: Duration,
+    gave_up: impl FnOnce(&str) + Send + 'static,
+) -> Answer {
+    let frames = stream::try_unfold(
+        (body, Some(gave_up)),
+        move |(mut body, mut gave_up)| async move {
+            match timeout(patience, body.frame()).await {
+                Ok(Some(frame)) => Ok(Some((frame?, (body, gave_up)))),
+                Ok(None) => Ok(None),
+                Err(_) => {
+                    let error = Silent(patience);
+                    if let Some(gave_up) = gave_up.take() {
+                        gave_up(&error.to_string());
+                    }
+                    Err(BoxError::from(error))
+                }
+            }
+        },
+    );
+    StreamBody::new(frames).boxed_unsync()
+}
+
+/// Says in the body of a refusal how long not to ask again, where the head says it: who asks sees
+/// nothing but the body. It stands in the head alone where the API server has too much to do
+/// (apiserver `pkg/server/filters/priority-and-fairness.go`).
+pub(super) async fn with_pause(answer: Response<Answer>) -> Result<Response<Answer>, BoxError> {
+    let seconds = answer.headers().get(RETRY_AFTER);
+    let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+    let Some(seconds) = seconds.filter(|_| answer.status() == StatusCode::TOO_MANY_REQUESTS) else {
+        return Ok(answer);
+    };
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await?.to_bytes();
+    let mut status = serde_json::from_slice(&body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(&body);
+        Status::failure(text.trim(), "TooManyRequests").with_code(head.status.as_u16())
+    });
+    let details = status.details.get_or_insert_with(|| StatusDetails {
+        name: String::new(),
+        group: String::new(),
+        kind: String::new(),
+        uid: String::new(),
+        causes: Vec::new(),
+        retry_after_seconds: 0,
+    });
+    details.retry_after_seconds = details.retry_after_seconds.max(seconds);
+    let body = Full::from(serde_json::to_vec(&status)?);
+    let body = body.map_err(|never| match never {}).boxed_unsync();
+    Ok(Response::from_parts(head, body))
+}

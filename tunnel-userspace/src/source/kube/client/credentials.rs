@@ -1,0 +1,129 @@
+//! The files that say how to reach the API server, and who asks: they are replaced while we run, as by
+//! a kubelet that renews its certificate.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+
+use super::{Access, AccessError};
+
+/// What the kubelet mounts into a pod (kube-client `config/incluster_config.rs` reads the same).
+const IN_POD: [&str; 2] = [
+    "/var/run/secrets/kubernetes.io/serviceaccount/token",
+    "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
+];
+
+/// What changes when a file is written or another one takes its place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Fingerprint {
+    inode: u64,
+    changed: (i64, i64),
+    length: u64,
+}
+
+/// Files, as they were before they were read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files(BTreeMap<PathBuf, Option<Fingerprint>>);
+
+impl Files {
+    /// Takes note of a file as it is now.
+    fn see(&mut self, path: impl Into<PathBuf>) {
+        let path = path.into();
+        let fingerprint = fingerprint(&path);
+        self.0.insert(path, fingerprint);
+    }
+
+    /// Whether one of them is another one now.
+    pub(super) fn have_changed(&self) -> bool {
+        let mut files = self.0.iter();
+        files.any(|(path, seen)| fingerprint(path) != *seen)
+    }
+
+    /// Reads what they say. Each is seen before it is read, so one that changes meanwhile is read
+    /// again the next time.
+    pub(super) async fn read(&mut self, access: &Access) -> Result<Config, AccessError> {
+        self.0.clear();
+        let mut config = match &access.kubeconfig {
+            Some(path) => {
+                let failed = |source| AccessError::Kubeconfig {
+                    path: path.clone(),
+                    source: Box::new(source),
+                };
+                self.see(path);
+                let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+                named(&kubeconfig).for_each(|path| self.see(path));
+                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+                    .await
+                    .map_err(failed)?
+            }
+            None => {
+                IN_POD.into_iter().for_each(|path| self.see(path));
+                Config::incluster().map_err(|source| AccessError::InCluster(Box::new(source)))?
+            }
+        };
+        config.connect_timeout = Some(access.connect_timeout);
+        Ok(config)
+    }
+}
+
+/// The files that a kubeconfig names.
+fn named(kubeconfig: &Kubeconfig) -> impl Iterator<Item = &String> {
+    let clusters = kubeconfig.clusters.iter();
+    let authorities = clusters
+        .flat_map(|named| &named.cluster)
+        .flat_map(|cluster| &cluster.certificate_authority);
+    let users = kubeconfig.auth_infos.iter();
+    let of_users = users.flat_map(|named| &named.auth_info).flat_map(|user| {
+        [&user.client_certificate, &user.client_key, &user.token_file]
+            .into_iter()
+            .flatten()
+    });
+    authorities.chain(of_users)
+}
+
+fn fingerprint(path: &Path) -> Option<Fingerprint> {
+    let metadata = fs::metadata(path).ok()?;
+    Some(Fingerprint {
+        inode: metadata.ino(),
+        changed: (metadata.ctime(), metadata.ctime_nsec()),
+        length: metadata.len(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_that_a_kubeconfig_names_is_noticed_when_another_takes_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["ca", "cert", "key", "token"].map(|name| folder.path().join(name));
+        let [ca, cert, key, token] = paths.each_ref().map(|path| path.display());
+        let text = format!(
+            "clusters: [{{name: a, cluster: {{server: 'https://a', certificate-authority: {ca}}}}}]\n\
+             users:\n\
+             - name: a\n\
+             \x20 user: {{client-certificate: {cert}, client-key: {key}, tokenFile: {token}}}\n"
+        );
+        let kubeconfig = Kubeconfig::from_yaml(&text).unwrap();
+        // The key comes later, as where a pair is written one by one.
+        for path in [&paths[0], &paths[1], &paths[3]] {
+            fs::write(path, "old").unwrap();
+        }
+
+        for path in &paths {
+            let mut files = Files::default();
+            named(&kubeconfig).for_each(|path| files.see(path));
+            assert!(!files.have_changed());
+            let draft = folder.path().join("draft");
+            fs::write(&draft, "new").unwrap();
+            fs::rename(&draft, path).unwrap();
+            assert!(files.have_changed(), "{}", path.display());
+        }
+    }
+}

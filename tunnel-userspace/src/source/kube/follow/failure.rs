@@ -1,0 +1,113 @@
+use std::time::Duration;
+
+use kube::core::Status;
+
+use super::{Anew, Lists};
+use crate::model::Kind;
+
+/// Why listing or watching ended.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// What to do about it is known.
+    Anew(Anew),
+    /// It failed.
+    Failed(Failure),
+}
+
+/// What failed.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: kube::Error,
+    /// Whether nothing had come of the answer.
+    pub(super) is_start: bool,
+    /// Whether objects were being listed.
+    pub(super) is_of_list: bool,
+}
+
+impl Failure {
+    /// A list, or a page of one, did not come.
+    pub(super) const fn of_list(error: kube::Error) -> Self {
+        Self {
+            error,
+            is_start: true,
+            is_of_list: true,
+        }
+    }
+
+    /// A list broke off.
+    pub(super) const fn in_list(error: kube::Error) -> Self {
+        Self {
+            error,
+            is_start: false,
+            is_of_list: true,
+        }
+    }
+
+    /// A watch did not begin.
+    pub(super) const fn of_watch(error: kube::Error) -> Self {
+        Self {
+            error,
+            is_start: true,
+            is_of_list: false,
+        }
+    }
+
+    /// A watch broke off.
+    pub(super) const fn in_watch(error: kube::Error) -> Self {
+        Self {
+            error,
+            is_start: false,
+            is_of_list: false,
+        }
+    }
+
+    /// What it means beyond trying again.
+    pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Option<Anew> {
+        let status = status(&self.error)?;
+        let is_streamed = lists == Lists::Streamed;
+        match status.code {
+            // Only of this kind it means that: what stands before an API server says it of anything.
+            404 if self.is_start && kind == Kind::ServiceCidr => Some(Anew::Absent),
+            400 | 422 if self.is_start && is_streamed => {
+                Some(Anew::NotStreamed { is_refused: true })
+            }
+            // Too large, from a server that is behind, or whose data is older.
+            504 if is_too_large(status) => Some(Anew::Lost),
+            // Some say it only then: an API server whose etcd can't tell how far it is (3.4.24 and
+            // older) ends the list with an error. Pages show whether there is more to it.
+            _ if self.is_of_list && !self.is_start && is_streamed => {
+                Some(Anew::NotStreamed { is_refused: false })
+            }
+            // Too old: of the watch, or of the page to go on from.
+            410 => Some(Anew::Lost),
+            _ => None,
+        }
+    }
+
+    /// How long the server wants not to be asked.
+    pub(super) fn wanted_pause(&self) -> Duration {
+        /// Longer than this nobody waits, whatever the server says.
+        const LONGEST: Duration = Duration::from_secs(60);
+        let details = status(&self.error).and_then(|status| status.details.as_ref());
+        let seconds = details.map_or(0, |details| details.retry_after_seconds);
+        Duration::from_secs(seconds.into()).min(LONGEST)
+    }
+}
+
+/// Whether the version that was asked for is one that the server doesn't have yet
+/// (apimachinery `pkg/api/errors/errors.go`, `NewTooLargeResourceVersionError`).
+fn is_too_large(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.message.contains("Too large resource version")
+        || causes
+            .into_iter()
+            .any(|cause| cause.reason == "ResourceVersionTooLarge")
+}
+
+fn status(error: &kube::Error) -> Option<&Status> {
+    if let kube::Error::Api(status) = error {
+        Some(status)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,122 @@
+//! A list of all objects, as the server says it.
+
+use futures_util::StreamExt as _;
+use kube::{Resource, core::WatchEvent};
+use tokio::time::{Duration, timeout};
+use tracing::warn;
+
+use super::{
+    Anew, Following, Lists, What,
+    failure::{Failure, Stop},
+    pace::Round,
+    watch::Watch,
+};
+use crate::k8s::Arriving;
+
+/// How long a server that streams its list may be silent before the end of it. One that doesn't know
+/// of such lists never says that they have ended.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What marks the end of a list that is streamed.
+const END_OF_LIST: &str = "k8s.io/initial-events-end";
+
+/// A list that is complete.
+pub(super) struct Listed<K> {
+    /// The version to watch from.
+    pub(super) version: String,
+    /// The watch that it was the beginning of.
+    pub(super) watch: Option<Watch<K>>,
+}
+
+impl<K> Following<K>
+where
+    K: Arriving + Resource<DynamicType = ()> + 'static,
+    <K as Resource>::Scope: Send,
+{
+    /// Lists all objects. A list of an older version than what was seen is not taken, unless the
+    /// server stays there. Both ways are consistent reads, yet what caches answers of an API server,
+    /// or a server that was restored from a backup, gives such a list.
+    pub(super) async fn list(&self, lists: Lists, round: &mut Round) -> Result<Listed<K>, Stop> {
+        let server = self.current.index();
+        let listed = match lists {
+            Lists::Streamed => self.streamed().await?,
+            Lists::Paged => self.paged().await?,
+        };
+        let version = &listed.version;
+        if version.is_empty() {
+            let why = "a list came without a version".to_owned();
+            self.told(What::Failed(why)).await?;
+            return Err(Stop::Anew(Anew::Lost));
+        }
+        if round.is_behind(version) {
+            let seen = round.seen();
+            let why = format!("what it has is of version {version}, and {seen} was seen before");
+            self.current.leave(server, &why);
+            self.told(What::Failed(why)).await?;
+            return Err(Stop::Anew(Anew::Older));
+        }
+        if let Some(seen) = round.listed(version) {
+            warn!(kind = %K::READ_AS, version, seen, "the API server stays at older data: taking it as restored from a backup");
+        }
+        self.told(What::ListEnds).await?;
+        Ok(listed)
+    }
+
+    /// A list that is the beginning of a watch.
+    async fn streamed(&self) -> Result<Listed<K>, Stop> {
+        const NOT_STREAMED: Stop = Stop::Anew(Anew::NotStreamed { is_refused: false });
+        // Without a version it is a consistent read.
+        let opened = self.open(true, "").await;
+        let mut watch = opened.map_err(|error| Stop::Failed(Failure::of_list(error)))?;
+        self.told(What::ListBegins).await?;
+        loop {
+            let next = timeout(SILENCE, watch.events.next()).await;
+            // It is silent, or has ended without a word.
+            let Ok(Some(event)) = next else {
+                return Err(NOT_STREAMED);
+            };
+            match event.map_err(|error| Stop::Failed(Failure::in_list(error)))? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    self.told(What::Listed(Box::new(object.arrived))).await?;
+                }
+                WatchEvent::Bookmark(bookmark) => {
+                    if bookmark.metadata.annotations.contains_key(END_OF_LIST) {
+                        watch.is_new = true;
+                        return Ok(Listed {
+                            version: bookmark.metadata.resource_version,
+                            watch: Some(watch),
+                        });
+                    }
+                }
+                // Nothing of a list is gone.
+                WatchEvent::Deleted(_) => {}
+                WatchEvent::Error(status) => {
+                    let error = kube::Error::Api(status);
+                    return Err(Stop::Failed(Failure::in_list(error)));
+                }
+            }
+        }
+    }
+
+    /// A list in pages.
+    async fn paged(&self) -> Result<Listed<K>, Stop> {
+        let mut page = self.selected().limit(self.pace.page_size);
+        self.told(What::ListBegins).await?;
+        loop {
+            let listed = self.api.list(&page).await;
+            let listed = listed.map_err(|error| Stop::Failed(Failure::of_list(error)))?;
+            for object in listed.items {
+                self.told(What::Listed(Box::new(object.arrived))).await?;
+            }
+            let next = listed.metadata.continue_.filter(|token| !token.is_empty());
+            if let Some(next) = next {
+                page.continue_token = Some(next);
+                continue;
+            }
+            return Ok(Listed {
+                version: listed.metadata.resource_version.unwrap_or_default(),
+                watch: None,
+            });
+        }
+    }
+}

@@ -1,0 +1,153 @@
+use tokio::time::{Duration, Instant};
+
+/// How the server is asked.
+#[derive(Clone, Debug)]
+pub(in crate::source::kube) struct Pace {
+    /// Objects in a page, where lists come in pages.
+    pub(in crate::source::kube) page_size: u32,
+    /// How long one watch lasts.
+    pub(in crate::source::kube) watch: Duration,
+    /// The first and the longest pause after a failure.
+    pub(in crate::source::kube) pause: (Duration, Duration),
+    /// How long what a server has may be older than what was seen, until it is taken for restored.
+    pub(in crate::source::kube) lag: Duration,
+    /// How much longer than it was to last a watch may be open.
+    pub(in crate::source::kube) overtime: Duration,
+}
+
+/// What is known of the server over several rounds.
+#[derive(Debug)]
+pub(super) struct Round {
+    first: Duration,
+    last: Duration,
+    lag: Duration,
+    failures: u32,
+    /// The version that what was seen is of; nothing where it is no number (from Kubernetes 1.35 on
+    /// they may be compared).
+    seen: Option<u64>,
+    /// Since when lists are of an older one.
+    older_since: Option<Instant>,
+}
+
+impl Round {
+    pub(super) const fn new(pace: &Pace) -> Self {
+        let (first, last) = pace.pause;
+        Self {
+            first,
+            last,
+            lag: pace.lag,
+            failures: 0,
+            seen: None,
+            older_since: None,
+        }
+    }
+
+    /// Whether a version is older than what was seen.
+    pub(super) fn is_older(&self, version: &str) -> bool {
+        let version = version.parse::<u64>().ok();
+        version
+            .zip(self.seen)
+            .is_some_and(|(version, seen)| version < seen)
+    }
+
+    /// Whether to leave a list of this version: it would bring back what is gone. A server that lags
+    /// catches up; one that doesn't was restored from a backup, and what it has is the truth.
+    pub(super) fn is_behind(&mut self, version: &str) -> bool {
+        if !self.is_older(version) {
+            return false;
+        }
+        let since = *self.older_since.get_or_insert_with(Instant::now);
+        since.elapsed() < self.lag
+    }
+
+    /// Takes note of the version of a list that was taken. Gives what was seen before, where that is
+    /// ahead of it.
+    pub(super) fn listed(&mut self, version: &str) -> Option<u64> {
+        let ahead = self.seen.filter(|_| self.is_older(version));
+        self.seen = version.parse().ok();
+        self.older_since = None;
+        ahead
+    }
+
+    /// Takes note of the version of what a watch told. Says whether it is ahead of all before.
+    pub(super) fn moved(&mut self, version: &str) -> bool {
+        let version = version.parse().ok();
+        let is_ahead = version.is_none() || version > self.seen;
+        self.seen = self.seen.max(version);
+        is_ahead
+    }
+
+    /// The version that what was seen is of.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen.unwrap_or(0)
+    }
+
+    /// Takes note that the server does as it should.
+    pub(super) const fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+
+    /// How many pauses there were since.
+    pub(super) const fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// How long to wait after a failure: twice as long as after the one before, of which half is
+    /// left to chance, so that not every node comes at once.
+    pub(super) fn pause(&mut self) -> Duration {
+        let full = self
+            .first
+            .saturating_mul(1 << self.failures.min(16))
+            .min(self.last);
+        self.failures = self.failures.saturating_add(1);
+        full.mul_f64(fastrand::f64().mul_add(0.5, 0.5))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round() -> Round {
+        Round::new(&Pace {
+            page_size: 1,
+            watch: Duration::from_secs(300),
+            pause: (Duration::from_millis(250), Duration::from_secs(30)),
+            lag: Duration::from_secs(60),
+            overtime: Duration::from_secs(30),
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn older_data_is_taken_once_the_server_has_stayed_there() {
+        let mut round = round();
+        assert_eq!(round.listed("700"), None);
+        assert!(round.moved("710"));
+        assert!(!round.moved("705"));
+
+        assert!(round.is_behind("709"));
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert!(round.is_behind("600"));
+        // A list in between that is not older begins it anew.
+        assert!(!round.is_behind("710"));
+        assert_eq!(round.listed("710"), None);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(round.is_behind("600"));
+        tokio::time::advance(Duration::from_secs(60)).await;
+
+        assert!(!round.is_behind("600"));
+        assert_eq!(round.listed("600"), Some(710));
+        assert!(!round.is_behind("601"));
+    }
+
+    #[test]
+    fn versions_that_are_no_numbers_are_not_compared() {
+        let mut round = round();
+        assert_eq!(round.listed("700"), None);
+
+        assert!(!round.is_behind("a"));
+        assert_eq!(round.listed("a"), None);
+        assert!(round.moved("b"));
+        assert!(!round.is_behind("1"));
+    }
+}

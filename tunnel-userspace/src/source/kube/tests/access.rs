@@ -1,0 +1,149 @@
+//! Who asks, while that changes.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+
+use super::{server::kubeconfig_of, *};
+
+/// How it is replaced by those who renew it: whole.
+fn replace(path: &Path, text: &str) {
+    let draft = path.with_extension("new");
+    fs::write(&draft, text).expect("written");
+    fs::rename(&draft, path).expect("renamed");
+}
+
+/// A server that tells a Service `a` whose address says whom it believes, and nothing to others. Its
+/// watches end, so that it is asked again and again.
+async fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
+    Server::start(Script::all(move |asked| {
+        let known = tokens
+            .iter()
+            .find(|(token, _)| asked.token.as_deref() == Some(*token));
+        let Some((_, address)) = known else {
+            return status(401, "Unauthorized");
+        };
+        let is_service = asked.path == "/api/v1/services";
+        if is_streamed(asked) {
+            return Reply::Closed(vec![server::end_of_list(1)]);
+        }
+        if !is_watch(asked) {
+            return listed(&[], 1, None);
+        }
+        // Each address has a version of its own.
+        let version = 10 + address.bytes().last().map_or(0, u64::from);
+        Reply::Closed(if is_service {
+            vec![watched("MODIFIED", "a", address, version)]
+        } else {
+            Vec::new()
+        })
+    }))
+    .await
+}
+
+/// A folder with the kubeconfig of a user.
+fn folder_of(server: &Server, user: &Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    replace(
+        &folder.path().join("kubeconfig"),
+        &kubeconfig_of(server, user),
+    );
+    folder
+}
+
+#[tokio::test]
+async fn a_token_that_is_rotated_is_used_at_once() {
+    let server = believing(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]).await;
+    let secret = tempfile::tempdir().expect("a folder");
+    let token = secret.path().join("token");
+    replace(&token, "first");
+    let folder = folder_of(&server, &json!({"tokenFile": token}));
+    let mut followed = Followed::by(folder, &server).await;
+    followed.until("a=10.0.0.1").await;
+
+    replace(&token, "second");
+
+    followed.until("a=10.0.0.2").await;
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_that_is_no_longer_believed_is_read_again() {
+    let server = believing(&[("second", "10.0.0.2")]).await;
+    let secret = tempfile::tempdir().expect("a folder");
+    let token = secret.path().join("token");
+    replace(&token, "first");
+    let folder = folder_of(&server, &json!({"tokenFile": token}));
+    let mut followed = Followed::by(folder, &server).await;
+    followed.until_trouble("Unauthorized").await;
+
+    replace(&token, "second");
+
+    followed.until("a=10.0.0.2").await;
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
+    let server = believing(&[("second", "10.0.0.2")]).await;
+    let secret = tempfile::tempdir().expect("a folder");
+    let said = secret.path().join("said");
+    let says = |token: &str| {
+        let credential = json!({
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": {"token": token},
+        });
+        replace(&said, &credential.to_string());
+    };
+    says("first");
+    let plugin = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "cat",
+        "args": [said],
+        "interactiveMode": "Never",
+    });
+    let folder = folder_of(&server, &json!({"exec": plugin}));
+    let mut followed = Followed::by(folder, &server).await;
+    followed.until_trouble("Unauthorized").await;
+
+    says("second");
+
+    followed.until("a=10.0.0.2").await;
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_changes_is_read_again_and_the_last_good_one_stays() {
+    let server = believing(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]).await;
+    let folder = folder_of(&server, &json!({"token": "first"}));
+    let mut followed = Followed::by(folder, &server).await;
+    let kubeconfig = followed.folder.path().join("kubeconfig");
+    followed.until("a=10.0.0.1").await;
+
+    replace(&kubeconfig, "not a kubeconfig");
+    let before = server.asked("/api/v1/services").len();
+    while server.asked("/api/v1/services").len() < before + 3 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let missing = json!({"client-certificate": "/nowhere/cert", "client-key": "/nowhere/key"});
+    replace(&kubeconfig, &kubeconfig_of(&server, &missing));
+    let before = server.asked("/api/v1/services").len();
+    while server.asked("/api/v1/services").len() < before + 3 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let asked = server.asked("/api/v1/services");
+    assert!(
+        asked
+            .iter()
+            .all(|asked| asked.token.as_deref() == Some("first"))
+    );
+
+    replace(
+        &kubeconfig,
+        &kubeconfig_of(&server, &json!({"token": "second"})),
+    );
+
+    followed.until("a=10.0.0.2").await;
+    followed.stop().await;
+}

@@ -5,7 +5,7 @@
 //! node-a  cloud, control plane   172.30.0.1  fd00:30:0::1   pods 10.244.0.0/24 fd00:244:0::/64
 //!    │ up0
 //!  wire   router between them    .254        ::fe           `Network::set_outbound_only`
-//!    │ up0
+//!    │ up0 of each
 //! node-b  edge                   172.30.1.1  fd00:30:1::1   pods 10.244.1.0/24 fd00:244:1::/64
 //! node-c  cloud, `Size::Three`   172.30.2.1  fd00:30:2::1   pods 10.244.2.0/24 fd00:244:2::/64
 //! ```

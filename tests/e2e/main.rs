@@ -19,11 +19,14 @@ use clap::{Parser, ValueEnum};
 use regex_lite::Regex;
 use tunnel_tests::{
     clock::Instant,
-    cluster::{Cluster, kit::Kit, logs::Logs, product::Product, proxy::Proxy},
+    cluster::{Cluster, kit::Kit, logs::Logs, network::Size, product::Product, proxy::Proxy},
     interrupt,
 };
 
-use self::table::{Row, Table};
+use self::{
+    table::{Row, Table},
+    upstream::Range,
+};
 
 /// How much of each log is shown when something failed.
 const TAIL: usize = 12;
@@ -46,6 +49,9 @@ struct Cli {
     /// Our own specs and a handful of Kubernetes' own.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
+    /// Three nodes, and the wider list of Kubernetes' own specs.
+    #[arg(long, conflicts_with = "fast")]
+    wider: bool,
     /// Only specs whose names match.
     #[arg(long)]
     focus: Option<String>,
@@ -89,7 +95,8 @@ fn run(cli: &Cli) -> Result<bool> {
 
     println!("start a cluster ...");
     let start = Instant::now();
-    let cluster = Cluster::start(kit, logs.clone(), proxy);
+    let size = if cli.wider { Size::Three } else { Size::Two };
+    let cluster = Cluster::start(kit, logs.clone(), proxy, size);
     let cluster = match cluster {
         Ok(cluster) => cluster,
         Err(error) => {
@@ -120,21 +127,23 @@ fn run(cli: &Cli) -> Result<bool> {
 }
 
 fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Table) -> Result<()> {
-    let chosen = specs::ALL
+    let range = match (cli.fast, cli.wider, &cli.focus) {
+        (_, _, Some(focus)) => Range::Matching(focus.clone()),
+        (true, _, None) => Range::Few,
+        (false, true, None) => Range::Wider,
+        (false, false, None) => Range::Conformance,
+    };
+    let chosen: Vec<_> = specs::ALL
         .iter()
-        .filter(|spec| focus.is_none_or(|focus| focus.is_match(spec.name)));
-    let chosen: Vec<_> = chosen.collect();
+        .filter(|_| range.has_ours())
+        .filter(|spec| focus.is_none_or(|focus| focus.is_match(spec.name)))
+        .collect();
     if !chosen.is_empty() {
         let stage = stage::Stage::set(cluster).context("the stage of the specs")?;
         for spec in chosen {
             table.add(specs::run(spec, &stage)?);
         }
     }
-    let range = match (cli.fast, &cli.focus) {
-        (true, _) => upstream::Range::Few,
-        (false, Some(focus)) => upstream::Range::Matching(focus.clone()),
-        (false, None) => upstream::Range::Conformance,
-    };
     let is_product = cli.proxy == Which::Culvert;
     println!("run Kubernetes' own specs ...");
     for case in upstream::run(cluster, &range)? {

@@ -39,11 +39,11 @@ pub(crate) struct Spec {
 /// All, in the order in which they run.
 pub(crate) const ALL: [Spec; 12] = [
     any(
-        "pods on both nodes resolve names over UDP and TCP and reach the API server",
+        "pods on all nodes resolve names over UDP and TCP and reach the API server",
         services::names_resolve,
     ),
     any(
-        "a Service answers pods and hosts of both nodes over IPv4 and IPv6 from all its backends",
+        "a Service answers pods and hosts of all nodes over IPv4 and IPv6 from all its backends",
         services::all_backends_answer,
     ),
     any(

@@ -1,4 +1,4 @@
-//! What all specs find: a Service with backends on both nodes, and clients on each.
+//! What all specs find: a Service with backends on the nodes, and clients on each.
 
 use std::{
     io,

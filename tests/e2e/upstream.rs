@@ -1,10 +1,19 @@
-//! Which of Kubernetes' own specs are run.
+//! Which of Kubernetes' own specs are run, and what is expected of them.
+
+mod not_yet;
+
+use std::time::Duration;
 
 use anyhow::Result;
 use tunnel_tests::cluster::{
     Cluster,
-    ginkgo::{self, Case, Verdict},
+    ginkgo::{self, Case, Choice, Verdict},
 };
+
+use self::not_yet::NOT_YET;
+
+/// What stands before the names of all specs of the network.
+const GROUP: &str = "[sig-network] ";
 
 /// Quick ones that need no more than a Service's own address and DNS.
 const FEW: [&str; 6] = [
@@ -16,7 +25,23 @@ const FEW: [&str; 6] = [
     "Services should serve multiport endpoints from pods",
 ];
 
-/// What can't be asked of two nodes on one machine without a cloud, or would break it.
+/// What has to do with Services, by parts of names.
+const WIDER: [&str; 12] = [
+    "Services",
+    "Traffic Distribution",
+    "Conntrack",
+    "Connectivity Pod",
+    "Service CIDR",
+    "IPv6DualStack",
+    "Topology Hints",
+    "KubeProxy should set",
+    "Networking Granular",
+    "Networking should check",
+    "Proxy version",
+    "EndpointSliceMirr",
+];
+
+/// What can't be asked of nodes on one machine without a cloud, or would break it.
 const NOT_HERE: [&str; 9] = [
     "Disruptive",
     "Feature:LoadBalancer",
@@ -29,51 +54,28 @@ const NOT_HERE: [&str; 9] = [
     "sctp",
 ];
 
-/// Specs that the product doesn't pass yet, by a part of their names, and what is missing.
-const NOT_YET: [(&str, &str); 6] = [
-    (
-        "Services should be able to change the type from ExternalName to NodePort",
-        NODE_PORTS,
-    ),
-    (
-        "Services should be able to create a functioning NodePort service",
-        NODE_PORTS,
-    ),
-    (
-        "Services should be able to switch session affinity for NodePort service",
-        NODE_PORTS,
-    ),
-    (
-        "Services should be able to switch session affinity for service with type clusterIP",
-        AFFINITY,
-    ),
-    (
-        "Services should have session affinity work for NodePort service",
-        NODE_PORTS,
-    ),
-    (
-        "Services should have session affinity work for service with type clusterIP",
-        AFFINITY,
-    ),
-];
-const NODE_PORTS: &str = "NodePorts are not built yet";
-const AFFINITY: &str = "session affinity is not built yet";
-
 /// What a spec of Kubernetes' own came to, measured by what the product is known not to pass yet. A
 /// spec that passes in spite of that is a failure, so that the list stays true.
 pub(crate) fn judge(mut case: Case, is_product: bool) -> Case {
-    let mut known = NOT_YET.iter().filter(|_| is_product);
-    if let Some((_, missing)) = known.find(|(name, _)| case.name.contains(name)) {
+    if let Some(missing) = missing(&case.name).filter(|_| is_product) {
         (case.verdict, case.message) = match case.verdict {
-            Verdict::Failed => (Verdict::NotYet, (*missing).to_owned()),
+            Verdict::Failed => (Verdict::NotYet, format!("not built yet: {missing}")),
             Verdict::Passed => (
                 Verdict::Failed,
-                "it passes now: take it from the list in upstream.rs".to_owned(),
+                "it passes now: take it from the list in upstream/not_yet.rs".to_owned(),
             ),
             Verdict::NotYet | Verdict::Skipped => return case,
         };
     }
     case
+}
+
+/// What the product lacks for a spec, if anything.
+fn missing(name: &str) -> Option<&'static str> {
+    let name = name.strip_prefix(GROUP)?;
+    let mut known = NOT_YET.iter();
+    let (missing, _) = known.find(|(_, names)| names.contains(&name))?;
+    Some(missing)
 }
 
 /// How many of them.
@@ -85,6 +87,8 @@ pub(crate) enum Range {
     Matching(String),
     /// Those of the network that every cluster must pass.
     Conformance,
+    /// Those beyond: what Services can do that not every cluster must.
+    Wider,
 }
 
 impl Range {
@@ -93,13 +97,111 @@ impl Range {
             Self::Few => FEW.map(|name| format!("sig-network. .*{name}")).to_vec(),
             Self::Matching(expression) => vec![format!("sig-network.*({expression})")],
             Self::Conformance => vec!["sig-network.*Conformance".to_owned()],
+            Self::Wider => WIDER.map(|name| format!("sig-network. .*{name}")).to_vec(),
+        }
+    }
+
+    fn choice(&self) -> Choice {
+        let mut skip = NOT_HERE.map(str::to_owned).to_vec();
+        let (side_by_side, minutes) = match self {
+            Self::Few | Self::Matching(_) | Self::Conformance => (4, 45),
+            Self::Wider => {
+                skip.push("\\[Conformance\\]".to_owned());
+                (6, 90)
+            }
+        };
+        Choice {
+            focus: self.focus(),
+            skip,
+            side_by_side,
+            limit: Duration::from_secs(minutes * 60),
+        }
+    }
+
+    /// Whether specs of ours are run too, which another range does.
+    pub(crate) const fn has_ours(&self) -> bool {
+        match self {
+            Self::Few | Self::Matching(_) | Self::Conformance => true,
+            Self::Wider => false,
         }
     }
 }
 
 /// Runs them; they come sorted, as they run in any order.
 pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<Vec<Case>> {
-    let mut cases = ginkgo::run(cluster, &range.focus(), &NOT_HERE)?;
+    let mut cases = ginkgo::run(cluster, &range.choice())?;
     cases.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use regex_lite::Regex;
+
+    use super::*;
+
+    fn case(name: &str, verdict: Verdict) -> Case {
+        Case {
+            name: name.to_owned(),
+            verdict,
+            took: Duration::ZERO,
+            message: "no answer".to_owned(),
+        }
+    }
+
+    const KNOWN: &str =
+        "[sig-network] Services should have session affinity work for NodePort service";
+
+    #[test]
+    fn a_spec_that_is_known_to_fail_must_fail_and_its_message_is_what_is_missing() {
+        let failed = judge(case(KNOWN, Verdict::Failed), true);
+        let passed = judge(case(KNOWN, Verdict::Passed), true);
+
+        assert_eq!(failed.verdict, Verdict::NotYet);
+        assert!(failed.message.contains("NodePorts"), "{}", failed.message);
+        assert_eq!(passed.verdict, Verdict::Failed);
+    }
+
+    #[test]
+    fn a_longer_name_and_another_proxy_are_judged_by_how_the_spec_ended() {
+        let other = case(&format!("{KNOWN}s"), Verdict::Failed);
+
+        assert_eq!(judge(other.clone(), true), other);
+        assert_eq!(
+            judge(case(KNOWN, Verdict::Passed), false).verdict,
+            Verdict::Passed
+        );
+    }
+
+    #[test]
+    fn no_spec_is_missing_for_two_reasons() {
+        let mut names: Vec<_> = NOT_YET.iter().flat_map(|(_, names)| *names).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+
+        assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn the_wider_range_leaves_out_what_conformance_runs() {
+        let Choice { focus, skip, .. } = Range::Wider.choice();
+        let matches = |expressions: &[String], name: &str| {
+            let mut expressions = expressions.iter();
+            expressions.any(|it| Regex::new(it).unwrap().is_match(name))
+        };
+        let is_run = |name: &str| matches(&focus, name) && !matches(&skip, name);
+
+        assert!(is_run(
+            "[sig-network] Services should check NodePort out-of-range"
+        ));
+        assert!(!is_run(
+            "[sig-network] Services should delete a collection [Conformance]"
+        ));
+        assert!(!is_run("[sig-network] Services should be able to use SCTP"));
+        assert!(!is_run(
+            "[sig-network] DNS should provide DNS for the cluster"
+        ));
+        assert!(!is_run("[sig-node] Services"));
+    }
 }

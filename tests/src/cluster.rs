@@ -1,12 +1,13 @@
-//! Real Kubernetes on this machine: a cloud node with the control plane and an edge node, each a
-//! place of the laboratory, with a wire between them.
+//! Real Kubernetes on this machine: a cloud node with the control plane, an edge node, and on demand a
+//! third, each a place of the laboratory and in a zone of its own, with a wire between them.
 //!
 //! ```text
 //! node-a  cloud, control plane   172.30.0.1  fd00:30:0::1   pods 10.244.0.0/24 fd00:244:0::/64
 //!    │ up0
 //!  wire   router between them    .254        ::fe           `Network::set_outbound_only`
-//!    │ up0
+//!    │ up0 of each
 //! node-b  edge                   172.30.1.1  fd00:30:1::1   pods 10.244.1.0/24 fd00:244:1::/64
+//! node-c  cloud, `Size::Three`   172.30.2.1  fd00:30:2::1   pods 10.244.2.0/24 fd00:244:2::/64
 //! ```
 //!
 //! Every process is in a control group of the laboratory, and a node has a mount namespace of its
@@ -41,7 +42,7 @@ use self::{
     kit::Kit,
     kubectl::Kubectl,
     logs::Logs,
-    network::{NODES, Network},
+    network::{Network, Size},
     node::Node,
     pki::Pki,
     proxy::Proxy,
@@ -81,10 +82,10 @@ impl Cluster {
     /// # Errors
     ///
     /// Without the rights of root, or when a part of it doesn't get ready.
-    pub fn start(kit: Kit, logs: Logs, proxy: Proxy) -> Result<Self> {
+    pub fn start(kit: Kit, logs: Logs, proxy: Proxy, size: Size) -> Result<Self> {
         let lab = Lab::new()?;
         node::prepare(&lab)?;
-        let network = Network::new(&lab, &kit)?;
+        let network = Network::new(&lab, &kit, size)?;
         let pki = Pki::write(&lab.folder().join("pki"))?;
         let site = Site {
             lab: &lab,
@@ -123,7 +124,8 @@ impl Cluster {
                 proxy::start_kube_proxy(node, &site)?;
             }
         }
-        for (name, _) in NODES {
+        for node in &self.nodes {
+            let name = node.name();
             self.kubectl
                 .wait_for("node", name, "Ready", READY)
                 .with_context(|| format!("{name} doesn't get ready"))?;

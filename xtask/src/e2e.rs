@@ -25,6 +25,10 @@ pub(crate) struct Options {
     /// Our own specs and a handful of Kubernetes' own.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
+    /// Three nodes in three zones, and of Kubernetes' own specs those of Services beyond conformance;
+    /// with --focus those that match
+    #[arg(long, conflicts_with = "fast")]
+    wider: bool,
     /// Only specs whose names match this regular expression, ours and Kubernetes' own.
     #[arg(long, value_name = "RE")]
     focus: Option<String>,
@@ -81,6 +85,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.fast {
         command.arg("--fast");
+    }
+    if options.wider {
+        command.arg("--wider");
     }
     if let Some(focus) = &options.focus {
         command.args(["--focus", focus]);

@@ -1,5 +1,7 @@
 //! Where the kernel programs of each node are.
 
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
@@ -12,11 +14,14 @@ pub(super) fn to_their_own_group(stage: &Stage<'_>) -> Result<()> {
         let answer = node.ask_daemon("/status")?;
         let status: Value = serde_json::from_str(&answer.body)?;
         let cgroup = status["cgroup"].as_str().context("no cgroup")?;
-        let expected = node.cgroup().display().to_string();
+        // Every node has a name of its own for it; a group is known by its inode.
+        let attached = fs::metadata(node.from_elsewhere(Path::new(cgroup)))?.ino();
+        let own = fs::metadata(node.cgroup())?.ino();
         ensure!(
-            cgroup == expected,
-            "{}: {cgroup}, not {expected}",
-            node.name()
+            attached == own,
+            "{}: {cgroup} is not {}",
+            node.name(),
+            node.cgroup().display()
         );
         let named = status["node"].as_str();
         ensure!(named == Some(node.name()), "{named:?} on {}", node.name());

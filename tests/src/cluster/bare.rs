@@ -12,7 +12,7 @@ use super::{
     kit::Kit,
     kubectl::Kubectl,
     logs::Logs,
-    network::{self, NODES, Network},
+    network::{self, NODES, Network, Size},
     pki::Pki,
 };
 use crate::{lab::Lab, place::Place};
@@ -49,7 +49,7 @@ impl Bare {
     /// Without the rights of root, or when the API server doesn't get ready.
     pub fn start(kit: Kit, logs: Logs) -> Result<Self> {
         let lab = Lab::new()?;
-        let network = Network::new(&lab, &kit)?;
+        let network = Network::new(&lab, &kit, Size::Two)?;
         let pki = Pki::write(&lab.folder().join("pki"))?;
         let site = Site {
             lab: &lab,

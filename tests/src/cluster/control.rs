@@ -22,6 +22,11 @@ const READY: Duration = Duration::from_secs(120);
 /// The ranges of Services.
 const SERVICES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
+/// Without the API server no kubelet tells of itself, and a node that is silent for 50 s isn't ready, nor
+/// are its pods and the endpoints of its Services. A spec that takes the API server away for longer is
+/// about what was known before.
+const NODES_STAY_READY: &str = "--node-monitor-grace-period=10m";
+
 /// What service accounts asked for: who has more rights than it uses shows here.
 const AUDIT: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -185,6 +190,7 @@ fn controllers(site: &Site<'_>) -> Vec<String> {
         format!("--cluster-signing-cert-file={}", pki("ca.crt")),
         format!("--cluster-signing-key-file={}", pki("ca.key")),
         "--allocate-node-cidrs=false".to_owned(),
+        NODES_STAY_READY.to_owned(),
         format!("--flex-volume-plugin-dir={}", volumes.display()),
     ]);
     arguments

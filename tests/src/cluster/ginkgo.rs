@@ -6,11 +6,21 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::Cluster;
 
-/// How long all of them may take together, and ginkgo after its own limit.
-const LIMIT: Duration = Duration::from_secs(45 * 60);
+/// How long ginkgo may take after its own limit.
 const SLACK: Duration = Duration::from_secs(60);
-/// How many run at a time: they wait for most of their time.
-const SIDE_BY_SIDE: &str = "--procs=4";
+
+/// What to run, and how.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// Specs whose names match one of some regular expressions.
+    pub focus: Vec<String>,
+    /// But for those whose names match one of these.
+    pub skip: Vec<String>,
+    /// How many run at a time: they wait for most of their time.
+    pub side_by_side: u32,
+    /// How long all of them may take together.
+    pub limit: Duration,
+}
 
 /// What became of a spec.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,25 +48,25 @@ pub enum Verdict {
     Skipped,
 }
 
-/// Runs the specs whose names match one of some regular expressions.
+/// Runs specs.
 ///
 /// # Errors
 ///
 /// When ginkgo can't be run, or leaves no report.
-pub fn run(cluster: &Cluster, focus: &[String], skip: &[&str]) -> Result<Vec<Case>> {
+pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
     let kit = cluster.kit();
     let logs = cluster.logs();
     let mut command = kit.environment();
     command.extend([
         kit.program("ginkgo"),
-        SIDE_BY_SIDE.to_owned(),
+        format!("--procs={}", choice.side_by_side),
         "--no-color".to_owned(),
-        format!("--timeout={}s", LIMIT.as_secs()),
+        format!("--timeout={}s", choice.limit.as_secs()),
         format!("--output-dir={}", logs.folder().display()),
         "--junit-report=ginkgo.xml".to_owned(),
     ]);
-    command.extend(focus.iter().map(|it| format!("--focus={it}")));
-    command.extend(skip.iter().map(|it| format!("--skip={it}")));
+    command.extend(choice.focus.iter().map(|it| format!("--focus={it}")));
+    command.extend(choice.skip.iter().map(|it| format!("--skip={it}")));
     command.extend([
         kit.program("e2e.test"),
         "--".to_owned(),
@@ -71,7 +81,7 @@ pub fn run(cluster: &Cluster, focus: &[String], skip: &[&str]) -> Result<Vec<Cas
         .command(&command)
         .log(logs.create("ginkgo")?)
         .start()?
-        .wait(LIMIT + SLACK)?;
+        .wait(choice.limit + SLACK)?;
     let path = logs.path("ginkgo.xml");
     let text = fs::read(&path)
         .with_context(|| format!("ginkgo ended with {ended:?} and left no {}", path.display()))?;

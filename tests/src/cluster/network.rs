@@ -1,4 +1,4 @@
-//! The nodes' network: two hosts, and a router between them, which is what they have for an internet.
+//! The nodes' network: their hosts, and a router between them, which is what they have for an internet.
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
@@ -12,8 +12,32 @@ use crate::{
     place::Place,
 };
 
-/// The names of the nodes, and of their control groups.
-pub const NODES: [(&str, &str); 2] = [("node-a", "a"), ("node-b", "b")];
+/// The names of the nodes, and of their control groups: the cloud's, the edge's, and one more of the
+/// cloud's where there are three.
+pub const NODES: [(&str, &str); 3] = [("node-a", "a"), ("node-b", "b"), ("node-c", "c")];
+
+/// Which of the nodes has the control plane, and which is far away.
+pub(super) const CLOUD: usize = 0;
+pub(super) const EDGE: usize = 1;
+
+/// How many nodes there are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Size {
+    /// The cloud's and the edge's.
+    Two,
+    /// One more of the cloud's: what spreads over zones wants three.
+    Three,
+}
+
+impl Size {
+    /// The names of the nodes, and of their control groups.
+    pub(super) fn nodes(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Two => &NODES[..2],
+            Self::Three => &NODES,
+        }
+    }
+}
 
 const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
@@ -22,16 +46,16 @@ const FORWARDING: [(&str, &str); 3] = [
 ];
 
 /// Only connections that the edge opens get through, under the address of the router: an ordinary
-/// uplink with NAT.
-const EDGE: &str = "table inet edge {
+/// uplink with NAT. The edge is behind `to1`.
+const OUTBOUND_ONLY: &str = "table inet edge {
   chain forward {
     type filter hook forward priority 0; policy accept
     ct state established,related accept
-    iifname \"to0\" oifname \"to1\" counter drop
+    iifname != \"to1\" oifname \"to1\" counter drop
   }
   chain post {
     type nat hook postrouting priority 100
-    iifname \"to1\" oifname \"to0\" counter masquerade
+    iifname \"to1\" oifname != \"to1\" counter masquerade
   }
 }
 ";
@@ -67,11 +91,11 @@ pub(super) fn ips(number: usize) -> Result<Vec<IpAddr>> {
 }
 
 impl Network {
-    pub(super) fn new(lab: &Lab, kit: &Kit) -> Result<Self> {
+    pub(super) fn new(lab: &Lab, kit: &Kit, size: Size) -> Result<Self> {
         let wire = place(lab, "wire", None)?;
         wire.ip("link set lo up")?;
         let mut hosts = Vec::new();
-        for (number, (_, group)) in NODES.into_iter().enumerate() {
+        for (number, (_, group)) in size.nodes().iter().enumerate() {
             // A node has a BPF file system of its own at the usual place, and so its own mounts.
             let bpffs = PathBuf::from("/sys/fs/bpf");
             let host = place(lab, &format!("{group}/node"), Some(bpffs))?;
@@ -95,7 +119,7 @@ impl Network {
 
     /// The host that has the control plane.
     pub(super) fn cloud(&self) -> &Place {
-        &self.hosts[0]
+        &self.hosts[CLOUD]
     }
 
     /// Whether the edge can only open connections, and takes none.
@@ -105,7 +129,7 @@ impl Network {
     /// When the router's rules can't be changed.
     pub fn set_outbound_only(&self, is_so: bool) -> Result<()> {
         let path = self.folder.join("edge.nft");
-        fs::write(&path, EDGE)?;
+        fs::write(&path, OUTBOUND_ONLY)?;
         let path = path.display().to_string();
         let mut command = self.kit.environment();
         let words: &[&str] = if is_so {

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use super::{
     DNS, Site, control_groups,
     kubectl::Kubectl,
-    network::{self, NODES},
+    network::{self, CLOUD, EDGE, NODES},
 };
 use crate::{
     admin,
@@ -38,6 +38,10 @@ const OWN: [&str; 7] = [
     "/var/log/containers",
 ];
 
+/// The control group in the place of which each node has its own, so that one config can name it on
+/// all nodes.
+const SHOWN: &str = "own";
+
 /// Gives a program the name of its node as host name: pods in the host's network show it.
 const NAMED: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
 
@@ -57,8 +61,9 @@ pub struct Node {
     folder: PathBuf,
     /// Its control group below each hierarchy.
     cgroup: String,
-    /// The same in version 2.
+    /// The same in version 2, and where it shows on the node too.
     unified: PathBuf,
+    shown: PathBuf,
     environment: Vec<String>,
     daemons: Vec<Process>,
 }
@@ -77,6 +82,7 @@ impl Node {
             folder,
             cgroup: control_groups::make(site.lab, group)?,
             unified: site.lab.cgroup().join(group),
+            shown: site.lab.cgroup().join(SHOWN),
             environment: site.kit.environment(),
             daemons: Vec::new(),
         };
@@ -104,7 +110,11 @@ impl Node {
             let own = own.display().to_string();
             self.host.run(&["mount", "--bind", &own, folder])?;
         }
-        Ok(())
+        cgroup::create(&self.shown)?;
+        let (own, shown) = (self.unified.display(), self.shown.display());
+        self.host
+            .run(&["mount", "--bind", &own.to_string(), &shown.to_string()])
+            .map(drop)
     }
 
     /// What the node has in the place of a folder of the machine.
@@ -145,10 +155,10 @@ impl Node {
         self.write("kubelet.yaml", &self.kubelet_config(site))?;
         let [own4, own6] = network::addresses(self.number);
         let mut labels = format!("topology.kubernetes.io/zone=zone-{}", self.group);
-        labels.push_str(if self.is_edge() {
-            ",openyurt.io/is-edge-worker=true"
-        } else {
-            ",culvert.dev/gateway=true"
+        labels.push_str(match self.number {
+            CLOUD => ",culvert.dev/gateway=true",
+            EDGE => ",openyurt.io/is-edge-worker=true",
+            _ => "",
         });
         let user = format!("{}.kubeconfig", self.name);
         let command = [
@@ -196,7 +206,7 @@ impl Node {
     /// Whether it is the one far away.
     #[must_use]
     pub const fn is_edge(&self) -> bool {
-        self.number > 0
+        self.number == EDGE
     }
 
     /// Its host, in the network namespace and the control group of its daemons.
@@ -209,6 +219,19 @@ impl Node {
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.unified
+    }
+
+    /// Where that shows on every node, and so on this one.
+    #[must_use]
+    pub fn shown_cgroup(&self) -> &Path {
+        &self.shown
+    }
+
+    /// A path on the node, for who is elsewhere.
+    #[must_use]
+    pub fn from_elsewhere(&self, path: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
+        root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The folder of state of the product on this node.

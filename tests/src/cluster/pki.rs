@@ -11,15 +11,13 @@ use anyhow::{Context as _, Result};
 use super::network::{self, NODES};
 use crate::pki::{self, Authority, Pair, Validity};
 
-/// Users of the API server, and a group of each.
-const USERS: [(&str, &str, &str); 7] = [
+/// Users of the API server beside the nodes, and a group of each.
+const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("apiserver-kubelet", "kube-apiserver-kubelet-client", "api"),
     ("controllers", "system:kube-controller-manager", "control"),
     ("scheduler", "system:kube-scheduler", "control"),
     ("proxy", "system:kube-proxy", "proxies"),
-    ("node-a", "system:node:node-a", "system:nodes"),
-    ("node-b", "system:node:node-b", "system:nodes"),
 ];
 
 /// The names and addresses of the API server, beside those of its node.
@@ -60,10 +58,15 @@ impl Pki {
         for (number, (name, _)) in NODES.into_iter().enumerate() {
             let pair = authority.named_server(&[name], &network::ips(number)?)?;
             pki.pair(&format!("kubelet-{name}"), &pair)?;
+            pki.user(
+                &authority,
+                name,
+                &format!("system:node:{name}"),
+                "system:nodes",
+            )?;
         }
         for (stem, user, group) in USERS {
-            pki.pair(stem, &authority.client(user, group, Validity::Current)?)?;
-            pki.put(&format!("{stem}.kubeconfig"), &pki.kubeconfig(stem))?;
+            pki.user(&authority, stem, user, group)?;
         }
         Ok(pki)
     }
@@ -81,6 +84,12 @@ impl Pki {
     fn pair(&self, stem: &str, pair: &Pair) -> Result<()> {
         self.put(&format!("{stem}.crt"), &pair.cert)?;
         self.put(&format!("{stem}.key"), &pair.key)
+    }
+
+    /// A user's certificate and client config.
+    fn user(&self, authority: &Authority, stem: &str, user: &str, group: &str) -> Result<()> {
+        self.pair(stem, &authority.client(user, group, Validity::Current)?)?;
+        self.put(&format!("{stem}.kubeconfig"), &self.kubeconfig(stem))
     }
 
     fn kubeconfig(&self, user: &str) -> String {

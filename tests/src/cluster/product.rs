@@ -64,18 +64,20 @@ fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
             Ok(text.replace(placeholder, &cloud))
         })?;
     }
-    for (name, node) in CONFIGS.into_iter().zip(nodes) {
-        change(&manifests.join(name), |text| Ok(text + &oddities(node)))?;
+    let first = nodes.first().context("no node")?;
+    for name in CONFIGS {
+        change(&manifests.join(name), |text| Ok(text + &oddities(first)))?;
     }
     Ok(())
 }
 
-/// A node is not a whole machine here, and its Node object has no ranges of pods.
+/// A node is not a whole machine here, and its Node object has no ranges of pods. What it says is true
+/// of every node.
 fn oddities(node: &Node) -> String {
     format!(
         "bpf: {{ cgroup: {} }}\n\
          service: {{ detectLocal: ClusterCIDR, clusterCIDRs: [\"10.244.0.0/16\", \"fd00:244::/32\"] }}\n",
-        node.cgroup().display()
+        node.shown_cgroup().display()
     )
 }
 

@@ -29,6 +29,7 @@ pub mod node;
 pub mod pki;
 pub mod place;
 pub mod pod;
+pub mod reference;
 pub mod scale;
 pub mod serve;
 pub mod site;

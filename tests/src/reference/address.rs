@@ -1,0 +1,140 @@
+//! Addresses and ranges as Kubernetes writes them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An address family: each is served by itself (contract 1, "dual stack").
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+impl Family {
+    pub const BOTH: [Self; 2] = [Self::Ipv4, Self::Ipv6];
+
+    /// The family of an address.
+    #[must_use]
+    pub const fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::Ipv4,
+            IpAddr::V6(_) => Self::Ipv6,
+        }
+    }
+
+    /// The `addressType` of an EndpointSlice of this family.
+    #[must_use]
+    pub const fn address_type(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+        }
+    }
+
+    pub(super) const fn unspecified(self) -> IpAddr {
+        match self {
+            Self::Ipv4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Self::Ipv6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
+    }
+
+    /// How many bits an address has.
+    const fn bits(self) -> u32 {
+        match self {
+            Self::Ipv4 => 32,
+            Self::Ipv6 => 128,
+        }
+    }
+}
+
+/// Contract 1, "IP text": leading zeros are decimal; what is no address is nothing. An IPv4 address
+/// mapped into IPv6 is that IPv4 address, as in Go.
+#[must_use]
+pub fn parse(text: &str) -> Option<IpAddr> {
+    if text.contains(':') {
+        return Some(text.parse::<Ipv6Addr>().ok()?.to_canonical());
+    }
+    let octets: Vec<u8> = text.split('.').map(octet).collect::<Option<_>>()?;
+    let octets: [u8; 4] = octets.try_into().ok()?;
+    Some(IpAddr::from(octets))
+}
+
+fn octet(text: &str) -> Option<u8> {
+    u8::try_from(decimal(text)?).ok()
+}
+
+/// Digits alone, however many zeros stand before the others.
+fn decimal(text: &str) -> Option<u32> {
+    let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    all_digits.then(|| text.parse().ok())?
+}
+
+/// A range of addresses: all that begin with the first `length` bits of `address`.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Cidr {
+    address: IpAddr,
+    length: u32,
+}
+
+impl Cidr {
+    /// `address/length`, blanks around it trimmed. Bits after the first `length` are ignored.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (address, length) = text.trim().split_once('/')?;
+        let address = parse(address)?;
+        let length = decimal(length)?;
+        (length <= Family::of(address).bits()).then(|| Self::new(address, length))
+    }
+
+    /// The range of one address.
+    #[must_use]
+    pub fn single(address: IpAddr) -> Self {
+        Self::new(address, Family::of(address).bits())
+    }
+
+    fn new(address: IpAddr, length: u32) -> Self {
+        let masked = match address {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32 - length).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & mask))
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & mask))
+            }
+        };
+        Self {
+            address: masked,
+            length,
+        }
+    }
+
+    /// The family of the range.
+    #[must_use]
+    pub const fn family(self) -> Family {
+        Family::of(self.address)
+    }
+
+    /// The first address of the range.
+    #[must_use]
+    pub const fn address(self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits the addresses of the range have in common.
+    #[must_use]
+    pub const fn length(self) -> u32 {
+        self.length
+    }
+
+    /// Whether the address is in the range. An address of the other family never is.
+    #[must_use]
+    pub fn contains(self, address: IpAddr) -> bool {
+        Family::of(address) == self.family() && Self::new(address, self.length) == self
+    }
+
+    /// Whether it is all addresses of its family.
+    #[must_use]
+    pub const fn is_everything(self) -> bool {
+        self.length == 0
+    }
+}

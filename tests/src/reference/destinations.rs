@@ -1,0 +1,179 @@
+//! The addresses that a Service port is reached at (contract 2, 5 and 6a).
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
+
+use super::{
+    Cluster, Entry, ExternalIps, Here, Kind, NodePortAddresses,
+    address::{Cidr, Family, parse},
+    node, objects,
+};
+
+/// One address and port of a Service port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destination {
+    pub(super) kind: Kind,
+    pub(super) address: IpAddr,
+    pub(super) port: u16,
+}
+
+/// All addresses of a Service port in a family.
+pub(super) fn destinations(
+    cluster: &Cluster,
+    here: &Here,
+    (service, port): (&Service, &ServicePort),
+    family: Family,
+) -> Vec<Destination> {
+    let mut found = Vec::new();
+    let mut add = |kind, addresses: BTreeSet<IpAddr>, number: i32| {
+        if let Some(port) = objects::port_number(number) {
+            found.extend(addresses.into_iter().map(|address| Destination {
+                kind,
+                address,
+                port,
+            }));
+        }
+    };
+    let cluster_ip = objects::cluster_ip(service, family).into_iter().collect();
+    add(Kind::ClusterIp, cluster_ip, port.port);
+    let load_balancer = load_balancer_ips(service, family);
+    add(Kind::LoadBalancerIp, load_balancer, port.port);
+    let external = external_ips(cluster, here, service, family);
+    add(Kind::ExternalIp, external, port.port);
+    // Contract 2, "NodePort": used whenever it is not 0, whatever the type.
+    if let Some(node_port) = port.node_port {
+        add(
+            Kind::NodePort,
+            node_port_ips(cluster, here, family),
+            node_port,
+        );
+    }
+    found
+}
+
+/// Contract 2, "externalIPs", as far as the settings admit them.
+fn external_ips(
+    cluster: &Cluster,
+    here: &Here,
+    service: &Service,
+    family: Family,
+) -> BTreeSet<IpAddr> {
+    let spec = service.spec.as_ref();
+    let texts = spec.and_then(|spec| spec.external_ips.as_deref());
+    let parsed = texts.unwrap_or_default().iter().filter_map(|t| parse(t));
+    let mut addresses: BTreeSet<IpAddr> = of_family(parsed, family);
+    match here.external_ips {
+        ExternalIps::Any => {}
+        ExternalIps::Owned => {
+            let owned = owned_addresses(cluster);
+            addresses.retain(|address| owned.contains(address));
+        }
+    }
+    addresses
+}
+
+/// The addresses that [`ExternalIps::Owned`] speaks of.
+fn owned_addresses(cluster: &Cluster) -> BTreeSet<IpAddr> {
+    let ingress = cluster.services.iter().flat_map(ingress);
+    let of_services = ingress.filter_map(|ingress| parse(ingress.ip.as_deref()?));
+    let addresses = cluster.nodes.iter().flat_map(node::addresses);
+    let of_nodes = addresses.filter_map(|address| parse(&address.address));
+    of_services.chain(of_nodes).collect()
+}
+
+/// Contract 2, `status.loadBalancer.ingress[].ip`: addresses of mode VIP, or of none. Host names and
+/// addresses of mode Proxy have no front.
+pub(super) fn load_balancer_ips(service: &Service, family: Family) -> BTreeSet<IpAddr> {
+    let vips = ingress(service).filter(|ingress| is_vip(ingress));
+    let parsed = vips.filter_map(|ingress| parse(ingress.ip.as_deref()?));
+    of_family(parsed, family)
+}
+
+fn is_vip(ingress: &LoadBalancerIngress) -> bool {
+    matches!(ingress.ip_mode.as_deref(), None | Some("VIP"))
+}
+
+fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
+    let status = service.status.as_ref();
+    let load_balancer = status.and_then(|status| status.load_balancer.as_ref());
+    load_balancer
+        .and_then(|load_balancer| load_balancer.ingress.as_ref())
+        .into_iter()
+        .flatten()
+}
+
+/// Contract 6a, "applies to" and "parsing": load balancer addresses only; if nothing of the family is
+/// left, or one range is everything, there is no restriction (kube-proxy `pkg/proxy/serviceport.go`,
+/// `IsZeroCIDR`).
+pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Vec<Cidr> {
+    match kind {
+        Kind::LoadBalancerIp => {}
+        Kind::ClusterIp | Kind::ExternalIp | Kind::NodePort => return Vec::new(),
+    }
+    let spec = service.spec.as_ref();
+    let texts = spec.and_then(|spec| spec.load_balancer_source_ranges.as_deref());
+    let parsed = texts.unwrap_or_default().iter();
+    let parsed = parsed.filter_map(|text| Cidr::parse(text));
+    let ranges: Vec<Cidr> = parsed.filter(|range| range.family() == family).collect();
+    if ranges.iter().any(|range| range.is_everything()) {
+        return Vec::new();
+    }
+    ranges
+}
+
+/// Contract 5 and the rule for `nodePortAddresses`: the addresses of this node's own interfaces that
+/// the setting selects.
+fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpAddr> {
+    let ranges = node_port_ranges(cluster, here, family);
+    let own = here.addresses.iter().map(|(_, address)| *address);
+    let selected = own.filter(|address| ranges.iter().any(|range| range.contains(*address)));
+    of_family(selected, family)
+}
+
+/// What the setting selects in a family. Absent is the same as `[primary, localhost]`, an empty list
+/// the same as `[all]`.
+fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr> {
+    let entries = match &here.node_port_addresses {
+        NodePortAddresses::Absent => vec![Entry::Primary, Entry::Localhost],
+        NodePortAddresses::All => vec![Entry::All],
+        NodePortAddresses::List(entries) => entries.clone(),
+    };
+    let mut ranges = Vec::new();
+    for entry in entries {
+        ranges.extend(ranges_of(entry, cluster, here, family));
+    }
+    // Contract 5, "a family without CIDR": all local addresses of that family. An entry that
+    // selects nothing in a family, as `primary` where the node has no address of it, is no CIDR of
+    // it (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, which is given
+    // the primary addresses as CIDRs).
+    if ranges.is_empty() {
+        ranges.extend(everything(family));
+    }
+    ranges
+}
+
+fn ranges_of(entry: Entry, cluster: &Cluster, here: &Here, family: Family) -> Option<Cidr> {
+    match entry {
+        Entry::Cidr(range) => Some(range).filter(|range| range.family() == family),
+        Entry::Primary => node::primary(cluster, here, family).map(Cidr::single),
+        Entry::Localhost => match family {
+            Family::Ipv4 => Cidr::parse("127.0.0.0/8"),
+            Family::Ipv6 => Cidr::parse("::1/128"),
+        },
+        Entry::All => everything(family),
+    }
+}
+
+fn everything(family: Family) -> Option<Cidr> {
+    match family {
+        Family::Ipv4 => Cidr::parse("0.0.0.0/0"),
+        Family::Ipv6 => Cidr::parse("::/0"),
+    }
+}
+
+fn of_family(addresses: impl Iterator<Item = IpAddr>, family: Family) -> BTreeSet<IpAddr> {
+    addresses
+        .filter(|address| Family::of(*address) == family)
+        .collect()
+}

@@ -1,0 +1,148 @@
+//! Which endpoints a Service port has, and which of them are used (contract 1 and 4).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use k8s_openapi::api::discovery::v1::{self, EndpointPort, EndpointSlice};
+
+use super::{
+    Cluster, Here, Owner, Set,
+    address::{Family, parse},
+    node::Topology,
+    objects,
+};
+
+/// An endpoint, seen from the node.
+#[derive(Clone, Debug)]
+pub(super) struct Endpoint {
+    pub(super) local: bool,
+    pub(super) ready: bool,
+    serving: bool,
+    terminating: bool,
+    nodes: BTreeSet<String>,
+    zones: BTreeSet<String>,
+}
+
+/// The endpoints of one Service port and family.
+pub(super) type Endpoints = BTreeMap<SocketAddr, Endpoint>;
+
+/// All endpoints that the slices name for a Service port, usable or not.
+pub(super) fn endpoints(
+    cluster: &Cluster,
+    here: &Here,
+    owner: &Owner,
+    family: Family,
+) -> Endpoints {
+    let mut found = Endpoints::new();
+    for slice in objects::slices(cluster, (&owner.namespace, &owner.service), family) {
+        for port in slice.ports.iter().flatten() {
+            if let Some(number) = number_for(port, owner) {
+                add(&mut found, here, slice, (family, number));
+            }
+        }
+    }
+    found
+}
+
+/// Contract 1, `ports[].name`: the name and the protocol are the Service port's; a port without a
+/// name, or without a number, is none.
+fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
+    let matches = port.name.as_deref()? == owner.port
+        && objects::protocol(port.protocol.as_deref()) == Some(owner.protocol);
+    if !matches {
+        return None;
+    }
+    objects::port_number(port.port?)
+}
+
+/// Adds the endpoints of a slice, at a port number.
+fn add(found: &mut Endpoints, here: &Here, slice: &EndpointSlice, (family, port): (Family, u16)) {
+    for entry in slice.endpoints.iter().flatten() {
+        // Contract 1, `endpoints[].addresses`: only the first.
+        let Some(address) = entry.addresses.first().and_then(|text| parse(text)) else {
+            continue;
+        };
+        if Family::of(address) != family {
+            continue;
+        }
+        let at = SocketAddr::new(address, port);
+        let endpoint = endpoint(entry, here);
+        // Contract 1, "duplicates over slices". Between two that do not terminate the last one is
+        // kept, as kube-proxy does within a slice (`pkg/proxy/endpointslicecache.go`,
+        // addEndpoints); between slices it leaves that to chance, and here it is by name.
+        if !found.contains_key(&at) || !endpoint.terminating {
+            found.insert(at, endpoint);
+        }
+    }
+}
+
+/// Contract 1, "conditions" and "nodeName".
+fn endpoint(entry: &v1::Endpoint, here: &Here) -> Endpoint {
+    let conditions = entry.conditions.clone().unwrap_or_default();
+    let hints = entry.hints.clone().unwrap_or_default();
+    let nodes = hints.for_nodes.unwrap_or_default();
+    let zones = hints.for_zones.unwrap_or_default();
+    Endpoint {
+        local: entry.node_name.as_ref() == Some(&here.node),
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
+        nodes: nodes.into_iter().map(|node| node.name).collect(),
+        zones: zones.into_iter().map(|zone| zone.name).collect(),
+    }
+}
+
+/// Contract 4.1.
+const fn is_fallback(endpoint: &Endpoint) -> bool {
+    endpoint.serving && endpoint.terminating
+}
+
+/// Contract 4.2: the ready endpoints, filtered by topology; without any, all fallback endpoints.
+pub(super) fn cluster_set(endpoints: &Endpoints, here: &Topology) -> Set {
+    let ready = only(endpoints, |endpoint| endpoint.ready);
+    if ready.is_empty() {
+        return addresses(&only(endpoints, is_fallback));
+    }
+    addresses(&near(ready, here))
+}
+
+/// Contract 4.4: the local ready endpoints; without any, the local fallback endpoints. Hints play no
+/// part.
+pub(super) fn local_set(endpoints: &Endpoints) -> Set {
+    let local = only(endpoints, |endpoint| endpoint.local);
+    let ready = only(&local, |endpoint| endpoint.ready);
+    if ready.is_empty() {
+        return addresses(&only(&local, is_fallback));
+    }
+    addresses(&ready)
+}
+
+/// Contract 4.3: the topology filter.
+fn near(ready: Endpoints, here: &Topology) -> Endpoints {
+    let for_node = only(&ready, |endpoint| endpoint.nodes.contains(&here.node));
+    let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());
+    if all_name_nodes && !for_node.is_empty() {
+        return for_node;
+    }
+    let Some(zone) = &here.zone else {
+        return ready;
+    };
+    let for_zone = only(&ready, |endpoint| endpoint.zones.contains(zone));
+    let all_name_zones = ready.values().all(|endpoint| !endpoint.zones.is_empty());
+    if all_name_zones && !for_zone.is_empty() {
+        return for_zone;
+    }
+    ready
+}
+
+fn only(endpoints: &Endpoints, wanted: impl Fn(&Endpoint) -> bool) -> Endpoints {
+    let mut some = endpoints.clone();
+    some.retain(|_, endpoint| wanted(endpoint));
+    some
+}
+
+fn addresses(endpoints: &Endpoints) -> Set {
+    endpoints.keys().copied().collect()
+}

@@ -1,0 +1,94 @@
+//! Health check node ports (contract 7).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointPort};
+
+use super::{Cluster, Here, Kind, Owner, Policy, address::Family, endpoints, objects};
+
+/// What a health check node port answers about a Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HealthCheck {
+    pub namespace: String,
+    pub service: String,
+    /// The number of local ready endpoints, for each family that the Service has a cluster IP of.
+    /// The listeners of a family answer with its number: two proxiers that know nothing of each
+    /// other (contract 1, "dual stack").
+    pub local_ready: BTreeMap<Family, usize>,
+}
+
+/// All health check node ports of a node. Of two Services with one port, which the API server does
+/// not allow, the one that is listed first has it.
+#[must_use]
+pub fn health_check_node_ports(cluster: &Cluster, here: &Here) -> BTreeMap<u16, HealthCheck> {
+    let mut checks = BTreeMap::new();
+    for service in objects::counted_services(cluster) {
+        let Some(port) = health_check_node_port(service) else {
+            continue;
+        };
+        let mut local_ready = BTreeMap::new();
+        for family in Family::BOTH {
+            if objects::cluster_ip(service, family).is_some() {
+                let count = local_ready_ips(cluster, here, service, family).len();
+                local_ready.insert(family, count);
+            }
+        }
+        checks.entry(port).or_insert_with(|| HealthCheck {
+            namespace: objects::namespace(&service.metadata).to_owned(),
+            service: objects::name(&service.metadata).to_owned(),
+            local_ready,
+        });
+    }
+    checks
+}
+
+/// Contract 7, `healthCheckNodePort`: type LoadBalancer, external policy Local, and not 0.
+fn health_check_node_port(service: &Service) -> Option<u16> {
+    let spec = service.spec.as_ref()?;
+    let wanted = spec.type_.as_deref() == Some("LoadBalancer")
+        && objects::policy(service, Kind::LoadBalancerIp) == Policy::Local;
+    if !wanted {
+        return None;
+    }
+    objects::port_number(spec.health_check_node_port?)
+}
+
+/// Contract 7, "N": distinct addresses of local ready endpoints over all ports: over those that the
+/// slices have, whether or not the Service has them too (kube-proxy
+/// `pkg/proxy/endpointschangetracker.go`, getLocalReadyEndpointIPs).
+fn local_ready_ips(
+    cluster: &Cluster,
+    here: &Here,
+    service: &Service,
+    family: Family,
+) -> BTreeSet<IpAddr> {
+    let namespace = objects::namespace(&service.metadata);
+    let name = objects::name(&service.metadata);
+    let mut addresses = BTreeSet::new();
+    for slice in objects::slices(cluster, (namespace, name), family) {
+        for port in slice.ports.iter().flatten() {
+            let Some(owner) = owner_of(port, (namespace, name)) else {
+                continue;
+            };
+            for (at, endpoint) in endpoints::endpoints(cluster, here, &owner, family) {
+                if endpoint.local && endpoint.ready {
+                    addresses.insert(at.ip());
+                }
+            }
+        }
+    }
+    addresses
+}
+
+/// The Service port that the port of a slice would belong to.
+fn owner_of(port: &EndpointPort, (namespace, service): (&str, &str)) -> Option<Owner> {
+    Some(Owner {
+        namespace: namespace.to_owned(),
+        service: service.to_owned(),
+        port: port.name.clone()?,
+        protocol: objects::protocol(port.protocol.as_deref())?,
+    })
+}

@@ -1,0 +1,52 @@
+//! What a Node object says (contract 1, "Node").
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
+
+use super::{
+    Cluster, Here,
+    address::{Family, parse},
+};
+
+/// What hints are compared with.
+#[derive(Clone, Debug)]
+pub(super) struct Topology {
+    pub(super) node: String,
+    /// The zone of the node, if it has a label that is not empty.
+    pub(super) zone: Option<String>,
+}
+
+/// The node's place. A node without an object has a name only.
+pub(super) fn topology(cluster: &Cluster, here: &Here) -> Topology {
+    let labels = own(cluster, here).and_then(|node| node.metadata.labels.as_ref());
+    let zone = labels.and_then(|labels| labels.get("topology.kubernetes.io/zone"));
+    Topology {
+        node: here.node.clone(),
+        zone: zone.filter(|zone| !zone.is_empty()).cloned(),
+    }
+}
+
+/// The primary address: the first `InternalIP` of the family. A loopback address is none (kube-proxy
+/// `cmd/kube-proxy/app/server.go`, newProxyServer).
+pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<IpAddr> {
+    let node = own(cluster, here)?;
+    let internal = addresses(node).filter(|address| address.type_ == "InternalIP");
+    let mut parsed = internal.filter_map(|address| parse(&address.address));
+    let first = parsed.find(|address| Family::of(*address) == family);
+    first.filter(|address| !address.is_loopback())
+}
+
+/// The addresses in a Node object, of all types.
+pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
+    let status = node.status.as_ref();
+    status
+        .and_then(|status| status.addresses.as_ref())
+        .into_iter()
+        .flatten()
+}
+
+fn own<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a Node> {
+    let mut nodes = cluster.nodes.iter();
+    nodes.find(|node| node.metadata.name.as_ref() == Some(&here.node))
+}

@@ -1,0 +1,169 @@
+//! Which Services, ports and slices count, and how their fields are read (contract 1).
+
+use std::net::IpAddr;
+
+use k8s_openapi::{
+    api::{
+        core::v1::{Service, ServicePort, ServiceSpec},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::{
+    Cluster, Kind, Owner, Policy, Protocol,
+    address::{Family, parse},
+};
+
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+const HEADLESS: &str = "service.kubernetes.io/headless";
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// The timeout that the API server fills in (contract 3).
+const AFFINITY_SECONDS: i32 = 10_800;
+
+/// The Services that are proxied at all.
+pub(super) fn counted_services(cluster: &Cluster) -> impl Iterator<Item = &Service> {
+    cluster
+        .services
+        .iter()
+        .filter(|service| service_counts(service))
+}
+
+/// Contract 1, "the same since 1.36", "ExternalName" and "headless". The headless label of a
+/// *Service* is not looked at.
+fn service_counts(service: &Service) -> bool {
+    let Some(spec) = &service.spec else {
+        return false;
+    };
+    !has_label(&service.metadata, PROXY_NAME) && !is_headless(spec) && !is_external_name(spec)
+}
+
+/// Contract 1, "headless": `None` or nothing.
+fn is_headless(spec: &ServiceSpec) -> bool {
+    matches!(spec.cluster_ip.as_deref(), None | Some("" | "None"))
+}
+
+/// Contract 1, "ExternalName": even with a stored cluster IP.
+fn is_external_name(spec: &ServiceSpec) -> bool {
+    spec.type_.as_deref() == Some("ExternalName")
+}
+
+/// The key is present, whatever its value.
+fn has_label(metadata: &ObjectMeta, key: &str) -> bool {
+    label(metadata, key).is_some()
+}
+
+fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Contract 1, "spec.clusterIPs": a family takes the cluster IP of its family. An object that was
+/// never stored by an API server may have `clusterIP` alone.
+pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
+    let spec = service.spec.as_ref()?;
+    let many = spec.cluster_ips.as_deref().unwrap_or_default();
+    let texts = if many.is_empty() {
+        spec.cluster_ip.as_slice()
+    } else {
+        many
+    };
+    let mut addresses = texts.iter().filter_map(|text| parse(text));
+    addresses.find(|address| Family::of(*address) == family)
+}
+
+/// The ports that are served for a family: none without a cluster IP of it (contract 1, "service
+/// lacking one is skipped for that family").
+pub(super) fn ports(service: &Service, family: Family) -> &[ServicePort] {
+    if cluster_ip(service, family).is_none() {
+        return &[];
+    }
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
+    ports.unwrap_or_default()
+}
+
+/// Contract 1, "ports[].protocol". TCP is the default of the API server.
+pub(super) fn protocol(text: Option<&str>) -> Option<Protocol> {
+    match text {
+        None | Some("TCP") => Some(Protocol::Tcp),
+        Some("UDP") => Some(Protocol::Udp),
+        Some("SCTP") => Some(Protocol::Sctp),
+        Some(_) => None,
+    }
+}
+
+/// A port number; 0 is none.
+pub(super) fn port_number(number: i32) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number != 0)
+}
+
+/// Contract 1, "service port identity".
+pub(super) fn owner(service: &Service, port: &ServicePort, protocol: Protocol) -> Owner {
+    Owner {
+        namespace: namespace(&service.metadata).to_owned(),
+        service: name(&service.metadata).to_owned(),
+        port: port.name.clone().unwrap_or_default(),
+        protocol,
+    }
+}
+
+pub(super) fn namespace(metadata: &ObjectMeta) -> &str {
+    metadata.namespace.as_deref().unwrap_or_default()
+}
+
+pub(super) fn name(metadata: &ObjectMeta) -> &str {
+    metadata.name.as_deref().unwrap_or_default()
+}
+
+/// Contract 3, "sessionAffinity: ClientIP".
+pub(super) fn affinity(service: &Service) -> u32 {
+    let Some(spec) = &service.spec else {
+        return 0;
+    };
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        return 0;
+    }
+    let config = spec.session_affinity_config.as_ref();
+    let client_ip = config.and_then(|config| config.client_ip.as_ref());
+    let timeout = client_ip.and_then(|client_ip| client_ip.timeout_seconds);
+    u32::try_from(timeout.unwrap_or(AFFINITY_SECONDS)).unwrap_or(0)
+}
+
+/// Contract 4.5: the internal policy applies to the cluster IP only, the external one to all
+/// others; without those it applies to nothing.
+pub(super) fn policy(service: &Service, kind: Kind) -> Policy {
+    let spec = service.spec.as_ref();
+    let text = match kind {
+        Kind::ClusterIp => spec.and_then(|spec| spec.internal_traffic_policy.as_deref()),
+        Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort => {
+            spec.and_then(|spec| spec.external_traffic_policy.as_deref())
+        }
+    };
+    match text {
+        Some("Local") => Policy::Local,
+        None | Some(_) => Policy::Cluster,
+    }
+}
+
+/// The slices of a Service for a family: same namespace, named by the label, of the family's
+/// address type (contract 1, "EndpointSlice label" and "addressType"), without the headless label.
+/// They come in the order of their names.
+pub(super) fn slices<'a>(
+    cluster: &'a Cluster,
+    of: (&str, &str),
+    family: Family,
+) -> Vec<&'a EndpointSlice> {
+    let (service_namespace, service_name) = of;
+    let mut slices = Vec::new();
+    for slice in &cluster.slices {
+        if !has_label(&slice.metadata, HEADLESS)
+            && label(&slice.metadata, SERVICE_NAME) == Some(service_name)
+            && namespace(&slice.metadata) == service_namespace
+            && slice.address_type == family.address_type()
+        {
+            slices.push(slice);
+        }
+    }
+    slices.sort_by(|a, b| name(&a.metadata).cmp(name(&b.metadata)));
+    slices
+}

@@ -1,0 +1,148 @@
+//! Random clusters, small and full of corners.
+//!
+//! What comes out is what an API server would store, but for a few things that one never lets
+//! through and that are in clusters all the same, or in files: IPv4 addresses with leading zeros, a
+//! cluster IP without families, ports without a name or number.
+//!
+//! Nothing comes out that the contract leaves to chance. One address is in two slices of a Service
+//! only with the same conditions, or with at most one of them not terminating; no two Services have
+//! one node port or health check node port; a node's `ExternalIP` is never its only address of a
+//! family.
+
+mod node;
+mod service;
+mod slice;
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use fastrand::Rng;
+use k8s_openapi::{
+    api::{
+        core::v1::{Node, Service},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::{Cluster, Front, Here, Source, address::Family};
+
+/// Addresses of load balancers, few, so that Services share them; the node may hold the first.
+const LOAD_BALANCER_IPS: [&str; 4] = [
+    "203.0.113.1",
+    "203.0.113.2",
+    "203.000.113.002",
+    "2001:db8:f::1",
+];
+
+const ZONES: [&str; 3] = ["a", "b", "c"];
+
+/// A random cluster and the node to look from. The same generator state gives the same.
+#[must_use]
+pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
+    let nodes = node::nodes(rng);
+    let here = node::here(rng, &nodes);
+    let mut draw = Draw {
+        rng,
+        nodes,
+        node_ports: 30_000,
+        health_check_node_ports: 31_000,
+        endpoints: 0,
+        host_addresses: BTreeSet::new(),
+    };
+    let mut services = Vec::new();
+    let mut slices = Vec::new();
+    for number in 0..draw.rng.u16(1..=6) {
+        let service = draw.service(number);
+        slices.extend(draw.slices(&service));
+        services.push(service);
+    }
+    // The order of objects decides nothing.
+    draw.rng.shuffle(&mut services);
+    draw.rng.shuffle(&mut slices);
+    let cluster = Cluster {
+        services,
+        slices,
+        nodes: draw.nodes,
+    };
+    (cluster, here)
+}
+
+/// Who may dial a front: sockets of the node and of pods, and addresses outside; in the ranges of
+/// [`cluster`] and not, all of the front's family.
+#[must_use]
+pub fn sources(front: &Front) -> Vec<Source> {
+    let (pods, outside) = match Family::of(front.address) {
+        Family::Ipv4 => (
+            ["10.244.0.200", "172.20.0.9"],
+            ["192.0.2.7", "192.168.0.99", "10.1.2.3"],
+        ),
+        Family::Ipv6 => (
+            ["fd24::200", "fd25::9"],
+            ["2001:db8:c::7", "fd00::99", "fd10::3"],
+        ),
+    };
+    let mut sources = vec![Source::NodeSocket];
+    sources.extend(addresses(&pods).map(Source::PodSocket));
+    sources.extend(addresses(&outside).map(Source::Outside));
+    sources
+}
+
+fn addresses(texts: &[&str]) -> impl Iterator<Item = IpAddr> {
+    texts.iter().filter_map(|text| text.parse().ok())
+}
+
+/// What the parts of a cluster share while they are drawn.
+struct Draw<'a> {
+    rng: &'a mut Rng,
+    nodes: Vec<Node>,
+    /// The last node port that was given out.
+    node_ports: i32,
+    health_check_node_ports: i32,
+    /// How many endpoints there are: each has its own address.
+    endpoints: u16,
+    /// Addresses of nodes that are an endpoint already.
+    host_addresses: BTreeSet<String>,
+}
+
+impl Draw<'_> {
+    fn chance(&mut self, one_in: u32) -> bool {
+        chance(self.rng, one_in)
+    }
+
+    fn pick<T: Copy, const N: usize>(&mut self, items: [T; N]) -> T {
+        pick(self.rng, items)
+    }
+
+    /// Some of the items, each once, in their order.
+    fn some<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
+        let mut some = Vec::new();
+        for item in items {
+            if self.chance(one_in) {
+                some.push(item.to_owned());
+            }
+        }
+        some
+    }
+
+    /// A Service with its slices.
+    fn service(&mut self, number: u16) -> Service {
+        service::draw(self, number)
+    }
+
+    fn slices(&mut self, service: &Service) -> Vec<EndpointSlice> {
+        slice::draw(self, service)
+    }
+}
+
+fn chance(rng: &mut Rng, one_in: u32) -> bool {
+    rng.u32(0..one_in) == 0
+}
+
+fn pick<T: Copy, const N: usize>(rng: &mut Rng, items: [T; N]) -> T {
+    items[rng.usize(0..N)]
+}
+
+fn add_label(metadata: &mut ObjectMeta, key: &str, value: &str) {
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert(key.to_owned(), value.to_owned());
+}

@@ -1,0 +1,250 @@
+//! Services.
+
+use k8s_openapi::{
+    api::core::v1::{
+        ClientIPConfig, LoadBalancerIngress, LoadBalancerStatus, Service, ServicePort, ServiceSpec,
+        ServiceStatus, SessionAffinityConfig,
+    },
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+
+use super::{Draw, LOAD_BALANCER_IPS, add_label};
+
+/// Addresses for `externalIPs`: shared, of load balancers, of nodes, one that is a cluster IP.
+const EXTERNAL_IPS: [&str; 11] = [
+    "198.51.100.1",
+    "198.51.100.001",
+    "198.51.100.2",
+    "2001:db8:e::1",
+    "203.0.113.1",
+    "203.0.113.2",
+    "2001:db8:f::1",
+    "192.168.0.10",
+    "fd00::10",
+    "172.17.0.1",
+    "10.96.0.1",
+];
+
+/// Ranges for `loadBalancerSourceRanges`: of nodes, pods and others, with blanks.
+const SOURCE_RANGES: [&str; 11] = [
+    "192.168.0.0/24",
+    " 192.168.000.0/16 ",
+    "10.244.0.0/16",
+    "\t10.0.0.0/8",
+    "192.0.2.7/24",
+    "203.0.113.0/24",
+    "0.0.0.0/0",
+    "fd00::/64",
+    " fd24::/16",
+    "2001:db8::/32 ",
+    "::/0",
+];
+
+pub(super) fn draw(draw: &mut Draw<'_>, number: u16) -> Service {
+    let type_ = draw.pick([
+        "ClusterIP",
+        "ClusterIP",
+        "NodePort",
+        "NodePort",
+        "LoadBalancer",
+        "LoadBalancer",
+        "LoadBalancer",
+        "ExternalName",
+    ]);
+    let mut spec = ServiceSpec {
+        type_: Some(type_.to_owned()),
+        ..ServiceSpec::default()
+    };
+    set_addresses(draw, &mut spec, number);
+    spec.ports = Some(ports(draw, type_));
+    set_policies(draw, &mut spec, type_);
+    set_affinity(draw, &mut spec);
+    let status = if type_ == "LoadBalancer" {
+        let ranges = draw.pick([2, 6, 100]);
+        spec.load_balancer_source_ranges = Some(draw.some(SOURCE_RANGES, ranges));
+        status(draw)
+    } else {
+        ServiceStatus::default()
+    };
+    Service {
+        metadata: metadata(draw, number),
+        spec: Some(spec),
+        status: Some(status),
+    }
+}
+
+/// Two namespaces with Services of the same names; few times of creation, so that many are equal.
+fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
+    let seconds = draw.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
+    let created = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    let mut metadata = ObjectMeta {
+        namespace: Some(if number.is_multiple_of(2) { "a" } else { "b" }.to_owned()),
+        name: Some(format!("service-{}", number / 2)),
+        creation_timestamp: created.map(Time),
+        ..ObjectMeta::default()
+    };
+    if draw.chance(14) {
+        let key = "service.kubernetes.io/service-proxy-name";
+        let value = draw.pick(["other", ""]);
+        add_label(&mut metadata, key, value);
+    }
+    if draw.chance(14) {
+        add_label(&mut metadata, "service.kubernetes.io/headless", "");
+    }
+    metadata
+}
+
+fn set_addresses(draw: &mut Draw<'_>, spec: &mut ServiceSpec, number: u16) {
+    let host = number + 1;
+    let v4 = if draw.chance(12) {
+        format!("10.96.000.0{host}")
+    } else {
+        format!("10.96.0.{host}")
+    };
+    let v6 = format!("fd96::{host}");
+    let (families, addresses) = match draw.rng.u8(0..10) {
+        0..4 => (vec!["IPv4"], vec![v4]),
+        4 => (vec!["IPv6"], vec![v6]),
+        5..8 => (vec!["IPv4", "IPv6"], vec![v4, v6]),
+        _ => (vec!["IPv6", "IPv4"], vec![v6, v4]),
+    };
+    let external_name = spec.type_.as_deref() == Some("ExternalName");
+    let headless = spec.type_.as_deref() == Some("ClusterIP") && draw.chance(6);
+    if external_name && !draw.chance(3) {
+        spec.external_name = Some("example.org".to_owned());
+        spec.cluster_ip = draw.pick([None, Some("")]).map(str::to_owned);
+        return;
+    }
+    let addresses = if headless {
+        vec!["None".to_owned()]
+    } else {
+        addresses
+    };
+    spec.cluster_ip = addresses.first().cloned();
+    // As it stands in a file, or in an object from before dual stack.
+    if addresses.len() == 1 && draw.chance(10) {
+        return;
+    }
+    spec.cluster_ips = Some(addresses);
+    spec.ip_families = Some(families.into_iter().map(str::to_owned).collect());
+}
+
+fn ports(draw: &mut Draw<'_>, type_: &str) -> Vec<ServicePort> {
+    let wanted = draw.pick([1, 1, 2, 3]);
+    let allocates = match type_ {
+        "NodePort" => true,
+        "LoadBalancer" => !draw.chance(4),
+        _ => false,
+    };
+    let mut ports = Vec::<ServicePort>::new();
+    for number in 0..wanted {
+        let port = draw.pick([53, 80, 80, 443, 30_001]);
+        let protocol = draw.pick(["TCP", "TCP", "TCP", "UDP", "UDP", "SCTP"]);
+        let twin = ports.iter().find(|other| other.port == port);
+        if twin.is_some_and(|other| other.protocol.as_deref() == Some(protocol)) {
+            continue;
+        }
+        // The same port of two protocols may have the same node port.
+        let shared = twin.and_then(|other| other.node_port);
+        let node_port = allocates.then(|| draw.node_port(shared));
+        let missing = draw.pick([None, Some(0)]);
+        ports.push(ServicePort {
+            name: port_name(draw, wanted, number),
+            port,
+            protocol: Some(protocol.to_owned()),
+            node_port: node_port.or(missing),
+            ..ServicePort::default()
+        });
+    }
+    // Of three ports, the third may be a second one of the first's number: both protocols then have
+    // to differ from all others.
+    ports.sort_by(|a, b| (a.port, &a.protocol).cmp(&(b.port, &b.protocol)));
+    ports.dedup_by(|a, b| (a.port, &a.protocol) == (b.port, &b.protocol));
+    ports
+}
+
+/// Only a single port may be without a name.
+fn port_name(draw: &mut Draw<'_>, wanted: usize, number: usize) -> Option<String> {
+    if wanted > 1 {
+        return Some(format!("p{number}"));
+    }
+    draw.pick([None, Some(""), Some("p0")]).map(str::to_owned)
+}
+
+impl Draw<'_> {
+    fn node_port(&mut self, shared: Option<i32>) -> i32 {
+        if let Some(shared) = shared.filter(|_| self.rng.bool()) {
+            return shared;
+        }
+        self.node_ports += 1;
+        self.node_ports
+    }
+}
+
+/// The external policy is only allowed where there is an external address.
+fn set_policies(draw: &mut Draw<'_>, spec: &mut ServiceSpec, type_: &str) {
+    let internal = draw.pick([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
+    spec.internal_traffic_policy = internal.map(str::to_owned);
+    if type_ != "ExternalName" {
+        let one_in = draw.pick([3, 5, 100]);
+        spec.external_ips = Some(draw.some(EXTERNAL_IPS, one_in));
+    }
+    let external_ips = spec.external_ips.as_deref().unwrap_or_default();
+    let external = match type_ {
+        "NodePort" | "LoadBalancer" => true,
+        "ClusterIP" => !external_ips.is_empty(),
+        _ => false,
+    };
+    if !external {
+        return;
+    }
+    let policy = draw.pick([None, Some("Cluster"), Some("Local"), Some("Local")]);
+    spec.external_traffic_policy = policy.map(str::to_owned);
+    if type_ == "LoadBalancer" && policy == Some("Local") {
+        draw.health_check_node_ports += 1;
+        let port = draw.health_check_node_ports;
+        spec.health_check_node_port =
+            draw.pick([Some(port), Some(port), Some(port), Some(0), None]);
+    }
+}
+
+fn set_affinity(draw: &mut Draw<'_>, spec: &mut ServiceSpec) {
+    let affinity = draw.pick([None, Some("None"), Some("ClientIP"), Some("ClientIP")]);
+    spec.session_affinity = affinity.map(str::to_owned);
+    if affinity != Some("ClientIP") {
+        return;
+    }
+    let timeout_seconds = draw.pick([None, Some(1), Some(60), Some(86_400)]);
+    let client_ip = Some(ClientIPConfig { timeout_seconds });
+    spec.session_affinity_config = draw
+        .rng
+        .bool()
+        .then_some(SessionAffinityConfig { client_ip });
+}
+
+fn status(draw: &mut Draw<'_>) -> ServiceStatus {
+    let one_in = draw.pick([2, 3, 100]);
+    let addresses = draw.some(LOAD_BALANCER_IPS, one_in);
+    let mut ingress = Vec::new();
+    for address in addresses {
+        let mode = draw.pick([None, Some("VIP"), Some("VIP"), Some("Proxy")]);
+        ingress.push(LoadBalancerIngress {
+            ip: Some(address),
+            ip_mode: mode.map(str::to_owned),
+            ..LoadBalancerIngress::default()
+        });
+    }
+    if draw.chance(6) {
+        ingress.push(LoadBalancerIngress {
+            hostname: Some("lb.example.org".to_owned()),
+            ..LoadBalancerIngress::default()
+        });
+    }
+    ServiceStatus {
+        load_balancer: Some(LoadBalancerStatus {
+            ingress: Some(ingress),
+        }),
+        ..ServiceStatus::default()
+    }
+}

@@ -3,16 +3,24 @@
 //! A case is read and programmed as a node does it, into maps in memory. What they hold, and what
 //! was refused, is written one entry a line, sorted, with names in the place of indices.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_common::service::{Backend, Set};
+use tunnel_common::service::{Backend, Front, Set};
 use tunnel_userspace::{
     model::Algorithm,
+    plan::NodePortAddresses,
     reconcile::{Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError},
     source::file,
 };
 
+#[cfg(test)]
+mod agree;
 #[cfg(test)]
 mod deploy;
 #[path = "../../tunnel-userspace/src/reconcile/tests/memory.rs"]
@@ -26,6 +34,13 @@ const SIZES: Sizes = Sizes {
     backends: 256,
     steering: 16,
 };
+
+/// The addresses of the node of every case.
+const ADDRESSES: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
 
 struct NoGrace;
 
@@ -41,19 +56,26 @@ fn program(objects: &Path) -> Result<Vec<String>> {
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
+        node_ports: vec![NodePortAddresses::All],
     };
     let mut maps = Memory::new(SIZES);
     maps.grace();
     let mut reconciler = Reconciler::adopt(maps, SIZES, &mut NoGrace, settings)?;
     let update = store.take_update().context("the case has no objects")?;
+    reconciler.set_addresses(ADDRESSES.into());
     reconciler.update(update);
     reconciler.pass();
     let mut lines: Vec<String> = problems
         .into_iter()
         .map(|problem| {
             let file = objects.display().to_string();
+            let word = if problem.ignored {
+                "ignored"
+            } else {
+                "refused"
+            };
             format!(
-                "refused {}",
+                "{word} {}",
                 problem.to_string().replace(&file, "objects.yaml")
             )
         })
@@ -92,10 +114,11 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
             backends.collect::<Vec<_>>().join(" ")
         };
         lines.push(format!(
-            "svc {key} {owner} {} cluster=[{}] local=[{}]",
+            "svc {key} {owner} {} cluster=[{}] local=[{}]{}",
             front.algorithm.label(),
             set(front.cluster),
-            set(front.local)
+            set(front.local),
+            policies(&front)
         ));
     }
     for backend in maps.be.values() {
@@ -108,6 +131,29 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
         lines.push(format!("be {} {owner} {state}", shown(backend)));
     }
     lines
+}
+
+/// Which set is chosen from, where that is `local`, and what an empty one means, where it is that there
+/// are endpoints elsewhere.
+fn policies(front: &Front) -> String {
+    let mut words = String::new();
+    for (chosen, who) in [
+        (front.of_sockets(), "sockets"),
+        (front.of_packets(), "packets"),
+    ] {
+        let flag = if who == "sockets" {
+            Front::SOCKETS_LOCAL
+        } else {
+            Front::PACKETS_LOCAL
+        };
+        if front.flags & flag == 0 {
+            continue;
+        }
+        let is_lost = chosen.len == 0 && front.flags & Front::HAS_ENDPOINTS != 0;
+        let end = if is_lost { " (lead nowhere)" } else { "" };
+        words.push_str(&format!(" {who}=local{end}"));
+    }
+    words
 }
 
 fn shown(backend: &Backend) -> String {
@@ -168,15 +214,30 @@ mod tests {
 
     cases![
         a_bad_document_leaves_the_rest,
+        a_cluster_ip_goes_before_an_external_ip_of_an_older_service,
         a_cluster_ip_leads_to_its_ready_endpoints,
         a_dual_stack_service_has_a_front_in_each_family,
         a_list_is_read_as_its_items,
         a_named_port_follows_the_numbers_of_its_slices,
+        a_node_port_is_served_on_the_addresses_of_the_node,
         a_service_without_endpoints_refuses,
         an_address_of_two_services_belongs_to_the_older,
+        external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone,
+        hints_count_for_nothing_on_a_node_without_a_zone,
+        hints_for_the_zone_of_this_node_leave_out_the_others,
+        hints_for_this_node_go_before_those_for_its_zone,
         one_port_number_in_two_protocols_is_two_ports,
+        one_ready_endpoint_without_hints_lets_all_in,
         round_robin_is_asked_for_by_annotation,
         sctp_is_read_and_not_translated,
+        terminating_endpoints_of_this_node_take_over_for_the_policy_local,
+        terminating_endpoints_take_over_where_no_other_is_ready,
+        the_external_policy_local_is_for_packets_from_outside,
+        the_external_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
+        the_external_policy_means_nothing_without_an_external_address,
+        the_internal_policy_local_keeps_to_endpoints_of_this_node,
+        the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
+        what_can_not_be_used_of_a_service_is_left_out,
         what_is_not_served_is_not_programmed,
         what_only_finishes_serves_but_is_in_no_set,
     ];

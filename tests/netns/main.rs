@@ -43,6 +43,8 @@ mod prepare;
 #[cfg(test)]
 mod race;
 #[cfg(test)]
+mod reach;
+#[cfg(test)]
 mod refused;
 #[cfg(test)]
 mod restart;

@@ -57,6 +57,7 @@ impl Stage {
         let settings = Settings {
             node_name: tunnel_tests::instance::NODE.to_owned(),
             algorithm: Algorithm::Random,
+            node_ports: Vec::new(),
         };
         let mut reconciler = Reconciler::adopt(maps, sizes, &mut RcuGrace::new()?, settings)?;
         let (mut store, problems) = file::read(&node.manifests())?;

@@ -37,6 +37,22 @@ pub(crate) fn lasting() -> Option<String> {
     env::var_os("CULVERT_LASTING")?.into_string().ok()
 }
 
+/// How many random clusters are compared with the reference model: `CULVERT_CLUSTERS`.
+#[must_use]
+pub fn clusters() -> Option<u64> {
+    number("CULVERT_CLUSTERS")
+}
+
+/// The first of the seeds that random clusters grow from: `CULVERT_SEED`.
+#[must_use]
+pub fn seed() -> Option<u64> {
+    number("CULVERT_SEED")
+}
+
+fn number(variable: &str) -> Option<u64> {
+    env::var_os(variable)?.into_string().ok()?.parse().ok()
+}
+
 /// The file that tests which can't be run here are written to: `CULVERT_SKIPS`.
 pub(crate) fn skips() -> Option<PathBuf> {
     env::var_os("CULVERT_SKIPS").map(PathBuf::from)

@@ -49,6 +49,8 @@ pub struct Settings {
     pub healthz: SocketAddr,
     /// Whether it has the cloud's end of a tunnel: steering, ingress and gateway.
     pub tunnel: bool,
+    /// `service.nodePortAddresses`; empty to leave it out.
+    pub node_ports: String,
 }
 
 impl Settings {
@@ -64,6 +66,7 @@ impl Settings {
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
             tunnel: false,
+            node_ports: String::new(),
         }
     }
 
@@ -186,7 +189,13 @@ impl Instance {
             admin,
             healthz,
             tunnel,
+            node_ports,
         } = &self.settings;
+        let node_ports = if node_ports.is_empty() {
+            String::new()
+        } else {
+            format!("  nodePortAddresses: {node_ports}\n")
+        };
         let [pods4, pods6] = topology::PODS;
         format!(
             "nodeName: {NODE}\n\
@@ -195,6 +204,7 @@ impl Instance {
              service:\n\
              \x20 detectLocal: ClusterCIDR\n\
              \x20 clusterCIDRs: [\"{pods4}\", \"{pods6}\"]\n\
+             {node_ports}\
              bpf:\n\
              \x20 cgroup: {cgroup}\n\
              \x20 bpffs: {bpffs}\n\

@@ -36,7 +36,7 @@ const LARGEST: usize = 32 << 10;
 const NEW: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
 
 /// Runs commands, one a line: `link set L up`, `link add L type veth peer name P netns PID`,
-/// `addr add A/N dev L [scope link] [nodad]` and
+/// `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and
 /// `route add [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
 pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
     let socket = place
@@ -93,6 +93,14 @@ impl Kernel {
                 let mut message = address_message(prefix(address)?, options)?;
                 message.header.index = self.index(link)?;
                 self.change(RouteNetlinkMessage::NewAddress(message), NEW)
+            }
+            ["addr", "del", address, "dev", link] => {
+                let mut message = address_message(prefix(address)?, &[])?;
+                message.header.index = self.index(link)?;
+                self.change(
+                    RouteNetlinkMessage::DelAddress(message),
+                    NLM_F_REQUEST | NLM_F_ACK,
+                )
             }
             ["route", "add", ref words @ ..] => self.add_route(words),
             _ => bail!("no such command"),

@@ -103,6 +103,7 @@ struct ServicePort {
     protocol: Protocol,
     port: u16,
     target: u16,
+    node_port: u16,
 }
 
 /// How an endpoint is.
@@ -119,6 +120,8 @@ enum Condition {
 struct Endpoint {
     address: IpAddr,
     condition: Condition,
+    /// The node that it is on; none where it is left out.
+    node: &'static str,
 }
 
 /// A Service with a ClusterIP per family and the EndpointSlices that belong to it.
@@ -129,6 +132,10 @@ pub struct Service {
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
     annotations: Vec<(String, String)>,
+    /// Further lines of the object.
+    lines: Vec<String>,
+    /// The node of the endpoints that come next.
+    node: &'static str,
 }
 
 impl Service {
@@ -141,6 +148,8 @@ impl Service {
             ports: Vec::new(),
             endpoints: Vec::new(),
             annotations: Vec::new(),
+            lines: Vec::new(),
+            node: "",
         }
     }
 
@@ -166,7 +175,39 @@ impl Service {
             protocol,
             port,
             target,
+            node_port: 0,
         });
+        self
+    }
+
+    /// With a node port for the port that was added last.
+    #[must_use]
+    pub fn node_port(mut self, number: u16) -> Self {
+        if let Some(port) = self.ports.last_mut() {
+            port.node_port = number;
+        }
+        self
+    }
+
+    /// With a line of its spec, as YAML.
+    #[must_use]
+    pub fn spec(mut self, line: &str) -> Self {
+        self.lines.push(format!("  {line}\n"));
+        self
+    }
+
+    /// With the addresses of a load balancer, as items of YAML.
+    #[must_use]
+    pub fn load_balancer(mut self, ingress: &str) -> Self {
+        let line = format!("status: {{ loadBalancer: {{ ingress: [{ingress}] }} }}\n");
+        self.lines.push(line);
+        self
+    }
+
+    /// With the endpoints that are added from here on being on a node.
+    #[must_use]
+    pub const fn on(mut self, node: &'static str) -> Self {
+        self.node = node;
         self
     }
 
@@ -204,7 +245,12 @@ impl Service {
     }
 
     fn endpoint(mut self, address: IpAddr, condition: Condition) -> Self {
-        self.endpoints.push(Endpoint { address, condition });
+        let node = self.node;
+        self.endpoints.push(Endpoint {
+            address,
+            condition,
+            node,
+        });
         self
     }
 
@@ -236,6 +282,8 @@ impl Service {
             ports,
             endpoints: _,
             annotations,
+            lines,
+            node: _,
         } = self;
         let first = cluster_ips
             .first()
@@ -271,12 +319,23 @@ impl Service {
             protocol,
             port,
             target,
+            node_port,
         } in ports
         {
+            let node_port = if *node_port == 0 {
+                String::new()
+            } else {
+                format!(", nodePort: {node_port}")
+            };
             text.push_str(&format!(
-                "  - {{ name: {name}, protocol: {protocol}, port: {port}, targetPort: {target} }}\n"
+                "  - {{ name: {name}, protocol: {protocol}, port: {port}, targetPort: {target}{node_port} }}\n"
             ));
         }
+        // Those of the spec come before what follows it.
+        let (spec, rest): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.starts_with(' '));
+        spec.into_iter()
+            .chain(rest)
+            .for_each(|line| text.push_str(line));
         text
     }
 
@@ -302,6 +361,7 @@ impl Service {
             protocol,
             port: _,
             target,
+            node_port: _,
         } in &self.ports
         {
             text.push_str(&format!(
@@ -312,12 +372,17 @@ impl Service {
             .endpoints
             .iter()
             .filter(|it| it.address.is_ipv4() == like.is_ipv4());
-        let lines = mine.map(|Endpoint { address, condition }| {
+        let lines = mine.map(|Endpoint { address, condition, node }| {
+            let node = if node.is_empty() {
+                String::new()
+            } else {
+                format!(", nodeName: {node}")
+            };
             let ready = *condition == Condition::Ready;
             let serving = *condition != Condition::Unready;
             let terminating = *condition == Condition::Terminating;
             format!(
-                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }} }}\n"
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }}{node} }}\n"
             )
         });
         let endpoints: String = lines.collect();

@@ -79,6 +79,18 @@ impl Address {
         (a | b) == 0 && c == MAPPED
     }
 
+    /// Whether this is an address of loopback: `127.0.0.0/8`, mapped or not, or `::1`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_loopback(self) -> bool {
+        let [a, b, c, d] = self.0;
+        if self.is_v4() {
+            d.to_ne_bytes()[0] == 127
+        } else {
+            (a | b | c) == 0 && d == Self::LOOPBACK_V6.0[3]
+        }
+    }
+
     /// Takes an address of either family; a v4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub const fn from_ip(ip: IpAddr) -> Self {
@@ -276,6 +288,29 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn addresses_of_loopback_are_told_from_others() {
+        let is_loopback = |text: &str| {
+            let ip: IpAddr = text.parse().expect("an address");
+            Address::from_ip(ip).is_loopback()
+        };
+
+        for text in ["127.0.0.1", "127.255.0.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_loopback(text), "{text}");
+        }
+        for text in [
+            "126.0.0.1",
+            "128.0.0.1",
+            "10.0.0.127",
+            "::",
+            "::2",
+            "fd00::1",
+            "1::1",
+        ] {
+            assert!(!is_loopback(text), "{text}");
+        }
+    }
 
     #[test]
     fn an_ipv4_address_and_its_mapped_form_are_one_address() {

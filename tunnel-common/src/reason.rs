@@ -121,6 +121,8 @@ reasons! {
     FieldIgnored = 43, "field_ignored", "left out: a field of an object that can't be used; the object is used without it";
     /// A port of the daemon's own is taken by another process; it is tried again.
     PortTaken = 44, "port_taken", "a port of the daemon is taken by another process; it is tried again";
+    /// Refused: the front's policy is Local, and the Service has no usable backend on this node.
+    NoLocalBackend = 45, "no_local_backend", "refused: traffic of this policy needs a backend on this node, and there is none";
 }
 
 impl Reason {
@@ -144,7 +146,8 @@ impl Reason {
     /// Whether the kernel programs count it; the daemon counts the others.
     #[must_use]
     pub const fn is_of_kernel(self) -> bool {
-        self.index() <= Self::Guarded.index() || self.index() == Self::LogLost.index()
+        matches!(self, Self::LogLost | Self::NoLocalBackend)
+            || self.index() <= Self::Guarded.index()
     }
 }
 

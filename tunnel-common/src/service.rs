@@ -141,11 +141,11 @@ pub struct Front {
     pub cluster: Set,
     /// How a slot is chosen.
     pub algorithm: Algorithm,
-    /// Zero; flags of later layouts.
+    /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`] and [`Front::HAS_ENDPOINTS`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
-    /// The backends of `cluster`, if there are no more than [`NEAR`].
+    /// The backends of the set that sockets choose from, if there are no more than [`NEAR`].
     pub near: [Near; NEAR],
     /// The backends on this node, for the policies Local.
     pub local: Set,
@@ -153,6 +153,38 @@ pub struct Front {
     pub affinity: u32,
     /// Zero.
     pub spare: [u32; 2],
+}
+
+impl Front {
+    /// Flag: sockets of this node choose from `local`, else from `cluster`.
+    pub const SOCKETS_LOCAL: u8 = 1;
+    /// Flag: packets from elsewhere choose from `local`, else from `cluster`.
+    pub const PACKETS_LOCAL: u8 = 2;
+    /// Flag: there are endpoints, for this node's traffic or not. What finds none leads nowhere;
+    /// without any it is refused.
+    pub const HAS_ENDPOINTS: u8 = 4;
+
+    /// The set that packets from elsewhere choose from.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_packets(&self) -> Set {
+        if self.flags & Self::PACKETS_LOCAL == 0 {
+            self.cluster
+        } else {
+            self.local
+        }
+    }
+
+    /// The set that sockets of this node choose from.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_sockets(&self) -> Set {
+        if self.flags & Self::SOCKETS_LOCAL == 0 {
+            self.cluster
+        } else {
+            self.local
+        }
+    }
 }
 
 /// Value of the array `slot`: a write-once place in a set.

@@ -50,8 +50,10 @@ pub(crate) struct Choice {
 
 /// Why there is no choice.
 pub(crate) enum NoChoice {
-    /// The set is empty.
+    /// There are no backends.
     Empty,
+    /// There are none for this node's traffic.
+    Elsewhere,
     /// The record, slot or backend is out of range.
     Broken,
 }
@@ -59,7 +61,7 @@ pub(crate) enum NoChoice {
 /// Chooses a backend for a new connection or flow.
 #[inline(always)]
 pub(crate) fn choose(front: &Front) -> Result<Choice, NoChoice> {
-    let set = front.cluster;
+    let set = front.of_sockets();
     let number = if set.len <= 1 {
         0
     } else if front.algorithm == Algorithm::ROUND_ROBIN {
@@ -67,7 +69,13 @@ pub(crate) fn choose(front: &Front) -> Result<Choice, NoChoice> {
     } else {
         context::random()
     };
-    let place = select::place(set, number).ok_or(NoChoice::Empty)?;
+    let Some(place) = select::place(set, number) else {
+        return Err(if front.flags & Front::HAS_ENDPOINTS == 0 {
+            NoChoice::Empty
+        } else {
+            NoChoice::Elsewhere
+        });
+    };
     if set.len as usize <= NEAR {
         let near = front.near.get(place as usize).ok_or(NoChoice::Broken)?;
         return Ok(Choice {

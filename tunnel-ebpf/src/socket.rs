@@ -19,6 +19,7 @@ use crate::{
 
 const ECONNREFUSED: i32 = 111;
 const ENOMEM: i32 = 12;
+const EHOSTUNREACH: i32 = 113;
 
 /// Whether a hook runs once for a connection or for each datagram.
 #[derive(Clone, Copy, PartialEq)]
@@ -37,7 +38,7 @@ struct Refusal {
 #[inline(always)]
 pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.key() else { return ALLOW };
-    let refusal = match lookup::front(&key) {
+    let refusal = match front(sock, &key) {
         Lookup::Found(front) => match translate(sock, &key, front) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
@@ -72,7 +73,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
         log::goes_on(&key);
         return ALLOW;
     }
-    let refusal = match lookup::front(&key) {
+    let refusal = match front(sock, &key) {
         Lookup::Found(front) => match translate(sock, &key, front) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
@@ -84,6 +85,19 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
         }
     };
     refuse(sock, &key, Call::Send, &refusal)
+}
+
+/// The front of an address. Loopback is each network namespace's own, so that only the host's has
+/// fronts.
+#[inline(always)]
+fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup {
+    let found = lookup::front(key);
+    match found {
+        Lookup::Found(_) if key.address.is_loopback() && !steering::is_known_host(sock) => {
+            Lookup::None
+        }
+        _ => found,
+    }
 }
 
 const UNSTABLE: Refusal = Refusal {
@@ -194,6 +208,10 @@ fn chosen(key: &FrontKey, front: &Front) -> Result<Origin, Refusal> {
         Err(NoChoice::Empty) => Err(Refusal {
             reason: Reason::NoBackend,
             error: ECONNREFUSED,
+        }),
+        Err(NoChoice::Elsewhere) => Err(Refusal {
+            reason: Reason::NoLocalBackend,
+            error: EHOSTUNREACH,
         }),
         Err(NoChoice::Broken) => Err(Refusal {
             reason: Reason::RecordBroken,
@@ -327,7 +345,8 @@ fn forget<S: Sock>(sock: &S, key: &FrontKey) {
 ///
 /// Where the error can't be set (before Linux 6.1), a connect is sent to a place that refuses at
 /// once: TCP to port 0 of loopback, UDP to port 1 of it, TCP of a socket bound to a device (which
-/// can't reach loopback) to an address that has no route. The rest gets EPERM.
+/// can't reach loopback), or that is to find no route, to an address that has none. The rest gets
+/// EPERM.
 #[inline(always)]
 fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
     maps::count(refusal.reason);
@@ -335,6 +354,7 @@ fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i
     if context::set_error(refusal.error) || call == Call::Send {
         return DENY;
     }
+    let leads_nowhere = sock.is_bound_to_device() || refusal.error == EHOSTUNREACH;
     let v4 = key.address.is_v4();
     let loopback = if v4 {
         Address::LOOPBACK_V4
@@ -342,7 +362,7 @@ fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i
         Address::LOOPBACK_V6
     };
     if key.protocol == Protocol::TCP {
-        if sock.is_bound_to_device() {
+        if leads_nowhere {
             let nowhere = if v4 {
                 Address::BROADCAST_V4
             } else {
@@ -354,7 +374,7 @@ fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i
         }
         return ALLOW;
     }
-    if sock.is_bound_to_device() {
+    if leads_nowhere {
         return DENY;
     }
     // Port 1, unlike port 0, is refused for v4-mapped sockets too, and keeps the peer's name.

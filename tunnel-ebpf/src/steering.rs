@@ -38,7 +38,7 @@ pub(crate) enum Steering {
 /// over UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
-    if !context::is_steering() || key.protocol != Protocol::TCP {
+    if key.protocol != Protocol::TCP || !context::is_steering() && !sock.is_own() {
         return Steering::None;
     }
     let steered = match find(&SteeringKey::new(key.address, key.port)) {
@@ -108,6 +108,13 @@ fn find(key: &SteeringKey) -> Result<Option<&'static Steered>, Unstable> {
         }
     }
     Err(Unstable)
+}
+
+/// Whether a socket is known to be in the host's network namespace.
+#[inline(always)]
+pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
+    let host = maps::host();
+    host != 0 && host == sock.namespace()
 }
 
 /// Whether a socket is in the host's network namespace. There, one that is bound to a device can't

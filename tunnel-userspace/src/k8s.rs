@@ -119,6 +119,14 @@ pub enum Reason {
     Cidr(String),
     #[error("{0:?} is not random, round-robin or rr")]
     Algorithm(String),
+    #[error("{0:?} is not Cluster or Local")]
+    TrafficPolicy(String),
+    #[error("{0:?} is not ClientIP or None")]
+    Affinity(String),
+    #[error("{0} is not from 1 to 86400 seconds")]
+    Timeout(i32),
+    #[error("{0:?} is not VIP or Proxy")]
+    IpMode(String),
 }
 
 impl Invalid {

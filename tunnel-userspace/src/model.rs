@@ -12,11 +12,11 @@ mod update;
 use std::{fmt, sync::Arc};
 
 pub use concern::Concern;
-pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
+pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use node::{ConfigMap, Node, ServiceCidr};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{Algorithm, Service, ServicePort};
+pub use service::{Algorithm, Service, ServicePort, TrafficPolicy};
 pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 

@@ -1,10 +1,12 @@
 //! The links, addresses and routes of this node: which links lead to the world, the guard on them,
 //! and the routes that make the steering prefixes local.
 //!
+//! - `addresses`: the addresses of this node
 //! - `uplinks`: which links lead to the world (pure)
 //! - `routes`: the routes that make the prefixes local, and the file that says which are ours
 //! - `netlink`: what the kernel has
 
+mod addresses;
 mod netlink;
 mod routes;
 mod uplinks;
@@ -26,6 +28,7 @@ use tunnel_common::steering::Prefix;
 
 use self::netlink::{Netlink, Scene};
 pub use self::{
+    addresses::Addresses,
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };

@@ -2,10 +2,12 @@
 //!
 //! - `claims`: who owns an address that several Services claim
 //! - `endpoints`: which endpoints count
+//! - `place`: where this node is, and its addresses
 //! - `steering`: which addresses and ports go to the tunnel
 
 mod claims;
 mod endpoints;
+mod place;
 mod steering;
 
 use std::{
@@ -16,13 +18,14 @@ use std::{
 };
 
 pub use claims::{Claims, Rank};
+pub use place::{NodePortAddresses, Place};
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, FrontKey},
 };
 
-use crate::model::{self, Family, ObjectName, ServicePort, ServiceState};
+use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 
 /// A port of a Service in one family: what owns fronts and backends. The port is known by its
 /// name and protocol, as kube-proxy knows it (kube-proxy `pkg/proxy/serviceport.go`).
@@ -74,11 +77,16 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortPlan {
     /// The addresses that are translated.
-    pub fronts: BTreeSet<FrontKey>,
-    /// The backends for the policies Cluster, in the order of their slots.
+    pub fronts: BTreeMap<FrontKey, FrontPlan>,
+    /// The backends for the policies Cluster, in the order of their slots; none where no front has
+    /// such a policy.
     pub cluster: Vec<Target>,
-    /// The backends for the policies Local, in the order of their slots.
+    /// The backends for the policies Local, in the order of their slots; none where no front has
+    /// such a policy.
     pub local: Vec<Target>,
+    /// Whether there are endpoints at all: without them connects are refused, and with them but
+    /// without any for a policy Local they lead nowhere.
+    pub has_endpoints: bool,
     /// Every backend that still serves, chosen for new connections or not.
     pub serving: BTreeSet<Target>,
     /// How a slot is chosen.
@@ -92,9 +100,10 @@ impl PortPlan {
     #[must_use]
     pub const fn nothing() -> Self {
         Self {
-            fronts: BTreeSet::new(),
+            fronts: BTreeMap::new(),
             cluster: Vec::new(),
             local: Vec::new(),
+            has_endpoints: false,
             serving: BTreeSet::new(),
             algorithm: Algorithm::RANDOM,
             affinity: 0,
@@ -110,6 +119,7 @@ impl PortPlan {
             fronts: self.fronts.clone(),
             cluster: only(&self.cluster),
             local: only(&self.local),
+            has_endpoints: self.has_endpoints,
             serving: self.serving.iter().copied().filter(&known).collect(),
             algorithm: self.algorithm,
             affinity: self.affinity,
@@ -117,30 +127,65 @@ impl PortPlan {
     }
 }
 
+/// How one address of a service port is served.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FrontPlan {
+    /// What kind of address it is.
+    pub kind: FrontKind,
+    /// Which backends sockets of this node are led to, those of its pods among them.
+    pub sockets: TrafficPolicy,
+    /// Which backends packets from elsewhere are led to.
+    pub packets: TrafficPolicy,
+}
+
+/// What kind of address a front is, the one first that wins where two Services have it.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum FrontKind {
+    /// A cluster IP.
+    ClusterIp,
+    /// An address of a load balancer.
+    LoadBalancerIp,
+    /// One of `spec.externalIPs`.
+    ExternalIp,
+    /// An address of this node, with a node port.
+    NodePort,
+}
+
+/// What planning needs to know of this node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Here {
+    /// The name of its Node object.
+    pub node: Arc<str>,
+    /// The zone that it is in, where its Node says.
+    pub zone: Option<Arc<str>>,
+    /// Its addresses that node ports are dialled on.
+    pub node_port_addresses: BTreeSet<IpAddr>,
+    /// How a backend is chosen where a Service doesn't say.
+    pub algorithm: model::Algorithm,
+}
+
 /// The plans of one Service, by port and family.
 pub type ServicePlan = BTreeMap<PortName, PortPlan>;
 
-/// Plans a Service: each port in each family that it has a cluster IP of. The algorithm is for a
-/// Service that names none.
+/// Plans a Service: each port in each family that it has a cluster IP of. Its other addresses of
+/// another family are not served (kube-proxy `pkg/proxy/serviceport.go`, `newBaseServiceInfo`).
 #[must_use]
-pub fn service(state: &ServiceState, algorithm: model::Algorithm) -> ServicePlan {
+pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
     let service = &state.service;
-    let algorithm = match service.algorithm.unwrap_or(algorithm) {
-        model::Algorithm::Random => Algorithm::RANDOM,
-        model::Algorithm::RoundRobin => Algorithm::ROUND_ROBIN,
-    };
     let mut plans = ServicePlan::new();
     for ip in &service.cluster_ips {
-        for port in &service.ports {
+        for port in service
+            .ports
+            .iter()
+            .filter(|port| is_planned(port.protocol))
+        {
             let name = PortName {
                 service: service.name.clone(),
                 port: Arc::clone(&port.name),
                 protocol: port.protocol,
                 family: Family::of(*ip),
             };
-            if is_planned(port.protocol) {
-                plans.insert(name, self::port(state, *ip, port, algorithm));
-            }
+            plans.insert(name, self::port(state, *ip, port, here));
         }
     }
     plans
@@ -151,20 +196,76 @@ fn is_planned(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
 
-fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, algorithm: Algorithm) -> PortPlan {
-    let chosen = endpoints::of_port(&state.slices, Family::of(ip), port);
+fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> PortPlan {
+    let service = &state.service;
+    let endpoints = endpoints::of_port(&state.slices, Family::of(ip), port, here);
+    let fronts = fronts(service, ip, port, here);
+    let has_endpoints = endpoints.are_any();
+    let used = |policy, targets: BTreeSet<Target>| {
+        let mut policies = fronts
+            .values()
+            .flat_map(|front| [front.sockets, front.packets]);
+        let is_used = policies.any(|used| used == policy);
+        targets.into_iter().filter(|_| is_used).collect()
+    };
     PortPlan {
-        fronts: BTreeSet::from([FrontKey::new(
-            Address::from_ip(ip),
-            Port::from_host(port.port),
-            port.protocol,
-        )]),
-        cluster: chosen.ready.into_iter().collect(),
-        local: Vec::new(),
-        serving: chosen.serving,
-        algorithm,
+        cluster: used(TrafficPolicy::Cluster, endpoints.cluster),
+        local: used(TrafficPolicy::Local, endpoints.local),
+        fronts,
+        has_endpoints,
+        serving: endpoints.serving,
+        algorithm: match service.algorithm.unwrap_or(here.algorithm) {
+            model::Algorithm::Random => Algorithm::RANDOM,
+            model::Algorithm::RoundRobin => Algorithm::ROUND_ROBIN,
+        },
         affinity: 0,
     }
+}
+
+/// The addresses that lead to a port, in the family of one of its cluster IPs. Where an address is
+/// of two kinds, it is of the first.
+fn fronts(
+    service: &model::Service,
+    ip: IpAddr,
+    port: &ServicePort,
+    here: &Here,
+) -> BTreeMap<FrontKey, FrontPlan> {
+    let key = |ip: IpAddr, number| {
+        FrontKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
+    };
+    let external = |kind| FrontPlan {
+        kind,
+        // A socket of this node is not outside (kube-proxy's short-circuit).
+        sockets: TrafficPolicy::Cluster,
+        packets: service.external_policy,
+    };
+    let cluster_ip = FrontPlan {
+        kind: FrontKind::ClusterIp,
+        sockets: service.internal_policy,
+        packets: service.internal_policy,
+    };
+    let mut fronts = BTreeMap::from([(key(ip, port.port), cluster_ip)]);
+    let node_ports = port.node_port.into_iter();
+    let node_ports = node_ports.flat_map(|number| {
+        let ips = here.node_port_addresses.iter();
+        ips.map(move |ip| (*ip, number, FrontKind::NodePort))
+    });
+    let others = [
+        (FrontKind::LoadBalancerIp, &service.load_balancer_ips),
+        (FrontKind::ExternalIp, &service.external_ips),
+    ];
+    let others = others
+        .into_iter()
+        .flat_map(|(kind, ips)| ips.iter().map(move |ip| (*ip, port.port, kind)))
+        .chain(node_ports);
+    for (other, number, kind) in others {
+        if Family::of(other) == Family::of(ip) {
+            fronts
+                .entry(key(other, number))
+                .or_insert_with(|| external(kind));
+        }
+    }
+    fronts
 }
 
 /// The claims of a Service on fronts: each front of its plan, with the rank that decides between
@@ -177,7 +278,7 @@ pub fn claims(
     plan.iter().flat_map(move |(name, port)| {
         port.fronts
             .iter()
-            .map(move |key| (*key, Rank::cluster_ip(created), name.clone()))
+            .map(move |(key, front)| (*key, Rank::new(front.kind, created), name.clone()))
     })
 }
 

@@ -29,7 +29,7 @@ mod view;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
-    sync::Arc,
+    net::IpAddr,
 };
 
 use tunnel_common::{reason::Reason, service::FrontKey};
@@ -48,8 +48,8 @@ use self::{
     order::{Order, Refused},
 };
 use crate::{
-    model::{Algorithm, ObjectName, Update},
-    plan::{self, Claims, PortName, PortPlan, ServicePlan},
+    model::{Algorithm, ObjectName, ServiceState, Update},
+    plan::{self, Claims, Here, NodePortAddresses, Place, PortName, PortPlan, ServicePlan},
 };
 
 /// Why a service port is not programmed, or not as it should be.
@@ -71,10 +71,10 @@ impl fmt::Display for Problem {
 pub struct Reconciler<M> {
     maps: M,
     actual: Actual,
+    /// What the sources say of each Service, to be planned anew when this node changes.
+    states: BTreeMap<ObjectName, ServiceState>,
     plans: BTreeMap<ObjectName, ServicePlan>,
     claims: Claims,
-    /// Who each Service is among all that had its name, where the API server says.
-    uids: BTreeMap<ObjectName, Arc<str>>,
     dirty: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
     /// Reasons counted here, since the start.
@@ -87,9 +87,9 @@ pub struct Reconciler<M> {
     starved: BTreeSet<ObjectName>,
     /// Whether something was retired since the Services that found no room were last tried.
     has_shrunk: bool,
-    node_name: String,
+    here: Here,
+    place: Place,
     node_eligible: bool,
-    default_algorithm: Algorithm,
     synced: bool,
     /// Whether the sources hold everything they were told.
     whole: bool,
@@ -110,6 +110,8 @@ pub struct Settings {
     pub node_name: String,
     /// How a backend is chosen where a Service doesn't say.
     pub algorithm: Algorithm,
+    /// Which addresses of it node ports are dialled on.
+    pub node_ports: Vec<NodePortAddresses>,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -133,9 +135,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         Ok(Self {
             maps,
             actual,
+            states: BTreeMap::new(),
             plans: BTreeMap::new(),
             claims: Claims::default(),
-            uids: BTreeMap::new(),
             dirty: BTreeSet::new(),
             problems: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -143,9 +145,14 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             waiting: false,
             starved: BTreeSet::new(),
             has_shrunk: false,
-            node_name: settings.node_name,
+            here: Here {
+                node: settings.node_name.into(),
+                zone: None,
+                node_port_addresses: BTreeSet::new(),
+                algorithm: settings.algorithm,
+            },
+            place: Place::new(settings.node_ports),
             node_eligible: true,
-            default_algorithm: settings.algorithm,
             synced: false,
             whole: false,
             stale: false,
@@ -177,32 +184,55 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.whole = update.whole;
         self.stale = update.stale;
         for (name, node) in update.nodes {
-            if *name.name == *self.node_name {
-                self.node_eligible = node.is_none_or(|node| node.eligible);
+            if name.name == self.here.node {
+                self.node_eligible = node.as_ref().is_none_or(|node| node.eligible);
+                self.place.set_node(node.as_deref());
             }
         }
         for (name, state) in update.services {
-            let moved = if let Some(state) = state {
-                let plan = plan::service(&state, self.default_algorithm);
-                let moved = self.claims.replace(&name, plan::claims(&state, &plan));
-                self.plans.insert(name.clone(), plan);
-                match &state.service.uid {
-                    Some(uid) => self.uids.insert(name.clone(), Arc::clone(uid)),
-                    None => self.uids.remove(&name),
-                };
-                moved
-            } else {
-                self.plans.remove(&name);
-                self.uids.remove(&name);
-                self.claims.replace(&name, std::iter::empty())
-            };
-            self.dirty.extend(moved);
             self.held.remove(&name);
-            self.dirty.insert(name);
+            self.plan(&name, state.as_ref());
+            match state {
+                Some(state) => self.states.insert(name, state),
+                None => self.states.remove(&name),
+            };
         }
+        self.look_around();
         if self.whole && self.seeded {
             self.dirty.append(&mut self.held);
         }
+    }
+
+    /// Takes the addresses that this node has now. Nothing is written.
+    pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.place.set_addresses(addresses);
+        self.look_around();
+    }
+
+    /// Plans everything anew if this node is not what it was.
+    fn look_around(&mut self) {
+        if self.place.show(&mut self.here) {
+            let states = std::mem::take(&mut self.states);
+            for (name, state) in &states {
+                self.plan(name, Some(state));
+            }
+            self.states = states;
+        }
+    }
+
+    /// Plans a Service as the sources have it now.
+    fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
+        let moved = if let Some(state) = state {
+            let plan = plan::service(state, &self.here);
+            let moved = self.claims.replace(name, plan::claims(state, &plan));
+            self.plans.insert(name.clone(), plan);
+            moved
+        } else {
+            self.plans.remove(name);
+            self.claims.replace(name, std::iter::empty())
+        };
+        self.dirty.extend(moved);
+        self.dirty.insert(name.clone());
     }
 
     /// Whether something is waiting to be written.
@@ -317,8 +347,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         };
         let mut wanted = ServicePlan::new();
         for (name, plan) in plans {
-            let is_own = |key: &&FrontKey| self.claims.owner(key) == Some(name);
-            let (own, lost): (BTreeSet<_>, BTreeSet<_>) = plan.fronts.iter().partition(is_own);
+            let is_own = |key: &FrontKey| self.claims.owner(key) == Some(name);
+            let lost = plan.fronts.keys().filter(|key| !is_own(key));
             for key in lost {
                 let winner = self
                     .claims
@@ -328,8 +358,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 let text = format!("{key} belongs to {winner}");
                 changes.problem(name, Reason::FrontClaimed, text);
             }
-            if !own.is_empty() {
-                let fronts = own.into_iter().copied().collect();
+            let own = plan.fronts.iter().filter(|(key, _)| is_own(key));
+            let fronts: BTreeMap<_, _> = own.map(|(key, front)| (*key, *front)).collect();
+            if !fronts.is_empty() {
                 wanted.insert(
                     name.clone(),
                     PortPlan {

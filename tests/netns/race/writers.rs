@@ -98,6 +98,7 @@ impl Product {
         let settings = reconcile::Settings {
             node_name: NODE.to_owned(),
             algorithm: model::Algorithm::Random,
+            node_ports: Vec::new(),
         };
         let mut grace = RcuGrace::new()?;
         let sizes = programs.data_path.sizes();
@@ -125,6 +126,7 @@ impl Product {
         let (sender, updates) = mpsc::channel(1);
         let (_queries, questions) = mpsc::channel(1);
         let (_drain, draining) = watch::channel(false);
+        let (_links, addresses) = watch::channel(Arc::default());
         // The loop ends when the sender goes.
         let feed = async {
             let mut changes = 0;
@@ -137,8 +139,9 @@ impl Product {
             drop(sender);
             anyhow::Ok(changes)
         };
-        let ((), changes) =
-            runtime.block_on(async { tokio::join!(owner.run(updates, questions, draining), feed) });
+        let ((), changes) = runtime.block_on(async {
+            tokio::join!(owner.run(updates, questions, addresses, draining), feed)
+        });
         let last = stats.borrow().clone();
         Ok((changes?, last))
     }
@@ -167,16 +170,14 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
         manifest::Protocol::Sctp => Protocol::SCTP,
     };
     let service = model::Service {
-        name: name.clone(),
-        uid: None,
-        created: None,
         cluster_ips: vec![field::vip(change.service).into()],
         ports: vec![ServicePort {
             name: Arc::clone(&port_name),
             port,
+            node_port: None,
             protocol,
         }],
-        algorithm: None,
+        ..model::Service::named(name.clone())
     };
     let endpoint = |address: std::net::Ipv4Addr| Endpoint {
         address: address.into(),
@@ -184,6 +185,7 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
         serving: true,
         terminating: false,
         node: None,
+        hints: None,
     };
     let slice = EndpointSlice {
         name: name.clone(),

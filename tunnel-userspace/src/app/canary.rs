@@ -57,16 +57,15 @@ pub(super) fn name() -> ObjectName {
 pub(super) fn service() -> ServiceState {
     let port: Arc<str> = "".into();
     let service = Service {
-        name: name(),
-        uid: None,
         created: Some(0),
         cluster_ips: vec![IpAddr::V4(VIP)],
         ports: vec![ServicePort {
             name: Arc::clone(&port),
             port: PORT,
+            node_port: None,
             protocol: Protocol::UDP,
         }],
-        algorithm: None,
+        ..Service::named(name())
     };
     let slice = EndpointSlice {
         name: name(),
@@ -83,6 +82,7 @@ pub(super) fn service() -> ServiceState {
             serving: true,
             terminating: false,
             node: None,
+            hints: None,
         }],
     };
     ServiceState {

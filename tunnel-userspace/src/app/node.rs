@@ -23,7 +23,7 @@ use crate::{
     config::Config,
     events,
     model::ObjectName,
-    net::{self, Net},
+    net::{self, Addresses, Net},
     plan::SteeringRules,
     tasks::Tasks,
 };
@@ -101,6 +101,12 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
+    let addresses = Addresses::open()
+        .await
+        .map_err(failed("cannot ask for the addresses of this node"))?;
+    let known = addresses.known();
+    parts.owner.set_addresses(&known.borrow());
+    tasks.start("addresses", addresses.run(draining.clone()));
     let mut tunnel = Tunnel::open(&config);
     let views = parts.views(&config, Box::new(sources.report()), is_ready, queries);
     let views = Arc::new(Views {
@@ -144,7 +150,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
         }
-        let owner = owner.run(updates, questions, draining.clone());
+        let owner = owner.run(updates, questions, known, draining.clone());
         tasks.start("reconcile", owner);
         ready.send_replace(None);
         info!("ready");

@@ -1,8 +1,13 @@
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::duration;
+use crate::plan::NodePortAddresses;
 
 /// The most entries that a map may have.
 pub(super) const MOST_ENTRIES: u32 = 1 << 24;
@@ -58,6 +63,24 @@ impl Default for Service {
 }
 
 impl Service {
+    /// The addresses of this node that node ports are dialled on.
+    #[must_use]
+    pub fn node_ports(&self) -> Vec<NodePortAddresses> {
+        let Some(named) = &self.node_port_addresses else {
+            return vec![NodePortAddresses::Primary, NodePortAddresses::Localhost];
+        };
+        if named.is_empty() {
+            return vec![NodePortAddresses::All];
+        }
+        let read = |text: &String| match text.as_str() {
+            "all" => Some(NodePortAddresses::All),
+            "primary" => Some(NodePortAddresses::Primary),
+            "localhost" => Some(NodePortAddresses::Localhost),
+            range => cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length)),
+        };
+        named.iter().filter_map(read).collect()
+    }
+
     pub(super) fn check(&self) -> Result<(), (String, String)> {
         for (index, cidr) in self.cluster_cidrs.iter().enumerate() {
             if !is_cidr(cidr) {
@@ -79,14 +102,15 @@ impl Service {
 }
 
 fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else {
-        return false;
-    };
-    let (Ok(address), Ok(length)) = (address.parse::<std::net::IpAddr>(), length.parse::<u8>())
-    else {
-        return false;
-    };
-    length <= if address.is_ipv4() { 32 } else { 128 }
+    cidr(text).is_some()
+}
+
+/// A range: its address and the length of its prefix.
+fn cidr(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = text.split_once('/')?;
+    let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u8>().ok()?);
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    (length <= longest).then_some((address, length))
 }
 
 /// How traffic of this node's pods is told from traffic from outside.

@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use k8s_openapi::api::discovery::v1;
 
 use super::{Invalid, Reason, address, port, protocol};
-use crate::model::{Endpoint, EndpointPort, EndpointSlice, Family, ObjectName};
+use crate::model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, ObjectName};
 
 /// The label that names the Service of a slice.
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -101,9 +101,21 @@ fn endpoints(endpoints: Vec<v1::Endpoint>, family: Family) -> Result<Vec<Endpoin
                 .node_name
                 .filter(|node| !node.is_empty())
                 .map(Arc::from),
+            hints: entry.hints.and_then(hints),
         });
     }
     Ok(read)
+}
+
+/// The hints, if there are any.
+fn hints(hints: v1::EndpointHints) -> Option<Arc<Hints>> {
+    let nodes = hints.for_nodes.unwrap_or_default().into_iter();
+    let zones = hints.for_zones.unwrap_or_default().into_iter();
+    let read = Hints {
+        nodes: nodes.map(|node| Arc::from(node.name)).collect(),
+        zones: zones.map(|zone| Arc::from(zone.name)).collect(),
+    };
+    (read != Hints::default()).then(|| Arc::new(read))
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+mod reach;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -7,7 +9,7 @@ use std::{
 use k8s_openapi::{api::core::v1, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{ANNOTATION_DOMAIN, Invalid, Reason, address, port, protocol};
-use crate::model::{Algorithm, Family, ObjectName, Service, ServicePort};
+use crate::model::{Algorithm, Family, ObjectName, Service, ServicePort, TrafficPolicy};
 
 /// The label that gives a Service to another proxy, whatever its value.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
@@ -31,6 +33,10 @@ pub(super) fn read(
     let Some(cluster_ips) = cluster_ips(&spec)? else {
         return Ok(None);
     };
+    let is_of_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+    let external = spec.external_traffic_policy.as_deref();
+    let external_policy = reach::policy("spec.externalTrafficPolicy", external, ignored);
+    let internal = spec.internal_traffic_policy.as_deref();
     Ok(Some(Service {
         name,
         uid: object.metadata.uid.as_deref().map(Arc::from),
@@ -40,7 +46,16 @@ pub(super) fn read(
             .as_ref()
             .map(|time| time.0.as_second()),
         cluster_ips,
-        ports: ports(spec.ports.as_deref().unwrap_or_default())?,
+        external_ips: reach::external_ips(&spec, ignored),
+        load_balancer_ips: reach::load_balancer_ips(object.status.as_ref(), ignored),
+        source_ranges: reach::source_ranges(&spec, ignored),
+        ports: ports(spec.ports.as_deref().unwrap_or_default(), ignored)?,
+        internal_policy: reach::policy("spec.internalTrafficPolicy", internal, ignored),
+        external_policy,
+        affinity: reach::affinity(&spec, ignored),
+        health_check_port: (is_of_load_balancer && external_policy == TrafficPolicy::Local)
+            .then(|| reach::health_check_port(&spec, ignored))
+            .flatten(),
         algorithm: algorithm(&object.metadata, ignored),
     }))
 }
@@ -84,7 +99,10 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
     }
 }
 
-fn ports(ports: &[v1::ServicePort]) -> Result<Vec<ServicePort>, Invalid> {
+fn ports(
+    ports: &[v1::ServicePort],
+    ignored: &mut Vec<Invalid>,
+) -> Result<Vec<ServicePort>, Invalid> {
     if ports.is_empty() {
         return Err(Invalid::new("spec.ports", Reason::Missing));
     }
@@ -112,6 +130,7 @@ fn ports(ports: &[v1::ServicePort]) -> Result<Vec<ServicePort>, Invalid> {
         read.push(ServicePort {
             name: Arc::from(name),
             port: number,
+            node_port: reach::optional_port(entry.node_port, || field("nodePort"), ignored),
             protocol,
         });
     }

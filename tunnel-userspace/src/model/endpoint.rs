@@ -46,4 +46,16 @@ pub struct Endpoint {
     pub terminating: bool,
     /// The node it runs on, where known.
     pub node: Option<Arc<str>>,
+    /// Whose clients it is for, where the object says.
+    #[serde(default)]
+    pub hints: Option<Arc<Hints>>,
+}
+
+/// Whose clients an endpoint is for.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Hints {
+    /// Those of these nodes.
+    pub nodes: Vec<Arc<str>>,
+    /// Those in these zones.
+    pub zones: Vec<Arc<str>>,
 }

@@ -5,7 +5,7 @@ use tunnel_common::addr::Protocol;
 
 use super::ObjectName;
 
-/// A Service with cluster IPs.
+/// A Service that is served: it has cluster IPs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// Namespace and name.
@@ -19,10 +19,62 @@ pub struct Service {
     pub created: Option<i64>,
     /// Cluster IPs, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
+    /// `spec.externalIPs`.
+    #[serde(default)]
+    pub external_ips: Vec<IpAddr>,
+    /// The addresses of its load balancer that are served on the node (`ipMode` VIP).
+    #[serde(default)]
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// The sources that may use those addresses; those of a family without any are all that may.
+    #[serde(default)]
+    pub source_ranges: Vec<(IpAddr, u8)>,
     /// The ports.
     pub ports: Vec<ServicePort>,
+    /// Which endpoints the cluster IPs lead to.
+    #[serde(default)]
+    pub internal_policy: TrafficPolicy,
+    /// Which endpoints everything else leads to, for clients outside of the cluster.
+    #[serde(default)]
+    pub external_policy: TrafficPolicy,
+    /// How long a client keeps its endpoint, in seconds; 0 where it doesn't.
+    #[serde(default)]
+    pub affinity: u32,
+    /// The port that tells load balancers whether this node has endpoints, where there is one.
+    #[serde(default)]
+    pub health_check_port: Option<u16>,
     /// How a backend is chosen (annotation `culvert.dev/algorithm`), where the Service says.
     pub algorithm: Option<Algorithm>,
+}
+
+impl Service {
+    /// A Service of that name which has nothing yet.
+    #[must_use]
+    pub const fn named(name: ObjectName) -> Self {
+        Self {
+            name,
+            uid: None,
+            created: None,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            source_ranges: Vec::new(),
+            ports: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity: 0,
+            health_check_port: None,
+            algorithm: None,
+        }
+    }
+
+    /// Whether it has addresses for clients outside of the cluster; only then its external policy
+    /// means something (kube-proxy `pkg/proxy/serviceport.go`, `ExternallyAccessible`).
+    #[must_use]
+    pub fn is_external(&self, port: &ServicePort) -> bool {
+        port.node_port.is_some()
+            || !self.load_balancer_ips.is_empty()
+            || !self.external_ips.is_empty()
+    }
 }
 
 /// One port of a Service.
@@ -32,9 +84,22 @@ pub struct ServicePort {
     pub name: Arc<str>,
     /// The port that clients dial on a cluster IP, in host byte order, never 0.
     pub port: u16,
+    /// The port that clients dial on a node, in host byte order, where there is one.
+    #[serde(default)]
+    pub node_port: Option<u16>,
     /// The transport protocol.
     #[serde(with = "super::protocol")]
     pub protocol: Protocol,
+}
+
+/// Which endpoints traffic may go to.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
+pub enum TrafficPolicy {
+    /// All of them.
+    #[default]
+    Cluster,
+    /// Those of the node that the traffic reaches.
+    Local,
 }
 
 /// How a backend is chosen.

@@ -75,16 +75,25 @@ pub(super) struct Netlink {
 pub(super) struct Kernel(Handle);
 
 impl Netlink {
+    /// Told of links, addresses and routes.
     pub(super) fn open() -> Result<Self, NetError> {
-        let groups = [
+        Self::of(&[
             MulticastGroup::Link,
             MulticastGroup::Ipv4Ifaddr,
             MulticastGroup::Ipv6Ifaddr,
             MulticastGroup::Ipv4Route,
             MulticastGroup::Ipv6Route,
-        ];
+        ])
+    }
+
+    /// Told of addresses only.
+    pub(super) fn of_addresses() -> Result<Self, NetError> {
+        Self::of(&[MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr])
+    }
+
+    fn of(groups: &[MulticastGroup]) -> Result<Self, NetError> {
         let (connection, handle, messages) =
-            new_multicast_connection(&groups).map_err(NetError::Open)?;
+            new_multicast_connection(groups).map_err(NetError::Open)?;
         let mut task = JoinSet::new();
         task.spawn(connection);
         Ok(Self {
@@ -111,14 +120,7 @@ impl Kernel {
             .try_collect()
             .await
             .map_err(failed("list the links"))?;
-        let addresses: Vec<AddressMessage> = self
-            .0
-            .address()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .map_err(failed("list the addresses"))?;
+        let addresses = self.address_messages().await?;
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut asked = RouteMessage::default();
@@ -131,6 +133,23 @@ impl Kernel {
             routes.extend(found);
         }
         Ok(Scene::of(&links, &addresses, routes))
+    }
+
+    /// Every address of the links, with which one can be dialled without naming the link.
+    pub(super) async fn addresses(&self) -> Result<BTreeSet<IpAddr>, NetError> {
+        let messages = self.address_messages().await?;
+        let is_link_local = |ip: &IpAddr| match ip {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        let addresses = messages.iter().filter_map(address_of);
+        Ok(addresses.filter(|ip| !is_link_local(ip)).collect())
+    }
+
+    async fn address_messages(&self) -> Result<Vec<AddressMessage>, NetError> {
+        let asked = self.0.address().get().execute();
+        let found = asked.try_collect().await;
+        found.map_err(failed("list the addresses"))
     }
 
     /// Adds a route, or puts it in the place of ours to the same destination.

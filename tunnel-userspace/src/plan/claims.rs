@@ -2,23 +2,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tunnel_common::service::FrontKey;
 
-use super::PortName;
+use super::{FrontKind, PortName};
 use crate::model::ObjectName;
 
 /// What decides between two Services that claim one front: the kind of address, then the older
 /// Service, then namespace and name. The smaller rank wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Rank {
-    kind: u8,
+    kind: FrontKind,
     created: i64,
 }
 
 impl Rank {
-    /// The rank of a cluster IP. A Service that doesn't say when it was created is the youngest.
+    /// The rank of an address. A Service that doesn't say when it was created is the youngest.
     #[must_use]
-    pub fn cluster_ip(created: Option<i64>) -> Self {
+    pub fn new(kind: FrontKind, created: Option<i64>) -> Self {
         Self {
-            kind: 0,
+            kind,
             created: created.unwrap_or(i64::MAX),
         }
     }

@@ -1,3 +1,5 @@
+//! Which endpoints of a port count (kube-proxy `pkg/proxy/topology.go`, `CategorizeEndpoints`).
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -5,55 +7,138 @@ use std::{
 
 use tunnel_common::addr::{Address, Port};
 
-use super::Target;
-use crate::model::{EndpointSlice, Family, ServicePort};
+use super::{Here, Target};
+use crate::model::{Endpoint, EndpointSlice, Family, Hints, ServicePort};
 
 /// The endpoints of a port that count.
+#[derive(Debug, Eq, PartialEq)]
 pub(super) struct Endpoints {
-    /// Those that take new connections.
-    pub(super) ready: BTreeSet<Target>,
-    /// Those that answer: the ready ones, and those that are only finishing what they have.
+    /// Those that traffic with policy Cluster goes to.
+    pub(super) cluster: BTreeSet<Target>,
+    /// Those that traffic with policy Local goes to.
+    pub(super) local: BTreeSet<Target>,
+    /// Those that answer, whether new connections go there or not.
     pub(super) serving: BTreeSet<Target>,
 }
 
-/// The endpoints of a Service's port over all its slices of a family. A slice serves the port if
-/// one of its own ports has the same name and protocol; its number may differ from slice to slice
-/// (kube-proxy `pkg/proxy/endpointslicecache.go`). Where slices say different things of one
-/// address, the one that is not terminating holds.
+impl Endpoints {
+    /// Whether anybody's traffic would find an endpoint.
+    pub(super) fn are_any(&self) -> bool {
+        !self.cluster.is_empty()
+    }
+}
+
+/// The endpoints of a Service's port for this node, over all its slices of a family.
 pub(super) fn of_port(
     slices: &[Arc<EndpointSlice>],
     family: Family,
     port: &ServicePort,
+    here: &Here,
 ) -> Endpoints {
-    let mut found: BTreeMap<Target, (bool, bool, bool)> = BTreeMap::new();
+    let found = found(slices, family, port);
+    let pick = |wanted: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<Target> {
+        let wanted = found.iter().filter(|(_, endpoint)| wanted(endpoint));
+        wanted.map(|(target, _)| *target).collect()
+    };
+    let is_local = |endpoint: &Endpoint| {
+        let node = endpoint.node.as_deref();
+        !here.node.is_empty() && node == Some(&*here.node)
+    };
+    let topology = Topology::of(found.values().filter(|endpoint| endpoint.ready), here);
+    let cluster = pick(&|endpoint| endpoint.ready && topology.admits(endpoint, here));
+    let local = pick(&|endpoint| endpoint.ready && is_local(endpoint));
+    Endpoints {
+        cluster: or_else(cluster, || pick(&|endpoint| is_fallback(endpoint))),
+        local: or_else(local, || {
+            pick(&|endpoint| is_fallback(endpoint) && is_local(endpoint))
+        }),
+        serving: pick(&|endpoint| endpoint.ready || endpoint.serving),
+    }
+}
+
+/// Every endpoint of the port. A slice serves the port if one of its own ports has the same name and
+/// protocol; its number may differ from slice to slice. Where slices say different things of one
+/// address, the one that is not terminating holds (kube-proxy `pkg/proxy/endpointslicecache.go`).
+fn found<'a>(
+    slices: &'a [Arc<EndpointSlice>],
+    family: Family,
+    port: &ServicePort,
+) -> BTreeMap<Target, &'a Endpoint> {
+    // Ordered so that the greater of two is the one that holds.
+    let order = |endpoint: &Endpoint| (!endpoint.terminating, endpoint.ready, endpoint.serving);
+    let mut found: BTreeMap<Target, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
-        let numbers = slice
-            .ports
-            .iter()
-            .filter(|own| own.name == port.name && own.protocol == port.protocol)
-            .map(|own| Port::from_host(own.port));
-        for number in numbers {
+        let own = slice.ports.iter();
+        let own = own.filter(|own| own.name == port.name && own.protocol == port.protocol);
+        for number in own.map(|own| Port::from_host(own.port)) {
             for endpoint in &slice.endpoints {
                 let target = Target {
                     address: Address::from_ip(endpoint.address),
                     port: number,
                 };
-                // Ordered so that the greater of two conditions is the one that holds.
-                let condition = (!endpoint.terminating, endpoint.ready, endpoint.serving);
-                let known = found.entry(target).or_insert(condition);
-                *known = condition.max(*known);
+                let known = found.entry(target).or_insert(endpoint);
+                if order(endpoint) > order(known) {
+                    *known = endpoint;
+                }
             }
         }
     }
-    let pick = |wanted: fn(&(bool, bool, bool)) -> bool| {
-        found
-            .iter()
-            .filter(|(_, held)| wanted(held))
-            .map(|(target, _)| *target)
-            .collect()
-    };
-    Endpoints {
-        ready: pick(|(_, ready, _)| *ready),
-        serving: pick(|(_, ready, serving)| *ready || *serving),
+    found
+}
+
+/// Whether an endpoint takes connections where no other does: it is going, but still answers.
+const fn is_fallback(endpoint: &Endpoint) -> bool {
+    endpoint.serving && endpoint.terminating
+}
+
+fn or_else(set: BTreeSet<Target>, other: impl FnOnce() -> BTreeSet<Target>) -> BTreeSet<Target> {
+    if set.is_empty() { other() } else { set }
+}
+
+/// Which of the ready endpoints are near enough.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Topology {
+    /// Those for clients of this node.
+    Node,
+    /// Those for clients of this zone.
+    Zone,
+    /// All.
+    None,
+}
+
+impl Topology {
+    /// What the hints of the ready endpoints say: they count where every one has some, and one of
+    /// them is for this node, or else for its zone.
+    fn of<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> Self {
+        let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
+        let all = |has: fn(&Hints) -> bool| hints.iter().all(|hints| hints.is_some_and(has));
+        let one = |has: &dyn Fn(&Hints) -> bool| hints.iter().any(|hints| hints.is_some_and(has));
+        if all(|hints| !hints.nodes.is_empty()) && one(&|hints| here.is_node_of(hints)) {
+            Self::Node
+        } else if all(|hints| !hints.zones.is_empty()) && one(&|hints| here.is_zone_of(hints)) {
+            Self::Zone
+        } else {
+            Self::None
+        }
+    }
+
+    fn admits(self, endpoint: &Endpoint, here: &Here) -> bool {
+        let hints = endpoint.hints.as_deref();
+        match self {
+            Self::Node => hints.is_some_and(|hints| here.is_node_of(hints)),
+            Self::Zone => hints.is_some_and(|hints| here.is_zone_of(hints)),
+            Self::None => true,
+        }
+    }
+}
+
+impl Here {
+    fn is_node_of(&self, hints: &Hints) -> bool {
+        !self.node.is_empty() && hints.nodes.contains(&self.node)
+    }
+
+    fn is_zone_of(&self, hints: &Hints) -> bool {
+        let zone = self.zone.as_ref();
+        zone.is_some_and(|zone| hints.zones.contains(zone))
     }
 }

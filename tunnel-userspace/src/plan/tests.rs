@@ -26,17 +26,28 @@ fn front(text: &str, port: u16) -> FrontKey {
 
 fn service_named(name: &str, ips: &[&str]) -> Service {
     Service {
-        name: ObjectName::new("default", name),
-        uid: None,
-        created: None,
         cluster_ips: ips.iter().copied().map(ip).collect(),
         ports: vec![ServicePort {
             name: "http".into(),
             port: 80,
+            node_port: None,
             protocol: Protocol::TCP,
         }],
-        algorithm: None,
+        ..Service::named(ObjectName::new("default", name))
     }
+}
+
+fn here() -> Here {
+    Here {
+        node: "node-a".into(),
+        zone: None,
+        node_port_addresses: BTreeSet::new(),
+        algorithm: model::Algorithm::Random,
+    }
+}
+
+fn keys(plan: &PortPlan) -> Vec<FrontKey> {
+    plan.fronts.keys().copied().collect()
 }
 
 fn endpoint(address: &str) -> Endpoint {
@@ -46,6 +57,7 @@ fn endpoint(address: &str) -> Endpoint {
         serving: true,
         terminating: false,
         node: None,
+        hints: None,
     }
 }
 
@@ -71,9 +83,7 @@ fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
 }
 
 fn only_plan(state: &ServiceState) -> PortPlan {
-    let mut plans: Vec<_> = service(state, model::Algorithm::Random)
-        .into_values()
-        .collect();
+    let mut plans: Vec<_> = service(state, &here()).into_values().collect();
     assert_eq!(plans.len(), 1);
     plans.remove(0)
 }
@@ -88,13 +98,11 @@ fn a_front_leads_to_the_ready_endpoints_of_its_family() {
         ],
     );
 
-    let plans: Vec<_> = service(&web, model::Algorithm::Random)
-        .into_values()
-        .collect();
+    let plans: Vec<_> = service(&web, &here()).into_values().collect();
 
-    assert_eq!(plans[0].fronts, BTreeSet::from([front("10.96.0.10", 80)]));
+    assert_eq!(keys(&plans[0]), [front("10.96.0.10", 80)]);
     assert_eq!(plans[0].cluster, [target("10.1.0.1", 8080)]);
-    assert_eq!(plans[1].fronts, BTreeSet::from([front("fd00::10", 80)]));
+    assert_eq!(keys(&plans[1]), [front("fd00::10", 80)]);
     assert_eq!(plans[1].cluster, [target("fd00:1::1", 8080)]);
 }
 
@@ -179,7 +187,11 @@ fn the_algorithm_of_the_node_is_for_services_that_name_none() {
             algorithm: own,
             ..service_named("web", &["10.96.0.10"])
         };
-        let plans = service(&state(web, Vec::new()), model::Algorithm::RoundRobin);
+        let default = Here {
+            algorithm: model::Algorithm::RoundRobin,
+            ..here()
+        };
+        let plans = service(&state(web, Vec::new()), &default);
         plans
             .into_values()
             .map(|plan| plan.algorithm)
@@ -199,7 +211,7 @@ fn sctp_is_in_the_model_but_not_planned_for_sockets() {
     web.ports[0].protocol = Protocol::SCTP;
 
     assert_eq!(
-        service(&state(web, Vec::new()), model::Algorithm::Random),
+        service(&state(web, Vec::new()), &here()),
         ServicePlan::new()
     );
 }
@@ -216,7 +228,7 @@ fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ips: &[&str]) ->
     let mut service = service_named(name, ips);
     service.created = created;
     let state = state(service, Vec::new());
-    let plan = super::service(&state, model::Algorithm::Random);
+    let plan = super::service(&state, &here());
     let moved = claims.replace(&state.service.name, super::claims(&state, &plan));
     moved.into_iter().map(|name| name.to_string()).collect()
 }
@@ -267,7 +279,8 @@ proptest! {
     fn a_restricted_plan_never_grows(known in proptest::collection::btree_set(0..8_u16, 0..8)) {
         let targets: Vec<_> = (0..8).map(|port| target("10.1.0.1", port)).collect();
         let plan = PortPlan {
-            fronts: BTreeSet::new(),
+            fronts: BTreeMap::new(),
+            has_endpoints: false,
             cluster: targets.clone(),
             local: Vec::new(),
             serving: targets.into_iter().collect(),

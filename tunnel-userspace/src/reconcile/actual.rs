@@ -207,9 +207,10 @@ impl Actual {
 
     /// Whether the backends that a record holds itself are those of its set.
     fn is_near(&self, backends: &BTreeMap<u32, Backend>, record: &Front) -> bool {
-        let held = self.sets.get(&record.cluster.base);
+        let of_sockets = record.of_sockets();
+        let held = self.sets.get(&of_sockets.base);
         let indices = held
-            .filter(|_| (1..=NEAR).contains(&count(record.cluster.len)))
+            .filter(|_| (1..=NEAR).contains(&count(of_sockets.len)))
             .map(|set| set.backends.as_slice());
         let mut wanted = [Near::NONE; NEAR];
         for (place, index) in wanted.iter_mut().zip(indices.unwrap_or_default()) {
@@ -269,10 +270,9 @@ impl Actual {
     /// The ids that hold some of these fronts.
     pub(crate) fn holders<'a>(
         &'a self,
-        fronts: &'a BTreeSet<FrontKey>,
+        fronts: impl Iterator<Item = &'a FrontKey> + 'a,
     ) -> impl Iterator<Item = u32> + 'a {
         fronts
-            .iter()
             .filter_map(|key| self.fronts.get(key))
             .map(|front| front.record.service)
     }
@@ -336,7 +336,8 @@ impl Actual {
     pub(crate) fn differences(&self, other: &Self) -> usize {
         let fronts = self.fronts.iter().filter(|(key, front)| {
             let same = |known: &&Programmed| {
-                known == front && self.backends_of(front) == other.backends_of(front)
+                let (own, others) = (self.backends_of(front), other.backends_of(front));
+                known == front && own == others
             };
             other.fronts.get(key).filter(same).is_none()
         });
@@ -354,10 +355,11 @@ impl Actual {
             .saturating_add(ports.count())
     }
 
-    fn backends_of(&self, front: &Programmed) -> Option<&Vec<u32>> {
-        self.sets
-            .get(&front.record.cluster.base)
-            .map(|set| &set.backends)
+    fn backends_of(&self, front: &Programmed) -> [Option<&Vec<u32>>; 2] {
+        [front.record.cluster, front.record.local].map(|set| {
+            let known = self.sets.get(&set.base).filter(|_| set.len > 0);
+            known.map(|set| &set.backends)
+        })
     }
 
     /// Takes the names of the ids that are programmed from an earlier reading.

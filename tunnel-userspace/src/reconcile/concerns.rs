@@ -1,6 +1,6 @@
 //! What of it an operator must act on.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use tunnel_common::reason::Reason;
 
@@ -34,7 +34,10 @@ impl<M> Reconciler<M> {
                             kind: Kind::Service,
                             name: service.clone(),
                         },
-                        uid: self.uids.get(service).map(Arc::clone),
+                        uid: self
+                            .states
+                            .get(service)
+                            .and_then(|state| state.service.uid.clone()),
                         reason: problem.reason,
                         note: format!("{port}: {problem}"),
                     });
@@ -42,7 +45,7 @@ impl<M> Reconciler<M> {
             }
         }
         let of_node = of_node.into_iter();
-        concerns.extend(of_node.map(|reason| of(&self.node_name, reason)));
+        concerns.extend(of_node.map(|reason| of(&self.here.node, reason)));
         concerns
     }
 }

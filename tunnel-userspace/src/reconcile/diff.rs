@@ -8,7 +8,10 @@ use tunnel_common::{
 };
 
 use super::{actual::Actual, alloc::count};
-use crate::plan::{PortPlan, Target};
+use crate::{
+    model::TrafficPolicy,
+    plan::{FrontPlan, PortPlan, Target},
+};
 
 /// A set as it is to be.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -66,7 +69,7 @@ impl Diff {
         };
         let upserts = plan
             .fronts
-            .iter()
+            .keys()
             .filter(|key| !is_right(key))
             .copied()
             .collect();
@@ -85,7 +88,8 @@ impl Diff {
         let port = actual.ports.get(&id);
         let deletes = port
             .into_iter()
-            .flat_map(|port| port.fronts.difference(&plan.fronts))
+            .flat_map(|port| &port.fronts)
+            .filter(|key| !plan.fronts.contains_key(key))
             .copied()
             .collect();
         let gone = port
@@ -178,14 +182,27 @@ pub(crate) fn record(
     plan: &PortPlan,
     (cluster, local): (Set, Set),
 ) -> Front {
+    let front = plan.fronts.get(&key);
+    let is_local = |policy: fn(&FrontPlan) -> TrafficPolicy| {
+        front.is_some_and(|front| policy(front) == TrafficPolicy::Local)
+    };
+    let (sockets, packets) = (
+        is_local(|front| front.sockets),
+        is_local(|front| front.packets),
+    );
+    let of_sockets = if sockets { &plan.local } else { &plan.cluster };
+    let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+    let flags = flag(sockets, Front::SOCKETS_LOCAL)
+        | flag(packets, Front::PACKETS_LOCAL)
+        | flag(plan.has_endpoints, Front::HAS_ENDPOINTS);
     Front {
         key,
         service: id,
         cluster,
         algorithm: plan.algorithm,
-        flags: 0,
+        flags,
         reserved: 0,
-        near: near(actual, id, &plan.cluster),
+        near: near(actual, id, of_sockets),
         local,
         affinity: plan.affinity,
         spare: [0; 2],

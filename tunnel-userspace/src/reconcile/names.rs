@@ -49,7 +49,7 @@ impl<M> Reconciler<M> {
     fn orphan_of(&mut self, plan: &PortPlan) -> Option<u32> {
         let id = self
             .actual
-            .holders(&plan.fronts)
+            .holders(plan.fronts.keys())
             .find(|id| self.orphans.contains(&orphan(*id)))?;
         self.orphans.remove(&orphan(id));
         self.actual.ids.remove(&orphan(id));
@@ -66,12 +66,12 @@ impl<M> Reconciler<M> {
             for (name, plan) in plans {
                 let id = self
                     .actual
-                    .holders(&plan.fronts)
+                    .holders(plan.fronts.keys())
                     .find(|id| !taken.contains(id));
                 if let Some(id) = id
                     && plan
                         .fronts
-                        .iter()
+                        .keys()
                         .any(|key| self.claims.owner(key) == Some(name))
                 {
                     taken.insert(id);

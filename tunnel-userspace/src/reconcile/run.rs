@@ -1,8 +1,9 @@
 //! The loop around the owner of the maps.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     sync::{Arc, mpsc::TrySendError},
     time::Duration,
 };
@@ -147,6 +148,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         self.reconciler.is_programmed(service)
     }
 
+    /// Takes the addresses that this node has now, for what is planned from here on.
+    pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
+        self.reconciler.set_addresses(BTreeSet::clone(addresses));
+    }
+
     /// Takes one update and writes it.
     pub fn apply(&mut self, update: Update) {
         let since = update.since;
@@ -175,6 +181,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         mut self,
         mut updates: mpsc::Receiver<Update>,
         mut queries: mpsc::Receiver<Query>,
+        mut addresses: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
         mut draining: watch::Receiver<bool>,
     ) {
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
@@ -201,6 +208,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                         self.update(update);
                     }
                     self.pass(Some(since));
+                }
+                Ok(()) = addresses.changed() => {
+                    self.set_addresses(&addresses.borrow_and_update());
+                    self.pass(None);
                 }
                 Some(query) = queries.recv() => self.answer(query),
                 () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
@@ -303,7 +314,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 
     fn publish_concerns(&self) {
         let mut concerns = self.reconciler.concerns();
-        concerns.extend(self.steering.concerns(&self.reconciler.node_name));
+        concerns.extend(self.steering.concerns(&self.reconciler.here.node));
         self.concerns.send_if_modified(|known| {
             let is_new = **known != *concerns;
             if is_new {

@@ -41,6 +41,7 @@ fn adopt(maps: Memory) -> Reconciler<Memory> {
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
+        node_ports: vec![NodePortAddresses::All],
     };
     let mut reconciler = Reconciler::adopt(maps, sizes, &mut NoGrace, settings).expect("adopted");
     reconciler.maps.grace();
@@ -56,16 +57,14 @@ fn vip(last: u8) -> FrontKey {
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let port: Arc<str> = "http".into();
     let service = Service {
-        name: ObjectName::new("default", name),
-        uid: None,
-        created: None,
         cluster_ips: vec![IpAddr::V4(Ipv4Addr::new(10, 96, 0, vip))],
         ports: vec![ServicePort {
             name: Arc::clone(&port),
             port: 80,
+            node_port: None,
             protocol: Protocol::TCP,
         }],
-        algorithm: None,
+        ..Service::named(ObjectName::new("default", name))
     };
     let endpoint = |last: &u8| Endpoint {
         address: IpAddr::V4(Ipv4Addr::new(10, 1, 0, *last)),
@@ -73,6 +72,7 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
         serving: true,
         terminating: false,
         node: None,
+        hints: None,
     };
     let slice = EndpointSlice {
         name: ObjectName::new("default", name),

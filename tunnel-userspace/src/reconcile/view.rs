@@ -94,7 +94,9 @@ impl<M> Reconciler<M> {
         let fronts = port.into_iter().flat_map(|port| &port.fronts);
         fronts
             .filter_map(|key| self.actual.fronts.get(key))
-            .filter_map(|front| self.actual.sets.get(&front.record.cluster.base))
+            .flat_map(|front| [front.record.cluster, front.record.local])
+            .filter(|set| set.len > 0)
+            .filter_map(|set| self.actual.sets.get(&set.base))
             .flat_map(|set| set.backends.iter().copied())
             .collect()
     }

@@ -32,8 +32,8 @@ pub(super) struct Parts {
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     /// What each index of a steering address stands for.
     targets: watch::Receiver<Arc<Targets>>,
-    /// The mark of our own sockets, where connects are steered.
-    mark: Option<u32>,
+    /// The mark of our own sockets.
+    mark: u32,
     stats: watch::Receiver<reconcile::Stats>,
     /// The kernel program whose events are wanted in the log.
     wanted_log: Option<KernelLog>,
@@ -72,6 +72,7 @@ impl Parts {
                 config::Algorithm::Random => Algorithm::Random,
                 config::Algorithm::RoundRobin => Algorithm::RoundRobin,
             },
+            node_ports: config.service.node_ports(),
         };
         let steering = data_path
             .take_steering()
@@ -96,11 +97,7 @@ impl Parts {
             counters: Some(counters),
             owner,
             targets,
-            mark: config
-                .tunnel
-                .steering
-                .as_ref()
-                .map(|steering| steering.mark),
+            mark: mark(config),
             stats,
             wanted_log: config.log.kernel.as_ref().map(kernel_log),
             logging: None,
@@ -210,11 +207,11 @@ impl Parts {
             Ok(())
         };
         self.owner.apply(canary(None));
-        if let Some(mark) = self.mark
-            && arrived.is_ok()
-            && let Err(error) = self.find_host(mark)
+        if arrived.is_ok()
+            && let Err(error) = self.find_host()
         {
-            // Sockets that are bound to a device are not steered then; nothing else is lost.
+            // Sockets that are bound to a device are not steered then, and loopback has no node
+            // ports; nothing else is lost.
             let error = &error as &dyn std::error::Error;
             warn!(error, "the host's network namespace is not known");
         }
@@ -254,13 +251,13 @@ impl Parts {
     }
 
     /// Shows the programs the network namespace of the host: that which this connect comes from.
-    fn find_host(&mut self, mark: u32) -> Result<(), NodeError> {
+    fn find_host(&mut self) -> Result<(), NodeError> {
         let steering = self.owner.steering();
         let key = canary::steering_key();
         steering
             .put_canary(&key)
             .map_err(failed("cannot write the steering maps"))?;
-        canary::knock(mark);
+        canary::knock(self.mark);
         let cookie = steering
             .take_canary(&key)
             .map_err(failed("cannot use the steering maps"))?;
@@ -302,9 +299,18 @@ pub(super) struct Running {
 fn switches(config: &Config) -> Switches {
     let steering = config.tunnel.steering.as_ref();
     Switches {
-        own_mark: steering.map_or(0, |steering| steering.mark),
+        own_mark: mark(config),
         prefixes: steering.map(config::Steering::ranges).unwrap_or_default(),
     }
+}
+
+/// The mark of our own sockets, whether connects are steered or not.
+fn mark(config: &Config) -> u32 {
+    let steering = config.tunnel.steering.as_ref();
+    steering.map_or_else(
+        || config::Steering::default().mark,
+        |steering| steering.mark,
+    )
 }
 
 fn kernel_log(wanted: &config::KernelLog) -> KernelLog {

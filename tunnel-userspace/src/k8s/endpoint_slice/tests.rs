@@ -36,6 +36,7 @@ fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
         serving: true,
         terminating,
         node: node.map(Arc::from),
+        hints: None,
     };
     assert_eq!(
         slice.endpoints,

@@ -29,21 +29,24 @@ fn a_service_is_read_with_its_addresses_ports_and_age() {
     let port = |name: &str, port, protocol| ServicePort {
         name: Arc::from(name),
         port,
+        node_port: None,
         protocol,
     };
     assert_eq!(
         *a_service(manifest),
         Service {
-            name: ObjectName::new("shop", "web"),
-            uid: None,
             created: Some(1_714_557_600),
             cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
             ports: vec![
-                port("http", 80, Protocol::TCP),
+                ServicePort {
+                    node_port: Some(30_080),
+                    ..port("http", 80, Protocol::TCP)
+                },
                 port("dns", 53, Protocol::UDP),
                 port("sig", 53, Protocol::SCTP),
             ],
             algorithm: Some(Algorithm::RoundRobin),
+            ..Service::named(ObjectName::new("shop", "web"))
         }
     );
 }

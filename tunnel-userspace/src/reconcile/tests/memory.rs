@@ -56,7 +56,8 @@ impl Memory {
     pub(crate) fn read(&self, key: &FrontKey) -> Option<Vec<Backend>> {
         let front = self.front.get(self.svc.get(key)?)?;
         assert_eq!(front.key, *key, "a record of another front");
-        let places = front.cluster.base..front.cluster.base + front.cluster.len;
+        let set = front.of_sockets();
+        let places = set.base..set.base + set.len;
         let backends = places
             .map(|place| self.be[&self.slot[&place].backend])
             .collect::<Vec<_>>();

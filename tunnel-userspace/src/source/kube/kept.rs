@@ -132,16 +132,15 @@ mod tests {
     fn kept() -> Kept {
         let name = ObjectName::new("shop", "web");
         let service = Service {
-            name: name.clone(),
-            uid: None,
             created: Some(7),
             cluster_ips: vec!["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
             ports: vec![ServicePort {
                 name: Arc::from("dns"),
                 port: 53,
+                node_port: None,
                 protocol: Protocol::UDP,
             }],
-            algorithm: None,
+            ..Service::named(name.clone())
         };
         let slice = EndpointSlice {
             name: ObjectName::new("shop", "web-1"),
@@ -158,6 +157,7 @@ mod tests {
                 serving: true,
                 terminating: true,
                 node: Some(Arc::from("node-a")),
+                hints: None,
             }],
         };
         Kept {

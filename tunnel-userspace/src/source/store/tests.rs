@@ -12,12 +12,8 @@ fn name(text: &str) -> ObjectName {
 
 fn service(text: &str, created: i64) -> Object {
     Object::Service(Arc::new(Service {
-        name: name(text),
-        uid: None,
         created: Some(created),
-        cluster_ips: Vec::new(),
-        ports: Vec::new(),
-        algorithm: None,
+        ..Service::named(name(text))
     }))
 }
 

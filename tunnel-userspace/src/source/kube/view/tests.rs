@@ -21,12 +21,7 @@ fn id(kind: Kind, name: &str) -> ObjectId {
 
 fn service(name: &str) -> Object {
     Object::Service(Arc::new(Service {
-        name: ObjectName::new("shop", name),
-        uid: None,
-        created: None,
-        cluster_ips: Vec::new(),
-        ports: Vec::new(),
-        algorithm: None,
+        ..Service::named(ObjectName::new("shop", name))
     }))
 }
 

@@ -1,0 +1,239 @@
+//! The compiler against the reference model: random clusters are read and programmed as a node does
+//! it, and what the maps would do with a connection is compared with what it should meet.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde::Serialize;
+use tunnel_common::{
+    addr::{self, Address, Port},
+    service::{FrontKey, Set},
+};
+use tunnel_tests::{
+    environment,
+    reference::{self, Cluster, ExternalIps, Front, Here, Protocol, Source, Verdict},
+};
+use tunnel_userspace::{
+    k8s::{self, Arriving, Taken},
+    model::{Algorithm, Object, ObjectName, ServiceState, Update},
+    plan::NodePortAddresses,
+    reconcile::{Reconciler, Settings, Sizes},
+};
+
+use crate::{NoGrace, memory::Memory};
+
+/// How many clusters a run compares, unless it is told.
+const CLUSTERS: u64 = 4000;
+
+const SIZES: Sizes = Sizes {
+    fronts: 1024,
+    slots: 2048,
+    backends: 1024,
+    steering: 16,
+};
+
+#[test]
+fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
+    let first = environment::seed().unwrap_or_else(|| fastrand::u64(..));
+    let clusters = environment::clusters().unwrap_or(CLUSTERS);
+    let (mut fronts, mut verdicts) = (0, 0);
+    for seed in (first..=u64::MAX)
+        .chain(0..)
+        .take(usize::try_from(clusters).expect("a number"))
+    {
+        let compared = compare(seed);
+        let compared = compared.unwrap_or_else(|error| {
+            panic!("{clusters} clusters from CULVERT_SEED={first} on, at {seed}: {error:#}")
+        });
+        fronts += compared.0;
+        verdicts += compared.1;
+    }
+    assert!(fronts > 0 && verdicts > 0);
+}
+
+/// Compares both on one cluster; how many fronts and verdicts.
+fn compare(seed: u64) -> Result<(usize, usize)> {
+    let (mut cluster, mut here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
+    cluster.slices.iter_mut().for_each(name_ports);
+    // The guard on external IPs is not built yet.
+    here.external_ips = ExternalIps::Any;
+    let wanted = reference::fronts(&cluster, &here);
+    let wanted: BTreeMap<FrontKey, &Front> = wanted
+        .iter()
+        .filter_map(|((ip, port, protocol), front)| Some((key(*ip, *port, *protocol)?, front)))
+        .collect();
+    let maps = program(&cluster, &here)?;
+    let found: BTreeSet<&FrontKey> = maps.svc.keys().collect();
+    let shown = |key: &FrontKey| key.to_string();
+    let missing = wanted.keys().filter(|key| !found.contains(key));
+    let missing: Vec<_> = missing.map(shown).collect();
+    let stray = found.into_iter().filter(|key| !wanted.contains_key(key));
+    let stray: Vec<_> = stray.map(shown).collect();
+    ensure!(
+        missing.is_empty() && stray.is_empty(),
+        "fronts that are missing: {missing:?}; that should not be: {stray:?}"
+    );
+    let mut verdicts = 0;
+    for (key, front) in &wanted {
+        // Whom a load balancer's address admits is not programmed yet.
+        let is_open = front.source_ranges.is_empty();
+        for source in reference::random::sources(front).iter().filter(|_| is_open) {
+            let wanted = reference::verdict(front, source, &here);
+            let found = verdict(&maps, key, source, &here);
+            ensure!(
+                found == wanted,
+                "{key} ({:?}, {:?}) from {source:?}: {found:?}, not {wanted:?}",
+                front.kind,
+                front.owner
+            );
+            verdicts += 1;
+        }
+    }
+    Ok((wanted.len(), verdicts))
+}
+
+/// Names the ports without a name, as the API server does (`SetDefaults_EndpointPort` in Kubernetes'
+/// `pkg/apis/discovery/v1`): a manifest in a file means what it would mean there.
+fn name_ports(slice: &mut EndpointSlice) {
+    for port in slice.ports.iter_mut().flatten() {
+        port.name.get_or_insert_default();
+    }
+}
+
+/// The key of a front, where its protocol is translated at sockets.
+fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontKey> {
+    let protocol = match protocol {
+        Protocol::Tcp => addr::Protocol::TCP,
+        Protocol::Udp => addr::Protocol::UDP,
+        Protocol::Sctp => return None,
+    };
+    Some(FrontKey::new(
+        Address::from_ip(ip),
+        Port::from_host(port),
+        protocol,
+    ))
+}
+
+/// What a node programs of a cluster.
+fn program(cluster: &Cluster, here: &Here) -> Result<Memory> {
+    let settings = Settings {
+        node_name: here.node.clone(),
+        algorithm: Algorithm::Random,
+        node_ports: node_ports(&here.node_port_addresses),
+    };
+    let mut maps = Memory::new(SIZES);
+    maps.grace();
+    let mut reconciler = Reconciler::adopt(maps, SIZES, &mut NoGrace, settings)?;
+    reconciler.set_addresses(here.addresses.iter().map(|(_, ip)| *ip).collect());
+    reconciler.update(update(cluster)?);
+    reconciler.pass();
+    ensure!(!reconciler.is_dirty(), "not everything was written");
+    Ok(reconciler.maps().clone())
+}
+
+fn node_ports(wanted: &reference::NodePortAddresses) -> Vec<NodePortAddresses> {
+    match wanted {
+        reference::NodePortAddresses::Absent => {
+            vec![NodePortAddresses::Primary, NodePortAddresses::Localhost]
+        }
+        reference::NodePortAddresses::All => vec![NodePortAddresses::All],
+        reference::NodePortAddresses::List(entries) => entries
+            .iter()
+            .map(|entry| match entry {
+                reference::Entry::Cidr(cidr) => NodePortAddresses::Range(
+                    cidr.address(),
+                    u8::try_from(cidr.length()).unwrap_or(u8::MAX),
+                ),
+                reference::Entry::Primary => NodePortAddresses::Primary,
+                reference::Entry::Localhost => NodePortAddresses::Localhost,
+                reference::Entry::All => NodePortAddresses::All,
+            })
+            .collect(),
+    }
+}
+
+/// The cluster as its objects come from the API server.
+fn update(cluster: &Cluster) -> Result<Update> {
+    let mut update = Update {
+        synced: true,
+        whole: true,
+        ..Update::default()
+    };
+    let mut states: BTreeMap<ObjectName, ServiceState> = BTreeMap::new();
+    for object in arrive(&cluster.services)? {
+        if let Object::Service(service) = object {
+            let slices = Vec::new();
+            states.insert(service.name.clone(), ServiceState { service, slices });
+        }
+    }
+    for object in arrive(&cluster.slices)? {
+        if let Object::EndpointSlice(slice) = object
+            && let Some(state) = states.get_mut(&slice.service)
+        {
+            state.slices.push(Arc::clone(&slice));
+        }
+    }
+    for object in arrive(&cluster.nodes)? {
+        if let Object::Node(node) = object {
+            update.nodes.push((node.name.clone(), Some(node)));
+        }
+    }
+    let states = states.into_iter().map(|(name, state)| (name, Some(state)));
+    update.services = states.collect();
+    Ok(update)
+}
+
+/// Objects of a kind as they are read, without those that are not served.
+fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
+    let mut arrived = Vec::new();
+    for object in objects {
+        let json = serde_json::to_string(object)?;
+        let read = k8s::arrived::<K>(&json)?;
+        let taken = read
+            .object
+            .with_context(|| format!("{} was refused", read.id))?;
+        arrived.extend(taken.map(|Taken { object, .. }| object));
+    }
+    Ok(arrived)
+}
+
+/// What the maps do with a new connection.
+fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdict {
+    let is_own = |ip: &IpAddr| here.addresses.iter().any(|(_, own)| own == ip);
+    let is_socket = match source {
+        Source::NodeSocket | Source::PodSocket(_) => true,
+        Source::Outside(ip) => is_own(ip),
+    };
+    let is_loopback = key.address.to_ip().is_loopback();
+    if is_loopback && !matches!(source, Source::NodeSocket) {
+        return Verdict::Untouched;
+    }
+    let front = maps.front[&maps.svc[key]];
+    let set = if is_socket {
+        front.of_sockets()
+    } else {
+        front.of_packets()
+    };
+    if set.len > 0 {
+        return Verdict::To(targets(maps, set));
+    }
+    if front.flags & tunnel_common::service::Front::HAS_ENDPOINTS == 0 {
+        Verdict::Refused
+    } else {
+        Verdict::Dropped
+    }
+}
+
+fn targets(maps: &Memory, set: Set) -> BTreeSet<SocketAddr> {
+    let places = set.base..set.base + set.len;
+    let backends = places.map(|place| maps.be[&maps.slot[&place].backend]);
+    let target = |backend: tunnel_common::service::Backend| {
+        SocketAddr::new(backend.address.to_ip(), backend.port.to_host())
+    };
+    backends.map(target).collect()
+}

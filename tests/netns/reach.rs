@@ -1,0 +1,280 @@
+//! A Service at all its other addresses: node ports, addresses of load balancers, external IPs; and
+//! policies that keep traffic on this node.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
+use tunnel_tests::{
+    feature::{self, Feature},
+    instance::{self, Settings},
+    manifest::{Protocol, Service},
+    node::Node,
+    place::{ANSWER, Place, connect_within},
+    pod::{Pod, Server},
+    topology, wait,
+};
+
+use crate::support::{
+    CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, clients, counted,
+    errno, http, same, serve,
+};
+
+const WEB: Vip = Vip::of(20);
+const HOST: Vip = Vip {
+    v4: topology::HOST_V4,
+    v6: topology::HOST_V6,
+};
+const LOOPBACK: Vip = Vip {
+    v4: Ipv4Addr::LOCALHOST,
+    v6: Ipv6Addr::LOCALHOST,
+};
+const OUTSIDE: Vip = Vip {
+    v4: topology::OUTSIDE_V4,
+    v6: topology::OUTSIDE_V6,
+};
+/// Addresses that lead nowhere by themselves.
+const BALANCER: Vip = Vip::of(200);
+const EXTERNAL: Vip = Vip::of(201);
+const PROXIED: Vip = Vip::of(202);
+const NODE_HTTP: u16 = 30_080;
+const NODE_DNS: u16 = 30_053;
+
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    backend: Arc<Pod>,
+    _serving: Server,
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        Self::with(Settings::from_environment()?)
+    }
+
+    fn with(settings: Settings) -> Result<Self> {
+        let node = Node::with(settings)?;
+        let client = node.pod("client")?;
+        let backend = node.pod("backend")?;
+        let serving = serve(&backend)?;
+        Ok(Self {
+            node,
+            client,
+            backend,
+            _serving: serving,
+        })
+    }
+
+    /// A Service with node ports, without endpoints yet.
+    fn service() -> Service {
+        Service::new("web", [WEB.v4.into(), WEB.v6.into()])
+            .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+            .node_port(NODE_HTTP)
+            .port(Protocol::Udp, DNS, DNS_TARGET)
+            .node_port(NODE_DNS)
+    }
+
+    fn places(&self) -> [(&'static str, &Place); 2] {
+        clients(self.node.host(), &self.client)
+    }
+}
+
+/// That the backend answers there, over every protocol and family, under the address that was dialled.
+fn answers(place: &Place, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
+    for way in Way::TCP {
+        let stream = way
+            .connect(place, vip, http_port)
+            .with_context(|| format!("{way:?} to port {http_port}"))?;
+        same("peer", stream.peer_addr()?, way.shown(vip, http_port))?;
+        same("server", http(stream)?.as_str(), "backend")?;
+    }
+    for way in Way::UDP {
+        let socket = way.udp(place)?;
+        let (name, from) = ask_to(&socket, way.to(vip, dns_port))
+            .with_context(|| format!("{way:?} to port {dns_port}"))?;
+        same("server", name.as_str(), "backend")?;
+        same("sender", from, way.shown(vip, dns_port))?;
+    }
+    Ok(())
+}
+
+/// The error of a TCP connect.
+fn failure(place: &Place, to: SocketAddr) -> Result<Errno> {
+    let way = if to.is_ipv4() { Way::V4 } else { Way::V6 };
+    let socket = way.tcp(place)?;
+    Ok(errno(connect_within(&socket, to, ANSWER)))
+}
+
+#[test]
+fn node_ports_are_served_on_addresses_of_this_node_and_on_no_other() -> Result<()> {
+    let stage = Stage::new()?;
+    let web = Stage::service().backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
+        // Nobody listens on the other node.
+        for way in [Way::V4, Way::V6] {
+            let other = failure(place, way.to(OUTSIDE, NODE_HTTP))?;
+            same("another node's", other, Errno::ECONNREFUSED)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
+    let stage = Stage::new()?;
+    let web = Stage::service().backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+
+    answers(stage.node.host(), LOOPBACK, [NODE_HTTP, NODE_DNS])?;
+
+    for way in [Way::V4, Way::V6] {
+        let to = way.to(LOOPBACK, NODE_HTTP);
+        same("a pod's", failure(&stage.client, to)?, Errno::ECONNREFUSED)?;
+        let own = stage.client.listen(to)?;
+        way.connect(&stage.client, LOOPBACK, NODE_HTTP)?;
+        drop(own);
+    }
+    Ok(())
+}
+
+#[test]
+fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
+    let mut settings = Settings::from_environment()?;
+    "[198.51.100.0/24, \"2001:db8:51::/64\"]".clone_into(&mut settings.node_ports);
+    let stage = Stage::with(settings)?;
+    let web = Stage::service().backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+    let new = Vip {
+        v4: Ipv4Addr::new(198, 51, 100, 7),
+        v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
+    };
+    let host = stage.node.host();
+    for way in [Way::V4, Way::V6] {
+        let primary = failure(host, way.to(HOST, NODE_HTTP))?;
+        same("outside of the ranges", primary, Errno::ECONNREFUSED)?;
+    }
+
+    host.ip(&format!("addr add {}/32 dev uplink", new.v4))?;
+    host.ip(&format!("addr add {}/128 dev uplink nodad", new.v6))?;
+
+    for (name, place) in stage.places() {
+        wait::until(CHANGE, || {
+            answers(place, new, [NODE_HTTP, NODE_DNS]).is_ok()
+        })
+        .with_context(|| format!("from {name}"))?;
+    }
+    host.ip(&format!("addr del {}/32 dev uplink", new.v4))?;
+    let gone = || Way::V4.connect(host, new, NODE_HTTP).is_err();
+    wait::until(CHANGE, gone).context("the address that went is still served")
+}
+
+#[test]
+fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone() -> Result<()> {
+    let stage = Stage::new()?;
+    let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
+    let balancer = format!(
+        "{{ip: \"{}\"}}, {{ip: \"{}\", ipMode: VIP}}, {{ip: \"{}\", ipMode: Proxy}}",
+        BALANCER.v4, BALANCER.v6, PROXIED.v4
+    );
+    let web = Stage::service()
+        .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
+        .load_balancer(&balancer)
+        .backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        for vip in [BALANCER, EXTERNAL] {
+            answers(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
+        }
+        let proxied = failure(place, Way::V4.to(PROXIED, HTTP))?;
+        ensure!(proxied != Errno::ECONNREFUSED, "{proxied}");
+    }
+    Ok(())
+}
+
+/// A backend that is ready elsewhere.
+fn elsewhere() -> [IpAddr; 2] {
+    [OUTSIDE.v4.into(), OUTSIDE.v6.into()]
+}
+
+#[test]
+fn the_internal_policy_local_leads_to_endpoints_of_this_node_only() -> Result<()> {
+    let stage = Stage::new()?;
+    let local = || Stage::service().spec("internalTrafficPolicy: Local");
+    let both = local()
+        .on("other")
+        .backends(elsewhere())
+        .on(instance::NODE)
+        .backends(addresses(&[&stage.backend]));
+    stage.node.apply(both)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        for _ in 0..8 {
+            answers(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> {
+    // Where the error can't be set, it is that of an address without a route.
+    let error = if feature::is_there(Feature::SetRetval)? {
+        Errno::EHOSTUNREACH
+    } else {
+        Errno::ENETUNREACH
+    };
+    let stage = Stage::new()?;
+    let away = Stage::service()
+        .spec("internalTrafficPolicy: Local")
+        .on("other")
+        .backends(elsewhere());
+    stage.node.apply(away)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        for way in Way::TCP {
+            let socket = way.tcp(place)?;
+            let to = way.to(WEB, HTTP);
+            let attempt = || Ok(errno(connect_within(&socket, to, ANSWER)));
+            let (failed, grown) = counted(&stage.node, &["no_local_backend"], attempt)?;
+            same("error", failed, error).with_context(|| format!("{way:?} from {name}"))?;
+            same("counted", grown, vec![1])?;
+        }
+    }
+    // Without any endpoint it is refused as ever.
+    stage
+        .node
+        .apply(Stage::service().spec("internalTrafficPolicy: Local"))?;
+    let is_refused = || {
+        failure(stage.node.host(), Way::V4.to(WEB, HTTP)).is_ok_and(|it| it == Errno::ECONNREFUSED)
+    };
+    wait::until(CHANGE, is_refused).context("it is not refused")
+}
+
+#[test]
+fn the_external_policy_local_is_not_for_sockets_of_this_node() -> Result<()> {
+    let stage = Stage::new()?;
+    let web = Stage::service()
+        .spec("externalTrafficPolicy: Local")
+        .on("other")
+        .backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! Where this node is, and which addresses of it node ports are dialled on.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use super::Here;
+use crate::model::{Family, Node};
+
+/// The label that says in which zone a node is.
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Some addresses of this node that node ports are dialled on (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NodePortAddresses {
+    /// All of them.
+    All,
+    /// The first of each family that its Node object names.
+    Primary,
+    /// Loopback.
+    Localhost,
+    /// Those in a range: address and prefix length.
+    Range(IpAddr, u8),
+}
+
+/// What is known of this node.
+#[derive(Debug, Default)]
+pub struct Place {
+    wanted: Vec<NodePortAddresses>,
+    zone: Option<Arc<str>>,
+    /// The first address of each family that its Node object names.
+    primary: BTreeSet<IpAddr>,
+    /// The addresses of its links.
+    addresses: BTreeSet<IpAddr>,
+    is_new: bool,
+}
+
+impl Place {
+    /// Nothing is known of it yet.
+    #[must_use]
+    pub const fn new(wanted: Vec<NodePortAddresses>) -> Self {
+        Self {
+            wanted,
+            zone: None,
+            primary: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            is_new: true,
+        }
+    }
+
+    /// Takes the Node object as it is now. While there is none, what it said holds.
+    pub fn set_node(&mut self, node: Option<&Node>) {
+        let Some(node) = node else { return };
+        let zone = node.labels.get(ZONE).filter(|zone| !zone.is_empty());
+        self.zone = zone.map(|zone| Arc::from(zone.as_str()));
+        let first = |family| {
+            let mut ips = node.internal_ips.iter().copied();
+            ips.find(|ip| Family::of(*ip) == family)
+        };
+        self.primary = [Family::V4, Family::V6]
+            .into_iter()
+            .filter_map(first)
+            .collect();
+        self.is_new = true;
+    }
+
+    /// Takes the addresses of its links as they are now.
+    pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.is_new |= self.addresses != addresses;
+        self.addresses = addresses;
+    }
+
+    /// Says what planning needs to know of it; whether that is new.
+    pub fn show(&mut self, here: &mut Here) -> bool {
+        if !std::mem::take(&mut self.is_new) {
+            return false;
+        }
+        let families = [Family::V4, Family::V6].into_iter();
+        let node_ports = families.flat_map(|family| self.node_ports(family));
+        let now = Here {
+            zone: self.zone.clone(),
+            node_port_addresses: node_ports.collect(),
+            ..here.clone()
+        };
+        let is_new = now != *here;
+        *here = now;
+        is_new
+    }
+
+    /// The addresses of a family that node ports are dialled on. Where the config names none of a
+    /// family, they are all of it.
+    fn node_ports(&self, family: Family) -> Vec<IpAddr> {
+        let is_of = |ip: &&IpAddr| Family::of(**ip) == family;
+        let wanted = |wanted: &&NodePortAddresses| match wanted {
+            NodePortAddresses::All | NodePortAddresses::Localhost => true,
+            NodePortAddresses::Primary => self.primary.iter().any(|ip| is_of(&ip)),
+            NodePortAddresses::Range(network, _) => is_of(&network),
+        };
+        let wanted: Vec<_> = self.wanted.iter().filter(wanted).collect();
+        let is_wanted = |ip: &&IpAddr| {
+            wanted.is_empty() || wanted.iter().any(|wanted| self.is_one_of(**ip, **wanted))
+        };
+        let known = self.addresses.iter().filter(is_of).filter(is_wanted);
+        known.copied().collect()
+    }
+
+    fn is_one_of(&self, ip: IpAddr, wanted: NodePortAddresses) -> bool {
+        match wanted {
+            NodePortAddresses::All => true,
+            NodePortAddresses::Primary => self.primary.contains(&ip),
+            NodePortAddresses::Localhost => ip.is_loopback(),
+            NodePortAddresses::Range(network, length) => is_in(ip, network, length),
+        }
+    }
+}
+
+/// Whether an address is in a range.
+fn is_in(ip: IpAddr, network: IpAddr, length: u8) -> bool {
+    let cut = |bits: u128, width: u32| {
+        bits.checked_shr(width.saturating_sub(u32::from(length)))
+            .unwrap_or(0)
+    };
+    match (ip, network) {
+        (IpAddr::V4(ip), IpAddr::V4(network)) => {
+            cut(ip.to_bits().into(), 32) == cut(network.to_bits().into(), 32)
+        }
+        (IpAddr::V6(ip), IpAddr::V6(network)) => {
+            cut(ip.to_bits(), 128) == cut(network.to_bits(), 128)
+        }
+        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Algorithm, ObjectName};
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn here() -> Here {
+        Here {
+            node: "node-a".into(),
+            zone: None,
+            node_port_addresses: BTreeSet::new(),
+            algorithm: Algorithm::Random,
+        }
+    }
+
+    /// The addresses that node ports are dialled on, on a node with these.
+    fn chosen(wanted: &[NodePortAddresses]) -> Vec<String> {
+        let mut place = Place::new(wanted.to_vec());
+        place.set_node(Some(&Node {
+            name: ObjectName::new("", "node-a"),
+            created: None,
+            labels: [(ZONE.to_owned(), "north".to_owned())].into(),
+            internal_ips: ["172.30.0.1", "172.30.0.2", "fd00:30::1"].map(ip).into(),
+            eligible: true,
+        }));
+        let addresses = [
+            "127.0.0.1",
+            "::1",
+            "172.30.0.1",
+            "172.30.0.2",
+            "10.0.0.1",
+            "fd00:30::1",
+        ];
+        place.set_addresses(addresses.into_iter().map(ip).collect());
+        let mut here = here();
+        assert!(place.show(&mut here));
+        assert_eq!(here.zone.as_deref(), Some("north"));
+        here.node_port_addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn node_ports_are_dialled_on_the_addresses_that_the_config_names() {
+        use NodePortAddresses::{All, Localhost, Primary, Range};
+
+        assert_eq!(chosen(&[Primary]), ["172.30.0.1", "fd00:30::1"]);
+        assert_eq!(chosen(&[Localhost]), ["127.0.0.1", "::1"]);
+        let v6 = Range(ip("fd00::"), 8);
+        assert_eq!(
+            chosen(&[Range(ip("172.16.0.0"), 12), v6]),
+            ["172.30.0.1", "172.30.0.2", "fd00:30::1"]
+        );
+        assert_eq!(chosen(&[v6, Localhost]), ["127.0.0.1", "::1", "fd00:30::1"]);
+        assert_eq!(chosen(&[All]).len(), 6);
+        // Of a family that nothing is named of it is all.
+        assert_eq!(chosen(&[v6]).len(), 5);
+        assert_eq!(chosen(&[]).len(), 6);
+    }
+
+    #[test]
+    fn only_what_is_new_is_told_of() {
+        let mut place = Place::new(vec![NodePortAddresses::All]);
+        let mut here = here();
+        assert!(!place.show(&mut here));
+        place.set_addresses(BTreeSet::from([ip("10.0.0.1")]));
+        assert!(place.show(&mut here));
+        place.set_addresses(BTreeSet::from([ip("10.0.0.1")]));
+        assert!(!place.show(&mut here));
+        place.set_addresses(BTreeSet::new());
+        assert!(place.show(&mut here));
+    }
+}

@@ -289,6 +289,8 @@ mod tests {
     use crate::{
         kubelet::serve::Kubelet,
         pki::{Authority, Files},
+        place::ANSWER,
+        wait,
     };
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -362,11 +364,12 @@ mod tests {
         }
         client.close()?;
 
-        let exchange = stage.kubelet.exchanges().remove(0);
-        assert_eq!(
-            exchange.steps,
-            ["GET /upgrade", "upgraded", "echoed 12", "closed"]
-        );
+        // The other end may hear of it a little later.
+        let steps = || stage.kubelet.exchanges().remove(0).steps;
+        wait::until(ANSWER, || {
+            steps().last().is_some_and(|step| step == "closed")
+        })?;
+        assert_eq!(steps(), ["GET /upgrade", "upgraded", "echoed 12", "closed"]);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ mod not_yet;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tunnel_tests::cluster::{
     Cluster,
     ginkgo::{self, Case, Choice, Verdict},
@@ -118,6 +118,16 @@ impl Range {
         }
     }
 
+    /// How many there are, where that is known: some that were not run must not go unnoticed.
+    const fn count(&self) -> Option<usize> {
+        match self {
+            Self::Few => Some(FEW.len()),
+            Self::Matching(_) => None,
+            Self::Conformance => Some(47),
+            Self::Wider => Some(95),
+        }
+    }
+
     /// Whether specs of ours are run too, which another range does.
     pub(crate) const fn has_ours(&self) -> bool {
         match self {
@@ -130,6 +140,13 @@ impl Range {
 /// Runs them; they come sorted, as they run in any order.
 pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<Vec<Case>> {
     let mut cases = ginkgo::run(cluster, &range.choice())?;
+    if let Some(count) = range.count() {
+        let found = cases.len();
+        ensure!(
+            found >= count,
+            "{found} specs were run, and there are {count}"
+        );
+    }
     cases.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(cases)
 }

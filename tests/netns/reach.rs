@@ -148,7 +148,8 @@ fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
 #[test]
 fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     let mut settings = Settings::from_environment()?;
-    "[198.51.100.0/24, \"2001:db8:51::/64\"]".clone_into(&mut settings.node_ports);
+    "nodePortAddresses: [198.51.100.0/24, \"2001:db8:51::/64\"]"
+        .clone_into(&mut settings.node_ports);
     let stage = Stage::with(settings)?;
     let web = Stage::service().backends(addresses(&[&stage.backend]));
     stage.node.apply(web)?;

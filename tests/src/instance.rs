@@ -49,7 +49,7 @@ pub struct Settings {
     pub healthz: SocketAddr,
     /// Whether it has the cloud's end of a tunnel: steering, ingress and gateway.
     pub tunnel: bool,
-    /// `service.nodePortAddresses`; empty to leave it out.
+    /// A line of `service`, as `nodePortAddresses: []`.
     pub node_ports: String,
 }
 
@@ -191,11 +191,6 @@ impl Instance {
             tunnel,
             node_ports,
         } = &self.settings;
-        let node_ports = if node_ports.is_empty() {
-            String::new()
-        } else {
-            format!("  nodePortAddresses: {node_ports}\n")
-        };
         let [pods4, pods6] = topology::PODS;
         format!(
             "nodeName: {NODE}\n\
@@ -204,7 +199,7 @@ impl Instance {
              service:\n\
              \x20 detectLocal: ClusterCIDR\n\
              \x20 clusterCIDRs: [\"{pods4}\", \"{pods6}\"]\n\
-             {node_ports}\
+             \x20 {node_ports}\n\
              bpf:\n\
              \x20 cgroup: {cgroup}\n\
              \x20 bpffs: {bpffs}\n\

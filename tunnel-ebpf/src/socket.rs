@@ -96,7 +96,7 @@ fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup {
         Lookup::Found(_) if key.address.is_loopback() && !steering::is_known_host(sock) => {
             Lookup::None
         }
-        _ => found,
+        Lookup::Found(_) | Lookup::None | Lookup::Unstable => found,
     }
 }
 

@@ -65,6 +65,12 @@ pub async fn run(
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_told = true;
+    // What there is already is news here.
+    views.listening.mark_changed();
+    views
+        .concerns
+        .iter_mut()
+        .for_each(watch::Receiver::mark_changed);
     loop {
         tokio::select! {
             biased;
@@ -93,7 +99,7 @@ pub async fn run(
                         warn!(error = chain(&error), "cannot tell Events");
                     }
                     is_told = false;
-                    ledger.wait(PAUSE, Instant::now());
+                    ledger.failed(&concern, PAUSE, Instant::now());
                 }
             }
         }

@@ -195,6 +195,10 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
         return Err(refuse(Invalid::new("apiVersion", reason)));
     }
     fields.insert("apiVersion".to_owned(), Value::from(*expected));
+    // In a file it is that of an object that was exported, perhaps from another cluster.
+    if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
+        metadata.remove("uid");
+    }
     let object = convert(kind, id.name.clone(), value).map_err(refuse)?;
     Ok(object.map_or_else(|| Manifest::Skipped(id), Manifest::Object))
 }

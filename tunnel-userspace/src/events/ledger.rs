@@ -47,9 +47,11 @@ impl Ledger {
     /// be told of there.
     pub(super) fn take(&mut self, concerns: impl IntoIterator<Item = Concern>, now: Instant) {
         let mut last = std::mem::take(&mut self.due);
-        let is_known =
-            |concern: &Concern| concern.uid.is_some() || concern.about.kind == Kind::Node;
-        for concern in concerns.into_iter().filter(is_known).take(MOST) {
+        let is_of_node = |concern: &Concern| concern.about.kind == Kind::Node;
+        // There may be very many Services, and what a node lacks is the reason of many of them.
+        let (of_nodes, others): (Vec<_>, Vec<_>) = concerns.into_iter().partition(is_of_node);
+        let others = others.into_iter().filter(|concern| concern.uid.is_some());
+        for concern in of_nodes.into_iter().chain(others).take(MOST) {
             let spread = SPREAD.mul_f64(fastrand::f64());
             let due = last
                 .remove(&concern)
@@ -70,11 +72,12 @@ impl Ledger {
         if self.tokens == self.burst {
             self.since = now;
         }
-        let (concern, _) = self
-            .due
-            .iter()
+        let due = self.due.iter().filter(|(_, due)| **due <= now);
+        // Whoever waited longest, so that none waits for ever; a Node before a Service.
+        let is_service = |concern: &Concern| concern.about.kind != Kind::Node;
+        let (concern, _) = due
             .filter(|_| self.tokens > 0)
-            .find(|(_, due)| **due <= now)?;
+            .min_by_key(|(concern, due)| (**due, is_service(concern)))?;
         Some(concern.clone())
     }
 
@@ -86,9 +89,13 @@ impl Ledger {
         }
     }
 
-    /// Tells nothing for a while.
-    pub(super) fn wait(&mut self, pause: Duration, now: Instant) {
+    /// Takes note that something could not be told. Nothing is for a while, and that comes last: it
+    /// may be what its namespace doesn't allow.
+    pub(super) fn failed(&mut self, concern: &Concern, pause: Duration, now: Instant) {
         self.waiting = Some(now + pause);
+        if let Some(due) = self.due.get_mut(concern) {
+            *due = now + pause;
+        }
     }
 }
 
@@ -159,10 +166,55 @@ mod tests {
         ledger.take(["a", "b", "c", "d"].map(concern), start);
         let now = start + SETTLED + SPREAD;
 
-        assert_eq!(told(&mut ledger, now), ["a", "b"]);
-        assert_eq!(told(&mut ledger, now + EVERY), ["c"]);
+        let mut names = told(&mut ledger, now);
+        assert_eq!(names.len(), 2);
+        names.extend(told(&mut ledger, now + EVERY));
+        assert_eq!(names.len(), 3);
         assert!(told(&mut ledger, now + EVERY).is_empty());
-        assert_eq!(told(&mut ledger, now + EVERY * 2), ["d"]);
+        names.extend(told(&mut ledger, now + EVERY * 2));
+        names.sort();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+    }
+
+    #[tokio::test]
+    async fn of_very_many_each_has_its_turn_and_nodes_come_first() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(1, EVERY, start);
+        let services = (0..2 * MOST).map(|number| concern(&number.to_string()));
+        let of_node = Concern {
+            about: ObjectId {
+                kind: Kind::Node,
+                name: ObjectName::new("", "edge-1"),
+            },
+            uid: None,
+            ..concern("a")
+        };
+        ledger.take(services.chain([of_node]), start);
+
+        let mut now = start + SETTLED + SPREAD;
+        let mut names = std::collections::BTreeSet::new();
+        for _ in 0..MOST {
+            names.extend(told(&mut ledger, now));
+            now += EVERY;
+        }
+
+        assert_eq!(names.len(), MOST);
+        assert!(names.contains("edge-1"));
+    }
+
+    #[tokio::test]
+    async fn what_can_not_be_told_does_not_keep_the_rest_from_it() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(5, EVERY, start);
+        ledger.take(["a", "b"].map(concern), start);
+        let mut now = start + SETTLED + SPREAD;
+        let first = ledger.due(now).expect("due");
+
+        ledger.failed(&first, EVERY, now);
+
+        now += EVERY;
+        let next = ledger.due(now).expect("due");
+        assert_ne!(next, first);
     }
 
     #[tokio::test]
@@ -172,7 +224,7 @@ mod tests {
         ledger.take([concern("a")], start);
         let now = start + SETTLED + SPREAD;
 
-        ledger.wait(EVERY, now);
+        ledger.failed(&concern("a"), EVERY, now);
 
         assert!(told(&mut ledger, now + EVERY - Duration::from_secs(1)).is_empty());
         assert_eq!(told(&mut ledger, now + EVERY), ["a"]);

@@ -69,19 +69,25 @@ impl Server {
     }
 }
 
+type Ports = BTreeMap<String, String>;
+
 /// What a daemon sees, and the task that tells of it.
 struct Case {
     server: Server,
     concerns: watch::Sender<Arc<[Concern]>>,
-    listening: watch::Sender<BTreeMap<String, String>>,
+    listening: watch::Sender<Ports>,
     _drain: watch::Sender<bool>,
 }
 
 impl Case {
     fn new() -> Self {
+        let (listening, ports) = watch::channel(BTreeMap::new());
+        Self::of(listening, ports)
+    }
+
+    fn of(listening: watch::Sender<Ports>, ports: watch::Receiver<Ports>) -> Self {
         let server = Server::new();
         let (concerns, following) = watch::channel(Arc::default());
-        let (listening, ports) = watch::channel(BTreeMap::new());
         let (drain, draining) = watch::channel(false);
         let settings = Settings {
             node: "edge-1".to_owned(),
@@ -153,6 +159,19 @@ async fn what_an_operator_must_act_on_is_told_once() {
         "{told:?}"
     );
     assert!(case.told(600).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_there_before_is_told_too() {
+    let (listening, mut ports) = watch::channel(BTreeMap::new());
+    listening.send_replace(BTreeMap::from([(
+        "healthz".to_owned(),
+        "in use".to_owned(),
+    )]));
+    ports.mark_unchanged();
+    let case = Case::of(listening, ports);
+
+    assert_eq!(case.told(SETTLED.as_secs()).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -144,6 +144,12 @@ fn owner<K: Arriving>(labels: Option<&BTreeMap<String, String>>) -> Option<Arc<s
         .map(|name| Arc::from(name.as_str()))
 }
 
+/// What is wrong, without where in the text: that moves with every change of the object.
+fn without_place(error: &str) -> String {
+    let words = error.split_once(" at line ");
+    words.map_or(error, |(words, _)| words).to_owned()
+}
+
 /// An object that is not of the shape of its kind: whose it is, and which field is wrong.
 fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let NamedMeta {
@@ -158,7 +164,7 @@ fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
         Ok(_) => Ok(None),
         Err(error) => Err(Invalid {
             field: error.path().to_string(),
-            reason: Reason::Shape(error.into_inner().to_string()),
+            reason: Reason::Shape(without_place(&error.into_inner().to_string())),
         }),
     };
     Ok(Arrived {
@@ -210,6 +216,8 @@ mod tests {
         assert_eq!(arrived.id.to_string(), "Service shop/a");
         let invalid = arrived.object.expect_err("a port is a number");
         assert_eq!(invalid.field, "spec.ports[0].port");
+        let reason = invalid.reason.to_string();
+        assert_eq!(reason, "invalid type: string \"http\", expected i32");
     }
 
     #[test]

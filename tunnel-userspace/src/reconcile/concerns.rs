@@ -45,8 +45,8 @@ impl<M> Reconciler<M> {
             }
         }
         let of_node = of_node.into_iter();
-        concerns.extend(of_node.map(|reason| of(&self.here.node, reason)));
-        concerns
+        let of_node = of_node.map(|reason| of(&self.here.node, reason));
+        of_node.chain(concerns).collect()
     }
 }
 

@@ -18,7 +18,7 @@ use tunnel_common::{
 
 use super::*;
 use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Family, Service, ServicePort, ServiceState,
+    Endpoint, EndpointPort, EndpointSlice, Family, Service, ServicePort, ServiceState, Update,
 };
 
 struct NoGrace;
@@ -310,12 +310,12 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     assert_eq!(
         told,
         [
+            ("Node node-a".to_owned(), None, Reason::FrontsFull),
             (
                 "Service default/b".to_owned(),
                 Some(Arc::from("1-2-3")),
                 Reason::FrontsFull
             ),
-            ("Node node-a".to_owned(), None, Reason::FrontsFull),
         ]
     );
     apply(&mut reconciler, vec![("a", None)]);

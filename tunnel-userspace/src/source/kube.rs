@@ -365,9 +365,14 @@ impl KubeSource {
         self.journal.tell(&mut report);
         let before = Arc::clone(&self.report.borrow());
         tell(before.server.as_ref(), report.server.as_ref());
-        if before.problems != report.problems {
-            self.concerns.send_replace(self.view.concerns().into());
-        }
+        let concerns = self.view.concerns();
+        self.concerns.send_if_modified(|known| {
+            let is_new = **known != *concerns;
+            if is_new {
+                *known = concerns.into();
+            }
+            is_new
+        });
         self.report.send_if_modified(|current| {
             let is_new = **current != report;
             if is_new {

@@ -197,8 +197,14 @@ where
         loop {
             sleep(round.pause().max(after)).await;
             let one = self.selected().limit(1);
+            let server = self.current.index();
             let Ok(listed) = timeout(PROBE, self.api.list(&one)).await else {
                 was_away = true;
+                let why = format!("no answer within {} s", PROBE.as_secs());
+                self.current.leave(server, &why);
+                if self.tell(What::Failed(why)).await.is_none() {
+                    return Some(Anew::Over);
+                }
                 continue;
             };
             let error = match listed {

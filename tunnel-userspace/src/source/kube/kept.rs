@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Object;
 
-/// What the file looks like: raised when it changes, and a file of another version is not read.
+/// What the file looks like: raised when an older one can't be read any more. What an older one lacks
+/// is as it is by default.
 const VERSION: u32 = 1;
 
 /// The largest file that is read: a hundred times what 10,000 Services take.

@@ -81,7 +81,7 @@ where
                 }
                 WatchEvent::Bookmark(bookmark) => {
                     if bookmark.metadata.annotations.contains_key(END_OF_LIST) {
-                        watch.is_new = true;
+                        watch.begun();
                         return Ok(Listed {
                             version: bookmark.metadata.resource_version,
                             watch: Some(watch),

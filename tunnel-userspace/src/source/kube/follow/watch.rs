@@ -22,7 +22,15 @@ pub(super) struct Watch<K> {
     /// When it is over, whatever its server thinks.
     until: Instant,
     /// Whether it has told something new.
-    pub(super) is_new: bool,
+    is_new: bool,
+}
+
+impl<K> Watch<K> {
+    /// Takes note that the list is over and the watch begins: that a list came says nothing of it.
+    pub(super) fn begun(&mut self) {
+        self.since = Instant::now();
+        self.is_new = false;
+    }
 }
 
 impl<K> Following<K>

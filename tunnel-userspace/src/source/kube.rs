@@ -64,6 +64,8 @@ struct Limits {
     /// seconds behind, and its readiness fails when it stays there; a minute of a cluster that was
     /// restored from a backup is no loss.
     lag: Duration,
+    /// How long a look at whether the server is back may take.
+    probe: Duration,
     /// How much longer than it was to last a watch may be open. Its server, or what stands before it,
     /// has forgotten it then.
     overtime: Duration,
@@ -72,6 +74,7 @@ struct Limits {
 const LIMITS: Limits = Limits {
     silence: Duration::from_secs(60),
     lag: Duration::from_secs(60),
+    probe: Duration::from_secs(30),
     overtime: Duration::from_secs(30),
 };
 
@@ -312,6 +315,7 @@ impl KubeSource {
                 watch: self.settings.watch_timeout,
                 pause: (FIRST_PAUSE, self.settings.longest_pause),
                 lag: self.limits.lag,
+                probe: self.limits.probe,
                 overtime: self.limits.overtime,
             },
             current: self.current.clone(),

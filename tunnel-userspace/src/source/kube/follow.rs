@@ -32,9 +32,6 @@ use crate::{
     model::Kind,
 };
 
-/// How long a look at how far the server is may take.
-const PROBE: Duration = Duration::from_secs(30);
-
 /// After how many lists that could not be streamed none is streamed any more.
 const REFUSED: u32 = 2;
 
@@ -198,9 +195,9 @@ where
             sleep(round.pause().max(after)).await;
             let one = self.selected().limit(1);
             let server = self.current.index();
-            let Ok(listed) = timeout(PROBE, self.api.list(&one)).await else {
+            let Ok(listed) = timeout(self.pace.probe, self.api.list(&one)).await else {
                 was_away = true;
-                let why = format!("no answer within {} s", PROBE.as_secs());
+                let why = format!("no answer within {:?}", self.pace.probe);
                 self.current.leave(server, &why);
                 if self.tell(What::Failed(why)).await.is_none() {
                     return Some(Anew::Over);

@@ -38,10 +38,21 @@ impl Followed {
         let limits = Limits {
             silence: limit,
             lag: limit,
+            probe: limit,
             overtime: limit,
         };
         let settings = Self::settings(servers, &folder);
         Self::start(limits, settings, folder).await
+    }
+
+    /// With the pauses of the product.
+    async fn patient(servers: &[&Server]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = Settings {
+            longest_pause: Duration::from_secs(10),
+            ..Self::settings(servers, &folder)
+        };
+        Self::start(LIMITS, settings, folder).await
     }
 
     /// Who asks, by a kubeconfig that is in a folder already.

@@ -11,6 +11,8 @@ pub(in crate::source::kube) struct Pace {
     pub(in crate::source::kube) pause: (Duration, Duration),
     /// How long what a server has may be older than what was seen, until it is taken for restored.
     pub(in crate::source::kube) lag: Duration,
+    /// How long a look at whether the server is back may take.
+    pub(in crate::source::kube) probe: Duration,
     /// How much longer than it was to last a watch may be open.
     pub(in crate::source::kube) overtime: Duration,
 }
@@ -113,6 +115,7 @@ mod tests {
             page_size: 1,
             watch: Duration::from_secs(300),
             pause: (Duration::from_millis(250), Duration::from_secs(30)),
+            probe: Duration::ZERO,
             lag: Duration::from_secs(60),
             overtime: Duration::from_secs(30),
         })

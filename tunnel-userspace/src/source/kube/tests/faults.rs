@@ -111,6 +111,46 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
 }
 
 #[tokio::test]
+async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() {
+    let server = Server::start(Script::new(|asked| {
+        one_of(asked, "a", "10.0.0.1", 7, vec![failed(410, "Expired")])
+    }))
+    .await;
+    let mut followed = Followed::patient(&[&server]).await;
+    followed.until("a=10.0.0.1").await;
+
+    tokio::time::sleep(Duration::from_secs(3)).await;
+
+    // Pauses of 125 ms, 250 ms, 500 ms and a second, at least.
+    let asked = server.asked("/api/v1/services").len();
+    assert!((2..=7).contains(&asked), "{asked}");
+    followed.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_is_left_for_the_next() {
+    let first = Server::start(Script::counting(|asked, times| match times {
+        0 => one_of(asked, "a", "10.0.0.1", 7, Vec::new()),
+        1 => status(500, "it is about to freeze"),
+        _ => Reply::Silence,
+    }))
+    .await;
+    let frozen = Server::start(Script::all(|_| Reply::Silence)).await;
+    let good = Server::start(Script::new(|asked| {
+        if is_streamed(asked) || !is_watch(asked) {
+            return one_of(asked, "b", "10.0.0.2", 8, Vec::new());
+        }
+        Reply::Held(Vec::new())
+    }))
+    .await;
+    let mut followed = Followed::within(A_LITTLE, &[&first, &frozen, &good]).await;
+
+    followed.until("b=10.0.0.2").await;
+
+    followed.stop().await;
+}
+
+#[tokio::test]
 async fn a_page_that_stops_in_the_middle_is_given_up_and_asked_for_again() {
     let server = Server::start(Script::counting(|asked, times| {
         if is_streamed(asked) {

@@ -46,6 +46,8 @@ pub(super) enum Reply {
     Held(Vec<String>),
     /// Lines, after which the answer ends.
     Closed(Vec<String>),
+    /// Nothing, ever.
+    Silence,
 }
 
 type Answer = dyn Fn(&Asked, usize) -> Reply + Send + Sync;
@@ -169,7 +171,13 @@ impl Server {
 
 async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Log>>) {
     let service = service_fn(|request| {
-        std::future::ready(Ok::<_, Infallible>(answer(&request, &script, &log)))
+        let answer = answer(&request, &script, &log);
+        async {
+            match answer {
+                Some(answer) => Ok::<_, Infallible>(answer),
+                None => std::future::pending().await,
+            }
+        }
     });
     drop(
         http1::Builder::new()
@@ -182,7 +190,7 @@ fn answer(
     request: &Request<Incoming>,
     script: &Script,
     log: &Mutex<Log>,
-) -> Response<BoxBody<Bytes, Infallible>> {
+) -> Option<Response<BoxBody<Bytes, Infallible>>> {
     let query = request.uri().query().unwrap_or_default();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     let asked = Asked {
@@ -215,6 +223,7 @@ fn answer(
             later = Some(seconds);
             (429, Full::from(value.to_string()).boxed())
         }
+        Reply::Silence => return None,
         Reply::Closed(said) => (200, StreamBody::new(lines(said)).boxed()),
         Reply::Held(said) => {
             let held = futures_util::StreamExt::chain(lines(said), futures_util::stream::pending());
@@ -225,7 +234,7 @@ fn answer(
     if let Some(seconds) = later {
         response = response.header(RETRY_AFTER, seconds);
     }
-    response.body(body).expect("an answer")
+    Some(response.body(body).expect("an answer"))
 }
 
 /// A value of a query without its percent signs.

@@ -175,7 +175,7 @@ mod tests {
         let passed = judge(case(KNOWN, Verdict::Passed), true);
 
         assert_eq!(failed.verdict, Verdict::NotYet);
-        assert!(failed.message.contains("NodePorts"), "{}", failed.message);
+        assert!(failed.message.contains("node ports"), "{}", failed.message);
         assert_eq!(passed.verdict, Verdict::Failed);
     }
 

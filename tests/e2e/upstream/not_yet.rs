@@ -2,9 +2,9 @@
 
 /// What isn't built yet, and the specs that fail for want of it: their whole names, but for
 /// `[sig-network] ` in front and the labels behind.
-pub(super) const NOT_YET: [(&str, &[&str]); 15] = [
+pub(super) const NOT_YET: [(&str, &[&str]); 7] = [
     (
-        "NodePorts",
+        "node ports of other nodes",
         &[
             "Conntrack should be able to cleanup conntrack entries when UDP service target port changes for a NodePort service",
             "Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service",
@@ -23,6 +23,9 @@ pub(super) const NOT_YET: [(&str, &[&str]); 15] = [
             "Services should be able to change the type from ExternalName to NodePort",
             "Services should be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is true",
             "Services should be able to create a functioning NodePort service",
+            "Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
+            "Services should fallback to terminating endpoints when there are no ready endpoints with externallTrafficPolicy=Cluster",
+            "Services should support externalTrafficPolicy=Local for type=NodePort",
             "Services should be able to update service type to NodePort listening on same port number but different protocols",
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for endpoint-Service: http",
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for endpoint-Service: udp",
@@ -34,7 +37,7 @@ pub(super) const NOT_YET: [(&str, &[&str]); 15] = [
         ],
     ),
     (
-        "NodePorts and session affinity",
+        "node ports of other nodes and session affinity",
         &[
             "Services should be able to switch session affinity for NodePort service",
             "Services should have session affinity timeout work for NodePort service",
@@ -42,35 +45,13 @@ pub(super) const NOT_YET: [(&str, &[&str]); 15] = [
         ],
     ),
     (
-        "NodePorts and externalTrafficPolicy",
-        &["Services should support externalTrafficPolicy=Local for type=NodePort"],
-    ),
-    (
-        "NodePorts and the fallback to terminating endpoints",
-        &[
-            "Services should fallback to terminating endpoints when there are no ready endpoints with externallTrafficPolicy=Cluster",
-        ],
-    ),
-    (
-        "NodePorts, externalTrafficPolicy and the fallback to terminating endpoints",
-        &[
-            "Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
-        ],
-    ),
-    (
         "healthCheckNodePort",
         &["Services should fail health check node port if there are only terminating endpoints"],
     ),
     (
-        "healthCheckNodePort, NodePorts and externalTrafficPolicy",
+        "healthCheckNodePort and node ports of other nodes",
         &[
             "Services should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes",
-        ],
-    ),
-    (
-        "external IPs",
-        &[
-            "Services should be possible to connect to a service via ExternalIP when the external IP is not assigned to a node",
         ],
     ),
     (
@@ -83,35 +64,6 @@ pub(super) const NOT_YET: [(&str, &[&str]); 15] = [
             "Services should have session affinity work for service with type clusterIP",
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for client IP based session affinity: http",
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for client IP based session affinity: udp",
-        ],
-    ),
-    (
-        "topology hints",
-        &[
-            "Topology Hints should distribute endpoints evenly",
-            "Traffic Distribution should route traffic to an endpoint in the same zone when using PreferClose",
-            "Traffic Distribution should route traffic to an endpoint in the same zone when using PreferSameZone",
-            "Traffic Distribution should route traffic to an endpoint on the same node when using PreferSameNode and fall back when the endpoint becomes unavailable",
-        ],
-    ),
-    (
-        "internalTrafficPolicy",
-        &[
-            "Services should respect internalTrafficPolicy=Local Pod (hostNetwork: true) to Pod",
-            "Services should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)",
-            "Services should respect internalTrafficPolicy=Local Pod to Pod",
-        ],
-    ),
-    (
-        "the fallback to terminating endpoints and internalTrafficPolicy",
-        &[
-            "Services should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local",
-        ],
-    ),
-    (
-        "the fallback to terminating endpoints",
-        &[
-            "Services should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster",
         ],
     ),
     (

@@ -306,7 +306,7 @@ mod tests {
         source::Report,
     };
 
-    fn views(stats: Stats) -> Arc<Views> {
+    fn views(stats: Stats, server: Server) -> Arc<Views> {
         let maps = Maps {
             fronts: 10,
             slots: 20,
@@ -335,8 +335,8 @@ mod tests {
                 identity: Box::new(|| Some(State::default())),
                 ..TunnelViews::default()
             },
-            source: Box::new(|| Report {
-                server: Some(Server::default()),
+            source: Box::new(move || Report {
+                server: Some(server.clone()),
                 ..Report::default()
             }),
             counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
@@ -346,7 +346,34 @@ mod tests {
 
     fn rendered(stats: Stats) -> String {
         let answers = Answers::from([(("/healthz", 200), 3), (("/livez", 503), 1)]);
-        render(&views(stats), answers).expect("rendered")
+        render(&views(stats, Server::default()), answers).expect("rendered")
+    }
+
+    #[test]
+    fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
+        let said = |server: Server| {
+            let page = render(&views(Stats::default(), server), Answers::new()).expect("rendered");
+            let lines = page.lines().map(str::to_owned);
+            let ours = |line: &String| {
+                line.starts_with("culvert_api_server_up")
+                    || line.starts_with("culvert_source_stale")
+            };
+            lines.filter(ours).collect::<Vec<_>>()
+        };
+        let away = Server {
+            trouble: Some("refused".to_owned()),
+            stale: Some("of yesterday".to_owned()),
+            ..Server::default()
+        };
+
+        assert_eq!(
+            said(Server::default()),
+            ["culvert_api_server_up 1.0", "culvert_source_stale 0.0"]
+        );
+        assert_eq!(
+            said(away),
+            ["culvert_api_server_up 0.0", "culvert_source_stale 1.0"]
+        );
     }
 
     fn agent() -> String {

@@ -22,11 +22,7 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use self::ledger::Ledger;
-use crate::{
-    drain,
-    failure::chain,
-    model::{Concern, Kind, ObjectId, ObjectName},
-};
+use crate::{drain, failure::chain, model::Concern};
 
 /// How often to look for what is new, and for what is due.
 const LOOK: Duration = Duration::from_secs(1);
@@ -121,22 +117,10 @@ impl Views {
             all.extend_from_slice(&view.borrow_and_update());
         }
         for (port, why) in &*self.listening.borrow_and_update() {
-            all.push(Concern {
-                about: of_node(node),
-                uid: None,
-                reason: Reason::PortTaken,
-                note: format!("{port}: {why}"),
-            });
+            let note = format!("{port}: {why}");
+            all.push(Concern::of_node(node, Reason::PortTaken, note));
         }
         Some(all)
-    }
-}
-
-/// The Node of that name.
-fn of_node(name: &str) -> ObjectId {
-    ObjectId {
-        kind: Kind::Node,
-        name: ObjectName::new("", name),
     }
 }
 

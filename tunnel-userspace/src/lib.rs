@@ -15,8 +15,8 @@
 //! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the wish to
-//!   stop; the monotonic clock; errors in words; logs
+//! - [`tasks`], [`drain`], [`latest`], [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the
+//!   wish to stop; values that others follow; the monotonic clock; errors in words; logs
 pub mod admin;
 pub mod app;
 pub mod bpf;
@@ -28,6 +28,7 @@ pub mod events;
 pub mod failure;
 pub mod identity;
 pub mod k8s;
+pub mod latest;
 pub mod model;
 pub mod net;
 pub mod plan;

@@ -13,7 +13,7 @@ use std::{fmt, sync::Arc};
 
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
-pub use node::{ConfigMap, Node, ServiceCidr};
+pub use node::{ConfigMap, Node, ServiceCidr, ZONE};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
 pub use service::{Algorithm, Service, ServicePort, TrafficPolicy};

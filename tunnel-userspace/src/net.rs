@@ -32,7 +32,7 @@ pub use self::{
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };
-use crate::{drain, failure::chain};
+use crate::{drain, failure::chain, latest};
 
 /// How long changes are gathered before they are looked at.
 const GATHER: Duration = Duration::from_millis(20);
@@ -176,13 +176,7 @@ impl<K: Keeper> Net<K> {
         self.known
             .retain(|index| scene.links.iter().any(|link| link.index == *index));
         // The ingress takes only what comes by these, also where the guard can't be put.
-        self.inside.send_if_modified(|old| {
-            let is_new = **old != found.inside;
-            if is_new {
-                *old = Arc::new(found.inside);
-            }
-            is_new
-        });
+        latest::put(&self.inside, Arc::new(found.inside));
         let mut problems = Vec::new();
         problems.extend(missing(&self.settings.uplinks, &scene));
         if found.uplinks.is_empty() && problems.is_empty() {
@@ -243,7 +237,7 @@ impl<K: Keeper> Net<K> {
                 told = self.netlink.changed() => {
                     if !told {
                         warn!("the kernel tells no more of the network; it is asked every {} s", ANYWAY.as_secs());
-                        self.reopen();
+                        self.netlink.reopen();
                         // Where that fails too, it must not be tried without a pause.
                         sleep(RETRY).await;
                     }
@@ -258,16 +252,6 @@ impl<K: Keeper> Net<K> {
                     next = Instant::now() + if is_well { ANYWAY } else { RETRY };
                 }
             }
-        }
-    }
-
-    fn reopen(&mut self) {
-        match Netlink::open() {
-            Ok(netlink) => self.netlink = netlink,
-            Err(error) => warn!(
-                error = &error as &dyn std::error::Error,
-                "cannot follow the network"
-            ),
         }
     }
 }

@@ -101,26 +101,13 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use tunnel_common::reason::Reason;
-
     use super::*;
-    use crate::model::{ObjectId, ObjectName};
+    use crate::{
+        events::tests::claimed as concern,
+        model::{ObjectId, ObjectName},
+    };
 
     const EVERY: Duration = Duration::from_secs(30);
-
-    fn concern(name: &str) -> Concern {
-        Concern {
-            about: ObjectId {
-                kind: Kind::Service,
-                name: ObjectName::new("shop", name),
-            },
-            uid: Some(Arc::from("1-2-3")),
-            reason: Reason::FrontClaimed,
-            note: "belongs to another".to_owned(),
-        }
-    }
 
     fn told(ledger: &mut Ledger, now: Instant) -> Vec<String> {
         let mut names = Vec::new();

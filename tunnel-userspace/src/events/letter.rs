@@ -107,20 +107,16 @@ fn cut(text: &str, most: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::model::{ObjectId, ObjectName};
+    use crate::{
+        events::tests::claimed,
+        model::{ObjectId, ObjectName},
+    };
 
     fn concern(note: &str) -> Concern {
         Concern {
-            about: ObjectId {
-                kind: Kind::Service,
-                name: ObjectName::new("shop", "web"),
-            },
-            uid: Some(Arc::from("1-2-3")),
-            reason: Reason::FrontClaimed,
             note: note.to_owned(),
+            ..claimed("web")
         }
     }
 

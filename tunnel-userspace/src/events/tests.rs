@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use tower::service_fn;
 
 use super::*;
+use crate::model::{Kind, ObjectId, ObjectName};
 
 /// Longer than anything waits to settle.
 const SETTLED: Duration = Duration::from_secs(12);
@@ -69,6 +70,19 @@ impl Server {
     }
 }
 
+/// That a Service of that name has what another has.
+pub(super) fn claimed(name: &str) -> Concern {
+    Concern {
+        about: ObjectId {
+            kind: Kind::Service,
+            name: ObjectName::new("shop", name),
+        },
+        uid: Some(Arc::from("1-2-3")),
+        reason: Reason::FrontClaimed,
+        note: "belongs to another".to_owned(),
+    }
+}
+
 type Ports = BTreeMap<String, String>;
 
 /// What a daemon sees, and the task that tells of it.
@@ -114,15 +128,7 @@ impl Case {
 
     /// Says that a Service of that name has what another has.
     fn claimed(&self, name: &str) {
-        let concern = Concern {
-            about: ObjectId {
-                kind: Kind::Service,
-                name: ObjectName::new("shop", name),
-            },
-            uid: Some(Arc::from("1-2-3")),
-            reason: Reason::FrontClaimed,
-            note: "belongs to another".to_owned(),
-        };
+        let concern = claimed(name);
         self.concerns.send_replace(Arc::new([concern]));
     }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use tunnel_common::reason::Reason;
 
-use super::ObjectId;
+use super::{Kind, ObjectId, ObjectName};
 
 /// Something that an operator must act on.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -15,4 +15,20 @@ pub struct Concern {
     pub reason: Reason,
     /// What happened, for people.
     pub note: String,
+}
+
+impl Concern {
+    /// Something about a Node.
+    #[must_use]
+    pub fn of_node(name: &str, reason: Reason, note: String) -> Self {
+        Self {
+            about: ObjectId {
+                kind: Kind::Node,
+                name: ObjectName::new("", name),
+            },
+            uid: None,
+            reason,
+            note,
+        }
+    }
 }

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ObjectName;
 
+/// The label of a Node that says in which zone it is.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+
 /// A Node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Node {

@@ -12,7 +12,7 @@ use super::{
     ANYWAY, GATHER, NetError, RETRY,
     netlink::{Kernel, Netlink},
 };
-use crate::drain;
+use crate::{drain, latest};
 
 /// Follows the addresses of this node's links.
 pub struct Addresses {
@@ -53,10 +53,7 @@ impl Addresses {
                         warn!("the kernel tells no more of addresses; it is asked every {} s", ANYWAY.as_secs());
                         // Where that fails too, it must not be tried without a pause.
                         sleep(RETRY).await;
-                        match Netlink::of_addresses() {
-                            Ok(netlink) => self.netlink = netlink,
-                            Err(error) => warn!(error = &error as &dyn std::error::Error, "cannot follow addresses"),
-                        }
+                        self.netlink.reopen();
                     }
                     next = next.min(Instant::now() + GATHER);
                 }
@@ -79,16 +76,9 @@ async fn look(kernel: &Kernel, known: &watch::Sender<Arc<BTreeSet<IpAddr>>>) -> 
             return false;
         }
     };
-    known.send_if_modified(|known| {
-        let is_new = **known != found;
-        if is_new {
-            info!(
-                addresses = found.len(),
-                "the addresses of this node changed"
-            );
-            *known = Arc::new(found);
-        }
-        is_new
-    });
+    let count = found.len();
+    if latest::put(known, Arc::new(found)) {
+        info!(addresses = count, "the addresses of this node changed");
+    }
     true
 }

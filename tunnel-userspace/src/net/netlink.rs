@@ -19,6 +19,7 @@ use rtnetlink::{
     },
 };
 use tokio::task::JoinSet;
+use tracing::warn;
 use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::uplinks::{Kind, Link};
@@ -66,6 +67,7 @@ type Messages = Box<dyn Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Sen
 /// A netlink socket that is told of every change.
 pub(super) struct Netlink {
     pub(super) kernel: Kernel,
+    groups: &'static [MulticastGroup],
     messages: Messages,
     /// Moves the messages for as long as this lives.
     _connection: JoinSet<()>,
@@ -91,16 +93,28 @@ impl Netlink {
         Self::of(&[MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr])
     }
 
-    fn of(groups: &[MulticastGroup]) -> Result<Self, NetError> {
+    fn of(groups: &'static [MulticastGroup]) -> Result<Self, NetError> {
         let (connection, handle, messages) =
             new_multicast_connection(groups).map_err(NetError::Open)?;
         let mut task = JoinSet::new();
         task.spawn(connection);
         Ok(Self {
             kernel: Kernel(handle),
+            groups,
             messages: Box::new(messages.map(|(message, _)| message)),
             _connection: task,
         })
+    }
+
+    /// Opens it anew, where it tells no more. If that fails it stays as it is.
+    pub(super) fn reopen(&mut self) {
+        match Self::of(self.groups) {
+            Ok(netlink) => *self = netlink,
+            Err(error) => warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot follow the network"
+            ),
+        }
     }
 
     /// Waits for a change; false if there will be no more.

@@ -3,10 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use super::Here;
-use crate::model::{Family, Node};
-
-/// The label that says in which zone a node is.
-const ZONE: &str = "topology.kubernetes.io/zone";
+use crate::model::{Family, Node, ZONE};
 
 /// Some addresses of this node that node ports are dialled on (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tunnel_common::reason::Reason;
 
 use super::{Reconciler, Steering};
-use crate::model::{Concern, Kind, ObjectId, ObjectName};
+use crate::model::{Concern, Kind, ObjectId};
 
 /// How many are told at a time.
 const MOST: usize = 1000;
@@ -58,15 +58,14 @@ impl<M> Steering<M> {
         {
             // How much is left out changes all the time.
             (_, Reason::SteeringFull) => of(own, problem.reason),
-            (node, reason) => Concern {
-                about: ObjectId {
-                    kind: Kind::Node,
-                    name: node.clone().unwrap_or_else(|| ObjectName::new("", own)),
-                },
-                uid: None,
-                reason,
-                note: format!("{}: {}", problem.object, problem.text),
-            },
+            (node, reason) => {
+                let name = node.as_ref().map_or(own, |node| &node.name);
+                Concern::of_node(
+                    name,
+                    reason,
+                    format!("{}: {}", problem.object, problem.text),
+                )
+            }
         };
         known.map(concern).collect()
     }
@@ -74,13 +73,5 @@ impl<M> Steering<M> {
 
 /// Something that this node lacks.
 fn of(node: &str, reason: Reason) -> Concern {
-    Concern {
-        about: ObjectId {
-            kind: Kind::Node,
-            name: ObjectName::new("", node),
-        },
-        uid: None,
-        reason,
-        note: reason.meaning().to_owned(),
-    }
+    Concern::of_node(node, reason, reason.meaning().to_owned())
 }

@@ -20,6 +20,8 @@ impl<M> Reconciler<M> {
                 self.place.set_node(node.as_deref());
             }
         }
+        // Before what else changed, so that it is planned once.
+        self.look_around();
         for (name, state) in update.services {
             self.held.remove(&name);
             self.plan(&name, state.as_ref());
@@ -28,7 +30,6 @@ impl<M> Reconciler<M> {
                 None => self.states.remove(&name),
             };
         }
-        self.look_around();
         if self.whole && self.seeded {
             self.dirty.append(&mut self.held);
         }

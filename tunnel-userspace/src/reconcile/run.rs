@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     clock::{monotonic, since_boot},
-    drain,
+    drain, latest,
     model::{Concern, ObjectName, Update},
 };
 
@@ -315,13 +315,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     fn publish_concerns(&self) {
         let mut concerns = self.reconciler.concerns();
         concerns.extend(self.steering.concerns(&self.reconciler.here.node));
-        self.concerns.send_if_modified(|known| {
-            let is_new = **known != *concerns;
-            if is_new {
-                *known = concerns.into();
-            }
-            is_new
-        });
+        latest::put(&self.concerns, concerns.into());
     }
 
     /// Hands what was retired to the thread that waits. While it waits for an earlier batch, the

@@ -21,6 +21,7 @@ use tunnel_common::{
 
 use super::{ReadError, Sizes, SteeringMaps, WriteError};
 use crate::{
+    latest,
     model::{ConfigMap, Node, ObjectName, Targets, Update},
     plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
 };
@@ -350,13 +351,7 @@ impl<M: SteeringMaps> Steering<M> {
                 targets.entry(*index).or_insert_with(|| target.clone());
             }
         }
-        self.targets.send_if_modified(|old| {
-            let is_new = **old != targets;
-            if is_new {
-                *old = Arc::new(targets);
-            }
-            is_new
-        });
+        latest::put(&self.targets, Arc::new(targets));
     }
 
     /// Keeps what is wrong, and tells what was not known before.

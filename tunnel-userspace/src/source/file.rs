@@ -26,7 +26,7 @@ use view::View;
 use watch::{Changes, Watch};
 
 use super::{Feed, Problem, Report, Store, journal::Journal};
-use crate::{clock::monotonic, drain};
+use crate::{clock::monotonic, drain, latest::put};
 
 /// Where manifests are.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
@@ -388,13 +388,7 @@ impl FileSource {
         self.view.layer.set_whole(is_whole, monotonic());
         let mut report = self.view.report();
         self.journal.tell(&mut report);
-        self.report.send_if_modified(|current| {
-            let is_new = **current != report;
-            if is_new {
-                *current = Arc::new(report);
-            }
-            is_new
-        });
+        put(&self.report, Arc::new(report));
     }
 }
 

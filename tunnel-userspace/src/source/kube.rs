@@ -37,7 +37,8 @@ use crate::{
     clock::monotonic,
     drain,
     k8s::Arriving,
-    model::{Concern, Kind, ObjectName},
+    latest,
+    model::{Concern, Kind, ObjectName, ZONE},
 };
 
 /// The Service is served by another proxy.
@@ -46,8 +47,6 @@ const NOT_OF_OTHER_PROXY: &str = "!service.kubernetes.io/service-proxy-name";
 const NOT_HEADLESS: &str = "spec.clusterIP!=None";
 /// The slice is one of a headless Service.
 const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
-/// The label of a Node that says in which zone it is.
-const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// How much may be heard before it is taken.
 const HEARD: usize = 1024;
@@ -369,21 +368,8 @@ impl KubeSource {
         self.journal.tell(&mut report);
         let before = Arc::clone(&self.report.borrow());
         tell(before.server.as_ref(), report.server.as_ref());
-        let concerns = self.view.concerns();
-        self.concerns.send_if_modified(|known| {
-            let is_new = **known != *concerns;
-            if is_new {
-                *known = concerns.into();
-            }
-            is_new
-        });
-        self.report.send_if_modified(|current| {
-            let is_new = **current != report;
-            if is_new {
-                *current = Arc::new(report);
-            }
-            is_new
-        });
+        latest::put(&self.concerns, self.view.concerns().into());
+        latest::put(&self.report, Arc::new(report));
     }
 }
 

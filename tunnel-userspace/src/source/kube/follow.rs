@@ -172,12 +172,8 @@ where
         if let Some(anew) = failure.judge(lists, K::READ_AS) {
             return Some(anew);
         }
-        if self
-            .tell(What::Failed(chain(&failure.error)))
-            .await
-            .is_none()
-        {
-            return Some(Anew::Over);
+        if let Some(over) = self.failed(chain(&failure.error)).await {
+            return Some(over);
         }
         let anew = self.recover(&failure, lists, round).await;
         // What broke off once may do so each time: pages are asked for one by one.
@@ -199,8 +195,8 @@ where
                 was_away = true;
                 let why = format!("no answer within {:?}", self.pace.probe);
                 self.current.leave(server, &why);
-                if self.tell(What::Failed(why)).await.is_none() {
-                    return Some(Anew::Over);
+                if let Some(over) = self.failed(why).await {
+                    return Some(over);
                 }
                 continue;
             };
@@ -220,14 +216,18 @@ where
             if let Some(anew) = failure.judge(lists, K::READ_AS) {
                 return Some(anew);
             }
-            if self
-                .tell(What::Failed(chain(&failure.error)))
-                .await
-                .is_none()
-            {
-                return Some(Anew::Over);
+            if let Some(over) = self.failed(chain(&failure.error)).await {
+                return Some(over);
             }
         }
+    }
+
+    /// Tells why the server can't be asked. Gives an end where nobody listens.
+    async fn failed(&self, why: String) -> Option<Anew> {
+        self.tell(What::Failed(why))
+            .await
+            .is_none()
+            .then_some(Anew::Over)
     }
 
     /// The objects that are wanted.

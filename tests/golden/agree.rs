@@ -35,6 +35,7 @@ const SIZES: Sizes = Sizes {
     slots: 2048,
     backends: 1024,
     steering: 16,
+    affinity: 64,
 };
 
 #[test]

@@ -33,6 +33,7 @@ const SIZES: Sizes = Sizes {
     slots: 256,
     backends: 256,
     steering: 16,
+    affinity: 64,
 };
 
 /// The addresses of the node of every case.
@@ -96,6 +97,11 @@ fn program(objects: &Path) -> Result<Vec<String>> {
             owners.extend(port.fronts.into_iter().map(|front| (front, owner.clone())));
         }
     }
+    let misplaced = reconciler.maps().misplaced();
+    ensure!(
+        misplaced.is_empty(),
+        "backends {misplaced:?} are not in the sets that they say"
+    );
     lines.extend(entries(reconciler.maps(), &owners));
     lines.sort();
     Ok(lines)
@@ -134,7 +140,7 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
 }
 
 /// Which set is chosen from, where that is `local`, and what an empty one means, where it is that there
-/// are endpoints elsewhere.
+/// are endpoints elsewhere; how long clients keep their backend; and whether sockets are left alone.
 fn policies(front: &Front) -> String {
     let mut words = String::new();
     for (chosen, who) in [
@@ -152,6 +158,12 @@ fn policies(front: &Front) -> String {
         let is_lost = chosen.len == 0 && front.flags & Front::HAS_ENDPOINTS != 0;
         let end = if is_lost { " (lead nowhere)" } else { "" };
         words.push_str(&format!(" {who}=local{end}"));
+    }
+    if front.affinity > 0 {
+        words.push_str(&format!(" affinity={}", front.affinity));
+    }
+    if front.flags & Front::NOT_SOCKETS != 0 {
+        words.push_str(" not for sockets");
     }
     words
 }
@@ -214,6 +226,7 @@ mod tests {
 
     cases![
         a_bad_document_leaves_the_rest,
+        a_client_keeps_its_backend_at_every_address_of_the_service,
         a_cluster_ip_goes_before_an_external_ip_of_an_older_service,
         a_cluster_ip_leads_to_its_ready_endpoints,
         a_dual_stack_service_has_a_front_in_each_family,
@@ -230,6 +243,7 @@ mod tests {
         one_ready_endpoint_without_hints_lets_all_in,
         round_robin_is_asked_for_by_annotation,
         sctp_is_read_and_not_translated,
+        sockets_leave_a_service_alone_that_asks_for_it,
         terminating_endpoints_of_this_node_take_over_for_the_policy_local,
         terminating_endpoints_take_over_where_no_other_is_ready,
         the_external_policy_local_is_for_packets_from_outside,
@@ -237,6 +251,7 @@ mod tests {
         the_external_policy_means_nothing_without_an_external_address,
         the_internal_policy_local_keeps_to_endpoints_of_this_node,
         the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
+        weights_are_slots,
         what_can_not_be_used_of_a_service_is_left_out,
         what_is_not_served_is_not_programmed,
         what_only_finishes_serves_but_is_in_no_set,

@@ -34,6 +34,7 @@ const SIZES: Sizes = Sizes {
     slots: 1,
     backends: 1,
     steering: 1,
+    affinity: 64,
 };
 
 /// The guard of a range, by a link or by a filter.

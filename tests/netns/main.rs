@@ -5,9 +5,13 @@
 mod support;
 
 #[cfg(test)]
+mod affinity;
+#[cfg(test)]
 mod capabilities;
 #[cfg(test)]
 mod carried;
+#[cfg(test)]
+mod choice;
 #[cfg(test)]
 mod churn;
 #[cfg(test)]

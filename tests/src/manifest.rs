@@ -122,6 +122,8 @@ struct Endpoint {
     condition: Condition,
     /// The node that it is on; none where it is left out.
     node: &'static str,
+    /// The zone that it is in; none where it is left out.
+    zone: &'static str,
 }
 
 /// A Service with a ClusterIP per family and the EndpointSlices that belong to it.
@@ -136,6 +138,8 @@ pub struct Service {
     lines: Vec<String>,
     /// The node of the endpoints that come next.
     node: &'static str,
+    /// Their zone.
+    zone: &'static str,
 }
 
 impl Service {
@@ -150,6 +154,7 @@ impl Service {
             annotations: Vec::new(),
             lines: Vec::new(),
             node: "",
+            zone: "",
         }
     }
 
@@ -211,6 +216,13 @@ impl Service {
         self
     }
 
+    /// With the endpoints that are added from here on being in a zone.
+    #[must_use]
+    pub const fn within(mut self, zone: &'static str) -> Self {
+        self.zone = zone;
+        self
+    }
+
     /// With every port leading to `target` on its endpoints.
     #[must_use]
     pub fn target(mut self, target: u16) -> Self {
@@ -245,11 +257,12 @@ impl Service {
     }
 
     fn endpoint(mut self, address: IpAddr, condition: Condition) -> Self {
-        let node = self.node;
+        let (node, zone) = (self.node, self.zone);
         self.endpoints.push(Endpoint {
             address,
             condition,
             node,
+            zone,
         });
         self
     }
@@ -284,6 +297,7 @@ impl Service {
             annotations,
             lines,
             node: _,
+            zone: _,
         } = self;
         let first = cluster_ips
             .first()
@@ -372,17 +386,21 @@ impl Service {
             .endpoints
             .iter()
             .filter(|it| it.address.is_ipv4() == like.is_ipv4());
-        let lines = mine.map(|Endpoint { address, condition, node }| {
-            let node = if node.is_empty() {
-                String::new()
-            } else {
-                format!(", nodeName: {node}")
-            };
+        let lines = mine.map(|endpoint| {
+            let Endpoint {
+                address,
+                condition,
+                node,
+                zone,
+            } = endpoint;
+            let place = [("nodeName", node), ("zone", zone)];
+            let place = place.into_iter().filter(|(_, name)| !name.is_empty());
+            let place: String = place.map(|(field, name)| format!(", {field}: {name}")).collect();
             let ready = *condition == Condition::Ready;
             let serving = *condition != Condition::Unready;
             let terminating = *condition == Condition::Terminating;
             format!(
-                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }}{node} }}\n"
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }}{place} }}\n"
             )
         });
         let endpoints: String = lines.collect();

@@ -16,7 +16,8 @@ pub const OVERFLOW: &str = "overflow";
 pub const COUNT: &str = "count";
 /// Per-CPU array: round-robin counters by service.
 pub const TURN: &str = "turn";
-
+/// LRU hash: which backend a client keeps.
+pub const AFFINITY: &str = "affinity";
 /// Hash: address and port of an edge node to the index of its record.
 pub const STEER: &str = "steer";
 /// Array: addresses and ports of edge nodes that are steered.
@@ -25,8 +26,8 @@ pub const STEERED: &str = "steered";
 pub const HOST: &str = "host";
 
 /// Every map of the object, in the order in which they are created.
-pub const MAPS: [&str; 11] = [
-    SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN, STEER, STEERED, HOST,
+pub const MAPS: [&str; 12] = [
+    SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN, AFFINITY, STEER, STEERED, HOST,
 ];
 
 /// The maps that are taken over from every older layout, since what they hold means the same in all

@@ -123,6 +123,8 @@ reasons! {
     PortTaken = 44, "port_taken", "a port of the daemon is taken by another process; it is tried again";
     /// Refused: the front's policy is Local, and the Service has no usable backend on this node.
     NoLocalBackend = 45, "no_local_backend", "refused: traffic of this policy needs a backend on this node, and there is none";
+    /// A connect or datagram was sent on to the backend that its client keeps.
+    TranslatedAffine = 46, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
 }
 
 impl Reason {
@@ -146,8 +148,10 @@ impl Reason {
     /// Whether the kernel programs count it; the daemon counts the others.
     #[must_use]
     pub const fn is_of_kernel(self) -> bool {
-        matches!(self, Self::LogLost | Self::NoLocalBackend)
-            || self.index() <= Self::Guarded.index()
+        matches!(
+            self,
+            Self::LogLost | Self::NoLocalBackend | Self::TranslatedAffine
+        ) || self.index() <= Self::Guarded.index()
     }
 }
 

@@ -18,16 +18,34 @@ pub const fn place(set: Set, number: u32) -> Option<u32> {
     }
 }
 
+/// A number that depends on every bit of some words, the same on every machine. The steps are those
+/// of SplitMix64's output function, one round a word.
+#[inline(always)]
+#[must_use]
+#[expect(clippy::as_conversions, reason = "the upper half of the hash")]
+pub fn hash<const N: usize>(words: [u32; N]) -> u32 {
+    let mut state = 0_u64;
+    // Unrolled for the verifier.
+    for word in words {
+        state = (state ^ u64::from(word)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        state ^= state >> 31;
+    }
+    (state >> 32) as u32
+}
+
 /// Whether a remembered UDP choice still holds: the front belongs to the same service port, the
 /// backend is in the same use and serves, and the flow was not idle for too long. This is what
 /// conntrack and kube-proxy's clean-up of it come to (kube-proxy `conntrack/cleanup.go`).
+/// Another thread may have used the flow after the clock was read; then it was not idle.
 #[inline(always)]
 #[must_use]
 pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool {
     origin.service == service
         && origin.state == state
         && state.is_serving()
-        && now.wrapping_sub(origin.used) < UDP_IDLE_NS
+        && now.saturating_sub(origin.used) < UDP_IDLE_NS
 }
 
 #[cfg(test)]
@@ -71,6 +89,23 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_are_spread_over_all_places() {
+        let set = Set { base: 0, len: 8 };
+        let mut counts = [0_u32; 8];
+        for word in 0..8_000 {
+            let chosen = place(set, hash([0, 0, word, 1])).expect("the set is not empty");
+            counts[chosen as usize] += 1;
+        }
+
+        // A fair draw of 8,000 is within 5 standard deviations (30 each) of 1,000.
+        assert!(
+            counts.iter().all(|count| (850..1_150).contains(count)),
+            "{counts:?}"
+        );
+        assert_ne!(hash([1, 0]), hash([0, 1]));
+    }
+
+    #[test]
     fn a_choice_sticks_until_the_backend_is_gone() {
         let serving = State::default().next_use();
         let choice = origin(3, serving, 0);
@@ -105,6 +140,10 @@ mod tests {
 
         assert!(is_sticky(&choice, 3, serving, 4 + UDP_IDLE_NS));
         assert!(!is_sticky(&choice, 3, serving, 5 + UDP_IDLE_NS));
+        assert!(
+            is_sticky(&choice, 3, serving, 4),
+            "another thread was quicker"
+        );
     }
 
     proptest! {

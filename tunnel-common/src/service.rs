@@ -3,7 +3,7 @@
 //! `svc` is a hash from a [`FrontKey`] to the index of a [`Front`] in the array `front`. A front
 //! names two sets, ranges of the array `slot`; a [`Slot`] names a [`Backend`] in the array `be`.
 //! Records, slots and the address of a backend are written once and freed only after a grace
-//! period; the one word that changes in place is [`Backend::state`].
+//! period; the two words that change in place are [`Backend::state`] and [`Backend::sets`].
 
 use core::{
     fmt,
@@ -53,6 +53,13 @@ impl FrontKey {
             reserved: 0,
         }
     }
+
+    /// Its words, for a hash.
+    #[inline(always)]
+    #[must_use]
+    pub fn words(&self) -> [u32; 5] {
+        zerocopy::transmute!(*self)
+    }
 }
 
 impl fmt::Display for FrontKey {
@@ -87,6 +94,19 @@ impl Algorithm {
     pub const RANDOM: Self = Self(0);
     /// In turn, counted per CPU and service.
     pub const ROUND_ROBIN: Self = Self(1);
+    /// By the client.
+    pub const SOURCE_HASH: Self = Self(2);
+    /// By the address and port that are dialled.
+    pub const DESTINATION_HASH: Self = Self(3);
+    /// By the client, from a set that is a Maglev table.
+    pub const MAGLEV: Self = Self(4);
+
+    /// Whether what is chosen depends on who asks, or for what, and on nothing else.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_hash(self) -> bool {
+        self.0 >= Self::SOURCE_HASH.0 && self.0 <= Self::MAGLEV.0
+    }
 
     /// The word used in annotations, tables and logs.
     #[must_use]
@@ -94,6 +114,9 @@ impl Algorithm {
         match self {
             Self::RANDOM => "random",
             Self::ROUND_ROBIN => "round-robin",
+            Self::SOURCE_HASH => "source-hash",
+            Self::DESTINATION_HASH => "destination-hash",
+            Self::MAGLEV => "maglev",
             _ => "unknown",
         }
     }
@@ -141,7 +164,8 @@ pub struct Front {
     pub cluster: Set,
     /// How a slot is chosen.
     pub algorithm: Algorithm,
-    /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`] and [`Front::HAS_ENDPOINTS`].
+    /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`], [`Front::HAS_ENDPOINTS`] and
+    /// [`Front::NOT_SOCKETS`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
@@ -163,6 +187,8 @@ impl Front {
     /// Flag: there are endpoints, for this node's traffic or not. What finds none leads nowhere;
     /// without any it is refused.
     pub const HAS_ENDPOINTS: u8 = 4;
+    /// Flag: sockets are left alone; the front is for packets only.
+    pub const NOT_SOCKETS: u8 = 8;
 
     /// The set that packets from elsewhere choose from.
     #[inline(always)]
@@ -185,6 +211,17 @@ impl Front {
             self.local
         }
     }
+
+    /// The set that sockets of this node choose from, as backends know it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn membership_of_sockets(&self) -> Membership {
+        if self.flags & Self::SOCKETS_LOCAL == 0 {
+            Membership::CLUSTER
+        } else {
+            Membership::LOCAL
+        }
+    }
 }
 
 /// Value of the array `slot`: a write-once place in a set.
@@ -195,7 +232,7 @@ pub struct Slot {
     pub backend: u32,
 }
 
-/// The one mutable word of a backend: whether it serves, and which use of its index this is. The
+/// A word of a backend that changes: whether it serves, and which use of its index this is. The
 /// word of one use never comes back, so an equal word means "the same backend, still serving".
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
@@ -250,10 +287,40 @@ pub struct Backend {
     pub flags: u8,
     /// The service port that this index belongs to.
     pub service: u32,
-    /// The only word that changes while the index is in use.
+    /// Whether it serves. Changes while the index is in use.
     pub state: State,
-    /// Zero.
-    pub reserved: u32,
+    /// Which sets of its service port it is in, for clients that keep their backend. Changes while
+    /// the index is in use.
+    pub sets: Membership,
+}
+
+/// Which of the two sets of its service port a backend is in.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(transparent)]
+pub struct Membership(u32);
+
+impl Membership {
+    /// In none: new connections don't go there.
+    pub const NONE: Self = Self(0);
+    /// In the set for policies Cluster.
+    pub const CLUSTER: Self = Self(1);
+    /// In the set for policies Local.
+    pub const LOCAL: Self = Self(2);
+
+    /// In the sets of both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether it is in all sets of another, of which there is one at least.
+    #[inline(always)]
+    #[must_use]
+    pub const fn includes(self, other: Self) -> bool {
+        other.0 != 0 && self.0 & other.0 == other.0
+    }
 }
 
 const _: () = {

@@ -2,6 +2,8 @@
 
 use tunnel_common::{
     addr::{Address, Port},
+    affinity::{Affinity, AffinityKey, Client},
+    reason::Reason,
     select,
     service::{Algorithm, Front, FrontKey, NEAR, State},
 };
@@ -46,6 +48,8 @@ pub(crate) struct Choice {
     pub(crate) address: Address,
     /// Where connections go.
     pub(crate) port: Port,
+    /// How it came to be chosen.
+    pub(crate) reason: Reason,
 }
 
 /// Why there is no choice.
@@ -58,39 +62,117 @@ pub(crate) enum NoChoice {
     Broken,
 }
 
-/// Chooses a backend for a new connection or flow.
+/// Chooses a backend for a new connection or flow of a client, who is asked for only where that
+/// matters.
 #[inline(always)]
-pub(crate) fn choose(front: &Front) -> Result<Choice, NoChoice> {
+pub(crate) fn choose(front: &Front, client: impl Fn() -> Client) -> Result<Choice, NoChoice> {
     let set = front.of_sockets();
-    let number = if set.len <= 1 {
-        0
-    } else if front.algorithm == Algorithm::ROUND_ROBIN {
-        maps::turn(front.service).ok_or(NoChoice::Broken)?
-    } else {
-        context::random()
-    };
-    let Some(place) = select::place(set, number) else {
+    if set.len == 0 {
         return Err(if front.flags & Front::HAS_ENDPOINTS == 0 {
             NoChoice::Empty
         } else {
             NoChoice::Elsewhere
         });
-    };
+    }
+    if front.affinity != 0 {
+        let (index, reason) = keep(front, client()).ok_or(NoChoice::Broken)?;
+        return of_index(index, reason);
+    }
+    let place = place(front, client).ok_or(NoChoice::Broken)?;
     if set.len as usize <= NEAR {
         let near = front.near.get(place as usize).ok_or(NoChoice::Broken)?;
         return Ok(Choice {
             index: near.index,
             address: near.address,
             port: near.port,
+            reason: Reason::Translated,
         });
     }
     let slot = maps::slot(set.base.wrapping_add(place)).ok_or(NoChoice::Broken)?;
-    let backend = maps::backend(slot.backend).ok_or(NoChoice::Broken)?;
+    of_index(slot.backend, Reason::Translated)
+}
+
+#[inline(always)]
+fn of_index(index: u32, reason: Reason) -> Result<Choice, NoChoice> {
+    let backend = maps::backend(index).ok_or(NoChoice::Broken)?;
     Ok(Choice {
-        index: slot.backend,
+        index,
         address: backend.address,
         port: backend.port,
+        reason,
     })
+}
+
+/// A place in the set that sockets choose from, by the front's algorithm.
+#[inline(always)]
+fn place(front: &Front, client: impl Fn() -> Client) -> Option<u32> {
+    let set = front.of_sockets();
+    let number = if set.len <= 1 {
+        0
+    } else if front.algorithm == Algorithm::ROUND_ROBIN {
+        maps::turn(front.service)?
+    } else if front.algorithm.is_hash() {
+        select::hash(if front.algorithm == Algorithm::DESTINATION_HASH {
+            front.key.words()
+        } else {
+            client().words()
+        })
+    } else {
+        context::random()
+    };
+    select::place(set, number)
+}
+
+/// The backend that a client keeps, or will from now on.
+#[inline(always)]
+fn keep(front: &Front, client: Client) -> Option<(u32, Reason)> {
+    let mut affinity = Affinity {
+        used: context::now(),
+        index: 0,
+        state: State::default(),
+        key: AffinityKey {
+            client,
+            service: front.service,
+        },
+    };
+    let known = maps::affinity(&affinity.key);
+    let mut is_old = known.is_some_and(|known| may_keep(front, known, affinity.used));
+    affinity.index = match known {
+        Some(known) if is_old => known.index,
+        Some(_) | None => new_index(front, &affinity.key.client)?,
+    };
+    affinity.state = state(affinity.index);
+    // Another connection of the client, at the same time, may have been quicker.
+    if !maps::insert_affinity(&affinity, known.is_none())
+        && let Some(known) = maps::affinity(&affinity.key)
+        && may_keep(front, known, affinity.used)
+    {
+        affinity.index = known.index;
+        is_old = true;
+    }
+    let reason = if is_old {
+        Reason::TranslatedAffine
+    } else {
+        Reason::Translated
+    };
+    Some((affinity.index, reason))
+}
+
+#[inline(always)]
+fn new_index(front: &Front, client: &Client) -> Option<u32> {
+    let place = place(front, || *client)?;
+    Some(maps::slot(front.of_sockets().base.wrapping_add(place))?.backend)
+}
+
+/// Whether a client may keep its backend. An element that is reused meanwhile for another client can
+/// do no worse than name another backend of the set.
+#[inline(always)]
+fn may_keep(front: &Front, known: &Affinity, now: u64) -> bool {
+    let Some(backend) = maps::backend(known.index) else {
+        return false;
+    };
+    let sets = (maps::sets(backend), front.membership_of_sockets());
+    backend.service == front.service && known.holds(front.affinity, maps::state(backend), sets, now)
 }
 
 /// The state of a backend as it is now; that of none if there is no such backend.

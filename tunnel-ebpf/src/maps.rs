@@ -11,9 +11,10 @@ use aya_ebpf::{
     programs::{SockAddrContext, SockContext},
 };
 use tunnel_common::{
+    affinity::{Affinity, AffinityKey},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Slot, State},
+    service::{Backend, Front, FrontKey, Membership, Slot, State},
     steering::{Steered, SteeringKey},
 };
 
@@ -30,6 +31,8 @@ static SLOT: Array<Slot, 1> = Array::new();
 static BE: Array<Backend, 1> = Array::new();
 #[btf_map(name = "turn")]
 static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
+#[btf_map(name = "affinity")]
+static AFFINITY: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
 #[btf_map(name = "origin")]
 static ORIGIN: SkStorage<Origin> = SkStorage::new();
 #[btf_map(name = "overflow")]
@@ -44,6 +47,7 @@ static STEERED: Array<Steered, 1> = Array::new();
 static HOST: Array<u64, 2> = Array::new();
 
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
+const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
 
 /// The index of the record of a front.
@@ -67,7 +71,7 @@ pub(crate) fn slot(index: u32) -> Option<Slot> {
     SLOT.get(index).copied()
 }
 
-/// A backend; only its state changes while a program can reach it.
+/// A backend; only its state and its sets change while a program can reach it.
 #[inline(always)]
 pub(crate) fn backend(index: u32) -> Option<&'static Backend> {
     BE.get(index)
@@ -78,6 +82,13 @@ pub(crate) fn backend(index: u32) -> Option<&'static Backend> {
 pub(crate) fn state(backend: &Backend) -> State {
     // SAFETY: the reference is valid; the word changes under it, hence one volatile read.
     unsafe { (&raw const backend.state).read_volatile() }
+}
+
+/// The sets that a backend is in as it is now.
+#[inline(always)]
+pub(crate) fn sets(backend: &Backend) -> Membership {
+    // SAFETY: as for `state`.
+    unsafe { (&raw const backend.sets).read_volatile() }
 }
 
 /// The next number in turn for a service, on this CPU.
@@ -178,6 +189,23 @@ pub(crate) fn insert_overflow(entry: &Overflow) {
 #[inline(always)]
 pub(crate) fn remove_overflow(key: &OverflowKey) {
     let _absent: Result<(), i32> = OVERFLOW.remove(key);
+}
+
+/// What a client keeps, if the entry is that of the key. It may be reused for another key at any
+/// moment.
+#[inline(always)]
+pub(crate) fn affinity(key: &AffinityKey) -> Option<&'static Affinity> {
+    // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value, and
+    // `lookup` asks the backend whether it may be.
+    unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
+}
+
+/// Notes what a client keeps from now on, or only if it keeps nothing yet. Says whether it was noted.
+/// The map evicts what was not used for longest.
+#[inline(always)]
+pub(crate) fn insert_affinity(entry: &Affinity, is_new: bool) -> bool {
+    let flags = if is_new { NOEXIST } else { 0 };
+    AFFINITY.insert(entry.key, entry, flags).is_ok()
 }
 
 /// The index of the record of an address and port of an edge node.

@@ -3,6 +3,7 @@
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
     addr::{Address, Port, Protocol},
+    affinity::Client,
     origin::{Direction, ORIGIN_VERSION, Origin, Overflow, OverflowKey},
     reason::Reason,
     select,
@@ -87,12 +88,13 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Send, &refusal)
 }
 
-/// The front of an address. Loopback is each network namespace's own, so that only the host's has
-/// fronts.
+/// The front of an address, if it is one for sockets. Loopback is each network namespace's own, so
+/// that only the host's has fronts.
 #[inline(always)]
 fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup {
     let found = lookup::front(key);
     match found {
+        Lookup::Found(front) if front.flags & Front::NOT_SOCKETS != 0 => Lookup::None,
         Lookup::Found(_) if key.address.is_loopback() && !steering::is_known_host(sock) => {
             Lookup::None
         }
@@ -182,7 +184,7 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     let (mut origin, mut reason) = if let Some(kept) = kept {
         (kept, Reason::TranslatedSticky)
     } else {
-        (chosen(key, front)?, Reason::Translated)
+        chosen(sock, key, front)?
     };
     origin.used = now;
     if !remember(sock, current, &mut origin) {
@@ -202,9 +204,9 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
 
 /// A new choice for a front.
 #[inline(always)]
-fn chosen(key: &FrontKey, front: &Front) -> Result<Origin, Refusal> {
-    match lookup::choose(front) {
-        Ok(choice) => Ok(origin_of(key, front.service, &choice)),
+fn chosen<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(Origin, Reason), Refusal> {
+    match lookup::choose(front, || Client::of_namespace(sock.namespace())) {
+        Ok(choice) => Ok((origin_of(key, front.service, &choice), choice.reason)),
         Err(NoChoice::Empty) => Err(Refusal {
             reason: Reason::NoBackend,
             error: ECONNREFUSED,

@@ -13,7 +13,7 @@ use std::{
 };
 
 pub use log::{KernelLog, Level, Log};
-pub use section::{Admin, Algorithm, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
+pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
 use serde::{Deserialize, Serialize};
 pub use source::{Events, Source, SourceFile, SourceKube};
 pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
@@ -165,6 +165,7 @@ impl Config {
             ("bpf.maps.slots", self.bpf.maps.slots),
             ("bpf.maps.backends", self.bpf.maps.backends),
             ("bpf.maps.steering", self.bpf.maps.steering),
+            ("bpf.maps.affinity", self.bpf.maps.affinity),
         ] {
             if !(1..=section::MOST_ENTRIES).contains(&entries) {
                 let most = section::MOST_ENTRIES;

@@ -117,8 +117,15 @@ pub enum Reason {
     NotAmongClusterIps(String),
     #[error("{0:?} is not an address with a prefix length")]
     Cidr(String),
-    #[error("{0:?} is not random, round-robin or rr")]
+    #[error(
+        "{0:?} is not random, weighted, round-robin, source-hash, destination-hash or maglev, nor \
+         their name in IPVS"
+    )]
     Algorithm(String),
+    #[error("{0:?} is not of the form <pod>=<0 to 100>, zone:<zone>=… or *=…")]
+    Weight(String),
+    #[error("{0:?} is not translate or leave-alone")]
+    Sockets(String),
     #[error("{0:?} is not Cluster or Local")]
     TrafficPolicy(String),
     #[error("{0:?} is not ClientIP or None")]

@@ -1,5 +1,6 @@
 //! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
 
+mod choice;
 mod concern;
 mod endpoint;
 mod node;
@@ -11,12 +12,13 @@ mod update;
 
 use std::{fmt, sync::Arc};
 
+pub use choice::{Algorithm, Weights};
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use node::{ConfigMap, Node, ServiceCidr, ZONE};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{Algorithm, Service, ServicePort, TrafficPolicy};
+pub use service::{Service, ServicePort, TrafficPolicy};
 pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 

@@ -1,10 +1,12 @@
 //! What the maps should hold for a Service. Pure: no I/O, no clock, no chance.
 //!
+//! - `choice`: how often, and in which order, a backend stands in a set
 //! - `claims`: who owns an address that several Services claim
 //! - `endpoints`: which endpoints count
 //! - `place`: where this node is, and its addresses
 //! - `steering`: which addresses and ports go to the tunnel
 
+mod choice;
 mod claims;
 mod endpoints;
 mod place;
@@ -78,11 +80,10 @@ impl fmt::Display for Target {
 pub struct PortPlan {
     /// The addresses that are translated.
     pub fronts: BTreeMap<FrontKey, FrontPlan>,
-    /// The backends for the policies Cluster, in the order of their slots; none where no front has
-    /// such a policy.
+    /// The backends for the policies Cluster, in the order of their slots, those of which more is
+    /// wanted several times; none where no front has such a policy.
     pub cluster: Vec<Target>,
-    /// The backends for the policies Local, in the order of their slots; none where no front has
-    /// such a policy.
+    /// The backends for the policies Local, as those.
     pub local: Vec<Target>,
     /// Whether there are endpoints at all: without them connects are refused, and with them but
     /// without any for a policy Local they lead nowhere.
@@ -93,6 +94,8 @@ pub struct PortPlan {
     pub algorithm: Algorithm,
     /// Client-IP affinity in seconds, or 0.
     pub affinity: u32,
+    /// Whether sockets are translated; otherwise the fronts are for packets only.
+    pub for_sockets: bool,
 }
 
 impl PortPlan {
@@ -107,6 +110,7 @@ impl PortPlan {
             serving: BTreeSet::new(),
             algorithm: Algorithm::RANDOM,
             affinity: 0,
+            for_sockets: true,
         }
     }
 
@@ -123,6 +127,7 @@ impl PortPlan {
             serving: self.serving.iter().copied().filter(&known).collect(),
             algorithm: self.algorithm,
             affinity: self.affinity,
+            for_sockets: self.for_sockets,
         }
     }
 }
@@ -198,27 +203,35 @@ fn is_planned(protocol: Protocol) -> bool {
 
 fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> PortPlan {
     let service = &state.service;
-    let endpoints = endpoints::of_port(&state.slices, Family::of(ip), port, here);
+    let weights = service.weights.as_deref();
+    let endpoints = endpoints::of_port(&state.slices, Family::of(ip), port, weights, here);
     let fronts = fronts(service, ip, port, here);
     let has_endpoints = endpoints.are_any();
-    let used = |policy, targets: BTreeSet<Target>| {
+    let algorithm = service.algorithm.unwrap_or(here.algorithm);
+    let used = |policy, targets: &BTreeSet<Target>| {
         let mut policies = fronts
             .values()
             .flat_map(|front| [front.sockets, front.packets]);
-        let is_used = policies.any(|used| used == policy);
-        targets.into_iter().filter(|_| is_used).collect()
+        if !policies.any(|used| used == policy) {
+            return Vec::new();
+        }
+        choice::slots(algorithm, targets, &endpoints.weights)
     };
     PortPlan {
-        cluster: used(TrafficPolicy::Cluster, endpoints.cluster),
-        local: used(TrafficPolicy::Local, endpoints.local),
+        cluster: used(TrafficPolicy::Cluster, &endpoints.cluster),
+        local: used(TrafficPolicy::Local, &endpoints.local),
         fronts,
         has_endpoints,
         serving: endpoints.serving,
-        algorithm: match service.algorithm.unwrap_or(here.algorithm) {
+        algorithm: match algorithm {
             model::Algorithm::Random => Algorithm::RANDOM,
             model::Algorithm::RoundRobin => Algorithm::ROUND_ROBIN,
+            model::Algorithm::SourceHash => Algorithm::SOURCE_HASH,
+            model::Algorithm::DestinationHash => Algorithm::DESTINATION_HASH,
+            model::Algorithm::Maglev => Algorithm::MAGLEV,
         },
-        affinity: 0,
+        affinity: service.affinity,
+        for_sockets: !service.not_for_sockets,
     }
 }
 

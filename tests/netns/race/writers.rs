@@ -16,7 +16,7 @@ use nix::{
 use tokio::sync::{mpsc, watch};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, Backend, Front, FrontKey, NEAR, Near, Set, State},
+    service::{Algorithm, Backend, Front, FrontKey, Membership, NEAR, Near, Set, State},
 };
 use tunnel_tests::{instance::NODE, manifest};
 use tunnel_userspace::{
@@ -54,6 +54,7 @@ impl Programs {
             slots: SLOTS,
             backends: BACKENDS,
             steering: 1,
+            affinity: 64,
         };
         let mut data_path = DataPath::load(
             &pins,
@@ -185,6 +186,8 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
         serving: true,
         terminating: false,
         node: None,
+        name: None,
+        zone: None,
         hints: None,
     };
     let slice = EndpointSlice {
@@ -302,7 +305,7 @@ impl Hasty {
                     flags: 0,
                     service: service.into(),
                     state: State::default().next_use(),
-                    reserved: 0,
+                    sets: Membership::NONE,
                 },
             )?;
         }

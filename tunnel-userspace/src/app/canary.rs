@@ -82,6 +82,8 @@ pub(super) fn service() -> ServiceState {
             serving: true,
             terminating: false,
             node: None,
+            name: None,
+            zone: None,
             hints: None,
         }],
     };

@@ -72,6 +72,7 @@ fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Sta
                 refused(&error);
                 sizes = Sizes {
                     steering: wanted.steering,
+                    affinity: wanted.affinity,
                     ..had
                 };
             }
@@ -172,6 +173,9 @@ impl Beside {
         for map in names::MAPS {
             let is_new = if SERVICES.contains(&map) {
                 self.is_empty() || self.services.is_some()
+            } else if map == names::AFFINITY {
+                self.had
+                    .is_none_or(|had| had.affinity != self.sizes.affinity)
             } else {
                 STEERING.contains(&map) && (self.steering.is_some() || !are_there(&STEERING))
             };

@@ -14,7 +14,7 @@ use aya::{
 use tunnel_common::{
     names,
     reason::Reason,
-    service::{Backend, Front, FrontKey, Slot},
+    service::{Backend, Front, FrontKey, Membership, Slot},
     steering::{Steered, SteeringKey},
 };
 use zerocopy::FromBytes;
@@ -158,16 +158,26 @@ impl MapWriter for KernelMaps {
         write(&mut self.be, names::BE, index, *backend)
     }
 
+    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
+        self.change_backend(index, |backend| backend.sets = sets)
+    }
+
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        let backend = read(&self.be, names::BE, index).map_err(|error| WriteError {
-            map: names::BE,
-            source: error.source,
-        })?;
-        let gone = Backend {
-            state: backend.state.gone(),
-            ..backend
-        };
-        write(&mut self.be, names::BE, index, gone)
+        self.change_backend(index, |backend| backend.state = backend.state.gone())
+    }
+}
+
+impl KernelMaps {
+    /// Changes a word of a backend. The rest is written as it is.
+    fn change_backend(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut Backend),
+    ) -> Result<(), WriteError> {
+        let read = read(&self.be, names::BE, index);
+        let mut backend = read.map_err(|ReadError { map, source }| WriteError { map, source })?;
+        change(&mut backend);
+        write(&mut self.be, names::BE, index, backend)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The shapes of the pinned maps.
 
 use tunnel_common::{
+    affinity::{Affinity, AffinityKey},
     names,
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
@@ -42,6 +43,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
             0,
             NO_COMMON_LRU,
         ),
+        names::AFFINITY => shape(LRU_HASH, bytes::<AffinityKey>(), bytes::<Affinity>(), 0, 0),
         names::STEER => shape(HASH, bytes::<SteeringKey>(), 4, 0, 0),
         names::STEERED => shape(ARRAY, 4, bytes::<Steered>(), 0, 0),
         names::HOST => shape(ARRAY, 4, 8, 2, 0),
@@ -51,7 +53,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
 }
 
 /// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 7] {
+pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 8] {
     [
         (names::SVC, sizes.fronts),
         (names::FRONT, sizes.front_entries()),
@@ -60,6 +62,7 @@ pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 7] {
         (names::TURN, sizes.front_entries()),
         (names::STEER, sizes.steer_entries()),
         (names::STEERED, sizes.steered_entries()),
+        (names::AFFINITY, sizes.affinity),
     ]
 }
 
@@ -71,6 +74,7 @@ pub(super) fn sizes_of(entries: impl Fn(&str) -> Option<u32>) -> Option<Sizes> {
         slots: without_spare(entries(names::SLOT)?),
         backends: without_spare(entries(names::BE)?),
         steering: steering_of(entries(names::STEER)?),
+        affinity: entries(names::AFFINITY)?,
     })
 }
 

@@ -7,7 +7,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::duration;
-use crate::plan::NodePortAddresses;
+use crate::{model::Algorithm, plan::NodePortAddresses};
 
 /// The most entries that a map may have.
 pub(super) const MOST_ENTRIES: u32 = 1 << 24;
@@ -131,17 +131,6 @@ pub enum DetectLocal {
     None,
 }
 
-/// How a backend is chosen.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Algorithm {
-    /// A uniform random choice for each connection.
-    #[default]
-    Random,
-    /// In turn, counted per CPU.
-    RoundRobin,
-}
-
 /// The kernel programs and their maps.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -195,6 +184,8 @@ pub struct Maps {
     pub backends: u32,
     /// Addresses and ports of edge nodes that are steered.
     pub steering: u32,
+    /// Clients that keep their backend: each of each Service port counts once.
+    pub affinity: u32,
 }
 
 impl Default for Maps {
@@ -204,6 +195,7 @@ impl Default for Maps {
             slots: 131_072,
             backends: 65_536,
             steering: 16_384,
+            affinity: 16_384,
         }
     }
 }

@@ -97,14 +97,18 @@ fn endpoints(endpoints: Vec<v1::Endpoint>, family: Family) -> Result<Vec<Endpoin
             ready: conditions.ready.unwrap_or(true),
             serving: conditions.serving.unwrap_or(true),
             terminating: conditions.terminating.unwrap_or(false),
-            node: entry
-                .node_name
-                .filter(|node| !node.is_empty())
-                .map(Arc::from),
+            name: known(entry.target_ref.and_then(|target| target.name)),
+            node: known(entry.node_name),
+            zone: known(entry.zone),
             hints: entry.hints.and_then(hints),
         });
     }
     Ok(read)
+}
+
+/// A text that says something.
+fn known(text: Option<String>) -> Option<Arc<str>> {
+    text.filter(|text| !text.is_empty()).map(Arc::from)
 }
 
 /// The hints, if there are any.

@@ -1,15 +1,12 @@
+mod choice;
 mod reach;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use k8s_openapi::{api::core::v1, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::api::core::v1;
 
-use super::{ANNOTATION_DOMAIN, Invalid, Reason, address, port, protocol};
-use crate::model::{Algorithm, Family, ObjectName, Service, ServicePort, TrafficPolicy};
+use super::{Invalid, Reason, address, port, protocol};
+use crate::model::{Family, ObjectName, Service, ServicePort, TrafficPolicy};
 
 /// The label that gives a Service to another proxy, whatever its value.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
@@ -56,7 +53,9 @@ pub(super) fn read(
         health_check_port: (is_of_load_balancer && external_policy == TrafficPolicy::Local)
             .then(|| reach::health_check_port(&spec, ignored))
             .flatten(),
-        algorithm: algorithm(&object.metadata, ignored),
+        algorithm: choice::algorithm(&object.metadata, ignored),
+        weights: choice::weights(&object.metadata, ignored),
+        not_for_sockets: choice::is_not_for_sockets(&object.metadata, ignored),
     }))
 }
 
@@ -135,21 +134,6 @@ fn ports(
         });
     }
     Ok(read)
-}
-
-/// The algorithm. One that isn't known is no reason to leave a Service without translation.
-fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
-    let annotation = format!("{ANNOTATION_DOMAIN}/algorithm");
-    let annotations: Option<&BTreeMap<_, _>> = metadata.annotations.as_ref();
-    match annotations.and_then(|all| all.get(&annotation))?.as_str() {
-        "random" => Some(Algorithm::Random),
-        "round-robin" | "rr" => Some(Algorithm::RoundRobin),
-        other => {
-            let field = format!("metadata.annotations[{annotation}]");
-            ignored.push(Invalid::new(field, Reason::Algorithm(other.to_owned())));
-            None
-        }
-    }
 }
 
 #[cfg(test)]

@@ -44,8 +44,14 @@ pub struct Endpoint {
     pub serving: bool,
     /// Is being stopped.
     pub terminating: bool,
+    /// The name of its Pod, where known.
+    #[serde(default)]
+    pub name: Option<Arc<str>>,
     /// The node it runs on, where known.
     pub node: Option<Arc<str>>,
+    /// The zone it is in, where known.
+    #[serde(default)]
+    pub zone: Option<Arc<str>>,
     /// Whose clients it is for, where the object says.
     #[serde(default)]
     pub hints: Option<Arc<Hints>>,

@@ -3,7 +3,7 @@ use std::{net::IpAddr, sync::Arc};
 use serde::{Deserialize, Serialize};
 use tunnel_common::addr::Protocol;
 
-use super::ObjectName;
+use super::{Algorithm, ObjectName, Weights};
 
 /// A Service that is served: it has cluster IPs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -43,7 +43,16 @@ pub struct Service {
     #[serde(default)]
     pub health_check_port: Option<u16>,
     /// How a backend is chosen (annotation `culvert.dev/algorithm`), where the Service says.
+    #[serde(default)]
     pub algorithm: Option<Algorithm>,
+    /// How much each endpoint is to get (annotation `culvert.dev/weights`); the same for all where
+    /// the Service doesn't say.
+    #[serde(default)]
+    pub weights: Option<Arc<Weights>>,
+    /// Whether sockets of this node leave it alone (annotation `culvert.dev/sockets`), so that it is
+    /// for packets only.
+    #[serde(default)]
+    pub not_for_sockets: bool,
 }
 
 impl Service {
@@ -64,6 +73,8 @@ impl Service {
             affinity: 0,
             health_check_port: None,
             algorithm: None,
+            weights: None,
+            not_for_sockets: false,
         }
     }
 
@@ -100,14 +111,4 @@ pub enum TrafficPolicy {
     Cluster,
     /// Those of the node that the traffic reaches.
     Local,
-}
-
-/// How a backend is chosen.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
-pub enum Algorithm {
-    /// A uniform random choice for each connection, as kube-proxy makes it.
-    #[default]
-    Random,
-    /// In turn, counted per CPU.
-    RoundRobin,
 }

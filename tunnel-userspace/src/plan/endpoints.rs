@@ -8,7 +8,7 @@ use std::{
 use tunnel_common::addr::{Address, Port};
 
 use super::{Here, Target};
-use crate::model::{Endpoint, EndpointSlice, Family, Hints, ServicePort};
+use crate::model::{Endpoint, EndpointSlice, Family, Hints, ServicePort, Weights};
 
 /// The endpoints of a port that count.
 #[derive(Debug, Eq, PartialEq)]
@@ -19,6 +19,8 @@ pub(super) struct Endpoints {
     pub(super) local: BTreeSet<Target>,
     /// Those that answer, whether new connections go there or not.
     pub(super) serving: BTreeSet<Target>,
+    /// How much each is to get; the same for all where nothing is said.
+    pub(super) weights: BTreeMap<Target, u32>,
 }
 
 impl Endpoints {
@@ -33,9 +35,18 @@ pub(super) fn of_port(
     slices: &[Arc<EndpointSlice>],
     family: Family,
     port: &ServicePort,
+    weights: Option<&Weights>,
     here: &Here,
 ) -> Endpoints {
     let found = found(slices, family, port);
+    let weigh = |weights: &Weights| {
+        let all = found.iter();
+        all.map(|(target, endpoint)| {
+            let weight = weights.of(endpoint.name.as_deref(), endpoint.zone.as_deref());
+            (*target, weight)
+        })
+        .collect()
+    };
     let pick = |wanted: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<Target> {
         let wanted = found.iter().filter(|(_, endpoint)| wanted(endpoint));
         wanted.map(|(target, _)| *target).collect()
@@ -53,6 +64,7 @@ pub(super) fn of_port(
             pick(&|endpoint| is_fallback(endpoint) && is_local(endpoint))
         }),
         serving: pick(&|endpoint| endpoint.ready || endpoint.serving),
+        weights: weights.map(weigh).unwrap_or_default(),
     }
 }
 

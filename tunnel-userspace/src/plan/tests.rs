@@ -57,6 +57,8 @@ fn endpoint(address: &str) -> Endpoint {
         serving: true,
         terminating: false,
         node: None,
+        name: None,
+        zone: None,
         hints: None,
     }
 }
@@ -286,6 +288,7 @@ proptest! {
             serving: targets.into_iter().collect(),
             algorithm: Algorithm::RANDOM,
             affinity: 0,
+            for_sockets: true,
         };
         let restricted = plan.restricted_to(|target| known.contains(&target.port.to_host()));
         prop_assert_eq!(restricted.cluster.len(), known.len());

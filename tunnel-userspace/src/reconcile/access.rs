@@ -3,7 +3,7 @@
 use std::io;
 
 use tunnel_common::{
-    service::{Backend, Front, FrontKey, Slot},
+    service::{Backend, Front, FrontKey, Membership, Slot},
     steering::{Steered, SteeringKey},
 };
 
@@ -19,6 +19,8 @@ pub struct Sizes {
     pub backends: u32,
     /// Addresses and ports of edge nodes that are steered.
     pub steering: u32,
+    /// Clients that keep their backend.
+    pub affinity: u32,
 }
 
 impl Sizes {
@@ -104,6 +106,8 @@ pub trait MapWriter: Send {
     fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
     /// Writes a backend that nothing leads to.
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
+    /// Says which sets a backend is in, which may be in use.
+    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as gone.
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use tunnel_common::service::{Backend, Front, FrontKey, NEAR, Near, Set, State};
+use tunnel_common::service::{Backend, Front, FrontKey, Membership, NEAR, Near, Set, State};
 
 use super::{
     MapReader, ReadError, Sizes,
@@ -41,6 +41,13 @@ pub(crate) struct PortUse {
     pub(crate) backends: BTreeMap<Target, u32>,
 }
 
+/// The words of a backend that change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Standing {
+    state: State,
+    sets: Membership,
+}
+
 /// What the maps hold that makes no sense: what a crash or a foreign hand left behind.
 #[derive(Debug, Default)]
 pub(crate) struct Stray {
@@ -60,8 +67,8 @@ pub(crate) struct Actual {
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
     pub(crate) ids: BTreeMap<ObjectName, BTreeMap<PortName, u32>>,
-    /// The last state of each backend index, 0 of one that was never used.
-    states: Vec<State>,
+    /// The last standing of each backend index, 0 of one that was never used.
+    standings: Vec<Standing>,
     pub(crate) used_slots: u32,
     pub(crate) used_backends: u32,
     pub(crate) free_fronts: Indices,
@@ -74,14 +81,14 @@ impl Actual {
     /// Reads the maps. What they hold that makes no sense is left out of the result and named in
     /// its second part.
     pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
-        let (backends, states) = Self::read_backends(reader, sizes)?;
+        let (backends, standings) = Self::read_backends(reader, sizes)?;
         let mut actual = Self {
             sizes,
             fronts: HashMap::new(),
             sets: HashMap::new(),
             ports: HashMap::new(),
             ids: BTreeMap::new(),
-            states,
+            standings,
             used_slots: 0,
             used_backends: 0,
             free_fronts: Indices::new(0, &BTreeSet::new()),
@@ -110,29 +117,50 @@ impl Actual {
         Ok((actual, stray))
     }
 
-    /// The backends that serve, and the state of every index.
+    /// The backends that serve, and the standing of every index.
     fn read_backends(
         reader: &impl MapReader,
         sizes: Sizes,
-    ) -> Result<(BTreeMap<u32, Backend>, Vec<State>), ReadError> {
+    ) -> Result<(BTreeMap<u32, Backend>, Vec<Standing>), ReadError> {
         let all = reader.backends(sizes.backend_entries())?;
-        let states = all.iter().map(|backend| backend.state).collect();
+        let standings = all.iter().map(|backend| Standing {
+            state: backend.state,
+            sets: backend.sets,
+        });
+        let standings = standings.collect();
         let serving = (0_u32..)
             .zip(all)
             .filter(|(_, backend)| backend.state.is_serving());
-        Ok((serving.collect(), states))
+        Ok((serving.collect(), standings))
     }
 
     /// The last state of a backend index.
     pub(crate) fn state(&self, index: u32) -> State {
-        self.states.get(count(index)).copied().unwrap_or_default()
+        self.standing(index).state
+    }
+
+    /// The sets that a backend is in.
+    pub(crate) fn sets_of(&self, index: u32) -> Membership {
+        self.standing(index).sets
     }
 
     /// Notes the state of a backend index.
     pub(crate) fn set_state(&mut self, index: u32, state: State) {
-        if let Some(known) = self.states.get_mut(count(index)) {
-            *known = state;
+        if let Some(known) = self.standings.get_mut(count(index)) {
+            known.state = state;
         }
+    }
+
+    /// Notes the sets that a backend is in.
+    pub(crate) fn set_sets_of(&mut self, index: u32, sets: Membership) {
+        if let Some(known) = self.standings.get_mut(count(index)) {
+            known.sets = sets;
+        }
+    }
+
+    fn standing(&self, index: u32) -> Standing {
+        let known = self.standings.get(count(index));
+        known.copied().unwrap_or_default()
     }
 
     /// Takes over a front; says whether its record, sets and backends make sense.
@@ -347,7 +375,9 @@ impl Actual {
             .filter(|key| !self.fronts.contains_key(key));
         let ports = other.ports.iter().filter(|(id, port)| {
             let known = self.ports.get(id).map(|port| &port.backends);
+            let mut indices = port.backends.values();
             known.is_none_or(|backends| *backends != port.backends)
+                || indices.any(|index| self.sets_of(*index) != other.sets_of(*index))
         });
         fronts
             .count()

@@ -9,7 +9,7 @@ use std::{
 
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Backend, Front, Set, State},
+    service::{Backend, Front, Membership, Set, State},
     steering::{Steered, SteeringKey},
 };
 
@@ -164,7 +164,7 @@ pub fn write_unused(
         flags: 0,
         service: 0,
         state: unused.gone(),
-        reserved: 0,
+        sets: Membership::NONE,
     };
     (first..sizes.backend_entries()).try_for_each(|index| to.write_backend(index, &backend))
 }

@@ -1,10 +1,10 @@
 //! What must change so that the maps hold what a plan says. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::{
     reason::Reason,
-    service::{Front, FrontKey, NEAR, Near, Set},
+    service::{Front, FrontKey, Membership, NEAR, Near, Set},
 };
 
 use super::{actual::Actual, alloc::count};
@@ -44,7 +44,9 @@ impl Shortage {
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Diff {
     pub(crate) id: u32,
-    pub(crate) new_backends: Vec<Target>,
+    pub(crate) new_backends: Vec<(Target, Membership)>,
+    /// Backends that stay, but not in the sets that they were in.
+    pub(crate) moves: Vec<(u32, Membership)>,
     pub(crate) cluster: SetChange,
     pub(crate) local: SetChange,
     pub(crate) upserts: Vec<FrontKey>,
@@ -73,18 +75,15 @@ impl Diff {
             .filter(|key| !is_right(key))
             .copied()
             .collect();
-        let wanted: BTreeSet<&Target> = plan
-            .serving
-            .iter()
-            .chain(&plan.cluster)
-            .chain(&plan.local)
-            .collect();
-        let is_new = |target: &&&Target| actual.backend(id, target).is_none();
-        let new_backends = wanted
-            .iter()
-            .filter(is_new)
-            .map(|target| **target)
-            .collect();
+        let wanted = memberships(plan);
+        let (mut new_backends, mut moves) = (Vec::new(), Vec::new());
+        for (target, sets) in &wanted {
+            match actual.backend(id, target) {
+                None => new_backends.push((**target, *sets)),
+                Some(index) if actual.sets_of(index) != *sets => moves.push((index, *sets)),
+                Some(_) => {}
+            }
+        }
         let port = actual.ports.get(&id);
         let deletes = port
             .into_iter()
@@ -95,12 +94,13 @@ impl Diff {
         let gone = port
             .into_iter()
             .flat_map(|port| &port.backends)
-            .filter(|(target, _)| !wanted.contains(target))
+            .filter(|(target, _)| !wanted.contains_key(target))
             .map(|(target, index)| (*target, *index))
             .collect();
         Self {
             id,
             new_backends,
+            moves,
             cluster,
             local,
             upserts,
@@ -174,6 +174,23 @@ impl SetChange {
     }
 }
 
+/// Every backend of a plan, and the sets that it is in.
+fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
+    let only_serving = plan.serving.iter().map(|target| (target, Membership::NONE));
+    let mut all: BTreeMap<_, _> = only_serving.collect();
+    let sets = [
+        (&plan.cluster, Membership::CLUSTER),
+        (&plan.local, Membership::LOCAL),
+    ];
+    for (targets, set) in sets {
+        for target in targets {
+            let known = all.entry(target).or_default();
+            *known = known.and(set);
+        }
+    }
+    all
+}
+
 /// The record of a front, once its backends and sets are written.
 pub(crate) fn record(
     actual: &Actual,
@@ -194,7 +211,8 @@ pub(crate) fn record(
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     let flags = flag(sockets, Front::SOCKETS_LOCAL)
         | flag(packets, Front::PACKETS_LOCAL)
-        | flag(plan.has_endpoints, Front::HAS_ENDPOINTS);
+        | flag(plan.has_endpoints, Front::HAS_ENDPOINTS)
+        | flag(!plan.for_sockets, Front::NOT_SOCKETS);
     Front {
         key,
         service: id,

@@ -4,7 +4,7 @@
 
 use tunnel_common::{
     reason::Reason,
-    service::{Backend, Front, FrontKey, Set},
+    service::{Backend, Front, FrontKey, Membership, Set},
 };
 
 use super::{
@@ -53,8 +53,8 @@ impl<W: MapWriter> Order<'_, W> {
         diff: &Diff,
     ) -> Result<(), Refused> {
         diff.room(self.actual).map_err(Refused::Full)?;
-        for target in &diff.new_backends {
-            self.add_backend(diff.id, name, *target)?;
+        for (target, sets) in &diff.new_backends {
+            self.add_backend(diff.id, name, *target, *sets)?;
         }
         let cluster = self.write_set(diff.id, &diff.cluster)?;
         let written = self.write_set(diff.id, &diff.local).and_then(|local| {
@@ -66,7 +66,11 @@ impl<W: MapWriter> Order<'_, W> {
             fronts
         });
         self.drop_unused(cluster);
-        written
+        written?;
+        // Only now, so that clients which keep their backend are not sent off before the others.
+        diff.moves
+            .iter()
+            .try_for_each(|(index, sets)| self.move_backend(*index, *sets))
     }
 
     /// Takes away what a plan no longer wants, once every front that it wants is programmed.
@@ -80,7 +84,13 @@ impl<W: MapWriter> Order<'_, W> {
         Ok(())
     }
 
-    fn add_backend(&mut self, id: u32, name: &PortName, target: Target) -> Result<(), Refused> {
+    fn add_backend(
+        &mut self,
+        id: u32,
+        name: &PortName,
+        target: Target,
+        sets: Membership,
+    ) -> Result<(), Refused> {
         let index = self
             .actual
             .free_backends
@@ -94,13 +104,14 @@ impl<W: MapWriter> Order<'_, W> {
             flags: 0,
             service: id,
             state,
-            reserved: 0,
+            sets,
         };
         if let Err(error) = self.writer.write_backend(index, &backend) {
             self.actual.free_backends.give(index);
             return Err(error.into());
         }
         self.actual.set_state(index, state);
+        self.actual.set_sets_of(index, sets);
         self.actual.used_backends = self.actual.used_backends.saturating_add(1);
         self.actual
             .ports
@@ -108,6 +119,12 @@ impl<W: MapWriter> Order<'_, W> {
             .or_default()
             .backends
             .insert(target, index);
+        Ok(())
+    }
+
+    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), Refused> {
+        self.writer.move_backend(index, sets)?;
+        self.actual.set_sets_of(index, sets);
         Ok(())
     }
 

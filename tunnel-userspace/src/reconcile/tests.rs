@@ -34,6 +34,7 @@ const ROOMY: Sizes = Sizes {
     slots: 256,
     backends: 256,
     steering: 16,
+    affinity: 64,
 };
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {
@@ -53,6 +54,12 @@ fn vip(last: u8) -> FrontKey {
     FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
 }
 
+/// Whether an endpoint takes new connections for a VIP: the seventh only for even ones, so that it
+/// enters and leaves sets while it serves.
+const fn is_ready(vip: u8, last: u8) -> bool {
+    last != 7 || vip.is_multiple_of(2)
+}
+
 /// A Service on one VIP with endpoints 10.1.0.N.
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let port: Arc<str> = "http".into();
@@ -68,10 +75,12 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     };
     let endpoint = |last: &u8| Endpoint {
         address: IpAddr::V4(Ipv4Addr::new(10, 1, 0, *last)),
-        ready: true,
+        ready: is_ready(vip, *last),
         serving: true,
         terminating: false,
         node: None,
+        name: None,
+        zone: None,
         hints: None,
     };
     let slice = EndpointSlice {

@@ -27,7 +27,7 @@ pub struct PortView {
     pub protocol: String,
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// `random` or `round-robin`.
+    /// The word for how a backend is chosen.
     pub algorithm: String,
     /// The fronts that are programmed.
     pub fronts: Vec<String>,

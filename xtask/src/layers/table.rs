@@ -61,6 +61,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         may: &[
             "crate::admin",
             "crate::bpf",
+            "crate::model::Algorithm",
             "crate::model::Selector",
             "crate::net",
             "crate::plan",

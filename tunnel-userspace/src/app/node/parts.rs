@@ -19,7 +19,7 @@ use crate::{
     },
     clock::since_boot,
     config::{self, Config},
-    model::{Algorithm, ServiceState, Targets, Update},
+    model::{ServiceState, Targets, Update},
     reconcile::{self, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings},
 };
 
@@ -68,10 +68,7 @@ impl Parts {
         let grace = || RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"));
         let settings = Settings {
             node_name: config.node_name.clone(),
-            algorithm: match config.service.algorithm {
-                config::Algorithm::Random => Algorithm::Random,
-                config::Algorithm::RoundRobin => Algorithm::RoundRobin,
-            },
+            algorithm: config.service.algorithm,
             node_ports: config.service.node_ports(),
         };
         let steering = data_path
@@ -341,5 +338,6 @@ const fn sizes(maps: config::Maps) -> Sizes {
         slots: maps.slots,
         backends: maps.backends,
         steering: maps.steering,
+        affinity: maps.affinity,
     }
 }

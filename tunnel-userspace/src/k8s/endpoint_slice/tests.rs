@@ -36,6 +36,8 @@ fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
         serving: true,
         terminating,
         node: node.map(Arc::from),
+        name: None,
+        zone: None,
         hints: None,
     };
     assert_eq!(

@@ -2,8 +2,9 @@ use serde_json::json;
 use tunnel_common::addr::Protocol;
 
 use super::*;
-use crate::k8s::tests::{
-    a_service, assert_refused, assert_skipped, http, ignored, ip, service, with,
+use crate::{
+    k8s::tests::{a_service, assert_refused, assert_skipped, http, ignored, ip, service, with},
+    model::Algorithm,
 };
 
 #[test]
@@ -63,20 +64,6 @@ fn the_single_cluster_ip_counts_where_the_list_is_missing_and_zeros_are_decimal(
         "clusterIP": "10.96.0.010", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}],
     }));
     assert_eq!(a_service(manifest).cluster_ips, [ip("10.96.0.10")]);
-}
-
-#[test]
-fn the_annotation_accepts_the_names_of_algorithms_and_the_one_of_ipvs() {
-    for (name, algorithm) in [
-        ("random", Algorithm::Random),
-        ("round-robin", Algorithm::RoundRobin),
-        ("rr", Algorithm::RoundRobin),
-    ] {
-        let annotations = json!({"culvert.dev/algorithm": name});
-        let manifest = with(service(http()), "/metadata/annotations", annotations);
-        assert_eq!(a_service(manifest).algorithm, Some(algorithm));
-    }
-    assert_eq!(a_service(service(http())).algorithm, None);
 }
 
 #[test]
@@ -209,7 +196,7 @@ fn a_service_with_an_unknown_algorithm_is_served_by_the_default_and_told_of() {
     assert_eq!(
         ignored(manifest),
         [
-            "metadata.annotations[culvert.dev/algorithm]: \"fastest\" is not random, round-robin or rr"
+            "metadata.annotations[culvert.dev/algorithm]: \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash or maglev, nor their name in IPVS"
         ]
     );
 }

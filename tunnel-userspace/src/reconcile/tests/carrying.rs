@@ -35,6 +35,7 @@ fn smallest(from: &Memory) -> Sizes {
         slots: 0,
         backends: 0,
         steering: 0,
+        affinity: 64,
     };
     while let Err(Misfit { size, needed, .. }) = carry(from, sizes) {
         match size {
@@ -73,6 +74,7 @@ proptest! {
             slots: small.slots + more,
             backends: small.backends + more,
             steering: 0,
+            affinity: 64,
         };
         let carried = carry(&first.maps, sizes).expect("it fits");
         prop_assert_eq!(remembered(&carried), remembered(&first.maps));

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{
     super::access::{with_spare, without_spare},
-    Memory, NoGrace, ROOMY, Reconciler, Retired, adopt, backends, settle, state, update,
+    Memory, NoGrace, ROOMY, Reconciler, Retired, adopt, backends, is_ready, settle, state, update,
 };
 
 /// What a history does: sets the endpoints of a Service on a VIP, or removes the Service.
@@ -37,7 +37,8 @@ fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     let mut wanted = BTreeMap::new();
     for (vip, endpoints) in last.into_values().rev() {
         if let Some(endpoints) = endpoints {
-            wanted.insert(vip, endpoints.into_iter().collect());
+            let ready = endpoints.into_iter().filter(|last| is_ready(vip, *last));
+            wanted.insert(vip, ready.collect());
         }
     }
     wanted
@@ -94,6 +95,7 @@ proptest! {
         reconciler.free(&held, false);
         settle(&mut reconciler);
         prop_assert_eq!(found(&reconciler), wanted(&history));
+        prop_assert_eq!(reconciler.maps.misplaced(), Vec::<u32>::new());
         prop_assert_eq!(reconciler.audit(&mut NoGrace).expect("read"), 0);
     }
 
@@ -104,6 +106,7 @@ proptest! {
     ) {
         let second = killed_after(&history, cut);
         prop_assert_eq!(found(&second), wanted(&history));
+        prop_assert_eq!(second.maps.misplaced(), Vec::<u32>::new());
         let usage = second.actual.usage();
         let backends: usize = second.plans.values().flat_map(BTreeMap::values)
             .filter(|plan| plan.fronts.keys().any(|key| second.claims.owner(key)

@@ -6,7 +6,7 @@ use std::{
     io,
 };
 
-use tunnel_common::service::{Backend, Front, FrontKey, NEAR, Set, Slot, State};
+use tunnel_common::service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, State};
 
 use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
 
@@ -75,6 +75,28 @@ impl Memory {
             assert!(backend.state.is_serving(), "a backend that is gone");
         }
         Some(backends)
+    }
+
+    /// The backends that serve and say of themselves that they are in other sets than they are.
+    pub(crate) fn misplaced(&self) -> Vec<u32> {
+        let is_in = |backend: u32, of: fn(&Front) -> Set| {
+            let service = self.be[&backend].service;
+            let own = self.svc.values().map(|index| &self.front[index]);
+            own.filter(|front| front.service == service).any(|front| {
+                let Set { base, len } = of(front);
+                (base..base + len).any(|place| self.slot[&place].backend == backend)
+            })
+        };
+        let sets = |backend| {
+            let cluster = is_in(backend, |front| front.cluster);
+            let local = is_in(backend, |front| front.local);
+            let sets = [(cluster, Membership::CLUSTER), (local, Membership::LOCAL)];
+            let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
+            sets.fold(Membership::NONE, |sets, (_, set)| sets.and(set))
+        };
+        let serving = self.be.iter().filter(|(_, it)| it.state.is_serving());
+        let misplaced = serving.filter(|(index, it)| it.sets != sets(**index));
+        misplaced.map(|(index, _)| *index).collect()
     }
 
     /// Looks at everything as programs do, and notes what they came by.
@@ -151,6 +173,17 @@ impl MapWriter for Memory {
         assert_ne!(old, backend.state);
         self.write("be", !self.seen.backends.contains(&index))?;
         self.be.insert(index, *backend);
+        Ok(())
+    }
+
+    fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
+        self.write("be", true)?;
+        let backend = self.be.get_mut(&index);
+        assert!(backend.is_some(), "a backend that was never written moves");
+        if let Some(backend) = backend {
+            assert!(backend.state.is_serving(), "a backend that is gone moves");
+            backend.sets = sets;
+        }
         Ok(())
     }
 

@@ -158,6 +158,8 @@ mod tests {
                 serving: true,
                 terminating: true,
                 node: Some(Arc::from("node-a")),
+                name: None,
+                zone: None,
                 hints: None,
             }],
         };

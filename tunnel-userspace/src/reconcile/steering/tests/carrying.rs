@@ -8,6 +8,7 @@ fn sizes(steering: u32) -> Sizes {
         slots: 1,
         backends: 1,
         steering,
+        affinity: 64,
     }
 }
 

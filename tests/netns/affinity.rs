@@ -1,0 +1,325 @@
+//! Clients that keep their backend (`sessionAffinity: ClientIP`).
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    clock, instance,
+    manifest::{Manifest, Protocol, Service},
+    node::Node,
+    place::Place,
+    pod::{Pod, Server},
+    topology, wait,
+};
+
+use crate::support::{
+    CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to, clients, counted,
+    http, same, serve,
+};
+
+const WEB: Vip = Vip::of(30);
+const HOST: Vip = Vip {
+    v4: topology::HOST_V4,
+    v6: topology::HOST_V6,
+};
+const NODE_HTTP: u16 = 30_081;
+/// How often is tried what chance would not do: of three backends the same one is chosen twelve
+/// times in a row once in 177,147.
+const TRIES: usize = 12;
+
+/// How many Services are dialled at once: each is a chance to meet the moment.
+const SERVICES: u8 = 250;
+
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    backends: [Arc<Pod>; 3],
+    _servers: [Server; 3],
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let client = node.pod("client")?;
+        let backends = [node.pod("one")?, node.pod("two")?, node.pod("three")?];
+        let servers = [
+            serve(&backends[0])?,
+            serve(&backends[1])?,
+            serve(&backends[2])?,
+        ];
+        Ok(Self {
+            node,
+            client,
+            backends,
+            _servers: servers,
+        })
+    }
+
+    fn start(&self, service: Service) -> Result<()> {
+        self.node.apply(service)?;
+        self.node.start()
+    }
+
+    /// The addresses of all backends but the one of that name.
+    fn others(&self, name: &str) -> Vec<std::net::IpAddr> {
+        let others = self.backends.iter().filter(|pod| pod.name() != name);
+        addresses(&others.map(|pod| &**pod).collect::<Vec<_>>())
+    }
+
+    fn all(&self) -> Vec<std::net::IpAddr> {
+        self.others("")
+    }
+
+    /// The addresses of the backend of that name.
+    fn named(&self, name: &str) -> Result<Vec<std::net::IpAddr>> {
+        let pod = self.backends.iter().find(|pod| pod.name() == name);
+        Ok(addresses(&[pod.context("no backend of that name")?]))
+    }
+
+    fn places(&self) -> [(&'static str, &Place); 2] {
+        clients(self.node.host(), &self.client)
+    }
+}
+
+/// A Service without endpoints yet, whose clients keep their backend for so long.
+fn kept_for(seconds: u32) -> Service {
+    plain().spec("sessionAffinity: ClientIP").spec(&format!(
+        "sessionAffinityConfig: {{ clientIP: {{ timeoutSeconds: {seconds} }} }}"
+    ))
+}
+
+/// The same Service, whose clients don't.
+fn plain() -> Service {
+    Service::new("web", [WEB.v4.into(), WEB.v6.into()])
+        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .node_port(NODE_HTTP)
+        .port(Protocol::Udp, DNS, DNS_TARGET)
+}
+
+/// Who answers a connect.
+fn answering(place: &Place, way: Way, vip: Vip, port: u16) -> Result<String> {
+    http(way.connect(place, vip, port)?)
+}
+
+/// Who answers so many connects.
+fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
+    (0..times)
+        .map(|_| answering(place, way, WEB, HTTP))
+        .collect()
+}
+
+#[test]
+fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(kept_for(600).backends(stage.all()))?;
+
+    for (from, place) in stage.places() {
+        for way in Way::TCP {
+            let first = answering(place, way, WEB, HTTP)?;
+            let again = || {
+                for _ in 0..TRIES {
+                    same("server", answering(place, way, WEB, HTTP)?, first.clone())?;
+                    same(
+                        "at the node port",
+                        answering(place, way, HOST, NODE_HTTP)?,
+                        first.clone(),
+                    )?;
+                }
+                Ok(())
+            };
+            let ((), grown) = counted(&stage.node, &["translated_affine"], again)
+                .with_context(|| format!("{way:?} from the {from}"))?;
+            same("counted", grown, vec![2 * u64::try_from(TRIES)?])?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(kept_for(600).backends(stage.all()))?;
+
+    for (from, place) in stage.places() {
+        for way in Way::UDP {
+            let (first, _) = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
+            for _ in 0..TRIES {
+                let unconnected = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
+                let connected = way.udp(place)?;
+                connected.connect(way.to(WEB, DNS))?;
+                for server in [unconnected.0, ask(&connected)?] {
+                    same("server", server, first.clone())
+                        .with_context(|| format!("{way:?} from the {from}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Who answers a socket in turn that dials each Service at the same moment as another does.
+fn in_step(place: &Place, way: Way, steps: &Barrier) -> Result<Vec<String>> {
+    let sockets: Vec<_> = (1..=SERVICES)
+        .map(|number| Ok((number, way.udp(place)?)))
+        .collect::<Result<_>>()?;
+    for (number, socket) in &sockets {
+        let to = way.to(Vip::of(*number), DNS);
+        steps.wait();
+        socket.connect(to)?;
+    }
+    sockets.iter().map(|(_, socket)| ask(socket)).collect()
+}
+
+#[test]
+fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<()> {
+    let stage = Stage::new()?;
+    let service = |number| {
+        let name = format!("web-{number}");
+        let service = Vip::of(number).service(&name);
+        service
+            .spec("sessionAffinity: ClientIP")
+            .backends(stage.all())
+    };
+    let services: Vec<Service> = (1..=SERVICES).map(service).collect();
+    stage
+        .node
+        .apply(Manifest::of_services("services.yaml", &services))?;
+    stage.node.start()?;
+
+    for way in [Way::V4, Way::V6] {
+        let steps = Barrier::new(2);
+        let [one, other] = thread::scope(|scope| {
+            let dial = || in_step(&stage.client, way, &steps);
+            [scope.spawn(dial), scope.spawn(dial)].map(|dial| dial.join().ok())
+        });
+        let (one, other) = (one.context("a panic")??, other.context("a panic")??);
+        same("servers", one, other).with_context(|| format!("{way:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_that_stays_away_for_too_long_is_forgotten() -> Result<()> {
+    const KEPT: u32 = 4;
+    let stage = Stage::new()?;
+    stage.start(kept_for(KEPT).backends(stage.all()))?;
+
+    for way in [Way::V4, Way::V6] {
+        // Each connect makes it a client for as long again.
+        let first = answering(&stage.client, way, WEB, HTTP)?;
+        for _ in 0..TRIES {
+            clock::pause(Duration::from_millis(500));
+            let server = answering(&stage.client, way, WEB, HTTP)?;
+            same("server", server, first.clone())?;
+        }
+        let away = || {
+            clock::pause(Duration::from_secs(KEPT.into()) + Duration::from_millis(200));
+            answering(&stage.client, way, WEB, HTTP).is_ok_and(|server| server != first)
+        };
+        wait::until(Duration::from_secs(120), away).context("it is never forgotten")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(plain().backends(stage.all()))?;
+    let spreads = |way| seen(&stage.client, way, TRIES).map(|seen| seen.len() > 1);
+    let until = |wanted: bool| {
+        let is_so = |way| spreads(way).is_ok_and(|spreads| spreads == wanted);
+        wait::until(CHANGE, || is_so(Way::V4) && is_so(Way::V6))
+            .with_context(|| format!("connects go to several backends is never {wanted}"))
+    };
+
+    until(true)?;
+    for _ in 0..2 {
+        stage.node.apply(kept_for(600).backends(stage.all()))?;
+        until(false)?;
+        stage.node.apply(plain().backends(stage.all()))?;
+        until(true)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(kept_for(600).backends(stage.all()))?;
+
+    for way in [Way::V4, Way::V6] {
+        let first = answering(&stage.client, way, WEB, HTTP)?;
+        let going = kept_for(600).backends(stage.others(&first));
+        let going = stage
+            .named(&first)?
+            .into_iter()
+            .fold(going, Service::terminating);
+        stage.node.apply(going)?;
+
+        let has_left = || answering(&stage.client, way, WEB, HTTP).is_ok_and(|it| it != first);
+        wait::until(CHANGE, has_left).context("it stays at a backend that is going")?;
+        let second = answering(&stage.client, way, WEB, HTTP)?;
+        stage.node.apply(kept_for(600).backends(stage.all()))?;
+        clock::pause(Duration::from_secs(1));
+        for _ in 0..TRIES {
+            let server = answering(&stage.client, way, WEB, HTTP)?;
+            same("after it came back", server, second.clone())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Result<()> {
+    let stage = Stage::new()?;
+    let near = stage.named("one")?;
+    let web = kept_for(600)
+        .spec("internalTrafficPolicy: Local")
+        .on("other")
+        .backends(stage.others("one"))
+        .on(instance::NODE)
+        .backends(near);
+    stage.start(web)?;
+
+    for way in [Way::V4, Way::V6] {
+        // Node ports lead to all, the cluster IP to this node's only.
+        for round in 0..TRIES {
+            let client = stage
+                .node
+                .pod(&format!("c{round}-{}", u8::from(way == Way::V6)))?;
+            answering(&client, way, HOST, NODE_HTTP)?;
+            for _ in 0..2 {
+                same(
+                    "server",
+                    answering(&client, way, WEB, HTTP)?,
+                    "one".to_owned(),
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(kept_for(600).backends(stage.all()))?;
+
+    for way in [Way::V4, Way::V6] {
+        let first = answering(&stage.client, way, WEB, HTTP)?;
+        stage.node.kill9()?;
+        same(
+            "without it",
+            seen(&stage.client, way, TRIES)?,
+            [first.clone()].into(),
+        )?;
+        stage.node.start()?;
+        same("after it", seen(&stage.client, way, TRIES)?, [first].into())?;
+    }
+    Ok(())
+}

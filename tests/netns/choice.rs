@@ -1,0 +1,174 @@
+//! Which backend a connect goes to: algorithms, weights, and Services that sockets leave alone.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    manifest::Service,
+    node::Node,
+    place::Place,
+    pod::{Pod, Server},
+};
+
+use crate::support::{HTTP, Vip, Way, addresses, counted, http, same, serve};
+
+const WEB: Vip = Vip::of(40);
+const ALGORITHM: &str = "culvert.dev/algorithm";
+const WEIGHTS: &str = "culvert.dev/weights";
+const SOCKETS: &str = "culvert.dev/sockets";
+
+/// A node with four backends, one in the zone `north` and three in `south`.
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    backends: [Arc<Pod>; 4],
+    _servers: [Server; 4],
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let client = node.pod("client")?;
+        let backends = [
+            node.pod("one")?,
+            node.pod("two")?,
+            node.pod("three")?,
+            node.pod("four")?,
+        ];
+        let servers = [
+            serve(&backends[0])?,
+            serve(&backends[1])?,
+            serve(&backends[2])?,
+            serve(&backends[3])?,
+        ];
+        Ok(Self {
+            node,
+            client,
+            backends,
+            _servers: servers,
+        })
+    }
+
+    fn start(&self, annotations: &[(&str, &str)]) -> Result<()> {
+        let [first, others @ ..] = &self.backends;
+        let others: Vec<&Pod> = others.iter().map(|pod| &**pod).collect();
+        let mut web: Service = WEB.service("web");
+        for (key, value) in annotations {
+            web = web.annotated(key, value);
+        }
+        let web = web.within("north").backends(addresses(&[first]));
+        self.node
+            .apply(web.within("south").backends(addresses(&others)))?;
+        self.node.start()
+    }
+}
+
+/// How often each backend answers so many connects.
+fn counts(place: &Place, way: Way, times: u32) -> Result<BTreeMap<String, u32>> {
+    let mut counts = BTreeMap::new();
+    for _ in 0..times {
+        *counts
+            .entry(http(way.connect(place, WEB, HTTP)?)?)
+            .or_default() += 1;
+    }
+    Ok(counts)
+}
+
+#[test]
+fn connects_are_shared_by_weight() -> Result<()> {
+    const CONNECTS: u32 = 600;
+    let stage = Stage::new()?;
+    stage.start(&[(WEIGHTS, "zone:north=3")])?;
+
+    for way in [Way::V4, Way::V6] {
+        let counts = counts(&stage.client, way, CONNECTS)?;
+        // Of six slots "one" has three, the others one each. A draw is within 5 standard deviations
+        // (12.2 and 9.1 of 600) of its mean all but twice in a million.
+        let expected = [
+            ("one", 300, 62),
+            ("two", 100, 46),
+            ("three", 100, 46),
+            ("four", 100, 46),
+        ];
+        for (name, mean, most) in expected {
+            let count = *counts.get(name).context("a backend without a connect")?;
+            ensure!(u32::abs_diff(count, mean) <= most, "{way:?}: {counts:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn turns_are_taken_by_weight_without_heaps() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(&[(ALGORITHM, "wrr"), (WEIGHTS, "zone:north=2, *=0")])?;
+
+    for way in Way::TCP {
+        same(
+            "counts",
+            counts(&stage.client, way, 12)?,
+            [("one".to_owned(), 12)].into(),
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -> Result<()> {
+    for algorithm in ["sh", "maglev"] {
+        let stage = Stage::new()?;
+        stage.start(&[(ALGORITHM, algorithm)])?;
+        let mut chosen = BTreeMap::new();
+        for number in 0..12 {
+            let client = stage.node.pod(&format!("c{number}"))?;
+            for way in Way::TCP {
+                let counts = counts(&client, way, 6)?;
+                ensure!(counts.len() == 1, "{algorithm}, {way:?}: {counts:?}");
+                let family = usize::from(way == Way::V6);
+                chosen.extend(counts.into_keys().map(|name| ((family, name), number)));
+            }
+        }
+        // That twelve clients all meet the same backend of four happens once in four million.
+        for family in 0..2 {
+            let several = chosen.keys().filter(|(of, _)| *of == family).count();
+            ensure!(several > 1, "{algorithm}: {chosen:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hash_of_the_destination_leads_every_client_to_one_backend() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(&[(ALGORITHM, "destination-hash")])?;
+
+    for way in [Way::V4, Way::V6] {
+        let expected = counts(stage.node.host(), way, 6)?;
+        same("backends", expected.len(), 1)?;
+        for number in 0..6 {
+            let client = stage
+                .node
+                .pod(&format!("{way:?}-{number}").to_lowercase())?;
+            same("counts", counts(&client, way, 6)?, expected.clone())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sockets_leave_a_service_alone_that_asks_for_it() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(&[(SOCKETS, "leave-alone")])?;
+
+    for way in Way::TCP {
+        let dial = || Ok(way.connect(stage.node.host(), WEB, HTTP).is_ok());
+        let reasons = ["translated", "no_backend"];
+        let (connected, grown) = counted(&stage.node, &reasons, dial)?;
+        same(
+            "connected, and counted",
+            (connected, grown),
+            (false, vec![0, 0]),
+        )?;
+    }
+    Ok(())
+}

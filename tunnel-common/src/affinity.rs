@@ -1,0 +1,180 @@
+//! Which backend a client keeps (`sessionAffinity: ClientIP`): the entries of the map `affinity`.
+
+use core::mem::{offset_of, size_of};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{
+    addr::Address,
+    service::{Membership, State},
+};
+
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// Who asks for a backend.
+///
+/// A socket chooses before it has an address, so it is known by its network namespace: all sockets
+/// of a pod are one client, and so are all of the host.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Client {
+    /// The address; of a network namespace its cookie, in the last two words.
+    address: Address,
+    /// 0 for an address, 1 for a network namespace.
+    kind: u32,
+}
+
+impl Client {
+    /// The client of an address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_address(address: Address) -> Self {
+        Self { address, kind: 0 }
+    }
+
+    /// The sockets of a network namespace, by its cookie.
+    #[inline(always)]
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::as_conversions,
+        reason = "the two halves of the cookie"
+    )]
+    pub const fn of_namespace(cookie: u64) -> Self {
+        Self {
+            address: Address::from_words([0, 0, (cookie >> 32) as u32, cookie as u32]),
+            kind: 1,
+        }
+    }
+
+    /// Its words, for a hash.
+    #[inline(always)]
+    #[must_use]
+    pub const fn words(self) -> [u32; 5] {
+        let [a, b, c, d] = self.address.words();
+        [a, b, c, d, self.kind]
+    }
+}
+
+/// Key of the map `affinity`: a client of a service port. Every front of the port shares it, as
+/// every address of a Service shares it in kube-proxy (`pkg/proxy/nftables/proxier.go`).
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct AffinityKey {
+    /// The client.
+    pub client: Client,
+    /// The service port.
+    pub service: u32,
+}
+
+/// Value of the map `affinity`: the backend, and the key it was written under. A hash element may be
+/// reused for another key while it is read, so a reader compares the key.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Affinity {
+    /// When the client last connected, in nanoseconds of the monotonic clock.
+    pub used: u64,
+    /// The index of the backend.
+    pub index: u32,
+    /// The state in which the backend was when it was chosen; it tells this use of the index from
+    /// the next.
+    pub state: State,
+    /// The key of this entry.
+    pub key: AffinityKey,
+}
+
+impl Affinity {
+    /// Whether the client goes on to its backend: it connected within so many seconds, and the
+    /// backend is in the same use, and in the set that is chosen from.
+    ///
+    /// Another connection of the client may be later than the clock was read; then it is none too old.
+    #[inline(always)]
+    #[must_use]
+    pub fn holds(
+        &self,
+        seconds: u32,
+        state: State,
+        (has, wanted): (Membership, Membership),
+        now: u64,
+    ) -> bool {
+        self.state == state
+            && state.is_serving()
+            && has.includes(wanted)
+            && now.saturating_sub(self.used) < u64::from(seconds).wrapping_mul(NANOSECONDS)
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Client>() == 20);
+    assert!(size_of::<AffinityKey>() == 24);
+    assert!(size_of::<Affinity>() == 40);
+    assert!(offset_of!(Affinity, key) == 16);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = NANOSECONDS;
+
+    fn affinity(state: State) -> Affinity {
+        Affinity {
+            used: 5 * SECOND,
+            index: 7,
+            state,
+            key: AffinityKey {
+                client: Client::of_namespace(9),
+                service: 3,
+            },
+        }
+    }
+
+    #[test]
+    fn a_client_keeps_its_backend_until_it_stayed_away_for_too_long() {
+        let serving = State::default().next_use();
+        let both = (Membership::CLUSTER, Membership::CLUSTER);
+        let holds = |now| affinity(serving).holds(10, serving, both, now);
+
+        assert!(holds(5 * SECOND));
+        assert!(holds(15 * SECOND - 1));
+        assert!(!holds(15 * SECOND));
+        assert!(holds(5 * SECOND - 1), "another connection was quicker");
+    }
+
+    #[test]
+    fn a_client_keeps_no_backend_that_is_gone_or_another_by_now() {
+        let serving = State::default().next_use();
+        let both = (Membership::CLUSTER, Membership::CLUSTER);
+        let holds = |state| affinity(serving).holds(10, state, both, 5 * SECOND);
+
+        assert!(holds(serving));
+        assert!(!holds(serving.gone()));
+        assert!(!holds(serving.gone().next_use()));
+    }
+
+    #[test]
+    fn a_client_keeps_no_backend_outside_of_the_set_that_it_chooses_from() {
+        let serving = State::default().next_use();
+        let holds = |has, wanted| affinity(serving).holds(10, serving, (has, wanted), 5 * SECOND);
+        let (cluster, local) = (Membership::CLUSTER, Membership::LOCAL);
+
+        assert!(holds(cluster.and(local), local));
+        assert!(!holds(cluster, local));
+        assert!(!holds(local, cluster));
+        assert!(!holds(Membership::NONE, cluster));
+    }
+
+    #[test]
+    fn a_namespace_is_no_address() {
+        let cookie = 0xffff_0a00_0001;
+        let words = Client::of_namespace(cookie).words();
+        let address = Address::from_words([words[0], words[1], words[2], words[3]]);
+
+        assert_ne!(Client::of_namespace(cookie), Client::of_address(address));
+        assert_ne!(
+            Client::of_namespace(1),
+            Client::of_namespace(1 << 32),
+            "both halves of the cookie count"
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! How a backend of a Service is chosen, and for whom: its annotations. None of them is a reason to
+//! leave a Service without translation, so what can't be used is left out.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::{
+    k8s::{ANNOTATION_DOMAIN, Invalid, Reason},
+    model::{Algorithm, Weights},
+};
+
+/// What stands before the name of a zone.
+const ZONE: &str = "zone:";
+/// What stands for every endpoint that nothing is said of.
+const OTHERS: &str = "*";
+
+/// The annotation `culvert.dev/algorithm`.
+pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
+    let (field, text) = annotation(metadata, "algorithm")?;
+    let algorithm = Algorithm::named(text);
+    if algorithm.is_none() {
+        ignored.push(Invalid::new(field, Reason::Algorithm(text.to_owned())));
+    }
+    algorithm
+}
+
+/// The annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. An entry that can't
+/// be read is left out.
+pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Arc<Weights>> {
+    let (field, text) = annotation(metadata, "weights")?;
+    let mut weights = Weights::default();
+    for entry in text.split(',').map(str::trim) {
+        if entry.is_empty() {
+            continue;
+        }
+        let read = entry.split_once('=').and_then(|(key, weight)| {
+            let weight = weight.trim().parse().ok();
+            let weight: u32 = weight.filter(|weight| *weight <= Weights::MOST)?;
+            Some((key.trim(), weight))
+        });
+        match read {
+            Some((OTHERS, weight)) => weights.others = Some(weight),
+            Some((key, weight)) if !key.is_empty() => {
+                let (map, name) = match key.strip_prefix(ZONE) {
+                    Some(zone) => (&mut weights.zones, zone),
+                    None => (&mut weights.names, key),
+                };
+                map.insert(Arc::from(name), weight);
+            }
+            Some(_) | None => {
+                let reason = Reason::Weight(entry.to_owned());
+                ignored.push(Invalid::new(&field, reason));
+            }
+        }
+    }
+    (weights != Weights::default()).then(|| Arc::new(weights))
+}
+
+/// The annotation `culvert.dev/sockets`: whether sockets are to leave the Service alone.
+pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> bool {
+    let Some((field, text)) = annotation(metadata, "sockets") else {
+        return false;
+    };
+    match text {
+        "translate" => false,
+        "leave-alone" => true,
+        other => {
+            ignored.push(Invalid::new(field, Reason::Sockets(other.to_owned())));
+            false
+        }
+    }
+}
+
+/// The field and text of an annotation of ours.
+fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
+    let annotation = format!("{ANNOTATION_DOMAIN}/{name}");
+    let annotations: &BTreeMap<_, _> = metadata.annotations.as_ref()?;
+    let text = annotations.get(&annotation)?.trim();
+    Some((format!("metadata.annotations[{annotation}]"), text))
+}
+
+#[cfg(test)]
+mod tests;

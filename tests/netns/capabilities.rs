@@ -1,15 +1,19 @@
 //! The daemon needs the capabilities that `deploy/node` gives it, each of them, and no other right
 //! of root.
 
+use std::net::UdpSocket;
+
 use anyhow::{Context as _, Result, ensure};
+use nix::errno::Errno;
 use tunnel_tests::{
     edge::AgentSettings,
     instance::{Instance, Settings},
     node::Node,
+    place::Place,
     site::Site,
 };
 
-use crate::support::{HTTP, Vip, Way, addresses, http, same, serve};
+use crate::support::{DNS, HTTP, Vip, Way, addresses, ask, errno, http, same, serve};
 
 const WEB: Vip = Vip::of(10);
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
@@ -80,6 +84,45 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
     site.edge().start_agent(&AgentSettings::default())?;
 
     site.until_served()
+}
+
+#[test]
+fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_says_that_it_ends_none_in_pods()
+-> Result<()> {
+    let node = Node::new()?;
+    let (client, one, two) = (node.pod("client")?, node.pod("one")?, node.pod("two")?);
+    let _servers = (serve(&one)?, serve(&two)?);
+    node.apply(WEB.service("web").backends(addresses(&[&*one])))?;
+    start(&node)?;
+    let connect = |place: &Place, way: Way| -> Result<UdpSocket> {
+        let socket = way.udp(place)?;
+        socket.connect(way.to(WEB, DNS))?;
+        same("server", ask(&socket)?, "one".to_owned())?;
+        Ok(socket)
+    };
+    let open = |place| Way::UDP.into_iter().map(move |way| connect(place, way));
+    let of_host: Vec<UdpSocket> = open(node.host()).collect::<Result<_>>()?;
+    let of_pod: Vec<UdpSocket> = open(&client).collect::<Result<_>>()?;
+
+    node.apply(WEB.service("web").backends(addresses(&[&*two])))?;
+
+    for socket in &of_host {
+        same(
+            "error",
+            errno(socket.recv(&mut [0; 64])),
+            Errno::ECONNABORTED,
+        )?;
+    }
+    for socket in &of_pod {
+        same("server", ask(socket)?, "one".to_owned())?;
+    }
+    let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
+    let sockets = node.status()?["sockets"].clone();
+    same("pods", &sockets["pods"]["unreached"], &why.into())?;
+    same("left", &sockets["left"], &of_pod.len().into())?;
+    let shown = node.culvert(&["status"])?.stdout;
+    ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
+    same("times logged", node.logs().matches(why).count(), 1)
 }
 
 #[test]

@@ -23,6 +23,8 @@ mod damaged;
 #[cfg(test)]
 mod datagrams;
 #[cfg(test)]
+mod ended;
+#[cfg(test)]
 mod features;
 #[cfg(test)]
 mod flows;

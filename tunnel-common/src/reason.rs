@@ -123,8 +123,10 @@ reasons! {
     PortTaken = 44, "port_taken", "a port of the daemon is taken by another process; it is tried again";
     /// Refused: the front's policy is Local, and the Service has no usable backend on this node.
     NoLocalBackend = 45, "no_local_backend", "refused: traffic of this policy needs a backend on this node, and there is none";
+    /// A connected socket was ended, since its backend serves its Service no more.
+    SocketEnded = 46, "socket_ended", "a connected socket was ended: its backend serves the Service no more";
     /// A connect or datagram was sent on to the backend that its client keeps.
-    TranslatedAffine = 46, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
+    TranslatedAffine = 47, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
 }
 
 impl Reason {

@@ -32,6 +32,7 @@ use crate::{
     identity::State,
     net::View,
     reconcile::{Query, Stats},
+    sockets::View as SocketsView,
     source::Report,
     tunnel::NodeView,
 };
@@ -74,6 +75,8 @@ pub struct Views {
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
     /// The network as steering needs it; empty where steering is off.
     pub network: watch::Receiver<View>,
+    /// The ending of sockets.
+    pub sockets: watch::Receiver<SocketsView>,
     /// Questions to the owner of the maps.
     pub queries: mpsc::Sender<Query>,
     /// The tunnel.

@@ -11,14 +11,18 @@
 //! - `logging`: one program that logs its events, in the place of the plain one
 //! - `guard`: the program that keeps outsiders from the steering prefixes
 //! - `maps`: the service maps, the steering maps, and the counters
+//! - `memory`: what sockets remember
 //! - `mounts`: the file systems that are needed, mounted
 //! - `measure`: what the verifier made of each program
 //! - `grace`: waiting until no program runs that ran before
+//! - `walk`: everything that hangs on sockets in a socket storage
+//! - `btf`: the kernel's description of its own types (pure)
 //! - `cgroup`: where the cgroup v2 hierarchy is
 //! - `sys`: calls that aya lacks
 
 mod attach;
 mod beside;
+mod btf;
 mod cgroup;
 mod folders;
 mod grace;
@@ -27,12 +31,14 @@ mod load;
 mod logging;
 mod maps;
 mod measure;
+mod memory;
 mod mounts;
 mod pins;
 mod probe;
 mod rights;
 mod shapes;
 mod sys;
+mod walk;
 
 pub use self::{
     attach::{AttachError, Attached},
@@ -43,6 +49,7 @@ pub use self::{
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},
     measure::{MeasureError, Measured, measure},
+    memory::{SocketMemory, SocketMemoryError},
     mounts::{MountError, mount_bpffs, mount_cgroups},
     pins::{PinError, Pins},
     probe::{Features, ProbeError, probe},

@@ -4,6 +4,7 @@
 mod duration;
 mod log;
 mod section;
+mod sockets;
 mod source;
 mod tunnel;
 
@@ -15,6 +16,7 @@ use std::{
 pub use log::{KernelLog, Level, Log};
 pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
 use serde::{Deserialize, Serialize};
+pub use sockets::{Sockets, Transport};
 pub use source::{Events, Source, SourceFile, SourceKube};
 pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
 
@@ -38,6 +40,9 @@ pub struct Config {
     /// The kernel programs and their maps.
     #[serde(default)]
     pub bpf: Bpf,
+    /// Open sockets of backends that are gone.
+    #[serde(default)]
+    pub sockets: Sockets,
     /// Where the daemon keeps its socket and state. Relative to the file.
     #[serde(default = "section::state_dir")]
     pub state_dir: PathBuf,
@@ -180,6 +185,7 @@ impl Config {
         }
         self.source.check()?;
         self.service.check()?;
+        self.sockets.check()?;
         self.log.check()?;
         self.tunnel.check()
     }

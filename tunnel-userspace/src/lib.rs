@@ -7,6 +7,7 @@
 //! - [`k8s`]: Kubernetes objects to domain types, with the field in each error
 //! - [`model`]: plain domain types
 //! - [`net`]: links, addresses and routes of this node
+//! - [`sockets`]: ends connected sockets of backends that are gone
 //! - [`plan`]: what the maps should hold (pure)
 //! - [`reconcile`]: the owner of the maps: what is, what should be, and the writes between
 //! - [`bpf`]: all that touches aya or the kernel's BPF
@@ -33,6 +34,7 @@ pub mod model;
 pub mod net;
 pub mod plan;
 pub mod reconcile;
+pub mod sockets;
 pub mod source;
 pub mod tasks;
 pub mod telemetry;

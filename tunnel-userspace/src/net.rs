@@ -1,12 +1,14 @@
 //! The links, addresses and routes of this node: which links lead to the world, the guard on them,
-//! and the routes that make the steering prefixes local.
+//! and the routes that make the steering prefixes local; and what the kernel tells of sockets.
 //!
 //! - `addresses`: the addresses of this node
 //! - `uplinks`: which links lead to the world (pure)
 //! - `routes`: the routes that make the prefixes local, and the file that says which are ours
 //! - `netlink`: what the kernel has
+//! - `diag`: the sockets of a network namespace
 
 mod addresses;
+mod diag;
 mod netlink;
 mod routes;
 mod uplinks;
@@ -29,6 +31,7 @@ use tunnel_common::steering::Prefix;
 use self::netlink::{Netlink, Scene};
 pub use self::{
     addresses::Addresses,
+    diag::{Diag, DiagError, Place, is_connected},
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };

@@ -173,6 +173,7 @@ impl Collector for Metrics {
             "From the last change to its last write",
             delay,
         )?;
+        self.sockets(&mut out)?;
         self.steering(&mut out, &stats)?;
         self.tunnel(&mut out)?;
         self.kube_proxy(&mut out, &stats)
@@ -190,15 +191,16 @@ impl Metrics {
             .into_iter()
             .filter(|reason| !reason.is_of_kernel())
         {
-            let of_source = [
+            let of_one = [
                 (Reason::ObjectRefused, source.refused_total),
                 (Reason::FieldIgnored, source.ignored_total),
+                (Reason::SocketEnded, self.views.sockets.borrow().ended),
             ];
-            let of_source = of_source.into_iter().find(|(its, _)| *its == reason);
-            let of_source = of_source.map_or(0, |(_, total)| total);
+            let of_one = of_one.into_iter().find(|(its, _)| *its == reason);
+            let of_one = of_one.map_or(0, |(_, total)| total);
             let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
             let of_tunnel = tunnel.get(&reason).copied().unwrap_or(0);
-            let count = of_source.saturating_add(of_maps).saturating_add(of_tunnel);
+            let count = of_one.saturating_add(of_maps).saturating_add(of_tunnel);
             counts.push((reason, count));
         }
         let labelled = counts
@@ -236,6 +238,19 @@ impl Metrics {
             .map(|(reason, n)| (reason, number(*n)));
         let help = "Service ports that are not programmed as planned";
         out.gauges("culvert_service_ports_refused", help, "reason", refused)
+    }
+
+    fn sockets(&self, out: &mut Out<'_>) -> fmt::Result {
+        let sockets = self.views.sockets.borrow().clone();
+        let good = sockets.looks.saturating_sub(sockets.failures);
+        let looks = [
+            ([("result", "good")], good),
+            ([("result", "failed")], sockets.failures),
+        ];
+        let help = "Looks for sockets of backends that are gone";
+        out.counters("culvert_socket_looks", help, looks)?;
+        let help = "Sockets of backends that are gone, in pods that the last look did not enter";
+        out.gauge("culvert_sockets_left", help, number(sockets.left))
     }
 
     fn steering(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
@@ -331,6 +346,7 @@ mod tests {
             kernel_log: watch::channel(None).1,
             queries: mpsc::channel(1).0,
             network: watch::Sender::default().subscribe(),
+            sockets: watch::Sender::default().subscribe(),
             tunnel: TunnelViews {
                 identity: Box::new(|| Some(State::default())),
                 ..TunnelViews::default()

@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Views;
-use crate::{identity::State, net::View, reconcile::Stats, tunnel::NodeView};
+use crate::{
+    identity::State, net::View, reconcile::Stats, sockets::View as SocketsView, tunnel::NodeView,
+};
 
 /// What does not change while the daemon runs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -67,6 +69,9 @@ pub struct Status {
     pub programmed: Stats,
     /// The network as steering needs it; empty where steering is off.
     pub network: View,
+    /// The ending of sockets whose backend is gone.
+    #[serde(default)]
+    pub sockets: SocketsView,
     /// The nodes that the tunnel knows.
     pub nodes: Vec<NodeView>,
     /// The certificate of the gateway.
@@ -101,6 +106,7 @@ impl Status {
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
+            sockets: views.sockets.borrow().clone(),
             nodes: (views.tunnel.nodes)(),
             identity: (views.tunnel.identity)(),
             source: source.unwrap_or_default(),

@@ -1,5 +1,6 @@
 //! `culvert node`: the service proxy of a node.
 
+mod ending;
 mod parts;
 
 use std::{
@@ -109,8 +110,10 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     tasks.start("addresses", addresses.run(draining.clone()));
     let mut tunnel = Tunnel::open(&config);
     let views = parts.views(&config, Box::new(sources.report()), is_ready, queries);
+    let sockets = watch::Sender::default();
     let views = Arc::new(Views {
         network,
+        sockets: sockets.subscribe(),
         tunnel: tunnel.views(),
         ..views
     });
@@ -150,6 +153,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
             tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
         }
+        ending::start(&config, sockets, owner.gone(), &mut tasks, &draining);
         let owner = owner.run(updates, questions, known, draining.clone());
         tasks.start("reconcile", owner);
         ready.send_replace(None);

@@ -31,7 +31,7 @@ pub struct KernelMaps {
 }
 
 /// Opens a pinned map.
-fn open<M: TryFrom<Map, Error = MapError>>(
+pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
     folder: &Path,
     map: &'static str,
     kind: fn(MapData) -> Map,
@@ -67,7 +67,7 @@ impl KernelSteering {
     }
 }
 
-fn to_io(error: MapError) -> io::Error {
+pub(super) fn to_io(error: MapError) -> io::Error {
     if let MapError::SyscallError(error) = error {
         error.io_error
     } else {

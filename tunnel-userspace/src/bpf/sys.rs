@@ -24,6 +24,7 @@ const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
+const BPF_ITER_CREATE: i64 = 33;
 const BPF_LINK_DETACH: i64 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
@@ -34,6 +35,8 @@ pub(super) const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_LINK_TYPE_CGROUP: u32 = 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 const BPF_TCX_INGRESS: u32 = 46;
+const BPF_PROG_TYPE_TRACING: u32 = 26;
+const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
 
 /// Room for the largest attribute that is used here; what is not written is zero.
@@ -406,6 +409,36 @@ fn load(instructions: &[u64], kind: u32, attach_type: u32) -> io::Result<OwnedFd
         instructions,
     };
     load_with(&program, Attr::new())
+}
+
+/// Loads a program of an iterator; the function that it is attached to has this number.
+pub(super) fn load_iterator(instructions: &[u64], target: u32) -> io::Result<OwnedFd> {
+    let program = Program {
+        kind: BPF_PROG_TYPE_TRACING,
+        attach_type: BPF_TRACE_ITER,
+        instructions,
+    };
+    load_with(&program, Attr::new().u32(108, target))
+}
+
+/// Attaches a program of an iterator to the map that it walks over.
+pub(super) fn link_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // `union bpf_iter_link_info`.
+    let info = map.as_raw_fd();
+    let attr = Attr::new()
+        .fd(0, program)
+        .u32(8, BPF_TRACE_ITER)
+        .pointer(16, &raw const info)
+        .u32(24, 4);
+    // SAFETY: the descriptor has four bytes and outlives the call; the command gives one.
+    unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
+}
+
+/// Begins a walk of an iterator, to be read like a file.
+pub(super) fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let attr = Attr::new().fd(0, link);
+    // SAFETY: no pointers; the command gives a descriptor.
+    unsafe { attr.call_for_fd(BPF_ITER_CREATE) }
 }
 
 /// A program as the kernel takes it.

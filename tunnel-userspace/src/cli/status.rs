@@ -2,6 +2,7 @@ use std::fmt::Write as _;
 
 use crate::{
     admin::Status,
+    sockets::{Pods, View},
     source::{Report, Server},
 };
 
@@ -47,6 +48,7 @@ pub(super) fn render(status: &Status) -> String {
     }
     let report: Report = serde_json::from_value(status.source.clone()).unwrap_or_default();
     lines.extend(report.server.iter().flat_map(api_server));
+    lines.extend(ended_sockets(&status.sockets));
     lines.extend(tunnel(status));
     lines.extend(reasons(status));
     lines.extend(problems(status, &report));
@@ -78,6 +80,29 @@ fn api_server(server: &Server) -> Vec<String> {
         lines.push(row("", format!("can't be asked since {since}: {why}")));
     }
     lines.extend(server.stale.iter().map(|stale| row("stale", stale)));
+    lines
+}
+
+/// The ending of sockets whose backend is gone.
+fn ended_sockets(sockets: &View) -> Vec<String> {
+    if sockets.protocols.is_empty() {
+        return vec![row("sockets", "not ended when their backend goes")];
+    }
+    let protocols = sockets.protocols.join(" and ");
+    let ended = sockets.ended;
+    let mut lines = vec![row("sockets", format!("{protocols}: {ended} ended"))];
+    match &sockets.pods {
+        Pods::Daemon => {}
+        Pods::Off => lines.push(row("", "not in pods, as sockets.pods says")),
+        Pods::Unreached(why) => lines.push(row("", format!("not in pods: {why}"))),
+    }
+    if sockets.left > 0 {
+        lines.push(row(
+            "",
+            format!("{} in pods left as they are", sockets.left),
+        ));
+    }
+    lines.extend(sockets.problem.iter().map(|problem| row("", problem)));
     lines
 }
 

@@ -98,6 +98,8 @@ pub struct Loop<M, S, G> {
     steer_at: Option<Instant>,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
+    /// How often backends went that no program can give to a socket any more.
+    gone: watch::Sender<u64>,
 }
 
 /// Makes the loop of a reconciler; the second value follows what it does. The first grace belongs
@@ -127,6 +129,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         steer_at: None,
         stats,
         concerns: watch::Sender::new(Arc::default()),
+        gone: watch::Sender::default(),
     };
     Ok((looped, follower))
 }
@@ -140,6 +143,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// What of it an operator must act on.
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
+    }
+
+    /// Changes each time that backends have gone, when no program can give them to a socket any more.
+    pub fn gone(&self) -> watch::Receiver<u64> {
+        self.gone.subscribe()
     }
 
     /// Whether a Service is programmed as planned.
@@ -233,12 +241,20 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// Frees a batch, and writes what waited for room.
     fn take_back(&mut self, freed: &Retired) {
         self.is_waiting = false;
+        if !freed.backends.is_empty() {
+            self.tell_gone();
+        }
         self.reconciler.free(freed, !self.held.is_empty());
         if self.reconciler.is_dirty() {
             self.pass(None);
         } else {
             self.hand_over(Retired::default());
         }
+    }
+
+    fn tell_gone(&self) {
+        self.gone
+            .send_modify(|times| *times = times.wrapping_add(1));
     }
 
     fn answer(&self, query: Query) {
@@ -259,6 +275,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                     differences,
                     "the maps were not as they were left, writing them anew"
                 );
+                // Backends may have been among them, and their grace period is over.
+                self.tell_gone();
                 self.pass(None);
             }
             Err(error) => error!(

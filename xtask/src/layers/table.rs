@@ -41,6 +41,8 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::net",
             "crate::reconcile::PortView",
             "crate::reconcile::ServiceView",
+            "crate::sockets::Pods",
+            "crate::sockets::View",
             "crate::source::Report",
             "crate::source::Server",
             "crate::tunnel::ConnectionState",
@@ -175,10 +177,10 @@ pub(super) const USERSPACE: &[Rule] = &[
         ],
         never: &[KERNEL, OBJECTS, CLIENT],
     },
-    // `reconcile` for the trait `MapWriter`, which is implemented here.
+    // `reconcile` and `sockets` for the traits that are implemented here.
     Rule {
         module: "bpf",
-        may: &["crate::net", "crate::reconcile"],
+        may: &["crate::net", "crate::reconcile", "crate::sockets"],
         never: &[OBJECTS, CLIENT],
     },
     Rule {
@@ -190,6 +192,16 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::latest",
             "crate::failure",
             "crate::tasks",
+        ],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
+        module: "sockets",
+        may: &[
+            "crate::net",
+            "crate::clock",
+            "crate::drain",
+            "crate::failure",
         ],
         never: &[KERNEL, OBJECTS, CLIENT],
     },
@@ -226,6 +238,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::Query",
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",
+            "crate::sockets::View",
             "crate::source::Report",
             "crate::source::Server",
             "crate::tunnel::AgentView",

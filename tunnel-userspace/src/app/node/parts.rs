@@ -144,6 +144,7 @@ impl Parts {
             kernel_log: self.kernel_log.subscribe(),
             queries,
             network: watch::Sender::default().subscribe(),
+            sockets: watch::Sender::default().subscribe(),
             tunnel: TunnelViews::default(),
             source,
             counters: Box::new(read),

@@ -1,0 +1,197 @@
+//! The kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as it takes to
+//! find a function, and a member of a structure. aya reads it too, but keeps members to itself. Pure.
+
+/// What a type is; the kinds that are looked for here.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kind {
+    Struct,
+    Function,
+}
+
+const MAGIC: u16 = 0xeb9f;
+/// Bytes of a type without what its kind adds, and of a member.
+const TYPE: usize = 12;
+const MEMBER: usize = 12;
+
+const STRUCT: u32 = 4;
+const UNION: u32 = 5;
+const TYPEDEF: u32 = 8;
+const VOLATILE: u32 = 9;
+const CONST: u32 = 10;
+const FUNC: u32 = 12;
+
+/// How deep names without a structure of their own are looked through.
+const DEPTH: u32 = 8;
+
+/// The description.
+pub(super) struct Btf<'a> {
+    types: &'a [u8],
+    strings: &'a [u8],
+    /// Where each type begins; the first has the number 1.
+    places: Vec<usize>,
+}
+
+/// A type as it is written.
+struct Type<'a> {
+    name: u32,
+    kind: u32,
+    /// Whether members give the size of bit fields as well.
+    flag: bool,
+    /// The type that this one is of.
+    of: u32,
+    rest: &'a [u8],
+    count: usize,
+}
+
+/// A member of a structure.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Member {
+    /// Bytes from the beginning of the structure.
+    pub(super) offset: u32,
+    /// The number of its type.
+    kind: u32,
+}
+
+impl<'a> Btf<'a> {
+    /// Takes a description; nothing if it is none.
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        if half(bytes, 0)? != MAGIC {
+            return None;
+        }
+        let part = |at: usize| -> Option<&'a [u8]> {
+            let start = number(bytes, 4)?.checked_add(number(bytes, at)?)?;
+            let end = start.checked_add(number(bytes, at.checked_add(4)?)?)?;
+            bytes.get(start..end)
+        };
+        let (types, strings) = (part(8)?, part(16)?);
+        let mut btf = Self {
+            types,
+            strings,
+            places: Vec::new(),
+        };
+        let mut place = 0;
+        while place < types.len() {
+            let length = length(types.get(place..)?)?;
+            btf.places.push(place);
+            place = place.checked_add(length)?;
+        }
+        Some(btf)
+    }
+
+    /// The number of the first type of a kind and name.
+    pub(super) fn find(&self, kind: Kind, name: &str) -> Option<u32> {
+        let wanted = match kind {
+            Kind::Struct => STRUCT,
+            Kind::Function => FUNC,
+        };
+        (1..).zip(&self.places).find_map(|(id, place)| {
+            let found = read(self.types.get(*place..)?)?;
+            (found.kind == wanted && self.is_named(found.name, name)).then_some(id)
+        })
+    }
+
+    /// A member of a structure, also one of a part of it that has no name.
+    pub(super) fn member(&self, id: u32, name: &str) -> Option<Member> {
+        self.member_within(id, name, DEPTH)
+    }
+
+    /// A member of the structure that a member is.
+    pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
+        let inner = self.member(outer.kind, name)?;
+        Some(Member {
+            offset: outer.offset.checked_add(inner.offset)?,
+            ..inner
+        })
+    }
+
+    fn member_within(&self, id: u32, name: &str, depth: u32) -> Option<Member> {
+        let depth = depth.checked_sub(1)?;
+        let outer = self.type_of(id)?;
+        match outer.kind {
+            TYPEDEF | VOLATILE | CONST => return self.member_within(outer.of, name, depth),
+            STRUCT | UNION => {}
+            _ => return None,
+        }
+        let members = outer.rest.chunks_exact(MEMBER).take(outer.count);
+        for member in members {
+            let place = word(member, 8)?;
+            let bits = if outer.flag { place & 0xff_ffff } else { place };
+            let (offset, kind) = (bits / 8, word(member, 4)?);
+            let own = word(member, 0)?;
+            if self.is_named(own, name) {
+                return Some(Member { offset, kind });
+            }
+            if self.is_named(own, "")
+                && let Some(inner) = self.member_within(kind, name, depth)
+            {
+                let offset = offset.checked_add(inner.offset)?;
+                return Some(Member { offset, ..inner });
+            }
+        }
+        None
+    }
+
+    fn type_of(&self, id: u32) -> Option<Type<'a>> {
+        let index = usize::try_from(id.checked_sub(1)?).ok()?;
+        read(self.types.get(*self.places.get(index)?..)?)
+    }
+
+    fn is_named(&self, at: u32, name: &str) -> bool {
+        let rest = usize::try_from(at)
+            .ok()
+            .and_then(|at| self.strings.get(at..));
+        rest.and_then(|rest| rest.strip_prefix(name.as_bytes()))
+            .is_some_and(|rest| rest.first() == Some(&0))
+    }
+}
+
+fn read(bytes: &[u8]) -> Option<Type<'_>> {
+    let info = word(bytes, 4)?;
+    Some(Type {
+        name: word(bytes, 0)?,
+        kind: info >> 24 & 0x1f,
+        flag: info >> 31 != 0,
+        of: word(bytes, 8)?,
+        rest: bytes.get(TYPE..)?,
+        count: usize::try_from(info & 0xffff).ok()?,
+    })
+}
+
+/// How many bytes a type takes (`btf_type_ops` of kernel/bpf/btf.c); nothing of a kind that is not
+/// known.
+fn length(bytes: &[u8]) -> Option<usize> {
+    let found = read(bytes)?;
+    let each = |size: usize| found.count.checked_mul(size);
+    let added = match found.kind {
+        // Pointers, names of other types, qualifiers, functions, floats, tags of types.
+        2 | 7 | TYPEDEF | VOLATILE | CONST | 11 | FUNC | 16 | 18 => 0,
+        // Integers, variables, tags of declarations.
+        1 | 14 | 17 => 4,
+        // Arrays.
+        3 => 12,
+        STRUCT | UNION => each(MEMBER)?,
+        // Enumerations, parameters.
+        6 | 13 => each(8)?,
+        // Sections of data, large enumerations.
+        15 | 19 => each(12)?,
+        _ => return None,
+    };
+    TYPE.checked_add(added)
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    let half = bytes.get(at..)?.first_chunk()?;
+    Some(u16::from_ne_bytes(*half))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let word = bytes.get(at..)?.first_chunk()?;
+    Some(u32::from_ne_bytes(*word))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    usize::try_from(word(bytes, at)?).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! What sockets remember, and the backends there are: read to find the sockets of those that went.
+
+use std::{io, os::fd::AsFd as _, path::Path};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use tunnel_common::{
+    LAYOUT_VERSION, names,
+    origin::{Origin, Overflow, OverflowKey},
+    service::Backend,
+};
+
+use super::{
+    folders::{Folder, Stage},
+    load,
+    maps::{open, to_io},
+    sys,
+    walk::{Record, Walk},
+};
+use crate::{
+    reconcile::ReadError,
+    sockets::{Memory, Remembered},
+};
+
+/// What sockets remember can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketMemoryError {
+    /// A map can't be opened.
+    #[error(transparent)]
+    Map(#[from] ReadError),
+    /// The kernel gives no iterator.
+    #[error(
+        "this kernel, or the rights of this process, allow no walk over sockets: it takes a \
+         BPF iterator, the kernel's own types in /sys/kernel/btf/vmlinux, CAP_BPF and CAP_PERFMON"
+    )]
+    Walk(#[source] io::Error),
+}
+
+/// The maps that are read for it.
+pub struct SocketMemory {
+    walk: Walk,
+    overflow: HashMap<MapData, OverflowKey, Overflow>,
+    be: Array<MapData, Backend>,
+}
+
+impl SocketMemory {
+    /// Opens the maps that are in use, by their pins.
+    ///
+    /// # Errors
+    ///
+    /// There are none, this process has no right to them, or the kernel has no such iterators.
+    pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
+        load::raise_memory_limit();
+        let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
+        let folder = bpffs.join(folder.to_string());
+        let origin = sys::open_pin(&folder.join(names::ORIGIN)).map_err(|source| ReadError {
+            map: names::ORIGIN,
+            source,
+        })?;
+        Ok(Self {
+            overflow: open(&folder, names::OVERFLOW, Map::LruHashMap)?,
+            be: open(&folder, names::BE, Map::Array)?,
+            walk: Walk::over(origin.as_fd()).map_err(SocketMemoryError::Walk)?,
+        })
+    }
+}
+
+impl Memory for SocketMemory {
+    fn sockets(&self, show: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
+        self.walk.go(|record| {
+            let Record {
+                cookie,
+                namespace,
+                state,
+                origin,
+            } = record;
+            show(Remembered {
+                cookie,
+                namespace,
+                state,
+                origin,
+            })
+        })
+    }
+
+    fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
+        if index >= self.be.len() {
+            return Ok(None);
+        }
+        self.be.get(&index, 0).map(Some).map_err(to_io)
+    }
+
+    fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
+        match self.overflow.get(key, 0) {
+            // An element may be reused for another key while it is read.
+            Ok(overflow) => Ok((overflow.key == *key).then_some(overflow.origin)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(to_io(error)),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const NUMBER: u32 = 7;
+
+/// A message as the kernel writes it.
+fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
+    let ask = Ask {
+        kind,
+        flags: 0,
+        body: body.to_vec(),
+    };
+    let mut message = ask.message(number);
+    message.resize(aligned(message.len()), 0);
+    message
+}
+
+/// A socket of a list.
+fn socket(family: u8) -> Vec<u8> {
+    let mut body = vec![family, 1, 0, 0];
+    body.extend(40_000_u16.to_be_bytes());
+    body.extend(53_u16.to_be_bytes());
+    let mut source = [0_u8; 16];
+    source[..4].copy_from_slice(&[10, 0, 0, 1]);
+    body.extend(source);
+    let mut peer = [0_u8; 16];
+    peer[..4].copy_from_slice(&[10, 0, 0, 9]);
+    body.extend(peer);
+    body.extend(3_u32.to_ne_bytes());
+    body.extend(0x11_u32.to_ne_bytes());
+    body.extend(0x22_u32.to_ne_bytes());
+    body.extend([0; 20]);
+    assert_eq!(body.len(), FOUND);
+    body
+}
+
+#[test]
+fn a_socket_is_read_with_its_peer_and_cookie() {
+    let body = socket(AF_INET);
+    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, &body);
+
+    let answers: Vec<_> = answers(&part, NUMBER).collect();
+
+    let [Some(Answer::Socket(found))] = answers.as_slice() else {
+        panic!("{answers:?}");
+    };
+    assert_eq!(found.cookie(), 0x22_0000_0011);
+    let (address, port) = found.peer();
+    assert_eq!(address.to_ip().to_string(), "10.0.0.9");
+    assert_eq!(port.to_host(), 53);
+}
+
+#[test]
+fn a_v4_mapped_peer_is_the_ipv4_address() {
+    let mut body = socket(AF_INET6);
+    // The peer's address lies after the ports and the own address.
+    body[24..40].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9]);
+    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, &body);
+
+    let found = answers(&part, NUMBER).next();
+
+    let Some(Some(Answer::Socket(found))) = found else {
+        panic!("{found:?}");
+    };
+    assert_eq!(
+        found.peer().0,
+        Address::from_ip("10.0.0.9".parse().expect("an address"))
+    );
+}
+
+#[test]
+fn the_answer_to_another_question_is_left_out_and_the_rest_is_read() {
+    let mut part = message(SOCK_DIAG_BY_FAMILY, 1, &socket(AF_INET));
+    part.extend(message(NLMSG_DONE, NUMBER, &0_i32.to_ne_bytes()));
+
+    let answers: Vec<_> = answers(&part, NUMBER).collect();
+
+    let expected = [Answer::Other, Answer::Done];
+    assert_eq!(answers, expected.map(Some));
+}
+
+#[test]
+fn an_error_is_told_and_an_acknowledgement_is_none() {
+    let told = |kind, code: i32| {
+        let part = message(kind, NUMBER, &code.to_ne_bytes());
+        answers(&part, NUMBER).collect::<Vec<_>>()
+    };
+
+    let refused = [Some(Answer::Failed(Errno::EPERM))];
+    assert_eq!(told(NLMSG_ERROR, -1), refused);
+    assert_eq!(told(NLMSG_DONE, -1), refused);
+    assert_eq!(told(NLMSG_ERROR, 0), [Some(Answer::Done)]);
+}
+
+#[test]
+fn an_end_names_the_socket_as_it_was_listed() {
+    let body = socket(AF_INET6);
+    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, &body);
+    let found = answers(&part, NUMBER).next();
+    let Some(Some(Answer::Socket(found))) = found else {
+        panic!("{found:?}");
+    };
+
+    let end = Ask::end(Protocol::UDP, &found).message(1);
+
+    assert_eq!(end.len(), HEADER + 8 + ID);
+    assert_eq!(end[4..6], SOCK_DESTROY.to_ne_bytes());
+    assert_eq!(end[HEADER..HEADER + 2], [AF_INET6, 17]);
+    assert_eq!(end[HEADER + 8..], body[FOUND_ID..FOUND_ID + ID]);
+}
+
+proptest! {
+    #[test]
+    fn no_answer_stops_the_reader(part in proptest::collection::vec(any::<u8>(), 0..512)) {
+        let count = answers(&part, 0).count();
+        prop_assert!(count <= part.len());
+    }
+
+    #[test]
+    fn a_message_that_is_cut_off_is_read_as_far_as_it_goes(length in 0_usize..200) {
+        let whole = message(SOCK_DIAG_BY_FAMILY, NUMBER, &socket(AF_INET));
+        let cut = whole.get(..length.min(whole.len())).unwrap_or_default();
+        for answer in answers(cut, NUMBER) {
+            prop_assert!(answer.is_none() || length >= whole.len());
+        }
+    }
+}

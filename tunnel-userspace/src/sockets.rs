@@ -1,0 +1,60 @@
+//! Ends the connected sockets of backends that are gone, so that whoever waits on one hears of it at
+//! once and connects anew.
+//!
+//! - `rule`: which sockets have outlived their backend
+//! - `namespaces`: the network namespaces of running processes
+//! - `round`: one look at all of them
+//! - `retry`: how long until a look that failed is repeated (pure)
+//! - `ender`: looks whenever a backend has gone
+//!
+//! A look takes nothing from the one before: what each socket remembers is compared with the
+//! backends as they are now. The first one, at the start, ends what an earlier process left.
+
+mod ender;
+mod namespaces;
+mod retry;
+mod round;
+mod rule;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    ender::{Ender, Settings},
+    rule::{Memory, Remembered},
+};
+
+/// Who ends sockets in pods.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Pods {
+    /// Nobody, as the config says.
+    #[default]
+    Off,
+    /// The daemon.
+    Daemon,
+    /// Nobody, and why.
+    Unreached(String),
+}
+
+/// How it is with the ending of sockets.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct View {
+    /// Of which protocols sockets are ended; empty if of none.
+    pub protocols: Vec<String>,
+    /// Sockets that were ended since the daemon started.
+    pub ended: u64,
+    /// Looks that were made.
+    pub looks: u64,
+    /// How many of them failed, or failed in part.
+    pub failures: u64,
+    /// Sockets that seem to have outlived their backend, in namespaces that the last look did not
+    /// enter.
+    pub left: usize,
+    /// How long the last look took, in seconds.
+    pub last_look_seconds: f64,
+    /// Who ends sockets in pods.
+    pub pods: Pods,
+    /// What failed in the last look.
+    pub problem: Option<String>,
+}

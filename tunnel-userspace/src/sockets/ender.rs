@@ -1,0 +1,120 @@
+//! Looks for sockets to end whenever a backend has gone.
+
+use std::sync::Arc;
+
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+use tunnel_common::addr::Protocol;
+
+use super::{
+    Memory, Pods, View, namespaces,
+    retry::Retry,
+    round::{self, Reach, Round},
+};
+use crate::{clock::monotonic, drain};
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Of which protocols sockets are ended.
+    pub protocols: Vec<Protocol>,
+    /// Whether those in pods are, too.
+    pub pods: bool,
+}
+
+/// Ends sockets.
+pub struct Ender<M> {
+    memory: Arc<M>,
+    settings: Settings,
+    view: watch::Sender<View>,
+}
+
+impl<M: Memory + 'static> Ender<M> {
+    /// Makes the ender; the view is to follow what it does.
+    pub fn new(settings: Settings, memory: M, view: watch::Sender<View>) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            settings,
+            view,
+        }
+    }
+
+    /// Looks once, and then each time that a backend has gone: whenever the value of `gone` changes,
+    /// which must be when no program can give the backend to a socket any more. Changes that come
+    /// during a look lead to one more. Runs until the drain begins.
+    pub async fn run(self, mut gone: watch::Receiver<u64>, mut draining: watch::Receiver<bool>) {
+        let pods = self.pods();
+        if let Pods::Unreached(why) = &pods {
+            warn!(%why, "connected sockets in pods are not ended when their backend goes");
+        }
+        let reach = match pods {
+            Pods::Daemon => Reach::All,
+            Pods::Off | Pods::Unreached(_) => Reach::Own,
+        };
+        self.view.send_modify(|view| view.pods = pods);
+        let mut retry = Retry::default();
+        loop {
+            gone.mark_unchanged();
+            let pause = retry.after(self.look(reach).await);
+            let retry_at = pause.map(|pause| Instant::now() + pause);
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => return,
+                changed = gone.changed() => {
+                    if changed.is_err() {
+                        // The owner of the maps has ended: nothing goes any more.
+                        return drain::begun(&mut draining).await;
+                    }
+                    retry.begin_anew();
+                }
+                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+            }
+        }
+    }
+
+    /// Who can end sockets in pods.
+    fn pods(&self) -> Pods {
+        if !self.settings.pods {
+            return Pods::Off;
+        }
+        namespaces::obstacle().map_or(Pods::Daemon, Pods::Unreached)
+    }
+
+    /// Looks once; whether it failed in a way that may pass.
+    async fn look(&self, reach: Reach) -> bool {
+        let (memory, protocols) = (Arc::clone(&self.memory), self.settings.protocols.clone());
+        let start = monotonic();
+        let made = spawn_blocking(move || round::make(reach, &protocols, &*memory)).await;
+        let seconds = monotonic().saturating_sub(start).as_secs_f64();
+        let round = made.unwrap_or_else(|error| Round::failed(error.to_string()));
+        let (problem, is_retryable) = (round.problem.clone(), round.is_retryable);
+        let known = self.view.borrow().problem.clone();
+        match &problem {
+            Some(problem) if known.as_ref() != Some(problem) => {
+                warn!(%problem, again = is_retryable, "cannot end every socket of backends that are gone");
+            }
+            None if known.is_some() => info!("sockets of backends that are gone are ended again"),
+            Some(_) | None => {}
+        }
+        if round.ended > 0 {
+            info!(
+                ended = round.ended,
+                seconds, "ended sockets of backends that are gone"
+            );
+        }
+        self.view.send_modify(|view| {
+            view.ended = view.ended.saturating_add(round.ended);
+            view.looks = view.looks.saturating_add(1);
+            let failures = u64::from(problem.is_some());
+            view.failures = view.failures.saturating_add(failures);
+            view.left = round.left;
+            view.last_look_seconds = seconds;
+            view.problem = problem;
+        });
+        is_retryable
+    }
+}

@@ -1,0 +1,63 @@
+//! How long until a look that failed is repeated. Pure.
+
+use std::time::Duration;
+
+/// How long until the first repetition, and at most.
+const FIRST: Duration = Duration::from_millis(100);
+const LAST: Duration = Duration::from_secs(30);
+/// How often a look is repeated in a row; then the next backend that goes leads to another.
+const MOST: u32 = 8;
+
+/// The looks that failed since a backend went.
+#[derive(Debug, Default)]
+pub(super) struct Retry {
+    failures: u32,
+}
+
+impl Retry {
+    /// Another backend has gone.
+    pub(super) const fn begin_anew(&mut self) {
+        self.failures = 0;
+    }
+
+    /// A look has ended: how long until it is repeated, if it is to be.
+    pub(super) fn after(&mut self, has_failed: bool) -> Option<Duration> {
+        if !has_failed {
+            self.failures = 0;
+            return None;
+        }
+        let doubled = 2_u32.checked_pow(self.failures).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        (self.failures <= MOST).then(|| FIRST.saturating_mul(doubled).min(LAST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_become_rarer_and_end() {
+        let mut retry = Retry::default();
+
+        let pauses: Vec<_> = (0..9).map(|_| retry.after(true)).collect();
+
+        let millis = |pause: &Option<Duration>| pause.map(|pause| pause.as_millis());
+        let pauses: Vec<_> = pauses.iter().map(millis).collect();
+        let expected = [100, 200, 400, 800, 1600, 3200, 6400, 12_800].map(Some);
+        assert_eq!(pauses[..8], expected);
+        assert_eq!(pauses[8], None);
+    }
+
+    #[test]
+    fn a_look_that_succeeds_and_another_backend_that_goes_begin_anew() {
+        let mut retry = Retry::default();
+        for _ in 0..20 {
+            retry.after(true);
+        }
+        retry.begin_anew();
+        assert_eq!(retry.after(true), Some(FIRST));
+        assert_eq!(retry.after(false), None);
+        assert_eq!(retry.after(true), Some(FIRST));
+    }
+}

@@ -128,6 +128,7 @@ struct Endpoint {
 #[derive(Clone, Debug)]
 pub struct Service {
     name: String,
+    type_: &'static str,
     cluster_ips: Vec<IpAddr>,
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
@@ -144,6 +145,7 @@ impl Service {
     pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
             name: name.to_owned(),
+            type_: "ClusterIP",
             cluster_ips: cluster_ips.into_iter().collect(),
             ports: Vec::new(),
             endpoints: Vec::new(),
@@ -151,6 +153,13 @@ impl Service {
             lines: Vec::new(),
             node: "",
         }
+    }
+
+    /// Of another type than `ClusterIP`.
+    #[must_use]
+    pub const fn of_type(mut self, type_: &'static str) -> Self {
+        self.type_ = type_;
+        self
     }
 
     /// With an annotation.
@@ -278,6 +287,7 @@ impl Service {
     pub fn service_yaml(&self) -> String {
         let Self {
             name,
+            type_,
             cluster_ips,
             ports,
             endpoints: _,
@@ -300,7 +310,7 @@ impl Service {
              kind: Service\n\
              metadata: {{ name: {name}, namespace: default, annotations: {{ {annotations} }} }}\n\
              spec:\n\
-             \x20 type: ClusterIP\n\
+             \x20 type: {type_}\n\
              \x20 clusterIP: \"{first}\"\n\
              \x20 clusterIPs: [{all}]\n\
              \x20 ipFamilies: [{families}]\n\

@@ -2,11 +2,13 @@
 //!
 //! - `claims`: who owns an address that several Services claim
 //! - `endpoints`: which endpoints count
+//! - `health`: what load balancers are told of a Service
 //! - `place`: where this node is, and its addresses
 //! - `steering`: which addresses and ports go to the tunnel
 
 mod claims;
 mod endpoints;
+mod health;
 mod place;
 mod steering;
 
@@ -18,6 +20,7 @@ use std::{
 };
 
 pub use claims::{Claims, Rank};
+pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
 pub use place::{NodePortAddresses, Place};
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{

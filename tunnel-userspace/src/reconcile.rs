@@ -6,6 +6,7 @@
 //! - `carry`: what maps hold, written into maps of other sizes
 //! - `concerns`: what an operator must act on
 //! - `diff`: what must change (pure)
+//! - `health`: what load balancers are told of Services
 //! - `names`: which id belongs to which Service
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
@@ -21,6 +22,7 @@ mod carry;
 mod concerns;
 mod diff;
 mod grace;
+mod health;
 mod names;
 mod order;
 mod planning;
@@ -31,6 +33,7 @@ mod view;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
+    sync::Arc,
 };
 
 use tunnel_common::{reason::Reason, service::FrontKey};
@@ -46,11 +49,12 @@ pub use self::{
 use self::{
     actual::{Actual, Stray},
     diff::{Diff, Shortage},
+    health::Health,
     order::{Order, Refused},
 };
 use crate::{
     model::{Algorithm, ObjectName, ServiceState},
-    plan::{Claims, Here, NodePortAddresses, Place, PortName, PortPlan, ServicePlan},
+    plan::{Claims, HealthChecks, Here, NodePortAddresses, Place, PortName, PortPlan, ServicePlan},
 };
 
 /// Why a service port is not programmed, or not as it should be.
@@ -90,6 +94,7 @@ pub struct Reconciler<M> {
     has_shrunk: bool,
     here: Here,
     place: Place,
+    health: Health,
     node_eligible: bool,
     synced: bool,
     /// Whether the sources hold everything they were told.
@@ -153,6 +158,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 algorithm: settings.algorithm,
             },
             place: Place::new(settings.node_ports),
+            health: Health::default(),
             node_eligible: true,
             synced: false,
             whole: false,
@@ -168,6 +174,11 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     #[must_use]
     pub const fn maps(&self) -> &M {
         &self.maps
+    }
+
+    /// What load balancers are told of Services, if it is not what was given last.
+    pub fn take_health(&mut self) -> Option<Arc<HealthChecks>> {
+        self.synced.then(|| self.health.take()).flatten()
     }
 
     /// Whether a Service is programmed as planned.

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     Views, health, metrics,
-    server::{self, Site, SocketError, json, respond, text},
+    server::{self, Site, SocketError, Span, json, respond, text},
     status::Status,
 };
 use crate::reconcile::Query;
@@ -105,8 +105,10 @@ pub fn serve_socket(
 }
 
 impl Site for Node {
-    fn paths(&self) -> &'static [&'static str] {
-        self.endpoint.paths()
+    const SPAN: Span = Span::Wildcard;
+
+    fn paths(&self) -> Option<&'static [&'static str]> {
+        Some(self.endpoint.paths())
     }
 
     async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
@@ -167,7 +169,7 @@ impl Node {
     }
 }
 
-const fn code(is_good: bool) -> StatusCode {
+pub(super) const fn code(is_good: bool) -> StatusCode {
     if is_good {
         StatusCode::OK
     } else {

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Views;
+use super::{ChecksView, Views};
 use crate::{identity::State, net::View, reconcile::Stats, tunnel::NodeView};
 
 /// What does not change while the daemon runs.
@@ -77,6 +77,9 @@ pub struct Status {
     pub reasons: BTreeMap<String, u64>,
     /// Ports that are not ours yet, and why.
     pub not_listening: BTreeMap<String, String>,
+    /// Health check ports of Services.
+    #[serde(default)]
+    pub health_checks: ChecksView,
 }
 
 impl Status {
@@ -106,6 +109,7 @@ impl Status {
             source: source.unwrap_or_default(),
             reasons,
             not_listening: views.listening.borrow().clone(),
+            health_checks: views.checks.borrow().clone(),
         }
     }
 }

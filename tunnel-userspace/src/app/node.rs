@@ -18,7 +18,7 @@ use super::{
     tunnel::{Steered, Tunnel},
 };
 use crate::{
-    admin::{self, Endpoint, Views},
+    admin::{self, Checks, Endpoint, Views},
     bpf::Guard,
     config::Config,
     events,
@@ -117,11 +117,14 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let waiting = views.listening.clone();
     serve(&config, &views, &mut tasks, &draining)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
+    let checks = parts.owner.health_checks();
+    let checks = Checks::new(checks, Arc::clone(&views), draining.clone());
     let concerned = events::Views {
-        concerns: vec![parts.owner.concerns()],
+        concerns: vec![parts.owner.concerns(), checks.concerns()],
         listening: waiting.subscribe(),
     };
     sources.start_events(&config, concerned, &mut tasks, &draining);
+    tasks.start("health checks", checks.run());
     sources.run(update_sender, &mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {

@@ -43,6 +43,7 @@ impl<M> Reconciler<M> {
 
     /// Plans everything anew if this node is not what it was.
     fn look_around(&mut self) {
+        self.health.set_addresses(self.place.health_addresses());
         if self.place.show(&mut self.here) {
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
@@ -54,6 +55,8 @@ impl<M> Reconciler<M> {
 
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
+        let check = state.and_then(|state| plan::health_check(state, &self.here));
+        self.health.put(name, check);
         let moved = if let Some(state) = state {
             let plan = plan::service(state, &self.here);
             let moved = self.claims.replace(name, plan::claims(state, &plan));

@@ -25,6 +25,7 @@ use crate::{
     clock::{monotonic, since_boot},
     drain, latest,
     model::{Concern, ObjectName, Update},
+    plan::HealthChecks,
 };
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -98,6 +99,7 @@ pub struct Loop<M, S, G> {
     steer_at: Option<Instant>,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
+    health: watch::Sender<Arc<HealthChecks>>,
 }
 
 /// Makes the loop of a reconciler; the second value follows what it does. The first grace belongs
@@ -127,6 +129,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         steer_at: None,
         stats,
         concerns: watch::Sender::new(Arc::default()),
+        health: watch::Sender::default(),
     };
     Ok((looped, follower))
 }
@@ -140,6 +143,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// What of it an operator must act on.
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
+    }
+
+    /// What load balancers are told of Services, once it is programmed.
+    pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
+        self.health.subscribe()
     }
 
     /// Whether a Service is programmed as planned.
@@ -310,6 +318,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
         self.publish_concerns();
+        if let Some(checks) = self.reconciler.take_health() {
+            self.health.send_replace(checks);
+        }
     }
 
     fn publish_concerns(&self) {

@@ -221,7 +221,10 @@ pub(super) const USERSPACE: &[Rule] = &[
         may: &[
             "crate::identity::Receiver",
             "crate::identity::State",
+            "crate::model",
             "crate::net::View",
+            "crate::plan::HealthChecks",
+            "crate::plan::Listeners",
             "crate::reconcile::Query",
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",
@@ -232,6 +235,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tunnel::NodeView",
             "crate::clock",
             "crate::drain",
+            "crate::latest",
             "crate::tasks",
         ],
         never: &[KERNEL, OBJECTS, CLIENT],

@@ -151,6 +151,7 @@ impl Parts {
             source,
             counters: Box::new(read),
             listening: watch::Sender::new(BTreeMap::new()),
+            checks: watch::Sender::default(),
         }
     }
 

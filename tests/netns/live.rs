@@ -1,6 +1,6 @@
 //! Manifests while the daemon runs, and what it tells over its ports.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
@@ -142,11 +142,31 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     let (code, status) = ask_host(admin, "/status")?;
     let status: serde_json::Value = serde_json::from_str(&status)?;
     same("status", (code, &status["ready"]), (200, &true.into()))?;
-    for path in ["/healthz", "/livez"] {
-        same("not on the admin port", ask_host(admin, path)?.0, 404)?;
-        let (code, health) = ask_host(healthz, path)?;
-        let health: serde_json::Value = serde_json::from_str(&health)?;
-        same(path, (code, &health["healthy"]), (200, &true.into()))?;
+    same(
+        "mode",
+        ask_host(admin, "/proxyMode")?,
+        (200, "ebpf".to_owned()),
+    )?;
+    same(
+        "plain",
+        ask_host(admin, "/healthz")?,
+        (200, "ok".to_owned()),
+    )?;
+    let (code, config) = ask_host(admin, "/configz")?;
+    let config: serde_json::Value = serde_json::from_str(&config)?;
+    let named = &config["culvert.dev"]["nodeName"];
+    same("config", (code, named), (200, &NODE.into()))?;
+    same("not on the admin port", ask_host(admin, "/livez")?.0, 404)?;
+    for at in [healthz, SocketAddr::from((Ipv6Addr::LOCALHOST, 10256))] {
+        for path in ["/healthz", "/livez"] {
+            let (code, health) = ask_host(at, path)?;
+            let health: serde_json::Value = serde_json::from_str(&health)?;
+            same(path, (code, &health["healthy"]), (200, &true.into()))?;
+            for family in ["IPv4", "IPv6"] {
+                let healthy = &health["status"][family]["healthy"];
+                same(family, healthy, &true.into())?;
+            }
+        }
     }
     same(
         "not on the health port",
@@ -158,6 +178,16 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     let Manifest { file, text } = Manifest::node(NODE);
     let taint = "spec: { taints: [{ key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule }] }\n";
     node.apply((&*file, &*format!("{text}{taint}")))?;
+    wait::until(CHANGE, || {
+        ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
+    })?;
+    same("livez", ask_host(healthz, "/livez")?.0, 200)?;
+    // It is kept after all; and then its object is deleted.
+    node.apply((&*file, &*text))?;
+    wait::until(CHANGE, || {
+        ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 200)
+    })?;
+    node.withdraw(&file)?;
     wait::until(CHANGE, || {
         ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
     })?;

@@ -72,6 +72,8 @@ impl Default for TunnelViews {
 pub struct Views {
     /// What does not change while the daemon runs.
     pub setup: Setup,
+    /// The config that the daemon goes by, below the group that it belongs to.
+    pub config: serde_json::Value,
     /// Whether the data path is as it should be: why not, or nothing.
     pub ready: watch::Receiver<Option<String>>,
     /// The owner of the maps.

@@ -26,6 +26,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     };
     Views {
         setup,
+        config: serde_json::json!({ "culvert.dev": { "mode": "ebpf" } }),
         ready: watch::channel(None).1,
         stats,
         kernel_log: watch::channel(None).1,

@@ -16,7 +16,7 @@ impl<M> Reconciler<M> {
         self.stale = update.stale;
         for (name, node) in update.nodes {
             if name.name == self.here.node {
-                self.node_eligible = node.as_ref().is_none_or(|node| node.eligible);
+                self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.place.set_node(node.as_deref());
             }
         }

@@ -72,10 +72,13 @@ pub struct Stats {
     pub last_delay_seconds: f64,
     /// When the last pass ended.
     pub last_pass_at: Option<Timestamp>,
+    /// When the last pass ended that left nothing to be written.
+    #[serde(default)]
+    pub last_whole_pass_at: Option<Timestamp>,
     /// Since when writes fail; nothing if they don't.
     pub failing_since: Option<Timestamp>,
-    /// Whether load balancers may send traffic to this node, as its Node object says. A node
-    /// without one may.
+    /// Whether load balancers may send traffic to this node, as its Node object says. A node that
+    /// never had one may; one whose object was deleted may not.
     pub node_eligible: bool,
     /// Differences found between the maps and what was known of them.
     pub drift: u64,
@@ -315,6 +318,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             let now = Timestamp::now();
             stats.last_pass_at = Some(now);
             let failing = self.reconciler.is_dirty().then_some(now);
+            if failing.is_none() && stats.synced {
+                stats.last_whole_pass_at = Some(now);
+            }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
         self.publish_concerns();

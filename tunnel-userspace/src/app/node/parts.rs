@@ -142,6 +142,7 @@ impl Parts {
         };
         Views {
             setup,
+            config: config.effective(),
             ready,
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),

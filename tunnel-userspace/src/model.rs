@@ -1,5 +1,6 @@
 //! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
 
+mod by_family;
 mod concern;
 mod endpoint;
 mod node;
@@ -11,6 +12,7 @@ mod update;
 
 use std::{fmt, sync::Arc};
 
+pub use by_family::ByFamily;
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use node::{ConfigMap, Node, ServiceCidr, ZONE};

@@ -7,6 +7,7 @@
 //! - `concerns`: what an operator must act on
 //! - `diff`: what must change (pure)
 //! - `health`: what load balancers are told of Services
+//! - `measures`, `histogram`: what kube-proxy measures of its passes
 //! - `names`: which id belongs to which Service
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
@@ -23,6 +24,8 @@ mod concerns;
 mod diff;
 mod grace;
 mod health;
+mod histogram;
+mod measures;
 mod names;
 mod order;
 mod planning;
@@ -42,6 +45,8 @@ pub use self::{
     access::{MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError, without_spare},
     carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
     grace::{Grace, Retired},
+    histogram::Histogram,
+    measures::SyncStats,
     run::{Loop, Query, Stats, start},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
     view::{PortView, ServiceView},
@@ -50,6 +55,7 @@ use self::{
     actual::{Actual, Stray},
     diff::{Diff, Shortage},
     health::Health,
+    measures::Measures,
     order::{Order, Refused},
 };
 use crate::{
@@ -95,6 +101,7 @@ pub struct Reconciler<M> {
     here: Here,
     place: Place,
     health: Health,
+    measures: Measures,
     node_eligible: bool,
     synced: bool,
     /// Whether the sources hold everything they were told.
@@ -159,6 +166,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             },
             place: Place::new(settings.node_ports),
             health: Health::default(),
+            measures: Measures::default(),
             node_eligible: true,
             synced: false,
             whole: false,
@@ -288,6 +296,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         grace.wait().map_err(AdoptError::Grace)?;
         fresh.take_names(&mut self.actual);
         self.actual = fresh;
+        self.measures.all_anew();
         self.dirty.extend(self.plans.keys().cloned());
         self.dirty.extend(self.actual.ids.keys().cloned());
         let differences = u64::try_from(differences).unwrap_or(u64::MAX);

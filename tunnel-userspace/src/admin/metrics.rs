@@ -1,5 +1,6 @@
 //! Prometheus (OpenMetrics text): kube-proxy's names where they mean the same, ours beside them.
 
+mod kube_proxy;
 mod out;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -181,7 +182,7 @@ impl Collector for Metrics {
         )?;
         self.steering(&mut out, &stats)?;
         self.tunnel(&mut out)?;
-        self.kube_proxy(&mut out, &stats)
+        kube_proxy::encode(&mut out, &stats, &self.answers)
     }
 }
 
@@ -272,33 +273,6 @@ impl Metrics {
         let help = "Streams that are open";
         out.gauge("culvert_tunnel_streams", help, f64::from(streams))?;
         (self.views.tunnel.identity)().map_or(Ok(()), |state| certificate(out, &state))
-    }
-
-    fn kube_proxy(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
-        let help = "When the last pass over changed Services ended";
-        let last = stats
-            .last_pass_at
-            .map_or(0.0, |at| at.as_duration().as_secs_f64());
-        out.gauge(
-            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            help,
-            last,
-        )?;
-        for (endpoint, name) in [
-            ("/healthz", "kubeproxy_proxy_healthz"),
-            ("/livez", "kubeproxy_proxy_livez"),
-        ] {
-            let asked = self
-                .answers
-                .iter()
-                .filter(|((asked, _), _)| *asked == endpoint);
-            let counts: Vec<_> = asked.map(|((_, code), n)| (code.to_string(), *n)).collect();
-            let labelled = counts
-                .iter()
-                .map(|(code, n)| ([("code", code.as_str())], *n));
-            out.counters(name, "Answers, by code", labelled)?;
-        }
-        Ok(())
     }
 }
 

@@ -84,6 +84,7 @@ pub(super) fn service() -> ServiceState {
             node: None,
             hints: None,
         }],
+        triggered: None,
     };
     ServiceState {
         service: Arc::new(service),

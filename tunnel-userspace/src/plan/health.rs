@@ -154,6 +154,7 @@ mod tests {
             family,
             ports: ports.iter().map(port).collect(),
             endpoints,
+            triggered: None,
         })
     }
 

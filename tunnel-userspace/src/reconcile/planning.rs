@@ -24,6 +24,8 @@ impl<M> Reconciler<M> {
         self.look_around();
         for (name, state) in update.services {
             self.held.remove(&name);
+            let before = self.states.get(&name);
+            self.measures.note(&name, before, state.as_ref());
             self.plan(&name, state.as_ref());
             match state {
                 Some(state) => self.states.insert(name, state),
@@ -45,6 +47,7 @@ impl<M> Reconciler<M> {
     fn look_around(&mut self) {
         self.health.set_addresses(self.place.health_addresses());
         if self.place.show(&mut self.here) {
+            self.measures.all_anew();
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
                 self.plan(name, Some(state));
@@ -57,15 +60,17 @@ impl<M> Reconciler<M> {
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
         let check = state.and_then(|state| plan::health_check(state, &self.here));
         self.health.put(name, check);
-        let moved = if let Some(state) = state {
-            let plan = plan::service(state, &self.here);
-            let moved = self.claims.replace(name, plan::claims(state, &plan));
-            self.plans.insert(name.clone(), plan);
-            moved
-        } else {
-            self.plans.remove(name);
-            self.claims.replace(name, std::iter::empty())
+        let plan = state.map(|state| plan::service(state, &self.here));
+        let new = plan.as_ref().map(plan::gaps).unwrap_or_default();
+        let claims = state.zip(plan.as_ref());
+        let claims = claims.map(|(state, plan)| plan::claims(state, plan));
+        let moved = self.claims.replace(name, claims.into_iter().flatten());
+        let old = match plan {
+            Some(plan) => self.plans.insert(name.clone(), plan),
+            None => self.plans.remove(name),
         };
+        let old = old.as_ref().map(plan::gaps).unwrap_or_default();
+        self.measures.replace(old, new);
         self.dirty.extend(moved);
         self.dirty.insert(name.clone());
     }

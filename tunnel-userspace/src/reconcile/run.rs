@@ -19,7 +19,7 @@ use tunnel_common::reason::Reason;
 
 use super::{
     Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps, SteeringView,
-    grace::Waiter, view::ServiceView,
+    SyncStats, grace::Waiter, view::ServiceView,
 };
 use crate::{
     clock::{monotonic, since_boot},
@@ -84,6 +84,9 @@ pub struct Stats {
     pub drift: u64,
     /// What is steered to the tunnel.
     pub steering: SteeringView,
+    /// What kube-proxy measures too; for metrics only.
+    #[serde(skip)]
+    pub sync: SyncStats,
 }
 
 /// The loop, and its ends for others.
@@ -185,6 +188,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     fn update(&mut self, update: Update) {
         self.steering.update(&update);
         self.reconciler.update(update);
+        let queued = Some(Timestamp::now());
+        self.stats.send_if_modified(|stats| {
+            stats.sync.last_queued_at = queued;
+            false
+        });
     }
 
     /// Runs until the drain begins or every source is gone. What is programmed stays.
@@ -304,6 +312,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         let end = monotonic();
         self.stats.send_modify(|stats| {
             self.reconciler.describe(stats);
+            let took = end.saturating_sub(start);
+            self.reconciler.measure(&mut stats.sync, took);
             stats.steering = self.steering.view();
             for (reason, count) in self.steering.counts() {
                 let total = stats.counts.entry(reason.label().to_owned()).or_default();
@@ -352,6 +362,15 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 }
 
 impl<M> Reconciler<M> {
+    /// Measures a pass that has just ended.
+    fn measure(&mut self, stats: &mut SyncStats, took: Duration) {
+        if self.synced {
+            let (dirty, starved) = (&self.dirty, &self.starved);
+            let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
+            self.measures.pass(stats, took, Timestamp::now(), is_open);
+        }
+    }
+
     pub(super) fn describe(&self, stats: &mut Stats) {
         let usage = self.actual.usage();
         stats.synced = self.synced;

@@ -225,6 +225,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::net::View",
             "crate::plan::HealthChecks",
             "crate::plan::Listeners",
+            "crate::reconcile::Histogram",
             "crate::reconcile::Query",
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",

@@ -128,3 +128,28 @@ fn the_page_on_metrics_names_each_metric_and_each_reason_and_no_other() {
 
     assert_eq!(named, wanted.iter().map(String::as_str).collect());
 }
+
+#[test]
+fn what_kube_proxy_measures_too_has_its_names_and_labels() {
+    let mut stats = Stats::default();
+    stats.sync.endpoint_changes.v6 = 5;
+    stats.sync.pending_services = 2;
+    stats.sync.gaps.v4.external = 3;
+    stats.last_whole_pass_at = Some(Timestamp::from_second(1_800_000_000).expect("a time"));
+
+    let page = rendered(stats);
+
+    for line in [
+        "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.001\",ip_family=\"IPv4\"} 0",
+        "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\",ip_family=\"IPv6\"} 0",
+        "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv6\"} 0",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total{ip_family=\"IPv4\"} 0",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total{ip_family=\"IPv6\"} 5",
+        "kubeproxy_sync_proxy_rules_service_changes_pending{ip_family=\"IPv4\"} 2.0",
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"external\"} 3.0",
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv6\",traffic_policy=\"internal\"} 0.0",
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1800000000.0",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+}

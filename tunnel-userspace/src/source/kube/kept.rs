@@ -160,6 +160,7 @@ mod tests {
                 node: Some(Arc::from("node-a")),
                 hints: None,
             }],
+            triggered: None,
         };
         Kept {
             written: Timestamp::from_second(1_800_000_000).unwrap(),

@@ -16,12 +16,12 @@ use tunnel_common::{
 };
 use tunnel_tests::{
     environment,
-    reference::{self, Cluster, ExternalIps, Front, Here, Protocol, Source, Verdict},
+    reference::{self, Cluster, ExternalIps, Front, HealthCheck, Here, Protocol, Source, Verdict},
 };
 use tunnel_userspace::{
     k8s::{self, Arriving, Taken},
-    model::{Algorithm, Object, ObjectName, ServiceState, Update},
-    plan::NodePortAddresses,
+    model::{Algorithm, Family, Object, ObjectName, ServiceState, Update},
+    plan::{HealthChecks, NodePortAddresses},
     reconcile::{Reconciler, Settings, Sizes},
 };
 
@@ -68,7 +68,11 @@ fn compare(seed: u64) -> Result<(usize, usize)> {
         .iter()
         .filter_map(|((ip, port, protocol), front)| Some((key(*ip, *port, *protocol)?, front)))
         .collect();
-    let maps = program(&cluster, &here)?;
+    let (maps, checks) = program(&cluster, &here)?;
+    ensure!(
+        told(&checks) == reference::health_check_node_ports(&cluster, &here),
+        "health checks: {checks:?}"
+    );
     let found: BTreeSet<&FrontKey> = maps.svc.keys().collect();
     let shown = |key: &FrontKey| key.to_string();
     let missing = wanted.keys().filter(|key| !found.contains(key));
@@ -121,7 +125,7 @@ fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontKey> {
 }
 
 /// What a node programs of a cluster.
-fn program(cluster: &Cluster, here: &Here) -> Result<Memory> {
+fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)> {
     let settings = Settings {
         node_name: here.node.clone(),
         algorithm: Algorithm::Random,
@@ -134,7 +138,29 @@ fn program(cluster: &Cluster, here: &Here) -> Result<Memory> {
     reconciler.update(update(cluster)?);
     reconciler.pass();
     ensure!(!reconciler.is_dirty(), "not everything was written");
-    Ok(reconciler.maps().clone())
+    let checks = reconciler.take_health().unwrap_or_default();
+    Ok((reconciler.maps().clone(), checks))
+}
+
+/// What load balancers are told of Services, by port.
+fn told(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
+    let families = |local: &BTreeMap<Family, usize>| {
+        let family = |(family, count): (&Family, &usize)| match family {
+            Family::V4 => (reference::address::Family::Ipv4, *count),
+            Family::V6 => (reference::address::Family::Ipv6, *count),
+        };
+        local.iter().map(family).collect()
+    };
+    let services = checks.services.iter();
+    let told = services.map(|(name, check)| {
+        let told = HealthCheck {
+            namespace: name.namespace.to_string(),
+            service: name.name.to_string(),
+            local_ready: families(&check.local),
+        };
+        (check.port, told)
+    });
+    told.collect()
 }
 
 fn node_ports(wanted: &reference::NodePortAddresses) -> Vec<NodePortAddresses> {

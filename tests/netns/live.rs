@@ -1,6 +1,6 @@
 //! Manifests while the daemon runs, and what it tells over its ports.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
@@ -125,6 +125,42 @@ fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
     same("server", ask(&node, WEB)?, "backend".to_owned())
 }
 
+/// That kube-proxy's names for what a pass does are there, for both families.
+fn passes_are_measured(metrics: &str) -> Result<()> {
+    for family in ["IPv4", "IPv6"] {
+        let of = |name: &str| {
+            let name = format!("kubeproxy_{name}{{ip_family=\"{family}\"}}");
+            metric(metrics, &name).unwrap_or_default()
+        };
+        // The Service, and the one by which the daemon tried its way, which came and went.
+        ensure!(
+            of("sync_proxy_rules_duration_seconds_count") >= 3,
+            "{metrics}"
+        );
+        ensure!(
+            of("sync_full_proxy_rules_duration_seconds_count") >= 1,
+            "{metrics}"
+        );
+        ensure!(
+            of("sync_proxy_rules_service_changes_total") == 3,
+            "{metrics}"
+        );
+        ensure!(
+            of("sync_proxy_rules_endpoint_changes_total") >= 1,
+            "{metrics}"
+        );
+        ensure!(
+            of("sync_proxy_rules_last_timestamp_seconds") > 0,
+            "{metrics}"
+        );
+        ensure!(
+            of("sync_proxy_rules_last_queued_timestamp_seconds") > 0,
+            "{metrics}"
+        );
+    }
+    Ok(())
+}
+
 #[test]
 fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     let (node, _server) = start()?;
@@ -139,25 +175,63 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     let translated = "culvert_reason_total{reason=\"translated\"}";
     // The Service's, and the one by which the daemon tried its way.
     same("translated", metric(&metrics, translated), Some(2))?;
+    passes_are_measured(&metrics)?;
     let (code, status) = ask_host(admin, "/status")?;
     let status: serde_json::Value = serde_json::from_str(&status)?;
     same("status", (code, &status["ready"]), (200, &true.into()))?;
-    for path in ["/healthz", "/livez"] {
-        same("not on the admin port", ask_host(admin, path)?.0, 404)?;
-        let (code, health) = ask_host(healthz, path)?;
-        let health: serde_json::Value = serde_json::from_str(&health)?;
-        same(path, (code, &health["healthy"]), (200, &true.into()))?;
+    same(
+        "mode",
+        ask_host(admin, "/proxyMode")?,
+        (200, "ebpf".to_owned()),
+    )?;
+    same(
+        "plain",
+        ask_host(admin, "/healthz")?,
+        (200, "ok".to_owned()),
+    )?;
+    let (code, config) = ask_host(admin, "/configz")?;
+    let config: serde_json::Value = serde_json::from_str(&config)?;
+    let named = &config["culvert.dev"]["nodeName"];
+    same("config", (code, named), (200, &NODE.into()))?;
+    same("not on the admin port", ask_host(admin, "/livez")?.0, 404)?;
+    for at in [healthz, SocketAddr::from((Ipv6Addr::LOCALHOST, 10256))] {
+        for path in ["/healthz", "/livez"] {
+            let (code, health) = ask_host(at, path)?;
+            let health: serde_json::Value = serde_json::from_str(&health)?;
+            same(path, (code, &health["healthy"]), (200, &true.into()))?;
+            for family in ["IPv4", "IPv6"] {
+                let healthy = &health["status"][family]["healthy"];
+                same(family, healthy, &true.into())?;
+            }
+        }
     }
     same(
         "not on the health port",
         ask_host(healthz, "/metrics")?.0,
         404,
     )?;
+    same("server", ask(&node, WEB)?, "backend".to_owned())
+}
 
-    // A node that an autoscaler takes away lives, but is no place for new traffic.
+#[test]
+fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
+    let (node, _server) = start()?;
+    let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
+    let ask_host = |at: SocketAddr, path: &str| get(node.host(), at, path);
+
     let Manifest { file, text } = Manifest::node(NODE);
     let taint = "spec: { taints: [{ key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule }] }\n";
     node.apply((&*file, &*format!("{text}{taint}")))?;
+    wait::until(CHANGE, || {
+        ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
+    })?;
+    same("livez", ask_host(healthz, "/livez")?.0, 200)?;
+    // It is kept after all; and then its object is deleted.
+    node.apply((&*file, &*text))?;
+    wait::until(CHANGE, || {
+        ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 200)
+    })?;
+    node.withdraw(&file)?;
     wait::until(CHANGE, || {
         ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
     })?;

@@ -33,6 +33,8 @@ mod full;
 #[cfg(test)]
 mod guard;
 #[cfg(test)]
+mod health;
+#[cfg(test)]
 mod hooks;
 #[cfg(test)]
 mod kernel_log;

@@ -130,6 +130,7 @@ struct Endpoint {
 #[derive(Clone, Debug)]
 pub struct Service {
     name: String,
+    type_: &'static str,
     cluster_ips: Vec<IpAddr>,
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
@@ -148,6 +149,7 @@ impl Service {
     pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
             name: name.to_owned(),
+            type_: "ClusterIP",
             cluster_ips: cluster_ips.into_iter().collect(),
             ports: Vec::new(),
             endpoints: Vec::new(),
@@ -156,6 +158,13 @@ impl Service {
             node: "",
             zone: "",
         }
+    }
+
+    /// Of another type than `ClusterIP`.
+    #[must_use]
+    pub const fn of_type(mut self, type_: &'static str) -> Self {
+        self.type_ = type_;
+        self
     }
 
     /// With an annotation.
@@ -291,6 +300,7 @@ impl Service {
     pub fn service_yaml(&self) -> String {
         let Self {
             name,
+            type_,
             cluster_ips,
             ports,
             endpoints: _,
@@ -314,7 +324,7 @@ impl Service {
              kind: Service\n\
              metadata: {{ name: {name}, namespace: default, annotations: {{ {annotations} }} }}\n\
              spec:\n\
-             \x20 type: ClusterIP\n\
+             \x20 type: {type_}\n\
              \x20 clusterIP: \"{first}\"\n\
              \x20 clusterIPs: [{all}]\n\
              \x20 ipFamilies: [{families}]\n\

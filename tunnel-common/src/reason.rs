@@ -125,8 +125,10 @@ reasons! {
     NoLocalBackend = 45, "no_local_backend", "refused: traffic of this policy needs a backend on this node, and there is none";
     /// A connected socket was ended, since its backend serves its Service no more.
     SocketEnded = 46, "socket_ended", "a connected socket was ended: its backend serves the Service no more";
+    /// The health check port of a Service is not served: another process or Service has it.
+    HealthPortTaken = 47, "health_port_taken", "not served: another process or Service has this health check port; it is tried again";
     /// A connect or datagram was sent on to the backend that its client keeps.
-    TranslatedAffine = 47, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
+    TranslatedAffine = 48, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
 }
 
 impl Reason {
@@ -164,10 +166,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_stand_at_the_index_of_their_number_and_fit_the_map() {
-        for (index, reason) in (0_u32..).zip(Reason::ALL) {
-            assert_eq!(reason.index(), index);
-            assert!(index < Reason::CAPACITY);
+    fn reasons_stand_in_the_order_of_their_numbers_and_fit_the_map() {
+        assert!(Reason::ALL.is_sorted_by(|one, next| one.index() < next.index()));
+        for reason in Reason::ALL {
+            assert!(reason.index() < Reason::CAPACITY);
+            assert_eq!(Reason::of_index(reason.index()), Some(reason));
         }
     }
 

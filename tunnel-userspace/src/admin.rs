@@ -4,12 +4,17 @@
 //! - `status`: the status as a whole
 //! - `metrics`: counts and sizes for Prometheus
 //! - `health`: what load balancers and probes ask
+//! - `checks`: what load balancers ask of a Service
 //! - `server`: HTTP on sockets and ports
 //! - `node`, `agent`: what those roles answer
 //! - `client`: the command line's end of the admin socket
+//! - `fixture`: views for tests
 
 mod agent;
+mod checks;
 mod client;
+#[cfg(test)]
+mod fixture;
 mod health;
 mod metrics;
 mod node;
@@ -23,6 +28,7 @@ use tunnel_common::reason::Reason;
 
 pub use self::{
     agent::{AgentSetup, AgentStatus, AgentViews, serve_agent, serve_agent_socket},
+    checks::{Checks, ChecksView},
     client::{AskError, ask},
     node::{Endpoint, serve, serve_socket},
     server::SocketError,
@@ -67,6 +73,8 @@ impl Default for TunnelViews {
 pub struct Views {
     /// What does not change while the daemon runs.
     pub setup: Setup,
+    /// The config that the daemon goes by, below the group that it belongs to.
+    pub config: serde_json::Value,
     /// Whether the data path is as it should be: why not, or nothing.
     pub ready: watch::Receiver<Option<String>>,
     /// The owner of the maps.
@@ -87,4 +95,6 @@ pub struct Views {
     pub counters: Box<Counters>,
     /// Ports that are not ours yet, and why.
     pub listening: watch::Sender<BTreeMap<String, String>>,
+    /// Health check ports of Services.
+    pub checks: watch::Sender<ChecksView>,
 }

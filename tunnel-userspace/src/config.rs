@@ -20,6 +20,9 @@ pub use sockets::{Sockets, Transport};
 pub use source::{Events, Source, SourceFile, SourceKube};
 pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
 
+/// What the config is shown as; the domain is a placeholder.
+const GROUP: &str = "culvert.dev";
+
 /// Everything that can be configured.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -139,6 +142,13 @@ impl Config {
     #[must_use]
     pub const fn default_file() -> &'static str {
         include_str!("config/default.yaml")
+    }
+
+    /// All of it as it counts, with what the file leaves out, below the name of its group (as
+    /// kube-proxy's `/configz` shows its own).
+    #[must_use]
+    pub fn effective(&self) -> serde_json::Value {
+        serde_json::json!({ GROUP: self })
     }
 
     /// The socket that the daemon answers its command line on.

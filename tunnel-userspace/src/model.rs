@@ -1,5 +1,6 @@
 //! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
 
+mod by_family;
 mod choice;
 mod concern;
 mod endpoint;
@@ -12,6 +13,7 @@ mod update;
 
 use std::{fmt, sync::Arc};
 
+pub use by_family::ByFamily;
 pub use choice::{Algorithm, Weights};
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};

@@ -3,12 +3,16 @@
 //! - `choice`: how often, and in which order, a backend stands in a set
 //! - `claims`: who owns an address that several Services claim
 //! - `endpoints`: which endpoints count
+//! - `gaps`: where a policy finds no endpoint of this node
+//! - `health`: what load balancers are told of a Service
 //! - `place`: where this node is, and its addresses
 //! - `steering`: which addresses and ports go to the tunnel
 
 mod choice;
 mod claims;
 mod endpoints;
+mod gaps;
+mod health;
 mod place;
 mod steering;
 
@@ -20,6 +24,8 @@ use std::{
 };
 
 pub use claims::{Claims, Rank};
+pub use gaps::{Gaps, gaps};
+pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
 pub use place::{NodePortAddresses, Place};
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{

@@ -6,6 +6,8 @@
 //! - `carry`: what maps hold, written into maps of other sizes
 //! - `concerns`: what an operator must act on
 //! - `diff`: what must change (pure)
+//! - `health`: what load balancers are told of Services
+//! - `measures`, `histogram`: what kube-proxy measures of its passes
 //! - `names`: which id belongs to which Service
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
@@ -21,6 +23,9 @@ mod carry;
 mod concerns;
 mod diff;
 mod grace;
+mod health;
+mod histogram;
+mod measures;
 mod names;
 mod order;
 mod planning;
@@ -31,6 +36,7 @@ mod view;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
+    sync::Arc,
 };
 
 use tunnel_common::{reason::Reason, service::FrontKey};
@@ -39,6 +45,8 @@ pub use self::{
     access::{MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError, without_spare},
     carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
     grace::{Grace, Retired},
+    histogram::Histogram,
+    measures::SyncStats,
     run::{Loop, Query, Stats, start},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
     view::{PortView, ServiceView},
@@ -46,11 +54,13 @@ pub use self::{
 use self::{
     actual::{Actual, Stray},
     diff::{Diff, Shortage},
+    health::Health,
+    measures::Measures,
     order::{Order, Refused},
 };
 use crate::{
     model::{Algorithm, ObjectName, ServiceState},
-    plan::{Claims, Here, NodePortAddresses, Place, PortName, PortPlan, ServicePlan},
+    plan::{Claims, HealthChecks, Here, NodePortAddresses, Place, PortName, PortPlan, ServicePlan},
 };
 
 /// Why a service port is not programmed, or not as it should be.
@@ -90,6 +100,8 @@ pub struct Reconciler<M> {
     has_shrunk: bool,
     here: Here,
     place: Place,
+    health: Health,
+    measures: Measures,
     node_eligible: bool,
     synced: bool,
     /// Whether the sources hold everything they were told.
@@ -153,6 +165,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 algorithm: settings.algorithm,
             },
             place: Place::new(settings.node_ports),
+            health: Health::default(),
+            measures: Measures::default(),
             node_eligible: true,
             synced: false,
             whole: false,
@@ -168,6 +182,11 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     #[must_use]
     pub const fn maps(&self) -> &M {
         &self.maps
+    }
+
+    /// What load balancers are told of Services, if it is not what was given last.
+    pub fn take_health(&mut self) -> Option<Arc<HealthChecks>> {
+        self.synced.then(|| self.health.take()).flatten()
     }
 
     /// Whether a Service is programmed as planned.
@@ -277,6 +296,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         grace.wait().map_err(AdoptError::Grace)?;
         fresh.take_names(&mut self.actual);
         self.actual = fresh;
+        self.measures.all_anew();
         self.dirty.extend(self.plans.keys().cloned());
         self.dirty.extend(self.actual.ids.keys().cloned());
         let differences = u64::try_from(differences).unwrap_or(u64::MAX);

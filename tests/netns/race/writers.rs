@@ -200,6 +200,7 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
             protocol,
         }],
         endpoints: change.addresses().map(endpoint).collect(),
+        triggered: None,
     };
     ServiceState {
         service: Arc::new(service),

@@ -97,8 +97,8 @@ pub fn serve_agent_socket(
 }
 
 impl Site for AgentViews {
-    fn paths(&self) -> &'static [&'static str] {
-        &["/status", "/metrics", "/healthz", "/readyz"]
+    fn paths(&self) -> Option<&'static [&'static str]> {
+        Some(&["/status", "/metrics", "/healthz", "/readyz"])
     }
 
     async fn answer(&self, path: &str) -> Response<Full<Bytes>> {

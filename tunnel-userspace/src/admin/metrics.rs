@@ -1,5 +1,6 @@
 //! Prometheus (OpenMetrics text): kube-proxy's names where they mean the same, ours beside them.
 
+mod kube_proxy;
 mod out;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -160,6 +161,12 @@ impl Collector for Metrics {
             "Objects that were not read",
             number(objects),
         )?;
+        let refused = self.views.checks.borrow().refused.len();
+        out.gauge(
+            "culvert_health_checks_refused",
+            "Services whose health check port is not served",
+            number(refused),
+        )?;
         api_server(&mut out, source.server.as_ref())?;
         let drift = [([("map", "all")], stats.drift)];
         out.counters(
@@ -176,7 +183,7 @@ impl Collector for Metrics {
         self.sockets(&mut out)?;
         self.steering(&mut out, &stats)?;
         self.tunnel(&mut out)?;
-        self.kube_proxy(&mut out, &stats)
+        kube_proxy::encode(&mut out, &stats, &self.answers)
     }
 }
 
@@ -187,6 +194,7 @@ impl Metrics {
             Vec::new()
         });
         let tunnel = (self.views.tunnel.counts)();
+        let checks = self.views.checks.borrow().clone();
         for reason in Reason::ALL
             .into_iter()
             .filter(|reason| !reason.is_of_kernel())
@@ -195,6 +203,7 @@ impl Metrics {
                 (Reason::ObjectRefused, source.refused_total),
                 (Reason::FieldIgnored, source.ignored_total),
                 (Reason::SocketEnded, self.views.sockets.borrow().ended),
+                (Reason::HealthPortTaken, checks.refused_total),
             ];
             let of_one = of_one.into_iter().find(|(its, _)| *its == reason);
             let of_one = of_one.map_or(0, |(_, total)| total);
@@ -280,191 +289,7 @@ impl Metrics {
         out.gauge("culvert_tunnel_streams", help, f64::from(streams))?;
         (self.views.tunnel.identity)().map_or(Ok(()), |state| certificate(out, &state))
     }
-
-    fn kube_proxy(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
-        let help = "When the last pass over changed Services ended";
-        let last = stats
-            .last_pass_at
-            .map_or(0.0, |at| at.as_duration().as_secs_f64());
-        out.gauge(
-            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            help,
-            last,
-        )?;
-        for (endpoint, name) in [
-            ("/healthz", "kubeproxy_proxy_healthz"),
-            ("/livez", "kubeproxy_proxy_livez"),
-        ] {
-            let asked = self
-                .answers
-                .iter()
-                .filter(|((asked, _), _)| *asked == endpoint);
-            let counts: Vec<_> = asked.map(|((_, code), n)| (code.to_string(), *n)).collect();
-            let labelled = counts
-                .iter()
-                .map(|(code, n)| ([("code", code.as_str())], *n));
-            out.counters(name, "Answers, by code", labelled)?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use tokio::sync::{mpsc, watch};
-
-    use super::*;
-    use crate::{
-        admin::{AgentSetup, Maps, Setup, TunnelViews},
-        source::Report,
-    };
-
-    fn views(stats: Stats, server: Server) -> Arc<Views> {
-        let maps = Maps {
-            fronts: 10,
-            slots: 20,
-            backends: 30,
-        };
-        let word = String::new;
-        let setup = Setup {
-            version: word(),
-            pid: 1,
-            node: word(),
-            started: word(),
-            cgroup: word(),
-            pins: word(),
-            layout: 1,
-            refusing: word(),
-            maps,
-        };
-        Arc::new(Views {
-            setup,
-            ready: watch::channel(None).1,
-            stats: watch::channel(stats).1,
-            kernel_log: watch::channel(None).1,
-            queries: mpsc::channel(1).0,
-            network: watch::Sender::default().subscribe(),
-            sockets: watch::Sender::default().subscribe(),
-            tunnel: TunnelViews {
-                identity: Box::new(|| Some(State::default())),
-                ..TunnelViews::default()
-            },
-            source: Box::new(move || Report {
-                server: Some(server.clone()),
-                ..Report::default()
-            }),
-            counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
-            listening: watch::Sender::new(BTreeMap::new()),
-        })
-    }
-
-    fn rendered(stats: Stats) -> String {
-        let answers = Answers::from([(("/healthz", 200), 3), (("/livez", 503), 1)]);
-        render(&views(stats, Server::default()), answers).expect("rendered")
-    }
-
-    #[test]
-    fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
-        let said = |server: Server| {
-            let page = render(&views(Stats::default(), server), Answers::new()).expect("rendered");
-            let lines = page.lines().map(str::to_owned);
-            let ours = |line: &String| {
-                line.starts_with("culvert_api_server_up")
-                    || line.starts_with("culvert_source_stale")
-            };
-            lines.filter(ours).collect::<Vec<_>>()
-        };
-        let away = Server {
-            trouble: Some("refused".to_owned()),
-            stale: Some("of yesterday".to_owned()),
-            ..Server::default()
-        };
-
-        assert_eq!(
-            said(Server::default()),
-            ["culvert_api_server_up 1.0", "culvert_source_stale 0.0"]
-        );
-        assert_eq!(
-            said(away),
-            ["culvert_api_server_up 0.0", "culvert_source_stale 1.0"]
-        );
-    }
-
-    fn agent() -> String {
-        let status = AgentStatus {
-            ready: true,
-            setup: AgentSetup {
-                version: String::new(),
-                pid: 1,
-                started: String::new(),
-                allow: Vec::new(),
-            },
-            tunnel: crate::tunnel::AgentView {
-                connections: Vec::new(),
-                counts: BTreeMap::from([("target_denied".to_owned(), 3)]),
-            },
-            identity: State::default(),
-        };
-        render_agent(&status).expect("rendered")
-    }
-
-    #[test]
-    fn an_agent_counts_by_the_same_words() {
-        let text = agent();
-
-        assert!(
-            text.contains("culvert_ready 1\n") || text.contains("culvert_ready 1.0\n"),
-            "{text}"
-        );
-        assert!(
-            text.contains("culvert_reason_total{reason=\"target_denied\"} 3\n"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
-        let counts = BTreeMap::from([("fronts_full".to_owned(), 2)]);
-        let text = rendered(Stats {
-            counts,
-            ..Stats::default()
-        });
-
-        assert!(
-            text.contains("culvert_reason_total{reason=\"translated\"} 7\n"),
-            "{text}"
-        );
-        assert!(
-            text.contains("culvert_reason_total{reason=\"fronts_full\"} 2\n"),
-            "{text}"
-        );
-        assert!(
-            text.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 3\n"),
-            "{text}"
-        );
-        assert!(text.ends_with("# EOF\n"), "{text}");
-    }
-
-    #[test]
-    fn the_page_on_metrics_names_each_metric_and_each_reason_and_no_other() {
-        let page = include_str!("../../../docs/metrics.md");
-        let first_cells = page.lines().filter_map(|line| line.strip_prefix("| `"));
-        let named: BTreeSet<_> = first_cells
-            .filter_map(|rest| rest.split('`').next())
-            .collect();
-        let text = rendered(Stats::default()) + &agent();
-        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        let mut wanted: BTreeSet<String> = types
-            .map(|line| match line.split_once(' ') {
-                Some((name, "counter")) => format!("{name}_total"),
-                Some((name, _)) => name.to_owned(),
-                None => line.to_owned(),
-            })
-            .collect();
-        wanted.extend(Reason::ALL.map(|reason| reason.label().to_owned()));
-
-        assert_eq!(named, wanted.iter().map(String::as_str).collect());
-    }
-}
+mod tests;

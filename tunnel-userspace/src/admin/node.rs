@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     Views, health, metrics,
-    server::{self, Site, SocketError, json, respond, text},
+    server::{self, Site, SocketError, Span, json, respond, text},
     status::Status,
 };
 use crate::reconcile::Query;
@@ -25,7 +25,7 @@ use crate::reconcile::Query;
 pub enum Endpoint {
     /// The socket of the command line: everything.
     Socket,
-    /// The admin port: metrics and status.
+    /// The admin port: metrics and status, mode and config, and that it answers.
     Admin,
     /// The health port.
     Healthz,
@@ -50,12 +50,25 @@ impl Endpoint {
                 "/healthz",
                 "/livez",
                 "/readyz",
+                "/proxyMode",
+                "/configz",
             ],
-            Self::Admin => &["/status", "/services", "/nodes", "/metrics"],
+            Self::Admin => &[
+                "/status",
+                "/services",
+                "/nodes",
+                "/metrics",
+                "/healthz",
+                "/proxyMode",
+                "/configz",
+            ],
             Self::Healthz => &["/healthz", "/livez", "/readyz"],
         }
     }
 }
+
+/// How Services are translated, where kube-proxy says `iptables`, `ipvs` or `nftables`.
+const PROXY_MODE: &str = "ebpf";
 
 type Answers = Arc<Mutex<metrics::Answers>>;
 
@@ -105,8 +118,10 @@ pub fn serve_socket(
 }
 
 impl Site for Node {
-    fn paths(&self) -> &'static [&'static str] {
-        self.endpoint.paths()
+    const SPAN: Span = Span::Wildcard;
+
+    fn paths(&self) -> Option<&'static [&'static str]> {
+        Some(self.endpoint.paths())
     }
 
     async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
@@ -115,6 +130,10 @@ impl Site for Node {
             "/services" => self.services().await,
             "/nodes" => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
             "/metrics" => self.metrics(),
+            "/proxyMode" => text(StatusCode::OK, PROXY_MODE.to_owned()),
+            "/configz" => json(StatusCode::OK, &self.views.config),
+            // Beside the metrics it says no more than that somebody answers, as kube-proxy's does.
+            "/healthz" if self.endpoint == Endpoint::Admin => text(StatusCode::OK, "ok".to_owned()),
             "/healthz" => self.health("/healthz", true),
             "/readyz" => {
                 let readiness = health::readiness(&self.views);
@@ -158,7 +177,7 @@ impl Node {
 
     fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
         let health = health::of(&self.views, asks_eligible);
-        let code = code(health.healthy);
+        let code = code(health.is_good);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let count = answers.entry((path, code.as_u16())).or_default();
         *count = count.saturating_add(1);
@@ -167,10 +186,13 @@ impl Node {
     }
 }
 
-const fn code(is_good: bool) -> StatusCode {
+pub(super) const fn code(is_good: bool) -> StatusCode {
     if is_good {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     fs, io,
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,6 +22,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
@@ -33,8 +34,8 @@ use tracing::{debug, info, warn};
 
 use crate::drain;
 
-/// Connections that are served at once on one listener.
-const MOST_CONNECTIONS: usize = 64;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 /// How long a client may take for its request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may live.
@@ -42,10 +43,27 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long until a port that is taken is tried again, and until an accept that failed is.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// What else than its address a port listens on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Span {
+    /// The unspecified address of a family stands for all addresses of that family.
+    Family,
+    /// The unspecified address of either family stands for all addresses of both, as kube-proxy's
+    /// does.
+    Wildcard,
+}
+
 /// What is answered, by path.
 pub(super) trait Site: Send + Sync + 'static {
-    /// The paths that there are.
-    fn paths(&self) -> &'static [&'static str];
+    /// Connections that are served at once on one listener.
+    const MOST_CONNECTIONS: usize = 64;
+
+    /// What else than its address its port listens on.
+    const SPAN: Span = Span::Family;
+
+    /// The paths that there are, to be asked by GET; nothing where any path is one, and may be asked
+    /// by any method.
+    fn paths(&self) -> Option<&'static [&'static str]>;
 
     /// The answer to one of them.
     fn answer(&self, path: &str) -> impl Future<Output = Response<Full<Bytes>>> + Send;
@@ -92,7 +110,7 @@ pub(super) async fn serve_port<S: Site>(
 ) {
     let shown = format!("{name} {address}");
     let listener = tokio::select! {
-        listener = listen(&shown, address, &waiting) => listener,
+        listener = listen(&shown, (address, S::SPAN), &waiting) => listener,
         () = drain::begun(&mut draining) => return,
     };
     info!(endpoint = name, %address, "listening");
@@ -100,9 +118,9 @@ pub(super) async fn serve_port<S: Site>(
     server.accept_all(&listener, draining).await;
 }
 
-async fn listen(name: &str, address: SocketAddr, waiting: &Waiting) -> TcpListener {
+async fn listen(name: &str, (address, span): (SocketAddr, Span), waiting: &Waiting) -> TcpListener {
     loop {
-        match TcpListener::bind(address).await {
+        match bind(address, span) {
             Ok(listener) => {
                 waiting.send_modify(|names| {
                     names.remove(name);
@@ -121,6 +139,38 @@ async fn listen(name: &str, address: SocketAddr, waiting: &Waiting) -> TcpListen
             }
         }
     }
+}
+
+fn bind(address: SocketAddr, span: Span) -> io::Result<TcpListener> {
+    let is_both = span == Span::Wildcard && address.ip().is_unspecified();
+    if is_both {
+        let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
+        match bind_one(both, false) {
+            // There is no IPv6 on this machine.
+            Err(error) if has_no_ipv6(&error) && address.is_ipv4() => {}
+            bound => return bound,
+        }
+    }
+    bind_one(address, true)
+}
+
+fn has_no_ipv6(error: &io::Error) -> bool {
+    error
+        .raw_os_error()
+        .is_some_and(|number| matches!(number, libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+}
+
+fn bind_one(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
 }
 
 /// The admin socket can't be made.
@@ -172,7 +222,7 @@ impl<S: Site> Server<S> {
     ) {
         let mut connections = JoinSet::new();
         loop {
-            let has_room = connections.len() < MOST_CONNECTIONS;
+            let has_room = connections.len() < S::MOST_CONNECTIONS;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
@@ -212,13 +262,16 @@ impl<S: Site> Server<S> {
 
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path();
+        let Some(paths) = self.site.paths() else {
+            return self.site.answer(path).await;
+        };
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "only GET is answered\n".into(),
             );
         }
-        if !self.site.paths().contains(&path) {
+        if !paths.contains(&path) {
             return text(StatusCode::NOT_FOUND, format!("there is no {path} here\n"));
         }
         self.site.answer(path).await

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Views;
+use super::{ChecksView, Views};
 use crate::{
     identity::State, net::View, reconcile::Stats, sockets::View as SocketsView, tunnel::NodeView,
 };
@@ -82,6 +82,9 @@ pub struct Status {
     pub reasons: BTreeMap<String, u64>,
     /// Ports that are not ours yet, and why.
     pub not_listening: BTreeMap<String, String>,
+    /// Health check ports of Services.
+    #[serde(default)]
+    pub health_checks: ChecksView,
 }
 
 impl Status {
@@ -112,6 +115,7 @@ impl Status {
             source: source.unwrap_or_default(),
             reasons,
             not_listening: views.listening.borrow().clone(),
+            health_checks: views.checks.borrow().clone(),
         }
     }
 }

@@ -86,6 +86,7 @@ pub(super) fn service() -> ServiceState {
             zone: None,
             hints: None,
         }],
+        triggered: None,
     };
     ServiceState {
         service: Arc::new(service),

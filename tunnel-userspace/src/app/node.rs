@@ -5,6 +5,7 @@ mod parts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -19,7 +20,7 @@ use super::{
     tunnel::{Steered, Tunnel},
 };
 use crate::{
-    admin::{self, Endpoint, Views},
+    admin::{self, Checks, Endpoint, Views},
     bpf::Guard,
     config::Config,
     events,
@@ -102,12 +103,8 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
-    let addresses = Addresses::open()
-        .await
-        .map_err(failed("cannot ask for the addresses of this node"))?;
-    let known = addresses.known();
+    let known = follow_addresses(&mut tasks, &draining).await?;
     parts.owner.set_addresses(&known.borrow());
-    tasks.start("addresses", addresses.run(draining.clone()));
     let mut tunnel = Tunnel::open(&config);
     let views = parts.views(&config, Box::new(sources.report()), is_ready, queries);
     let sockets = watch::Sender::default();
@@ -120,11 +117,14 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
     let waiting = views.listening.clone();
     serve(&config, &views, &mut tasks, &draining)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
+    let checks = parts.owner.health_checks();
+    let checks = Checks::new(checks, Arc::clone(&views), draining.clone());
     let concerned = events::Views {
-        concerns: vec![parts.owner.concerns()],
+        concerns: vec![parts.owner.concerns(), checks.concerns()],
         listening: waiting.subscribe(),
     };
     sources.start_events(&config, concerned, &mut tasks, &draining);
+    tasks.start("health checks", checks.run());
     sources.run(update_sender, &mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
@@ -170,6 +170,19 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
         .finish(DRAIN.saturating_add(tunnel.patience(&config)))
         .await;
     Ok(())
+}
+
+/// Follows the addresses of this node.
+async fn follow_addresses(
+    tasks: &mut Tasks,
+    draining: &watch::Receiver<bool>,
+) -> Result<watch::Receiver<Arc<BTreeSet<IpAddr>>>, NodeError> {
+    let addresses = Addresses::open()
+        .await
+        .map_err(failed("cannot ask for the addresses of this node"))?;
+    let known = addresses.known();
+    tasks.start("addresses", addresses.run(draining.clone()));
+    Ok(known)
 }
 
 /// Follows the network, guards it and routes to the ingress, where connects are steered; else takes

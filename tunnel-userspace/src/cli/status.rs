@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    admin::Status,
+    admin::{ChecksView, Status},
     sockets::{Pods, View},
     source::{Report, Server},
 };
@@ -49,6 +49,7 @@ pub(super) fn render(status: &Status) -> String {
     let report: Report = serde_json::from_value(status.source.clone()).unwrap_or_default();
     lines.extend(report.server.iter().flat_map(api_server));
     lines.extend(ended_sockets(&status.sockets));
+    lines.extend(health_checks(&status.health_checks));
     lines.extend(tunnel(status));
     lines.extend(reasons(status));
     lines.extend(problems(status, &report));
@@ -104,6 +105,19 @@ fn ended_sockets(sockets: &View) -> Vec<String> {
     }
     lines.extend(sockets.problem.iter().map(|problem| row("", problem)));
     lines
+}
+
+/// The health check ports of Services; nothing where none has one.
+fn health_checks(checks: &ChecksView) -> Vec<String> {
+    let ChecksView {
+        services, refused, ..
+    } = checks;
+    let shown = refused.iter().take(SHOWN);
+    let told = format!("{services} Services have a health check port");
+    let told = (*services > 0).then(|| row("checks", told));
+    told.into_iter()
+        .chain(shown.map(|(service, why)| row("refused", format!("{service}: {why}"))))
+        .collect()
 }
 
 /// What there is of the tunnel; nothing where it is off.

@@ -5,6 +5,20 @@ fn refusal(text: &str) -> (String, String) {
 }
 
 #[test]
+fn the_config_is_shown_with_what_the_file_leaves_out() {
+    let config = Config::parse("service: { algorithm: round-robin }").expect("good");
+
+    let shown = config.effective();
+
+    let shown = &shown["culvert.dev"];
+    assert_eq!(shown["service"]["algorithm"], "round-robin");
+    assert_eq!(shown["service"]["fullSync"], "3600s");
+    assert_eq!(shown["healthz"]["address"], "0.0.0.0:10256");
+    let read: Config = serde_json::from_value(shown.clone()).expect("a config");
+    assert_eq!(read, config);
+}
+
+#[test]
 fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
     let empty = Config::parse("").expect("good");
     let documented = Config::parse(Config::default_file()).expect("good");

@@ -10,12 +10,21 @@ pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label of a headless Service's slices, whatever its value.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
+/// The annotation with the time of the change that a slice tells of
+/// (`EndpointsLastChangeTriggerTime` in `k8s.io/api/core/v1`).
+const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
 /// Takes an EndpointSlice, or nothing if it says nothing of a Service that is served here: it is
 /// no Service's, a headless one's, or holds host names.
 pub(super) fn read(
     name: ObjectName,
     object: v1::EndpointSlice,
 ) -> Result<Option<EndpointSlice>, Invalid> {
+    let annotations = object.metadata.annotations.unwrap_or_default();
+    // It is read for a metric only; one that is no time is as good as none.
+    let triggered = annotations
+        .get(TRIGGERED)
+        .and_then(|text| text.parse().ok());
     let labels = object.metadata.labels.unwrap_or_default();
     let Some(service) = labels
         .get(SERVICE_NAME)
@@ -44,6 +53,7 @@ pub(super) fn read(
         family,
         ports: ports(&object.ports.unwrap_or_default())?,
         endpoints: endpoints(object.endpoints.unwrap_or_default(), family)?,
+        triggered,
     }))
 }
 

@@ -1,5 +1,6 @@
 use std::{net::IpAddr, sync::Arc};
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tunnel_common::addr::Protocol;
 
@@ -18,6 +19,10 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// When the Pod or Service changed that this version of it tells of, where that is known; for
+    /// measuring how long that took.
+    #[serde(default)]
+    pub triggered: Option<Timestamp>,
 }
 
 /// A port of an EndpointSlice.

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use tunnel_common::addr::{Address, Port};
+use tunnel_common::addr::{Address, Port, Protocol};
 
 use super::{Here, Target};
 use crate::model::{Endpoint, EndpointSlice, Family, Hints, ServicePort, Weights};
@@ -38,7 +38,7 @@ pub(super) fn of_port(
     weights: Option<&Weights>,
     here: &Here,
 ) -> Endpoints {
-    let found = found(slices, family, port);
+    let found = found(slices, family, (&port.name, port.protocol));
     let weigh = |weights: &Weights| {
         let all = found.iter();
         all.map(|(target, endpoint)| {
@@ -51,10 +51,7 @@ pub(super) fn of_port(
         let wanted = found.iter().filter(|(_, endpoint)| wanted(endpoint));
         wanted.map(|(target, _)| *target).collect()
     };
-    let is_local = |endpoint: &Endpoint| {
-        let node = endpoint.node.as_deref();
-        !here.node.is_empty() && node == Some(&*here.node)
-    };
+    let is_local = |endpoint: &Endpoint| here.has(endpoint);
     let topology = Topology::of(found.values().filter(|endpoint| endpoint.ready), here);
     let cluster = pick(&|endpoint| endpoint.ready && topology.admits(endpoint, here));
     let local = pick(&|endpoint| endpoint.ready && is_local(endpoint));
@@ -68,20 +65,20 @@ pub(super) fn of_port(
     }
 }
 
-/// Every endpoint of the port. A slice serves the port if one of its own ports has the same name and
-/// protocol; its number may differ from slice to slice. Where slices say different things of one
+/// Every endpoint of the port of that name and protocol. A slice serves the port if one of its own
+/// ports has the same; its number may differ from slice to slice. Where slices say different things of one
 /// address, the one that is not terminating holds (kube-proxy `pkg/proxy/endpointslicecache.go`).
-fn found<'a>(
+pub(super) fn found<'a>(
     slices: &'a [Arc<EndpointSlice>],
     family: Family,
-    port: &ServicePort,
+    (name, protocol): (&str, Protocol),
 ) -> BTreeMap<Target, &'a Endpoint> {
     // Ordered so that the greater of two is the one that holds.
     let order = |endpoint: &Endpoint| (!endpoint.terminating, endpoint.ready, endpoint.serving);
     let mut found: BTreeMap<Target, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
         let own = slice.ports.iter();
-        let own = own.filter(|own| own.name == port.name && own.protocol == port.protocol);
+        let own = own.filter(|own| *own.name == *name && own.protocol == protocol);
         for number in own.map(|own| Port::from_host(own.port)) {
             for endpoint in &slice.endpoints {
                 let target = Target {
@@ -145,6 +142,11 @@ impl Topology {
 }
 
 impl Here {
+    /// Whether an endpoint is on this node.
+    pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
+        !self.node.is_empty() && endpoint.node.as_ref() == Some(&self.node)
+    }
+
     fn is_node_of(&self, hints: &Hints) -> bool {
         !self.node.is_empty() && hints.nodes.contains(&self.node)
     }

@@ -1,6 +1,10 @@
 //! Where this node is, and which addresses of it node ports are dialled on.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use super::Here;
 use crate::model::{Family, Node, ZONE};
@@ -82,21 +86,59 @@ impl Place {
         is_new
     }
 
+    /// The addresses that health check ports are served on: those of node ports. Where these are all
+    /// of a family, the unspecified one stands for them; one that is for its link only is none.
+    #[must_use]
+    pub fn health_addresses(&self) -> BTreeSet<IpAddr> {
+        let of_family = |(family, unspecified): (Family, IpAddr)| {
+            let is_all = |wanted: &NodePortAddresses| match wanted {
+                NodePortAddresses::All | NodePortAddresses::Range(_, 0) => true,
+                NodePortAddresses::Primary
+                | NodePortAddresses::Localhost
+                | NodePortAddresses::Range(..) => false,
+            };
+            let wanted = self.wanted_of(family);
+            if wanted.is_empty() || wanted.iter().any(is_all) {
+                vec![unspecified]
+            } else {
+                self.node_ports(family)
+            }
+        };
+        let is_of_link = |ip: &IpAddr| match ip {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        [
+            (Family::V4, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            (Family::V6, IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+        ]
+        .into_iter()
+        .flat_map(of_family)
+        .filter(|ip| !is_of_link(ip))
+        .collect()
+    }
+
     /// The addresses of a family that node ports are dialled on. Where the config names none of a
     /// family, they are all of it.
     fn node_ports(&self, family: Family) -> Vec<IpAddr> {
-        let is_of = |ip: &&IpAddr| Family::of(**ip) == family;
-        let wanted = |wanted: &&NodePortAddresses| match wanted {
-            NodePortAddresses::All | NodePortAddresses::Localhost => true,
-            NodePortAddresses::Primary => self.primary.iter().any(|ip| is_of(&ip)),
-            NodePortAddresses::Range(network, _) => is_of(&network),
-        };
-        let wanted: Vec<_> = self.wanted.iter().filter(wanted).collect();
+        let wanted = self.wanted_of(family);
         let is_wanted = |ip: &&IpAddr| {
-            wanted.is_empty() || wanted.iter().any(|wanted| self.is_one_of(**ip, **wanted))
+            wanted.is_empty() || wanted.iter().any(|wanted| self.is_one_of(**ip, *wanted))
         };
+        let is_of = |ip: &&IpAddr| Family::of(**ip) == family;
         let known = self.addresses.iter().filter(is_of).filter(is_wanted);
         known.copied().collect()
+    }
+
+    /// What the config names of a family.
+    fn wanted_of(&self, family: Family) -> Vec<NodePortAddresses> {
+        let is_of = |ip: &IpAddr| Family::of(*ip) == family;
+        let wanted = |wanted: &&NodePortAddresses| match wanted {
+            NodePortAddresses::All | NodePortAddresses::Localhost => true,
+            NodePortAddresses::Primary => self.primary.iter().any(is_of),
+            NodePortAddresses::Range(network, _) => is_of(network),
+        };
+        self.wanted.iter().filter(wanted).copied().collect()
     }
 
     fn is_one_of(&self, ip: IpAddr, wanted: NodePortAddresses) -> bool {
@@ -146,6 +188,17 @@ mod tests {
 
     /// The addresses that node ports are dialled on, on a node with these.
     fn chosen(wanted: &[NodePortAddresses]) -> Vec<String> {
+        let mut here = here();
+        assert!(place(wanted).show(&mut here));
+        assert_eq!(here.zone.as_deref(), Some("north"));
+        here.node_port_addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    /// A node with these addresses, one of them for its link only.
+    fn place(wanted: &[NodePortAddresses]) -> Place {
         let mut place = Place::new(wanted.to_vec());
         place.set_node(Some(&Node {
             name: ObjectName::new("", "node-a"),
@@ -161,15 +214,31 @@ mod tests {
             "172.30.0.2",
             "10.0.0.1",
             "fd00:30::1",
+            "fe80::1",
         ];
         place.set_addresses(addresses.into_iter().map(ip).collect());
-        let mut here = here();
-        assert!(place.show(&mut here));
-        assert_eq!(here.zone.as_deref(), Some("north"));
-        here.node_port_addresses
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        place
+    }
+
+    #[test]
+    fn health_check_ports_are_those_of_node_ports_or_of_all_addresses_at_once() {
+        use NodePortAddresses::{All, Localhost, Primary, Range};
+
+        let chosen = |wanted: &[NodePortAddresses]| {
+            let addresses = place(wanted).health_addresses();
+            let texts = addresses.iter().map(ToString::to_string);
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(&[Primary]), ["172.30.0.1", "fd00:30::1"]);
+        assert_eq!(chosen(&[All]), ["0.0.0.0", "::"]);
+        assert_eq!(chosen(&[]), ["0.0.0.0", "::"]);
+        assert_eq!(chosen(&[Range(ip("10.0.0.0"), 8)]), ["10.0.0.1", "::"]);
+        assert_eq!(
+            chosen(&[Range(ip("::"), 0), Localhost]),
+            ["127.0.0.1", "::"]
+        );
+        let links = Range(ip("fe80::"), 10);
+        assert_eq!(chosen(&[links, Localhost]), ["127.0.0.1", "::1"]);
     }
 
     #[test]
@@ -184,10 +253,10 @@ mod tests {
             ["172.30.0.1", "172.30.0.2", "fd00:30::1"]
         );
         assert_eq!(chosen(&[v6, Localhost]), ["127.0.0.1", "::1", "fd00:30::1"]);
-        assert_eq!(chosen(&[All]).len(), 6);
+        assert_eq!(chosen(&[All]).len(), 7);
         // Of a family that nothing is named of it is all.
         assert_eq!(chosen(&[v6]).len(), 5);
-        assert_eq!(chosen(&[]).len(), 6);
+        assert_eq!(chosen(&[]).len(), 7);
     }
 
     #[test]

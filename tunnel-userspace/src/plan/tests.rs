@@ -74,6 +74,7 @@ fn slice(name: &str, family: Family, port: (&str, u16), endpoints: Vec<Endpoint>
             protocol: Protocol::TCP,
         }],
         endpoints,
+        triggered: None,
     }
 }
 

@@ -16,7 +16,7 @@ impl<M> Reconciler<M> {
         self.stale = update.stale;
         for (name, node) in update.nodes {
             if name.name == self.here.node {
-                self.node_eligible = node.as_ref().is_none_or(|node| node.eligible);
+                self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.place.set_node(node.as_deref());
             }
         }
@@ -24,6 +24,8 @@ impl<M> Reconciler<M> {
         self.look_around();
         for (name, state) in update.services {
             self.held.remove(&name);
+            let before = self.states.get(&name);
+            self.measures.note(&name, before, state.as_ref());
             self.plan(&name, state.as_ref());
             match state {
                 Some(state) => self.states.insert(name, state),
@@ -43,7 +45,9 @@ impl<M> Reconciler<M> {
 
     /// Plans everything anew if this node is not what it was.
     fn look_around(&mut self) {
+        self.health.set_addresses(self.place.health_addresses());
         if self.place.show(&mut self.here) {
+            self.measures.all_anew();
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
                 self.plan(name, Some(state));
@@ -54,15 +58,19 @@ impl<M> Reconciler<M> {
 
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
-        let moved = if let Some(state) = state {
-            let plan = plan::service(state, &self.here);
-            let moved = self.claims.replace(name, plan::claims(state, &plan));
-            self.plans.insert(name.clone(), plan);
-            moved
-        } else {
-            self.plans.remove(name);
-            self.claims.replace(name, std::iter::empty())
+        let check = state.and_then(|state| plan::health_check(state, &self.here));
+        self.health.put(name, check);
+        let plan = state.map(|state| plan::service(state, &self.here));
+        let new = plan.as_ref().map(plan::gaps).unwrap_or_default();
+        let claims = state.zip(plan.as_ref());
+        let claims = claims.map(|(state, plan)| plan::claims(state, plan));
+        let moved = self.claims.replace(name, claims.into_iter().flatten());
+        let old = match plan {
+            Some(plan) => self.plans.insert(name.clone(), plan),
+            None => self.plans.remove(name),
         };
+        let old = old.as_ref().map(plan::gaps).unwrap_or_default();
+        self.measures.replace(old, new);
         self.dirty.extend(moved);
         self.dirty.insert(name.clone());
     }

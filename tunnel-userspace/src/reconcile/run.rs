@@ -19,12 +19,13 @@ use tunnel_common::reason::Reason;
 
 use super::{
     Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps, SteeringView,
-    grace::Waiter, view::ServiceView,
+    SyncStats, grace::Waiter, view::ServiceView,
 };
 use crate::{
     clock::{monotonic, since_boot},
     drain, latest,
     model::{Concern, ObjectName, Update},
+    plan::HealthChecks,
 };
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -71,15 +72,21 @@ pub struct Stats {
     pub last_delay_seconds: f64,
     /// When the last pass ended.
     pub last_pass_at: Option<Timestamp>,
+    /// When the last pass ended that left nothing to be written.
+    #[serde(default)]
+    pub last_whole_pass_at: Option<Timestamp>,
     /// Since when writes fail; nothing if they don't.
     pub failing_since: Option<Timestamp>,
-    /// Whether load balancers may send traffic to this node, as its Node object says. A node
-    /// without one may.
+    /// Whether load balancers may send traffic to this node, as its Node object says. A node that
+    /// never had one may; one whose object was deleted may not.
     pub node_eligible: bool,
     /// Differences found between the maps and what was known of them.
     pub drift: u64,
     /// What is steered to the tunnel.
     pub steering: SteeringView,
+    /// What kube-proxy measures too; for metrics only.
+    #[serde(skip)]
+    pub sync: SyncStats,
 }
 
 /// The loop, and its ends for others.
@@ -100,6 +107,7 @@ pub struct Loop<M, S, G> {
     concerns: watch::Sender<Arc<[Concern]>>,
     /// How often backends went that no program can give to a socket any more.
     gone: watch::Sender<u64>,
+    health: watch::Sender<Arc<HealthChecks>>,
 }
 
 /// Makes the loop of a reconciler; the second value follows what it does. The first grace belongs
@@ -130,6 +138,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         stats,
         concerns: watch::Sender::new(Arc::default()),
         gone: watch::Sender::default(),
+        health: watch::Sender::default(),
     };
     Ok((looped, follower))
 }
@@ -148,6 +157,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// Changes each time that backends have gone, when no program can give them to a socket any more.
     pub fn gone(&self) -> watch::Receiver<u64> {
         self.gone.subscribe()
+    }
+
+    /// What load balancers are told of Services, once it is programmed.
+    pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
+        self.health.subscribe()
     }
 
     /// Whether a Service is programmed as planned.
@@ -182,6 +196,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     fn update(&mut self, update: Update) {
         self.steering.update(&update);
         self.reconciler.update(update);
+        let queued = Some(Timestamp::now());
+        self.stats.send_if_modified(|stats| {
+            stats.sync.last_queued_at = queued;
+            false
+        });
     }
 
     /// Runs until the drain begins or every source is gone. What is programmed stays.
@@ -311,6 +330,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         let end = monotonic();
         self.stats.send_modify(|stats| {
             self.reconciler.describe(stats);
+            let took = end.saturating_sub(start);
+            self.reconciler.measure(&mut stats.sync, took);
             stats.steering = self.steering.view();
             for (reason, count) in self.steering.counts() {
                 let total = stats.counts.entry(reason.label().to_owned()).or_default();
@@ -325,9 +346,15 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             let now = Timestamp::now();
             stats.last_pass_at = Some(now);
             let failing = self.reconciler.is_dirty().then_some(now);
+            if failing.is_none() && stats.synced {
+                stats.last_whole_pass_at = Some(now);
+            }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
         self.publish_concerns();
+        if let Some(checks) = self.reconciler.take_health() {
+            self.health.send_replace(checks);
+        }
     }
 
     fn publish_concerns(&self) {
@@ -353,6 +380,15 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 }
 
 impl<M> Reconciler<M> {
+    /// Measures a pass that has just ended.
+    fn measure(&mut self, stats: &mut SyncStats, took: Duration) {
+        if self.synced {
+            let (dirty, starved) = (&self.dirty, &self.starved);
+            let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
+            self.measures.pass(stats, took, Timestamp::now(), is_open);
+        }
+    }
+
     pub(super) fn describe(&self, stats: &mut Stats) {
         let usage = self.actual.usage();
         stats.synced = self.synced;

@@ -93,6 +93,7 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
             protocol: Protocol::TCP,
         }],
         endpoints: endpoints.iter().map(endpoint).collect(),
+        triggered: None,
     };
     ServiceState {
         service: Arc::new(service),

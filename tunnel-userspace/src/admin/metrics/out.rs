@@ -3,9 +3,11 @@
 use std::fmt;
 
 use prometheus_client::{
-    encoding::{DescriptorEncoder, EncodeMetric as _},
+    encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
+
+use crate::reconcile::Histogram;
 
 pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
 
@@ -30,6 +32,41 @@ impl Out<'_> {
         for (word, value) in values {
             let labels = [(label, word.as_ref())];
             ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::gauges`], with two labels.
+    pub(super) fn labelled_gauges<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = ([(&'a str, &'a str); 2], f64)>,
+    ) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in values {
+            ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn histograms<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (&'a str, &'a Histogram)>,
+    ) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (word, histogram) in values {
+            let labels = [(label, word)];
+            let mut encoder = encoder.encode_family(&labels)?;
+            let (sum, count) = (histogram.sum(), histogram.count());
+            encoder.encode_histogram::<NoLabelSet>(sum, count, histogram.buckets(), None)?;
         }
         Ok(())
     }

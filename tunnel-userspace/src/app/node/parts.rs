@@ -139,6 +139,7 @@ impl Parts {
         };
         Views {
             setup,
+            config: config.effective(),
             ready,
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),
@@ -149,6 +150,7 @@ impl Parts {
             source,
             counters: Box::new(read),
             listening: watch::Sender::new(BTreeMap::new()),
+            checks: watch::Sender::default(),
         }
     }
 

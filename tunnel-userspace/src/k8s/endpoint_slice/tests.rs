@@ -51,6 +51,24 @@ fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
 }
 
 #[test]
+fn a_slice_says_when_the_change_happened_that_it_tells_of() {
+    let annotated = |text: &str| {
+        let mut manifest = slice(json!([{"port": 80}]), json!([]));
+        manifest["metadata"]["annotations"] =
+            json!({"endpoints.kubernetes.io/last-change-trigger-time": text});
+        a_slice(manifest).triggered.map(|at| at.to_string())
+    };
+    let time = "2026-07-21T10:00:00.123Z";
+
+    assert_eq!(annotated(time).as_deref(), Some(time));
+    assert_eq!(
+        annotated("2026-07-21T12:00:00+02:00").as_deref(),
+        Some("2026-07-21T10:00:00Z")
+    );
+    assert_eq!(annotated("yesterday"), None);
+}
+
+#[test]
 fn a_slice_port_without_a_name_is_the_unnamed_one_and_one_without_a_number_is_left_out() {
     let ports = json!([{"port": 8080}, {"name": "none"}, {"name": "zero", "port": 0}]);
 

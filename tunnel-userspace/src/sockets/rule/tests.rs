@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use tunnel_common::{
     addr::{Address, Port},
     origin::ORIGIN_VERSION,
+    service::Membership,
 };
 
 use super::*;
@@ -57,7 +58,7 @@ fn backend(protocol: Protocol, state: State) -> Backend {
         flags: 0,
         service: 3,
         state,
-        reserved: 0,
+        sets: Membership::NONE,
     }
 }
 

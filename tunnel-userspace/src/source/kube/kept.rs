@@ -162,6 +162,7 @@ mod tests {
                 zone: None,
                 hints: None,
             }],
+            triggered: None,
         };
         Kept {
             written: Timestamp::from_second(1_800_000_000).unwrap(),

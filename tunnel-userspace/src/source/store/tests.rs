@@ -24,6 +24,7 @@ fn slice(text: &str, owner: &str) -> Object {
         family: Family::V4,
         ports: Vec::new(),
         endpoints: Vec::new(),
+        triggered: None,
     }))
 }
 

@@ -1,0 +1,141 @@
+//! What load balancers ask of a Service at its health check port, inside and outside of the node.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::{Result, ensure};
+use tunnel_tests::{
+    instance::{NODE, Settings},
+    manifest::Service,
+    node::Node,
+    place::Place,
+    pod::Pod,
+    topology, wait,
+};
+
+use crate::support::{CHANGE, Vip, addresses, get};
+
+const WEB: Vip = Vip::of(60);
+const PORT: u16 = 32_100;
+const HOST: [IpAddr; 2] = [IpAddr::V4(topology::HOST_V4), IpAddr::V6(topology::HOST_V6)];
+
+/// A load balancer's Service of policy Local, with a health check port.
+fn service(name: &str, vip: Vip, port: u16) -> Service {
+    vip.service(name)
+        .of_type("LoadBalancer")
+        .spec("externalTrafficPolicy: Local")
+        .spec(&format!("healthCheckNodePort: {port}"))
+}
+
+/// Waits until it is told there, of both families, that a Service has so many endpoints here.
+fn until_told(node: &Node, place: &Place, port: u16, name: &str, local: usize) -> Result<()> {
+    for ip in HOST {
+        let at = SocketAddr::new(ip, port);
+        let code = if local > 0 { 200 } else { 503 };
+        let mut last = None;
+        let told = wait::until(CHANGE, || {
+            last = get(place, at, "/").ok();
+            last.as_ref().is_some_and(|(found, body)| {
+                *found == code
+                    && body.contains(&format!("\"name\": \"{name}\""))
+                    && body.contains(&format!("\"localEndpoints\": {local},"))
+                    && body.contains("\"serviceProxyHealthy\": true")
+            })
+        });
+        ensure!(
+            told.is_ok(),
+            "{at}: {last:?}, not {local} of {name}; {}",
+            node.status()?["healthChecks"]
+        );
+    }
+    Ok(())
+}
+
+fn until_closed(place: &Place, port: u16) -> Result<()> {
+    for ip in HOST {
+        wait::until(CHANGE, || place.connect(SocketAddr::new(ip, port)).is_err())?;
+    }
+    Ok(())
+}
+
+fn pods(node: &Node) -> Result<[Arc<Pod>; 2]> {
+    Ok([node.pod("one")?, node.pod("two")?])
+}
+
+#[test]
+fn a_health_check_port_is_told_the_ready_endpoints_of_its_node_while_its_service_is_there()
+-> Result<()> {
+    let node = Node::new()?;
+    let [one, two] = pods(&node)?;
+    let places = [node.host(), node.outside()];
+    let elsewhere = service("web", WEB, PORT)
+        .on("node-b")
+        .backends(addresses(&[&*one]));
+    node.apply(elsewhere)?;
+    node.start()?;
+    for place in places {
+        until_told(&node, place, PORT, "web", 0)?;
+    }
+
+    let both = service("web", WEB, PORT).on(NODE);
+    node.apply(both.backends(addresses(&[&*one, &*two])))?;
+    for place in places {
+        until_told(&node, place, PORT, "web", 2)?;
+    }
+    // One that is going still gets traffic where it is the last, but no more of it is to come.
+    let mut going = service("web", WEB, PORT).on(NODE);
+    for ip in addresses(&[&*one, &*two]) {
+        going = going.terminating(ip);
+    }
+    node.apply(going)?;
+    until_told(&node, node.outside(), PORT, "web", 0)?;
+
+    node.apply(service("web", WEB, PORT + 1).on(NODE))?;
+    until_told(&node, node.outside(), PORT + 1, "web", 0)?;
+    until_closed(node.outside(), PORT)?;
+    node.withdraw("web.yaml")?;
+    until_closed(node.outside(), PORT + 1)
+}
+
+#[test]
+fn a_health_check_port_that_is_taken_is_named_and_served_once_it_is_free() -> Result<()> {
+    let settings = Settings {
+        node_ports: "nodePortAddresses: []".to_owned(),
+        ..Settings::from_environment()?
+    };
+    let node = Node::with(settings)?;
+    let [one, _] = pods(&node)?;
+    let local = |name, vip, port| {
+        let service = service(name, vip, port).on(NODE);
+        service.backends(addresses(&[&*one]))
+    };
+    let taken = node
+        .host()
+        .listen(SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)))?;
+    node.apply(local("web", WEB, PORT))?;
+    node.apply(local("other", Vip::of(61), PORT + 1))?;
+    node.apply(local("third", Vip::of(62), PORT + 1))?;
+    node.start()?;
+
+    until_told(&node, node.outside(), PORT + 1, "other", 1)?;
+    let refused = || {
+        let status = node.status().unwrap_or_default();
+        status["healthChecks"]["refused"].to_string()
+    };
+    wait::until(CHANGE, || {
+        refused().contains("belongs to default/other") && refused().contains("default/web")
+    })?;
+    ensure!(node.is_ready());
+    let table = node.culvert(&["status"])?.stdout;
+    ensure!(
+        table.contains("default/web: health check port 32100: Address"),
+        "{table}"
+    );
+    ensure!(node.reason("health_port_taken")? >= 2);
+
+    drop(taken);
+    until_told(&node, node.outside(), PORT, "web", 1)?;
+    wait::until(CHANGE, || !refused().contains("default/web"))
+}

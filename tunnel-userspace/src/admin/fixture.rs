@@ -1,0 +1,42 @@
+use std::collections::BTreeMap;
+
+use tokio::sync::{mpsc, watch};
+
+use super::{Maps, Setup, TunnelViews, Views};
+use crate::{reconcile::Stats, source::Report};
+
+/// The views of a daemon that is ready and has read nothing.
+pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
+    let maps = Maps {
+        fronts: 10,
+        slots: 20,
+        backends: 30,
+    };
+    let word = String::new;
+    let setup = Setup {
+        version: word(),
+        pid: 1,
+        node: word(),
+        started: word(),
+        cgroup: word(),
+        pins: word(),
+        layout: 1,
+        refusing: word(),
+        maps,
+    };
+    Views {
+        setup,
+        config: serde_json::json!({ "culvert.dev": { "mode": "ebpf" } }),
+        ready: watch::channel(None).1,
+        stats,
+        kernel_log: watch::channel(None).1,
+        queries: mpsc::channel(1).0,
+        network: watch::Sender::default().subscribe(),
+        sockets: watch::Sender::default().subscribe(),
+        tunnel: TunnelViews::default(),
+        source: Box::new(Report::default),
+        counters: Box::new(|| Ok(Vec::new())),
+        listening: watch::Sender::new(BTreeMap::new()),
+        checks: watch::Sender::default(),
+    }
+}

@@ -1,0 +1,155 @@
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::{admin::fixture, reconcile::Stats};
+
+const LOOPBACKS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
+/// A port that is served.
+struct Served {
+    port: u16,
+    stats: watch::Sender<Stats>,
+    answers: Answers,
+    _drain: watch::Sender<bool>,
+    _task: JoinSet<()>,
+}
+
+/// Serves a free port of an address.
+async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
+    let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).await;
+    let free = free.expect("a port");
+    let port = free.local_addr().expect("an address").port();
+    drop(free);
+    let (stats, shown) = watch::channel(Stats {
+        synced: true,
+        node_eligible: true,
+        ..Stats::default()
+    });
+    let (drain, draining) = watch::channel(false);
+    let answers = Answers::default();
+    let views = Arc::new(fixture::views(shown));
+    let address = SocketAddr::new(ip, port);
+    let mut task = JoinSet::new();
+    task.spawn(serve(
+        endpoint,
+        address,
+        views,
+        Arc::clone(&answers),
+        draining,
+    ));
+    Served {
+        port,
+        stats,
+        answers,
+        _drain: drain,
+        _task: task,
+    }
+}
+
+impl Served {
+    /// What is answered at an address: head and body; nothing if nobody listens.
+    async fn ask(&self, ip: IpAddr, path: &str) -> Option<(String, String)> {
+        let mut stream = TcpStream::connect((ip, self.port)).await.ok()?;
+        let text = format!("GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
+        stream.write_all(text.as_bytes()).await.expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("answered");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        Some((head.to_lowercase(), body.to_owned()))
+    }
+
+    async fn until_asked(&self, ip: IpAddr, path: &str) -> (String, String) {
+        let asked = async {
+            loop {
+                if let Some(answer) = self.ask(ip, path).await {
+                    return answer;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let answer = timeout(Duration::from_secs(10), asked).await;
+        answer.expect("nobody listens")
+    }
+}
+
+#[tokio::test]
+async fn beside_the_metrics_are_the_mode_the_config_and_a_plain_health() {
+    let served = served(Endpoint::Admin, LOOPBACKS[0]).await;
+    let plain = "content-type: text/plain; charset=utf-8";
+    for (path, kind, body) in [
+        ("/proxyMode", plain, "ebpf"),
+        ("/healthz", plain, "ok"),
+        (
+            "/configz",
+            "content-type: application/json",
+            r#"{"culvert.dev":{"mode":"ebpf"}}"#,
+        ),
+    ] {
+        let (head, found) = served.until_asked(LOOPBACKS[0], path).await;
+
+        assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
+        assert!(head.contains(kind), "{path}: {head}");
+        assert!(head.contains("x-content-type-options: nosniff"), "{head}");
+        assert_eq!(found, body);
+    }
+    assert!(served.answers.lock().expect("whole").is_empty());
+    let (head, _) = served.until_asked(LOOPBACKS[0], "/livez").await;
+    assert!(head.starts_with("http/1.1 404"), "{head}");
+}
+
+#[tokio::test]
+async fn answers_about_health_are_counted_by_their_code() {
+    let served = served(Endpoint::Healthz, LOOPBACKS[1]).await;
+    let head = async |path: &str| served.until_asked(LOOPBACKS[1], path).await.0;
+
+    assert!(head("/healthz").await.starts_with("http/1.1 200"));
+    served
+        .stats
+        .send_modify(|stats| stats.node_eligible = false);
+    assert!(head("/healthz").await.starts_with("http/1.1 503"));
+    assert!(head("/livez").await.starts_with("http/1.1 200"));
+    served.stats.send_modify(|stats| stats.synced = false);
+    assert!(head("/livez").await.starts_with("http/1.1 503"));
+    assert!(head("/proxyMode").await.starts_with("http/1.1 404"));
+
+    let counts = served.answers.lock().expect("whole").clone();
+    let once = [
+        ("/healthz", 200),
+        ("/healthz", 503),
+        ("/livez", 200),
+        ("/livez", 503),
+    ];
+    assert_eq!(counts, once.map(|answer| (answer, 1)).into());
+}
+
+#[tokio::test]
+async fn the_unspecified_address_of_either_family_stands_for_both() {
+    for ip in [
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    ] {
+        let served = served(Endpoint::Healthz, ip).await;
+        for ip in LOOPBACKS {
+            let (head, _) = served.until_asked(ip, "/healthz").await;
+            assert!(head.starts_with("http/1.1 200"), "{head}");
+        }
+    }
+    for (ip, other) in [(LOOPBACKS[0], LOOPBACKS[1]), (LOOPBACKS[1], LOOPBACKS[0])] {
+        let served = served(Endpoint::Healthz, ip).await;
+        served.until_asked(ip, "/healthz").await;
+        assert!(served.ask(other, "/healthz").await.is_none());
+    }
+}

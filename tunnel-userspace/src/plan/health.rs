@@ -1,0 +1,263 @@
+//! What load balancers are told of a Service at its health check port
+//! (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use super::{Here, endpoints};
+use crate::model::{Family, ObjectName, ServiceState};
+
+/// What load balancers are told of one Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HealthCheck {
+    /// The port it is told at, in host byte order.
+    pub port: u16,
+    /// How many addresses of this node have a ready endpoint, in each family that the Service has a
+    /// cluster IP of. Each family is told its own number.
+    pub local: BTreeMap<Family, usize>,
+    /// Who the Service is among all that had its name, where that is known.
+    pub uid: Option<Arc<str>>,
+    /// When the Service was created, in seconds since the epoch. One that doesn't say is the
+    /// youngest.
+    pub created: Option<i64>,
+}
+
+/// The health check of a Service, where it has one.
+///
+/// The endpoints are those of every port that its slices have, whether or not the Service has it too
+/// (kube-proxy `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). One that is going
+/// does not count though it may get traffic: load balancers are to leave in time.
+#[must_use]
+pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
+    let service = &state.service;
+    let port = service.health_check_port?;
+    let families = service.cluster_ips.iter().map(|ip| Family::of(*ip));
+    Some(HealthCheck {
+        port,
+        local: families
+            .map(|family| (family, local_ready(state, family, here).len()))
+            .collect(),
+        uid: service.uid.clone(),
+        created: service.created,
+    })
+}
+
+/// The addresses of the endpoints of this node that are ready.
+fn local_ready(state: &ServiceState, family: Family, here: &Here) -> BTreeSet<IpAddr> {
+    let of_family = state.slices.iter().filter(|slice| slice.family == family);
+    let ports: BTreeSet<_> = of_family
+        .flat_map(|slice| &slice.ports)
+        .map(|port| (&*port.name, port.protocol))
+        .collect();
+    let found = |port| endpoints::found(&state.slices, family, port);
+    ports
+        .into_iter()
+        .flat_map(found)
+        .filter(|(_, endpoint)| endpoint.ready && here.has(endpoint))
+        .map(|(target, _)| target.address.to_ip())
+        .collect()
+}
+
+/// The health checks of a node.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct HealthChecks {
+    /// The addresses of this node that they are told at; an unspecified one stands for all of its
+    /// family.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Those of each Service that has one.
+    pub services: BTreeMap<ObjectName, HealthCheck>,
+}
+
+/// Where health checks are told.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Listeners {
+    /// Which Service is told of where.
+    pub owners: BTreeMap<SocketAddr, ObjectName>,
+    /// Services whose port another one has: that one.
+    pub losers: BTreeMap<ObjectName, ObjectName>,
+}
+
+impl HealthChecks {
+    /// Where they are told. Of two Services with one port in one family the older has it, then the
+    /// one that comes first by namespace and name.
+    #[must_use]
+    pub fn listeners(&self) -> Listeners {
+        let mut services: Vec<_> = self.services.iter().collect();
+        services.sort_by_key(|(name, check)| (check.created.unwrap_or(i64::MAX), *name));
+        let mut owners: BTreeMap<(u16, Family), &ObjectName> = BTreeMap::new();
+        let mut losers = BTreeMap::new();
+        for (name, check) in services {
+            for family in check.local.keys() {
+                let owner = *owners.entry((check.port, *family)).or_insert(name);
+                if owner != name {
+                    losers.insert(name.clone(), owner.clone());
+                }
+            }
+        }
+        let at = |((port, family), owner): ((u16, Family), &ObjectName)| {
+            let ips = self.addresses.iter();
+            let ips = ips.filter(move |ip| Family::of(**ip) == family);
+            let owner = owner.clone();
+            ips.map(move |ip| (SocketAddr::new(*ip, port), owner.clone()))
+        };
+        Listeners {
+            owners: owners.into_iter().flat_map(at).collect(),
+            losers,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_common::addr::Protocol;
+
+    use super::*;
+    use crate::model::{Algorithm, Endpoint, EndpointPort, EndpointSlice, Service};
+
+    fn here() -> Here {
+        Here {
+            node: "node-a".into(),
+            zone: None,
+            node_port_addresses: BTreeSet::new(),
+            algorithm: Algorithm::Random,
+        }
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    /// An endpoint on a node; ready, or serving while it goes.
+    fn endpoint(address: &str, node: &str, ready: bool) -> Endpoint {
+        Endpoint {
+            address: ip(address),
+            ready,
+            serving: true,
+            terminating: !ready,
+            name: None,
+            node: Some(node.into()),
+            zone: None,
+            hints: None,
+        }
+    }
+
+    fn slice(family: Family, ports: &[&str], endpoints: Vec<Endpoint>) -> Arc<EndpointSlice> {
+        let port = |name: &&str| EndpointPort {
+            name: (*name).into(),
+            port: 8080,
+            protocol: Protocol::TCP,
+        };
+        Arc::new(EndpointSlice {
+            name: ObjectName::new("shop", format!("web-{family:?}-{ports:?}")),
+            service: ObjectName::new("shop", "web"),
+            family,
+            ports: ports.iter().map(port).collect(),
+            endpoints,
+            triggered: None,
+        })
+    }
+
+    fn state(cluster_ips: &[&str], slices: Vec<Arc<EndpointSlice>>) -> ServiceState {
+        let service = Service {
+            cluster_ips: cluster_ips.iter().copied().map(ip).collect(),
+            health_check_port: Some(31000),
+            ..Service::named(ObjectName::new("shop", "web"))
+        };
+        ServiceState {
+            service: Arc::new(service),
+            slices,
+        }
+    }
+
+    fn counts(state: &ServiceState) -> Vec<(Family, usize)> {
+        let check = health_check(state, &here()).expect("a health check");
+        check.local.into_iter().collect()
+    }
+
+    #[test]
+    fn ready_addresses_of_this_node_count_once_over_all_ports() {
+        for (family, cluster_ip, net) in [
+            (Family::V4, "10.96.0.1", "10.1.0."),
+            (Family::V6, "fd96::1", "fd01::"),
+        ] {
+            let at = |last: u8, node, ready| endpoint(&format!("{net}{last}"), node, ready);
+            let first = slice(
+                family,
+                &["http", "admin"],
+                vec![
+                    at(1, "node-a", true),
+                    at(2, "node-b", true),
+                    at(3, "node-a", false),
+                ],
+            );
+            let other = [at(1, "node-a", true), at(4, "node-a", true)];
+            let second = slice(family, &["of no Service port"], other.into());
+            let portless = slice(family, &[], vec![at(5, "node-a", true)]);
+            let state = state(&[cluster_ip], vec![first, second, portless]);
+
+            assert_eq!(counts(&state), [(family, 2)]);
+        }
+    }
+
+    #[test]
+    fn each_family_of_a_service_has_its_own_number() {
+        let both = || {
+            vec![
+                slice(
+                    Family::V4,
+                    &["http"],
+                    vec![endpoint("10.1.0.1", "node-a", true)],
+                ),
+                slice(
+                    Family::V6,
+                    &["http"],
+                    vec![endpoint("fd01::1", "node-b", true)],
+                ),
+            ]
+        };
+
+        assert_eq!(
+            counts(&state(&["10.96.0.1", "fd96::1"], both())),
+            [(Family::V4, 1), (Family::V6, 0)]
+        );
+        assert_eq!(counts(&state(&["fd96::1"], both())), [(Family::V6, 0)]);
+    }
+
+    #[test]
+    fn of_two_services_with_one_port_the_older_has_it_where_both_are_told_of() {
+        let check = |port, created, families: &[Family]| HealthCheck {
+            port,
+            local: families.iter().map(|family| (*family, 0)).collect(),
+            uid: None,
+            created,
+        };
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| ObjectName::new("shop", name));
+        let checks = HealthChecks {
+            addresses: [ip("192.0.2.1"), ip("::")].into(),
+            services: [
+                (a.clone(), check(31000, None, &[Family::V4])),
+                (b.clone(), check(31000, Some(2), &[Family::V4, Family::V6])),
+                (c.clone(), check(31000, Some(2), &[Family::V6])),
+                (d.clone(), check(31001, None, &[Family::V4, Family::V6])),
+            ]
+            .into(),
+        };
+
+        let Listeners { owners, losers } = checks.listeners();
+
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        assert_eq!(
+            owners,
+            BTreeMap::from([
+                (at("192.0.2.1:31000"), b.clone()),
+                (at("[::]:31000"), b.clone()),
+                (at("192.0.2.1:31001"), d.clone()),
+                (at("[::]:31001"), d),
+            ])
+        );
+        assert_eq!(losers, BTreeMap::from([(a, b.clone()), (c, b)]));
+    }
+}

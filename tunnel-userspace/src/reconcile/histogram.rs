@@ -1,0 +1,65 @@
+/// How often something took how long, in seconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    /// Up to which value each bucket goes, and how many are in it alone. The last one has no end.
+    buckets: Vec<(f64, u64)>,
+    sum: f64,
+}
+
+impl Histogram {
+    /// One with buckets up to these values, in rising order, and a last one without an end.
+    pub(super) fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
+        let bounds = bounds.into_iter().chain([f64::INFINITY]);
+        Self {
+            buckets: bounds.map(|bound| (bound, 0)).collect(),
+            sum: 0.0,
+        }
+    }
+
+    /// Takes note of a value.
+    pub(super) fn observe(&mut self, value: f64) {
+        let place = self.buckets.partition_point(|(bound, _)| *bound < value);
+        if let Some((_, count)) = self.buckets.get_mut(place) {
+            *count = count.saturating_add(1);
+            self.sum += value;
+        }
+    }
+
+    /// Up to which value each bucket goes, and how many are in it alone.
+    #[must_use]
+    pub fn buckets(&self) -> &[(f64, u64)] {
+        &self.buckets
+    }
+
+    /// How many values there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+
+    /// What they add up to.
+    #[must_use]
+    pub const fn sum(&self) -> f64 {
+        self.sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_in_the_first_bucket_that_goes_up_to_it() {
+        let mut histogram = Histogram::new([1.0, 2.0]);
+        for value in [0.0, 1.0, 1.5, 2.0, 2.5, 1e9] {
+            histogram.observe(value);
+        }
+
+        assert_eq!(
+            histogram.buckets(),
+            [(1.0, 2), (2.0, 2), (f64::INFINITY, 2)]
+        );
+        assert_eq!(histogram.count(), 6);
+        assert!((histogram.sum() - 1_000_000_007.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,182 @@
+//! What kube-proxy measures of its passes (kube-proxy `pkg/proxy/metrics/metrics.go`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+
+use super::histogram::Histogram;
+use crate::{
+    model::{ByFamily, EndpointSlice, Family, ObjectName, ServiceState},
+    plan::Gaps,
+};
+
+/// How many changes of the endpoints of one Service may wait to be measured.
+const MOST_WAITING: usize = 64;
+
+/// Passes and changes, as they are shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SyncStats {
+    /// How long passes took.
+    pub all: Histogram,
+    /// How long those took that were over every Service.
+    pub full: Histogram,
+    /// How long the others took.
+    pub partial: Histogram,
+    /// From the change of a Pod or Service to its last write here, as the slices say when that was.
+    pub programming: ByFamily<Histogram>,
+    /// Changes of Services that were seen.
+    pub service_changes: u64,
+    /// Changes of EndpointSlices that were seen.
+    pub endpoint_changes: ByFamily<u64>,
+    /// Services that changed and are not written yet.
+    pub pending_services: usize,
+    /// Services whose endpoints changed and are not written yet.
+    pub pending_endpoints: ByFamily<usize>,
+    /// When the last change came.
+    pub last_queued_at: Option<Timestamp>,
+    /// Service ports of policy Local without endpoints here.
+    pub gaps: ByFamily<Gaps>,
+}
+
+impl Default for SyncStats {
+    fn default() -> Self {
+        let pass = || Histogram::new((0..15).map(|power| 0.001 * 2_f64.powi(power)));
+        let programming = || {
+            let steps = (1..60).chain((60..120).step_by(5));
+            let steps = steps.chain((120..=300).step_by(30)).map(f64::from);
+            Histogram::new([0.25, 0.5].into_iter().chain(steps))
+        };
+        Self {
+            all: pass(),
+            full: pass(),
+            partial: pass(),
+            programming: ByFamily {
+                v4: programming(),
+                v6: programming(),
+            },
+            service_changes: 0,
+            endpoint_changes: ByFamily::default(),
+            pending_services: 0,
+            pending_endpoints: ByFamily::default(),
+            last_queued_at: None,
+            gaps: ByFamily::default(),
+        }
+    }
+}
+
+/// What was seen since the last pass, and what of it is not written yet.
+#[derive(Debug, Default)]
+pub(super) struct Measures {
+    service_changes: u64,
+    endpoint_changes: ByFamily<u64>,
+    services: BTreeSet<ObjectName>,
+    endpoints: ByFamily<BTreeSet<ObjectName>>,
+    /// When what changed the endpoints of a Service happened.
+    triggers: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
+    /// When the first pass ended: what happened before is not measured.
+    since: Option<Timestamp>,
+    gaps: ByFamily<Gaps>,
+    is_full: bool,
+}
+
+impl Measures {
+    /// Takes note that every Service is planned anew.
+    pub(super) const fn all_anew(&mut self) {
+        self.is_full = true;
+    }
+
+    /// Takes note of what changed of a Service and its slices.
+    pub(super) fn note(
+        &mut self,
+        name: &ObjectName,
+        before: Option<&ServiceState>,
+        now: Option<&ServiceState>,
+    ) {
+        if before.map(|state| &state.service) != now.map(|state| &state.service) {
+            self.service_changes = self.service_changes.saturating_add(1);
+            self.services.insert(name.clone());
+        }
+        let (old, new) = (by_name(before), by_name(now));
+        for slice in old.values().filter(|slice| !new.contains_key(&slice.name)) {
+            // The time in it is that of its last change, not of its end.
+            self.count(name, slice.family);
+            self.triggers.remove(name);
+        }
+        for (slice_name, slice) in new {
+            let is_same = |old: &&Arc<EndpointSlice>| Arc::ptr_eq(old, slice) || *old == slice;
+            if old.get(slice_name).is_some_and(is_same) {
+                continue;
+            }
+            self.count(name, slice.family);
+            let triggered = slice.triggered.zip(self.since);
+            if let Some((at, _)) = triggered.filter(|(at, since)| at > since) {
+                let waiting = self.triggers.entry(name.clone()).or_default();
+                if waiting.len() < MOST_WAITING {
+                    waiting.push((slice.family, at));
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, name: &ObjectName, family: Family) {
+        let changes = self.endpoint_changes.of_mut(family);
+        *changes = changes.saturating_add(1);
+        self.endpoints.of_mut(family).insert(name.clone());
+    }
+
+    /// Takes the gaps of a Service in place of those it had.
+    pub(super) fn replace(&mut self, old: ByFamily<Gaps>, new: ByFamily<Gaps>) {
+        for family in [Family::V4, Family::V6] {
+            let (gaps, old, new) = (self.gaps.of_mut(family), old.of(family), new.of(family));
+            gaps.internal = (gaps.internal + new.internal).saturating_sub(old.internal);
+            gaps.external = (gaps.external + new.external).saturating_sub(old.external);
+        }
+    }
+
+    /// Measures a pass that ended now and took so long. What is still open is measured later.
+    pub(super) fn pass(
+        &mut self,
+        stats: &mut SyncStats,
+        took: Duration,
+        now: Timestamp,
+        is_open: impl Fn(&ObjectName) -> bool,
+    ) {
+        let kind = if std::mem::take(&mut self.is_full) || self.since.is_none() {
+            &mut stats.full
+        } else {
+            &mut stats.partial
+        };
+        kind.observe(took.as_secs_f64());
+        stats.all.observe(took.as_secs_f64());
+        self.since.get_or_insert(now);
+        let triggers = &mut self.triggers;
+        for (_, waited) in triggers.extract_if(.., |name, _| !is_open(name)) {
+            for (family, at) in waited {
+                let delay = now.duration_since(at).as_secs_f64().max(0.0);
+                stats.programming.of_mut(family).observe(delay);
+            }
+        }
+        self.services.retain(&is_open);
+        stats.service_changes = self.service_changes;
+        stats.pending_services = self.services.len();
+        for family in [Family::V4, Family::V6] {
+            let endpoints = self.endpoints.of_mut(family);
+            endpoints.retain(&is_open);
+            *stats.pending_endpoints.of_mut(family) = endpoints.len();
+        }
+        stats.endpoint_changes = self.endpoint_changes;
+        stats.gaps = self.gaps;
+    }
+}
+
+fn by_name(state: Option<&ServiceState>) -> BTreeMap<&ObjectName, &Arc<EndpointSlice>> {
+    let slices = state.into_iter().flat_map(|state| &state.slices);
+    slices.map(|slice| (&slice.name, slice)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use super::*;
+use crate::model::{Service, ServicePort};
+
+fn time(millis: i64) -> Timestamp {
+    Timestamp::from_millisecond(1_800_000_000_000 + millis).expect("a time")
+}
+
+fn name() -> ObjectName {
+    ObjectName::new("shop", "web")
+}
+
+fn service(port: u16) -> Arc<Service> {
+    Arc::new(Service {
+        ports: vec![ServicePort {
+            name: "http".into(),
+            port,
+            node_port: None,
+            protocol: tunnel_common::addr::Protocol::TCP,
+        }],
+        ..Service::named(name())
+    })
+}
+
+fn slice(slice: &str, family: Family, triggered: Option<i64>) -> Arc<EndpointSlice> {
+    Arc::new(EndpointSlice {
+        name: ObjectName::new("shop", slice),
+        service: name(),
+        family,
+        ports: Vec::new(),
+        endpoints: Vec::new(),
+        triggered: triggered.map(time),
+    })
+}
+
+fn state(port: u16, slices: &[Arc<EndpointSlice>]) -> ServiceState {
+    ServiceState {
+        service: service(port),
+        slices: slices.to_vec(),
+    }
+}
+
+/// Measures a pass that ended then; whether the Service was written.
+fn pass(measures: &mut Measures, stats: &mut SyncStats, at: i64, is_written: bool) {
+    let took = Duration::from_millis(3);
+    measures.pass(stats, took, time(at), |_| !is_written);
+}
+
+#[test]
+fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
+    let (mut measures, mut stats) = (Measures::default(), SyncStats::default());
+    let first = state(
+        80,
+        &[
+            slice("a", Family::V4, None),
+            slice("b", Family::V6, None),
+            slice("c", Family::V6, None),
+        ],
+    );
+    let same = state(80, &first.slices);
+    let moved = state(81, &first.slices);
+    let without = state(
+        81,
+        &[
+            slice("a", Family::V4, None),
+            slice("b", Family::V6, Some(1)),
+        ],
+    );
+
+    measures.note(&name(), None, Some(&first));
+    measures.note(&name(), Some(&first), Some(&same));
+    measures.note(&name(), Some(&same), Some(&moved));
+    pass(&mut measures, &mut stats, 0, false);
+
+    assert_eq!(stats.service_changes, 2);
+    assert_eq!(stats.endpoint_changes, ByFamily { v4: 1, v6: 2 });
+    assert_eq!(stats.pending_services, 1);
+    assert_eq!(stats.pending_endpoints, ByFamily { v4: 1, v6: 1 });
+
+    // One slice is gone, and one of another version.
+    measures.note(&name(), Some(&moved), Some(&without));
+    pass(&mut measures, &mut stats, 0, true);
+
+    assert_eq!(stats.service_changes, 2);
+    assert_eq!(stats.endpoint_changes, ByFamily { v4: 1, v6: 4 });
+    assert_eq!(stats.pending_services, 0);
+    assert_eq!(stats.pending_endpoints, ByFamily { v4: 0, v6: 0 });
+    measures.note(&name(), Some(&without), None);
+    pass(&mut measures, &mut stats, 0, true);
+    assert_eq!(stats.service_changes, 3);
+    assert_eq!(stats.endpoint_changes, ByFamily { v4: 2, v6: 5 });
+}
+
+#[test]
+fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
+    for family in [Family::V4, Family::V6] {
+        let (mut measures, mut stats) = (Measures::default(), SyncStats::default());
+        let at = |millis| state(80, &[slice("a", family, Some(millis))]);
+        let measured = |stats: &SyncStats| {
+            let histogram = stats.programming.of(family);
+            (histogram.count(), histogram.sum())
+        };
+        measures.note(&name(), None, Some(&at(500)));
+        pass(&mut measures, &mut stats, 1000, true);
+        // Of what happened before the first pass ended nobody knows how long it waited.
+        measures.note(&name(), Some(&at(500)), Some(&at(900)));
+        pass(&mut measures, &mut stats, 1100, true);
+        assert_eq!(measured(&stats).0, 0);
+
+        measures.note(&name(), Some(&at(900)), Some(&at(2000)));
+        pass(&mut measures, &mut stats, 2100, false);
+        assert_eq!(measured(&stats).0, 0);
+        pass(&mut measures, &mut stats, 2400, true);
+        let (count, sum) = measured(&stats);
+        assert_eq!(count, 1);
+        assert!((sum - 0.4).abs() < 1e-9, "{sum}");
+
+        // The end of a slice is no change of a Pod that it tells of.
+        measures.note(&name(), Some(&at(2000)), Some(&at(3000)));
+        measures.note(&name(), Some(&at(3000)), None);
+        pass(&mut measures, &mut stats, 3100, true);
+        assert_eq!(measured(&stats).0, 1);
+    }
+}
+
+#[test]
+fn the_first_pass_and_those_after_everything_changed_are_full() {
+    let (mut measures, mut stats) = (Measures::default(), SyncStats::default());
+    let counts =
+        |stats: &SyncStats| [&stats.all, &stats.full, &stats.partial].map(Histogram::count);
+
+    pass(&mut measures, &mut stats, 0, true);
+    assert_eq!(counts(&stats), [1, 1, 0]);
+    pass(&mut measures, &mut stats, 1, true);
+    assert_eq!(counts(&stats), [2, 1, 1]);
+    measures.all_anew();
+    pass(&mut measures, &mut stats, 2, true);
+    assert_eq!(counts(&stats), [3, 2, 1]);
+    assert!((stats.all.sum() - 0.009).abs() < 1e-9);
+}
+
+#[test]
+fn buckets_are_those_of_kube_proxy() {
+    let stats = SyncStats::default();
+    let bounds = |histogram: &Histogram| {
+        let buckets = histogram.buckets().iter();
+        buckets.map(|(bound, _)| *bound).collect::<Vec<_>>()
+    };
+    let ends = |bounds: &[f64]| {
+        (
+            bounds.len(),
+            bounds.first().copied(),
+            bounds.last().copied(),
+        )
+    };
+
+    let passes = bounds(&stats.all);
+    assert_eq!(ends(&passes), (16, Some(0.001), Some(f64::INFINITY)));
+    assert_eq!(passes.get(14), Some(&16.384));
+    let programming = bounds(&stats.programming.v4);
+    assert_eq!(ends(&programming), (81, Some(0.25), Some(f64::INFINITY)));
+    assert_eq!(
+        programming.get(58..64),
+        Some(&[57.0, 58.0, 59.0, 60.0, 65.0, 70.0][..])
+    );
+    assert_eq!(programming.get(72..75), Some(&[115.0, 120.0, 150.0][..]));
+}

@@ -29,6 +29,8 @@ mod full;
 #[cfg(test)]
 mod guard;
 #[cfg(test)]
+mod helper;
+#[cfg(test)]
 mod hooks;
 #[cfg(test)]
 mod kernel_log;

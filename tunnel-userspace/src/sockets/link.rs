@@ -114,8 +114,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 impl Desk {
     /// Has a helper look now and whenever a backend has gone, until it is gone itself.
     async fn attend(&mut self, stream: UnixStream) {
-        info!("a helper ends sockets in pods");
-        self.view.send_modify(|view| view.pods = Pods::Helper);
+        info!("a helper calls, to end sockets in pods");
         let ended = self.talk(stream).await;
         let why = match &ended {
             Ok(()) => String::new(),
@@ -183,6 +182,7 @@ impl Desk {
             );
         }
         self.view.send_modify(|view| {
+            view.pods = Pods::Helper;
             view.ended = view.ended.saturating_add(ended);
             view.looks = view.looks.saturating_add(1);
             let failures = u64::from(problem.is_some());

@@ -196,6 +196,56 @@ fn only_what_prepares_a_node_is_privileged() -> Result<()> {
     Ok(())
 }
 
+/// What a JSON patch of a component adds at a path.
+fn added(component: &str, path: &str) -> Result<Value> {
+    let file = format!(
+        "{}/../deploy/{component}/kustomization.yaml",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let value: Value = serde_saphyr::from_str(&fs::read_to_string(file)?)?;
+    let patches = value["patches"].as_array().into_iter().flatten();
+    for patch in patches.filter_map(|patch| patch["patch"].as_str()) {
+        let steps: Value = serde_saphyr::from_str(patch)?;
+        let mut steps = steps.as_array().into_iter().flatten();
+        if let Some(step) = steps.find(|step| step["op"] == "add" && step["path"] == path) {
+            return Ok(step["value"].clone());
+        }
+    }
+    bail!("{component} adds nothing at {path}")
+}
+
+#[test]
+fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares_with_it()
+-> Result<()> {
+    let value = added("sockets", "/spec/template/spec/containers/-")?;
+    keeps::<Container>(&value)?;
+    ensure!(added("sockets", "/spec/template/spec/hostPID")? == true);
+    let helper: Container = serde_json::from_value(value)?;
+    ensure!(helper.image.as_deref() == Some(IMAGE), "{:?}", helper.image);
+    let args = helper.args.iter().flatten().map(String::as_str);
+    Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
+    let rights = helper.security_context.as_ref().context("no rights")?;
+    ensure!(rights.privileged != Some(true));
+    ensure!(rights.read_only_root_filesystem == Some(true));
+
+    // The maps, the socket that the daemon listens on, and the config that says where they are.
+    let mounts = |container: &Container| {
+        let mounts = container.volume_mounts.iter().flatten();
+        let places = mounts.map(|mount| (mount.name.clone(), mount.mount_path.clone()));
+        places.collect::<std::collections::BTreeSet<_>>()
+    };
+    let is_daemon = |container: &&Container| container.name == "culvert";
+    let pods = pods()?;
+    let daemon = pods.iter().flat_map(|pod| &pod.containers).find(is_daemon);
+    let of_daemon = mounts(daemon.context("no daemon")?);
+    ensure!(mounts(&helper).is_subset(&of_daemon), "{of_daemon:?}");
+    for name in ["config", "state", "bpffs"] {
+        let has = mounts(&helper).iter().any(|(mounted, _)| mounted == name);
+        ensure!(has, "{name} is not mounted");
+    }
+    Ok(())
+}
+
 /// The service accounts that are bound to a role.
 fn accounts_of(role: &str) -> Result<Vec<String>> {
     let mut accounts = Vec::new();

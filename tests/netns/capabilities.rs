@@ -11,9 +11,10 @@ use tunnel_tests::{
     node::Node,
     place::Place,
     site::Site,
+    wait,
 };
 
-use crate::support::{DNS, HTTP, Vip, Way, addresses, ask, errno, http, same, serve};
+use crate::support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, errno, http, same, serve};
 
 const WEB: Vip = Vip::of(10);
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
@@ -23,7 +24,7 @@ const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 const MEMORY: &str = "SYS_RESOURCE";
 
 /// The capabilities that a manifest gives the only container that isn't privileged.
-fn granted(manifest: &str) -> Result<Vec<&str>> {
+pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
     let list = manifest.split_once("add: [").map(|(_, rest)| rest);
     let list = list.and_then(|rest| rest.split_once(']'));
     let (list, _) = list.context("the manifest adds no capabilities")?;
@@ -31,7 +32,7 @@ fn granted(manifest: &str) -> Result<Vec<&str>> {
 }
 
 /// A command that starts another as root with these capabilities only, as a container runtime does.
-fn with(capabilities: &[&str]) -> Vec<String> {
+pub(crate) fn with(capabilities: &[&str]) -> Vec<String> {
     let bounds: String = capabilities
         .iter()
         .map(|name| format!(",+{}", name.to_lowercase()))
@@ -45,7 +46,7 @@ fn with(capabilities: &[&str]) -> Vec<String> {
 }
 
 /// Starts the daemon as the manifest has it started, and on an old kernel as its component has it.
-fn start(instance: &Instance) -> Result<()> {
+pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
     instance.launch_by(&with(&granted))?;
     let Err(error) = instance.wait_ready() else {
@@ -122,6 +123,7 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
     same("left", &sockets["left"], &of_pod.len().into())?;
     let shown = node.culvert(&["status"])?.stdout;
     ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
+    wait::until(CHANGE, || node.logs().contains(why))?;
     same("times logged", node.logs().matches(why).count(), 1)
 }
 

@@ -35,6 +35,8 @@ mod guard;
 #[cfg(test)]
 mod health;
 #[cfg(test)]
+mod helper;
+#[cfg(test)]
 mod hooks;
 #[cfg(test)]
 mod kernel_log;

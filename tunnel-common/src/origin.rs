@@ -53,6 +53,9 @@ impl Origin {
     /// Flag: older translations of this socket are in `overflow`.
     pub const OVERFLOWED: u16 = 1;
 
+    /// The index, and the service port, of a translation that led to no backend but to the tunnel.
+    pub const NOBODY: u32 = u32::MAX;
+
     /// Whether this is the translation of `key`.
     #[inline(always)]
     #[must_use]

@@ -18,7 +18,7 @@ use crate::{
 const TRIES: u32 = 4;
 
 /// The number in the place of a service's and a backend's. Only UDP asks for those.
-const NOBODY: u32 = u32::MAX;
+const NOBODY: u32 = Origin::NOBODY;
 
 /// What became of a connect.
 pub(crate) enum Steering {

@@ -4,6 +4,7 @@ mod agent;
 mod ca;
 mod canary;
 mod cleanup;
+mod helper;
 mod node;
 mod prepare;
 mod sources;
@@ -15,6 +16,7 @@ pub use self::{
     agent::{AgentError, agent},
     ca::{ca_init, ca_issue_agent, ca_issue_gateway},
     cleanup::{CleanupError, cleanup},
+    helper::{HelperError, sockets},
     node::{NodeError, node},
     prepare::{PrepareError, prepare},
     state::StateError,

@@ -44,6 +44,9 @@ pub enum Command {
     /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
     /// the config allows. SIGTERM lets streams go on for a while, then ends it.
     Agent(NodeArgs),
+    /// Run the helper of this node's service proxy that ends sockets in pods when their backend goes,
+    /// in the foreground: for where the proxy itself has no right to enter pods.
+    Sockets(NodeArgs),
     /// Mount what a node with this config needs: a BPF file system and the cgroup v2 hierarchy. What
     /// is there is left alone.
     Prepare(ConfigArgs),

@@ -157,6 +157,12 @@ impl Config {
         self.state_dir.join("admin.sock")
     }
 
+    /// The socket that the helper calls which ends sockets in pods.
+    #[must_use]
+    pub fn helper_socket(&self) -> PathBuf {
+        self.state_dir.join("sockets.sock")
+    }
+
     /// The file of what was known last of the API server.
     #[must_use]
     pub fn kept_objects(&self) -> PathBuf {

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Node(args) => run(&args, app::node),
         Command::Agent(args) => run(&args, app::agent),
+        Command::Sockets(args) => run(&args, app::sockets),
         Command::Prepare(args) => prepare(&args),
         Command::Cleanup(args) => cleanup(&args),
         Command::Ca { command } => ca(&command),

@@ -6,11 +6,13 @@
 //! - `round`: one look at all of them
 //! - `retry`: how long until a look that failed is repeated (pure)
 //! - `ender`: looks whenever a backend has gone
+//! - `link`: the helper that looks into pods where the daemon has no right to
 //!
 //! A look takes nothing from the one before: what each socket remembers is compared with the
 //! backends as they are now. The first one, at the start, ends what an earlier process left.
 
 mod ender;
+mod link;
 mod namespaces;
 mod retry;
 mod round;
@@ -20,6 +22,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     ender::{Ender, Settings},
+    link::help,
+    namespaces::obstacle,
     rule::{Memory, Remembered},
 };
 
@@ -32,6 +36,8 @@ pub enum Pods {
     Off,
     /// The daemon.
     Daemon,
+    /// A helper of the daemon's.
+    Helper,
     /// Nobody, and why.
     Unreached(String),
 }
@@ -44,17 +50,19 @@ pub struct View {
     pub protocols: Vec<String>,
     /// Sockets that were ended since the daemon started.
     pub ended: u64,
-    /// Looks that were made.
+    /// Looks that were made, by the daemon and the helper.
     pub looks: u64,
     /// How many of them failed, or failed in part.
     pub failures: u64,
     /// Sockets that seem to have outlived their backend, in namespaces that the last look did not
     /// enter.
     pub left: usize,
-    /// How long the last look took, in seconds.
+    /// How long the last look of the daemon took, in seconds.
     pub last_look_seconds: f64,
     /// Who ends sockets in pods.
     pub pods: Pods,
-    /// What failed in the last look.
+    /// What failed in the last look of the daemon.
     pub problem: Option<String>,
+    /// What failed in the last look of the helper.
+    pub helper_problem: Option<String>,
 }

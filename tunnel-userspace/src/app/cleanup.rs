@@ -71,7 +71,8 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
     }
     let marker = marker(&config.state_dir);
     let is_ours = marker.exists();
-    for path in [config.admin_socket(), config.kept_objects(), marker] {
+    let sockets = [config.admin_socket(), config.helper_socket()];
+    for path in sockets.into_iter().chain([config.kept_objects(), marker]) {
         match fs::remove_file(&path) {
             Ok(()) => lines.push(format!("removed {}", path.display())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -2,22 +2,22 @@
 
 use std::{io, os::fd::AsFd as _, path::Path};
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, Map, MapData, MapError};
 use tunnel_common::{
     LAYOUT_VERSION, names,
     origin::{Origin, Overflow, OverflowKey},
-    service::Backend,
+    service::{Backend, FrontKey},
 };
 
 use super::{
     folders::{Folder, Stage},
     load,
-    maps::{open, to_io},
+    maps::{KernelMaps, open, to_io},
     sys,
     walk::{Record, Walk},
 };
 use crate::{
-    reconcile::ReadError,
+    reconcile::{MapReader as _, ReadError},
     sockets::{Memory, Remembered},
 };
 
@@ -35,11 +35,18 @@ pub enum SocketMemoryError {
     Walk(#[source] io::Error),
 }
 
+/// How often a front is looked up whose record is another's.
+const TRIES: usize = 4;
+
+fn cause(error: ReadError) -> io::Error {
+    error.source
+}
+
 /// The maps that are read for it.
 pub struct SocketMemory {
     walk: Walk,
     overflow: HashMap<MapData, OverflowKey, Overflow>,
-    be: Array<MapData, Backend>,
+    maps: KernelMaps,
 }
 
 impl SocketMemory {
@@ -58,7 +65,7 @@ impl SocketMemory {
         })?;
         Ok(Self {
             overflow: open(&folder, names::OVERFLOW, Map::LruHashMap)?,
-            be: open(&folder, names::BE, Map::Array)?,
+            maps: KernelMaps::open(&folder)?,
             walk: Walk::over(origin.as_fd()).map_err(SocketMemoryError::Walk)?,
         })
     }
@@ -83,10 +90,30 @@ impl Memory for SocketMemory {
     }
 
     fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
-        if index >= self.be.len() {
+        if index >= self.maps.be.len() {
             return Ok(None);
         }
-        self.be.get(&index, 0).map(Some).map_err(to_io)
+        self.maps.backend(index).map(Some).map_err(cause)
+    }
+
+    fn backends(&self) -> io::Result<Vec<Backend>> {
+        self.maps.backends(self.maps.be.len()).map_err(cause)
+    }
+
+    fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
+        // The record may come to another front between the two reads.
+        for _ in 0..TRIES {
+            let index = match self.maps.svc.get(front, 0) {
+                Ok(index) => index,
+                Err(MapError::KeyNotFound) => return Ok(None),
+                Err(error) => return Err(to_io(error)),
+            };
+            let record = self.maps.front(index).map_err(cause)?;
+            if record.key == *front {
+                return Ok(Some(record.service));
+            }
+        }
+        Err(io::Error::other("the record of a front kept changing"))
     }
 
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {

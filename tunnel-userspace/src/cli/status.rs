@@ -94,6 +94,7 @@ fn ended_sockets(sockets: &View) -> Vec<String> {
     let mut lines = vec![row("sockets", format!("{protocols}: {ended} ended"))];
     match &sockets.pods {
         Pods::Daemon => {}
+        Pods::Helper => lines.push(row("", "in pods by the helper")),
         Pods::Off => lines.push(row("", "not in pods, as sockets.pods says")),
         Pods::Unreached(why) => lines.push(row("", format!("not in pods: {why}"))),
     }
@@ -103,7 +104,8 @@ fn ended_sockets(sockets: &View) -> Vec<String> {
             format!("{} in pods left as they are", sockets.left),
         ));
     }
-    lines.extend(sockets.problem.iter().map(|problem| row("", problem)));
+    let problems = sockets.problem.iter().chain(&sockets.helper_problem);
+    lines.extend(problems.map(|problem| row("", problem)));
     lines
 }
 

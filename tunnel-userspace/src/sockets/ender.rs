@@ -1,21 +1,27 @@
 //! Looks for sockets to end whenever a backend has gone.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
     sync::watch,
     task::spawn_blocking,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
 use tunnel_common::addr::Protocol;
 
 use super::{
-    Memory, Pods, View, namespaces,
+    Memory, Pods, View,
+    link::{self, Desk},
+    namespaces,
     retry::Retry,
     round::{self, Reach, Round},
 };
 use crate::{clock::monotonic, drain};
+
+/// How long a helper may take to call after the start, until it is logged that sockets in pods are
+/// not ended.
+const HELPER: Duration = Duration::from_secs(5);
 
 /// What is wanted.
 #[derive(Clone, Debug)]
@@ -24,6 +30,8 @@ pub struct Settings {
     pub protocols: Vec<Protocol>,
     /// Whether those in pods are, too.
     pub pods: bool,
+    /// Where the helper calls that ends those in pods where the daemon can't.
+    pub helper: PathBuf,
 }
 
 /// Ends sockets.
@@ -31,6 +39,8 @@ pub struct Ender<M> {
     memory: Arc<M>,
     settings: Settings,
     view: watch::Sender<View>,
+    /// The number of the last look that was begun.
+    looks: watch::Sender<u64>,
 }
 
 impl<M: Memory + 'static> Ender<M> {
@@ -40,25 +50,60 @@ impl<M: Memory + 'static> Ender<M> {
             memory: Arc::new(memory),
             settings,
             view,
+            looks: watch::Sender::new(0),
         }
     }
 
     /// Looks once, and then each time that a backend has gone: whenever the value of `gone` changes,
     /// which must be when no program can give the backend to a socket any more. Changes that come
     /// during a look lead to one more. Runs until the drain begins.
-    pub async fn run(self, mut gone: watch::Receiver<u64>, mut draining: watch::Receiver<bool>) {
+    pub async fn run(self, gone: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
         let pods = self.pods();
-        if let Pods::Unreached(why) = &pods {
-            warn!(%why, "connected sockets in pods are not ended when their backend goes");
-        }
-        let reach = match pods {
-            Pods::Daemon => Reach::All,
-            Pods::Off | Pods::Unreached(_) => Reach::Own,
+        self.view.send_modify(|view| view.pods = pods.clone());
+        let (reach, has_desk) = match pods {
+            Pods::Daemon => (Reach::All, false),
+            Pods::Off => (Reach::Own, false),
+            Pods::Helper | Pods::Unreached(_) => (Reach::Own, true),
         };
-        self.view.send_modify(|view| view.pods = pods);
+        let looking = self.look_on(reach, gone, draining.clone());
+        if has_desk {
+            let desk = Desk {
+                protocols: self.settings.protocols.clone(),
+                looks: self.looks.subscribe(),
+                view: self.view.clone(),
+                without: pods,
+            };
+            let helper = link::serve(self.settings.helper.clone(), desk, draining.clone());
+            tokio::join!(looking, helper, self.warn(draining));
+        } else {
+            looking.await;
+        }
+    }
+
+    /// Says once that nobody ends sockets in pods, if no helper has called in time.
+    async fn warn(&self, mut draining: watch::Receiver<bool>) {
+        tokio::select! {
+            () = drain::begun(&mut draining) => {}
+            () = sleep(HELPER) => {
+                let pods = self.view.borrow().pods.clone();
+                if let Pods::Unreached(why) = pods {
+                    warn!(%why, "connected sockets in pods are not ended when their backend goes");
+                }
+            }
+        }
+    }
+
+    async fn look_on(
+        &self,
+        reach: Reach,
+        mut gone: watch::Receiver<u64>,
+        mut draining: watch::Receiver<bool>,
+    ) {
         let mut retry = Retry::default();
         loop {
             gone.mark_unchanged();
+            self.looks
+                .send_modify(|number| *number = number.wrapping_add(1));
             let pause = retry.after(self.look(reach).await);
             let retry_at = pause.map(|pause| Instant::now() + pause);
             tokio::select! {
@@ -111,7 +156,10 @@ impl<M: Memory + 'static> Ender<M> {
             view.looks = view.looks.saturating_add(1);
             let failures = u64::from(problem.is_some());
             view.failures = view.failures.saturating_add(failures);
-            view.left = round.left;
+            // A helper sees more of them, and says so itself.
+            if view.pods != Pods::Helper {
+                view.left = round.left;
+            }
             view.last_look_seconds = seconds;
             view.problem = problem;
         });

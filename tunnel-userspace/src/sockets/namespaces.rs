@@ -64,7 +64,8 @@ fn number(metadata: &fs::Metadata) -> Option<u32> {
 }
 
 /// Why this process can't end sockets in the namespaces of pods; nothing if it can.
-pub(super) fn obstacle() -> Option<String> {
+#[must_use]
+pub fn obstacle() -> Option<String> {
     let status = match fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => status,
         Err(error) => return Some(format!("cannot read /proc/thread-self/status: {error}")),

@@ -12,7 +12,7 @@ use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason};
 
 use super::{
     Memory, Remembered, namespaces,
-    rule::{self, Sieve},
+    rule::{Known, Sieve},
 };
 use crate::{
     failure::chain,
@@ -104,13 +104,14 @@ impl Suspects {
 /// What a look needs everywhere.
 struct Look<'a, M> {
     protocols: &'a [Protocol],
-    memory: &'a M,
+    known: Known<'a, M>,
 }
 
 /// Looks, and ends what is to be ended. Blocks for as long as that takes.
 pub(super) fn make(reach: Reach, protocols: &[Protocol], memory: &impl Memory) -> Round {
     let mut round = Round::default();
-    let look = Look { protocols, memory };
+    let known = Known::new(memory);
+    let look = Look { protocols, known };
     let found = look.suspects().map_err(LookError::Memory);
     let own = namespaces::own().map_err(LookError::Find);
     let (mut suspects, own) = match found.and_then(|suspects| Ok((suspects, own?))) {
@@ -147,9 +148,9 @@ pub(super) fn make(reach: Reach, protocols: &[Protocol], memory: &impl Memory) -
 impl<M: Memory> Look<'_, M> {
     /// The sockets to be looked at more closely, by the number of their namespace.
     fn suspects(&self) -> io::Result<BTreeMap<u32, Suspects>> {
-        let mut sieve = Sieve::new(self.protocols, self.memory);
+        let mut sieve = Sieve::new(self.protocols, &self.known);
         let mut suspects = BTreeMap::<u32, Suspects>::new();
-        self.memory.sockets(&mut |socket| {
+        self.known.memory.sockets(&mut |socket| {
             if sieve.holds(&socket)? {
                 let there = suspects.entry(socket.namespace).or_default();
                 there.insert(&socket);
@@ -261,7 +262,7 @@ impl Round {
         })?;
         for (place, origin) in found {
             // A failure on one of them stops no other.
-            match end(look.memory, diag, &place, &origin) {
+            match end(&look.known, diag, &place, &origin) {
                 Ok(true) => self.ended = self.ended.saturating_add(1),
                 Ok(false) => {}
                 Err(error) => self.fail(&error),
@@ -273,14 +274,14 @@ impl Round {
 
 /// Ends one socket, if it has outlived its backend; whether it was ended.
 fn end(
-    memory: &impl Memory,
+    known: &Known<'_, impl Memory>,
     diag: &mut Diag,
     place: &Place,
     origin: &Origin,
 ) -> Result<bool, LookError> {
-    let has_outlived = rule::has_outlived(place, origin, memory).map_err(LookError::Memory)?;
+    let has_gone = known.has_gone(place, origin).map_err(LookError::Memory)?;
     let protocol = origin.protocol;
-    if !has_outlived || !diag.end(protocol, place)? {
+    if !has_gone || !diag.end(protocol, place)? {
         return Ok(false);
     }
     let (address, port) = place.peer();

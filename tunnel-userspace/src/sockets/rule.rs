@@ -1,11 +1,15 @@
 //! Which sockets have outlived their backend. Pure but for what is asked of the maps.
 
-use std::{collections::HashMap, io};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    sync::OnceLock,
+};
 
 use tunnel_common::{
-    addr::Protocol,
+    addr::{Address, Port, Protocol},
     origin::{Direction, Origin, OverflowKey},
-    service::{Backend, State},
+    service::{Backend, FrontKey, State},
 };
 
 use crate::net::{Place, is_connected};
@@ -35,23 +39,36 @@ pub trait Memory: Send + Sync {
     /// A backend by its index; nothing if no backend can have it.
     fn backend(&self, index: u32) -> io::Result<Option<Backend>>;
 
+    /// Every backend, whether it serves or not.
+    fn backends(&self) -> io::Result<Vec<Backend>>;
+
+    /// The id of the service port that has a front.
+    fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>>;
+
     /// An older translation of a socket.
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
+}
+
+/// The backends there are, as far as they were asked for in a look.
+pub(super) struct Known<'a, M> {
+    pub(super) memory: &'a M,
+    /// Where the backends that serve are, with the id of their service port.
+    serving: OnceLock<HashSet<(u32, Address, Port)>>,
 }
 
 /// Tells sockets that must be looked at more closely from the many that need not, and asks for each
 /// backend once.
 pub(super) struct Sieve<'a, M> {
     protocols: &'a [Protocol],
-    memory: &'a M,
+    known: &'a Known<'a, M>,
     backends: HashMap<u32, Option<Backend>>,
 }
 
 impl<'a, M: Memory> Sieve<'a, M> {
-    pub(super) fn new(protocols: &'a [Protocol], memory: &'a M) -> Self {
+    pub(super) fn new(protocols: &'a [Protocol], known: &'a Known<'a, M>) -> Self {
         Self {
             protocols,
-            memory,
+            known,
             backends: HashMap::new(),
         }
     }
@@ -69,35 +86,67 @@ impl<'a, M: Memory> Sieve<'a, M> {
         let backend = match self.backends.get(&origin.index) {
             Some(known) => *known,
             None => {
-                let backend = self.memory.backend(origin.index)?;
+                let backend = self.known.memory.backend(origin.index)?;
                 self.backends.insert(origin.index, backend);
                 backend
             }
         };
-        Ok(is_gone(backend.as_ref(), origin))
+        self.known.is_gone(backend.as_ref(), origin)
     }
 }
 
-/// Whether the backend that a connected socket was given serves its Service no more. A socket that
-/// is connected elsewhere than to where a translation of its own led never has: what it remembers
-/// is then of datagrams that it sent besides.
-pub(super) fn has_outlived(
-    place: &Place,
-    newest: &Origin,
-    memory: &impl Memory,
-) -> io::Result<bool> {
-    let Some(origin) = translation(place, newest, memory)? else {
-        return Ok(false);
-    };
-    // Asked anew: the index may have come to another use since the sockets were told apart.
-    Ok(is_gone(memory.backend(origin.index)?.as_ref(), &origin))
-}
+impl<'a, M: Memory> Known<'a, M> {
+    pub(super) const fn new(memory: &'a M) -> Self {
+        Self {
+            memory,
+            serving: OnceLock::new(),
+        }
+    }
 
-fn is_gone(backend: Option<&Backend>, origin: &Origin) -> bool {
-    // A connect that was refused by being sent where nobody is (Linux before 6.1) had no backend.
-    let was_refused = origin.protocol == Protocol::UDP && origin.state == State::default();
-    // Nor had a connect to the tunnel, whose index none can have.
-    backend.is_some_and(|backend| !was_refused && !serves(backend, origin))
+    /// Whether the backend that a connected socket was given serves its Service no more. A socket
+    /// that is connected elsewhere than to where a translation of its own led never has: what it
+    /// remembers is then of datagrams that it sent besides.
+    pub(super) fn has_gone(&self, place: &Place, newest: &Origin) -> io::Result<bool> {
+        let Some(origin) = translation(place, newest, self.memory)? else {
+            return Ok(false);
+        };
+        // Asked anew: the index may have come to another use since the sockets were told apart.
+        let backend = self.memory.backend(origin.index)?;
+        self.is_gone(backend.as_ref(), &origin)
+    }
+
+    fn is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
+        // A connect that was refused by being sent where nobody is (Linux before 6.1) had no backend,
+        // nor had one to the tunnel.
+        let was_refused = origin.protocol == Protocol::UDP && origin.state == State::default();
+        if was_refused || origin.index == Origin::NOBODY {
+            return Ok(false);
+        }
+        Ok(match backend.map(|backend| standing(backend, origin)) {
+            Some(Standing::Serves) => false,
+            Some(Standing::Gone) => true,
+            Some(Standing::Unknown) | None => !self.serves_still(origin)?,
+        })
+    }
+
+    /// Whether the service port that has what was dialled has a backend that serves in the place that
+    /// a socket was sent to: where the index has come to another use since, or is that of an older
+    /// layout's map.
+    fn serves_still(&self, origin: &Origin) -> io::Result<bool> {
+        let dialled = FrontKey::new(origin.vip, origin.vip_port, origin.protocol);
+        let Some(service) = self.memory.owner(&dialled)? else {
+            return Ok(false);
+        };
+        let place = (service, origin.backend, origin.backend_port);
+        if let Some(serving) = self.serving.get() {
+            return Ok(serving.contains(&place));
+        }
+        let backends = self.memory.backends()?;
+        let serving = backends.iter().filter(|backend| backend.state.is_serving());
+        let serving = serving.map(|backend| (backend.service, backend.address, backend.port));
+        let serving = serving.collect();
+        Ok(self.serving.get_or_init(|| serving).contains(&place))
+    }
 }
 
 /// The translation that a socket's connection came from.
@@ -119,20 +168,30 @@ fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Resu
     Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 
-/// Whether a backend still is what a socket was given. UDP sockets note in which use of the index
-/// that was. TCP sockets don't, so that the index in a later use counts as the same if it leads to
-/// the same place for the same service port.
-fn serves(backend: &Backend, origin: &Origin) -> bool {
-    let is_same_use = if origin.protocol == Protocol::UDP {
-        backend.state == origin.state
-    } else {
-        leads_alike(backend, origin)
-    };
-    backend.state.is_serving() && is_same_use
+/// How it is with the backend that a socket was given, as its index says.
+enum Standing {
+    Serves,
+    Gone,
+    /// The index is in another use.
+    Unknown,
 }
 
-fn leads_alike(backend: &Backend, origin: &Origin) -> bool {
-    backend.service == origin.service && origin.leads_to(&backend.address, backend.port)
+/// UDP sockets note in which use of the index they were given it. TCP sockets don't, so that the index
+/// in a later use counts as the same if it leads to the same place for the same service port.
+fn standing(backend: &Backend, origin: &Origin) -> Standing {
+    let is_serving = backend.state.is_serving();
+    let is_same_use = if origin.protocol == Protocol::UDP {
+        backend.state.gone() == origin.state.gone()
+    } else {
+        is_serving
+            && backend.service == origin.service
+            && origin.leads_to(&backend.address, backend.port)
+    };
+    match (is_same_use, is_serving) {
+        (true, true) => Standing::Serves,
+        (true, false) => Standing::Gone,
+        (false, _) => Standing::Unknown,
+    }
 }
 
 #[cfg(test)]

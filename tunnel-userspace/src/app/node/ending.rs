@@ -6,7 +6,7 @@ use tunnel_common::addr::Protocol;
 
 use crate::{
     bpf::SocketMemory,
-    config::{self, Config, Transport},
+    config::{Config, Transport},
     failure::chain,
     sockets::{Ender, Settings, View},
     tasks::Tasks,
@@ -21,7 +21,7 @@ pub(super) fn start(
     tasks: &mut Tasks,
     draining: &watch::Receiver<bool>,
 ) {
-    let settings = settings(&config.sockets);
+    let settings = settings(config);
     if settings.protocols.is_empty() {
         return;
     }
@@ -43,13 +43,14 @@ pub(super) fn start(
     }
 }
 
-fn settings(config: &config::Sockets) -> Settings {
+fn settings(config: &Config) -> Settings {
     let number = |transport: &Transport| match transport {
         Transport::Udp => Protocol::UDP,
         Transport::Tcp => Protocol::TCP,
     };
     Settings {
-        protocols: config.end.iter().map(number).collect(),
-        pods: config.pods,
+        protocols: config.sockets.end.iter().map(number).collect(),
+        pods: config.sockets.pods,
+        helper: config.helper_socket(),
     }
 }

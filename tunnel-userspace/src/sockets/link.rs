@@ -1,0 +1,319 @@
+//! The helper that looks into pods where the daemon has no right to: a process with that right which
+//! calls the daemon, is told when a backend has gone, and says what came of its look. One line of
+//! JSON each way for each look, over a Unix socket that only its owner may use.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{
+    io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{
+        UnixListener, UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::{debug, info, warn};
+use tunnel_common::addr::Protocol;
+
+use super::{
+    Memory, Pods, View,
+    retry::Retry,
+    round::{self, Reach, Round},
+};
+use crate::drain;
+
+/// How long a helper may take for a look.
+const LOOK: Duration = Duration::from_secs(60);
+/// How long until the daemon is called again, and until an accept that failed is repeated.
+const AGAIN: Duration = Duration::from_millis(250);
+/// How long a line may be, in bytes.
+const LINE: u64 = 64 * 1024;
+
+/// What the helper is told.
+#[derive(Debug, Deserialize, Serialize)]
+struct Order {
+    /// The number of the look.
+    look: u64,
+    /// Of which protocols sockets are to be ended, by their numbers.
+    protocols: Vec<u8>,
+}
+
+/// What came of it.
+#[derive(Debug, Deserialize, Serialize)]
+struct Report {
+    look: u64,
+    ended: u64,
+    left: usize,
+    problem: Option<String>,
+    again: bool,
+}
+
+/// The daemon's end.
+pub(super) struct Desk {
+    pub(super) protocols: Vec<Protocol>,
+    /// The number of the last look that was begun.
+    pub(super) looks: watch::Receiver<u64>,
+    pub(super) view: watch::Sender<View>,
+    /// Who ends sockets in pods while no helper does.
+    pub(super) without: Pods,
+}
+
+/// Serves one helper after the other until the drain begins.
+pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
+    let listener = match listen(&path) {
+        Ok(listener) => listener,
+        Err(error) => {
+            warn!(%error, path = %path.display(), "no helper can be heard");
+            return drain::begun(&mut draining).await;
+        }
+    };
+    loop {
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    tokio::select! {
+                        biased;
+                        () = drain::begun(&mut draining) => break,
+                        () = desk.attend(stream) => {}
+                    }
+                }
+                Err(error) => {
+                    warn!(%error, "accept failed");
+                    sleep(AGAIN).await;
+                }
+            },
+        }
+    }
+    if let Err(error) = fs::remove_file(&path) {
+        debug!(%error, "the helper's socket was gone already");
+    }
+}
+
+/// Binds the socket, in the place of one that an earlier process left.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+impl Desk {
+    /// Has a helper look now and whenever a backend has gone, until it is gone itself.
+    async fn attend(&mut self, stream: UnixStream) {
+        info!("a helper calls, to end sockets in pods");
+        let ended = self.talk(stream).await;
+        let why = match &ended {
+            Ok(()) => String::new(),
+            Err(error) => error.to_string(),
+        };
+        warn!(%why, "the helper that ends sockets in pods is gone");
+        let without = self.without.clone();
+        self.view.send_modify(|view| {
+            view.pods = without;
+            view.helper_problem = None;
+        });
+    }
+
+    async fn talk(&mut self, stream: UnixStream) -> io::Result<()> {
+        let (reader, mut writer) = stream.into_split();
+        let mut reader = BufReader::new(reader);
+        let mut retry = Retry::default();
+        loop {
+            let order = Order {
+                look: *self.looks.borrow_and_update(),
+                protocols: self.protocols.iter().map(|its| its.number()).collect(),
+            };
+            let report = timeout(LOOK, ask(&mut reader, &mut writer, &order)).await??;
+            let Some(report) = report else {
+                return Ok(());
+            };
+            let pause = retry.after(report.again);
+            self.publish(report);
+            let at = pause.map(|pause| Instant::now() + pause);
+            tokio::select! {
+                changed = self.looks.changed() => {
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    retry.begin_anew();
+                }
+                () = sleep_until(at.unwrap_or_else(Instant::now)), if at.is_some() => {}
+                // Nothing is to come before it is asked; what does come is its end.
+                rest = reader.fill_buf() => {
+                    let spoke = !rest?.is_empty();
+                    return if spoke { Err(broken("it spoke unasked")) } else { Ok(()) };
+                }
+            }
+        }
+    }
+
+    fn publish(&self, report: Report) {
+        let Report {
+            look,
+            ended,
+            left,
+            problem,
+            again: _,
+        } = report;
+        let known = self.view.borrow().helper_problem.clone();
+        if let Some(problem) = &problem
+            && known.as_ref() != Some(problem)
+        {
+            warn!(%problem, "the helper cannot end every socket of backends that are gone");
+        }
+        if ended > 0 {
+            info!(
+                look,
+                ended, "the helper ended sockets of backends that are gone"
+            );
+        }
+        self.view.send_modify(|view| {
+            view.pods = Pods::Helper;
+            view.ended = view.ended.saturating_add(ended);
+            view.looks = view.looks.saturating_add(1);
+            let failures = u64::from(problem.is_some());
+            view.failures = view.failures.saturating_add(failures);
+            view.left = left;
+            view.helper_problem = problem;
+        });
+    }
+}
+
+async fn ask(
+    reader: &mut BufReader<OwnedReadHalf>,
+    writer: &mut OwnedWriteHalf,
+    order: &Order,
+) -> io::Result<Option<Report>> {
+    write_line(writer, order).await?;
+    let report: Option<Report> = read_line(reader).await?;
+    match report {
+        Some(report) if report.look != order.look => Err(broken("it told of another look")),
+        report => Ok(report),
+    }
+}
+
+/// The helper's end: looks whenever the daemon says so, until the drain begins. Calls the daemon
+/// again for as long as there is none, and after it has ended. What sockets remember is opened for
+/// each daemon anew.
+pub async fn help<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
+where
+    M: Memory + 'static,
+    E: std::fmt::Display + Send + 'static,
+    F: Fn() -> Result<M, E> + Clone + Send + 'static,
+{
+    let mut was_heard = true;
+    loop {
+        let called = tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            called = call(socket, open.clone()) => called,
+        };
+        match called {
+            Ok(()) => {
+                info!("the daemon has ended");
+                was_heard = true;
+            }
+            Err(error) => {
+                if was_heard {
+                    info!(%error, socket = %socket.display(), "no daemon yet");
+                }
+                was_heard = false;
+            }
+        }
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            () = sleep(AGAIN) => {}
+        }
+    }
+}
+
+async fn call<M, E, F>(socket: &Path, open: F) -> io::Result<()>
+where
+    M: Memory + 'static,
+    E: std::fmt::Display + Send + 'static,
+    F: Fn() -> Result<M, E> + Send + 'static,
+{
+    let stream = UnixStream::connect(socket).await?;
+    info!("the daemon answers");
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader);
+    let opened = spawn_blocking(move || open().map(Arc::new).map_err(|error| error.to_string()));
+    let memory = opened.await.map_err(io::Error::other)?;
+    while let Some(order) = read_line::<Order>(&mut reader).await? {
+        let round = match &memory {
+            Ok(memory) => look(Arc::clone(memory), order.protocols).await,
+            Err(problem) => Round {
+                problem: Some(problem.clone()),
+                ..Round::default()
+            },
+        };
+        let Round {
+            ended,
+            left,
+            problem,
+            is_retryable,
+        } = round;
+        let report = Report {
+            look: order.look,
+            ended,
+            left,
+            problem,
+            again: is_retryable,
+        };
+        write_line(&mut writer, &report).await?;
+    }
+    Ok(())
+}
+
+async fn look<M: Memory + 'static>(memory: Arc<M>, numbers: Vec<u8>) -> Round {
+    let of_number = |number: u8| Protocol::of_socket(number.into());
+    let protocols: Vec<Protocol> = numbers.into_iter().filter_map(of_number).collect();
+    let made = spawn_blocking(move || round::make(Reach::All, &protocols, &*memory)).await;
+    made.unwrap_or_else(|error| Round::failed(error.to_string()))
+}
+
+async fn write_line(
+    writer: &mut OwnedWriteHalf,
+    value: &(impl Serialize + Sync),
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    writer.write_all(&line).await
+}
+
+/// A line; nothing at the end.
+async fn read_line<T: DeserializeOwned>(
+    reader: &mut (impl AsyncBufRead + Send + Unpin),
+) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    reader.take(LINE).read_until(b'\n', &mut line).await?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.last() != Some(&b'\n') {
+        return Err(broken("a line is cut off, or too long"));
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
+}
+
+fn broken(how: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, how)
+}
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
 use crate::{
     admin::{self, AskError},
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, Warning},
     identity::ca::CaError,
 };
 
@@ -43,7 +43,7 @@ pub enum Command {
     Node(NodeArgs),
     /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
     /// the config allows. SIGTERM lets streams go on for a while, then ends it.
-    Agent(NodeArgs),
+    Agent(RunArgs),
     /// Mount what a node with this config needs: a BPF file system and the cgroup v2 hierarchy. What
     /// is there is left alone.
     Prepare(ConfigArgs),
@@ -80,7 +80,7 @@ pub enum Look {
 /// What to do with a config.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a config file and say what is wrong with it.
+    /// Check a config file, ours or kube-proxy's, and say what is wrong with it.
     Check {
         /// The file.
         file: PathBuf,
@@ -100,6 +100,33 @@ pub struct ConfigArgs {
 /// How a node runs.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
+    /// How any role runs.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// kube-proxy's own config file (kubeproxy.config.k8s.io/v1alpha1): what of it has a meaning here
+    /// counts where the config file says nothing of it, and what has none is named in the log.
+    #[arg(long, value_name = "FILE")]
+    pub kube_proxy_config: Option<PathBuf>,
+}
+
+impl NodeArgs {
+    /// The config, and the fields of kube-proxy's file that have no effect.
+    ///
+    /// # Errors
+    ///
+    /// A file can't be read, or is not as it must be.
+    pub fn config(&self) -> Result<(Config, Vec<Warning>), ConfigError> {
+        let own = &self.run.config.config;
+        match &self.kube_proxy_config {
+            Some(file) => Config::read_over(own, Path::new(DEFAULT_CONFIG), file),
+            None => Ok((Config::read(own)?, Vec::new())),
+        }
+    }
+}
+
+/// How a role runs.
+#[derive(Debug, Args)]
+pub struct RunArgs {
     /// The config file.
     #[command(flatten)]
     pub config: ConfigArgs,
@@ -175,7 +202,9 @@ impl Look {
             Self::Config {
                 command: ConfigCommand::Check { file },
             } => {
-                Config::read(&file)?;
+                for warning in Config::check_file(&file)? {
+                    print(&format!("no effect: {warning}"))?;
+                }
                 Ok(print(&format!("{} is good", file.display()))?)
             }
         }

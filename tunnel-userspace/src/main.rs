@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tunnel_userspace::{
     app,
-    cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs},
-    config::Config,
+    cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs, RunArgs},
+    config::{Config, Warning},
     telemetry,
 };
 
@@ -16,8 +16,8 @@ mod memory;
 fn main() -> ExitCode {
     memory::keep();
     let done = match Cli::parse().command {
-        Command::Node(args) => run(&args, app::node),
-        Command::Agent(args) => run(&args, app::agent),
+        Command::Node(args) => node(&args),
+        Command::Agent(args) => agent(&args),
         Command::Prepare(args) => prepare(&args),
         Command::Cleanup(args) => cleanup(&args),
         Command::Ca { command } => ca(&command),
@@ -32,13 +32,26 @@ fn main() -> ExitCode {
     }
 }
 
+fn node(args: &NodeArgs) -> Result<()> {
+    let (config, warnings) = args.config()?;
+    run(&args.run, config, |config| {
+        for Warning { field, why } in &warnings {
+            tracing::warn!(field, why, "a field of kube-proxy's config has no effect");
+        }
+        app::node(config)
+    })
+}
+
+fn agent(args: &RunArgs) -> Result<()> {
+    run(args, Config::read(&args.config.config)?, app::agent)
+}
+
 /// Runs a role to its end.
-fn run<F, E>(args: &NodeArgs, role: impl FnOnce(Config) -> F) -> Result<()>
+fn run<F, E>(args: &RunArgs, config: Config, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), E>>,
     E: std::error::Error + Send + Sync + 'static,
 {
-    let config = Config::read(&args.config.config)?;
     telemetry::start(
         &config.log.filter(&args.log),
         args.log_format == LogFormat::Json,

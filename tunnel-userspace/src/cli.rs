@@ -274,4 +274,33 @@ mod tests {
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
     }
+
+    #[test]
+    fn a_node_takes_its_config_from_kube_proxys_file_where_its_own_says_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let theirs = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+                      kind: KubeProxyConfiguration\n\
+                      hostnameOverride: theirs\n\
+                      portRange: 1-2\n";
+        std::fs::write(path("own.yaml"), "healthz: { address: '127.0.0.1:1' }").expect("written");
+        std::fs::write(path("theirs.yaml"), theirs).expect("written");
+        let read = |more: &[&str]| {
+            let own = path("own.yaml");
+            let words = ["culvert", "node", "--config", &own];
+            let cli = Cli::try_parse_from(words.iter().chain(more)).expect("a command");
+            let Command::Node(args) = cli.command else {
+                panic!("another command");
+            };
+            args.config().expect("good")
+        };
+
+        let (config, warnings) = read(&["--kube-proxy-config", &path("theirs.yaml")]);
+        assert_eq!(config.node_name, "theirs");
+        assert_eq!(config.healthz.address.port(), 1);
+        assert_eq!(warnings.len(), 1);
+        let (config, warnings) = read(&[]);
+        assert_ne!(config.node_name, "theirs");
+        assert_eq!(warnings, []);
+    }
 }

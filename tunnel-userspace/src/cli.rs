@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_takes_its_config_from_kube_proxys_file_where_its_own_says_nothing() {
+    fn the_file_of_kube_proxy_counts_where_that_of_the_node_says_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).display().to_string();
         let theirs = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\

@@ -62,7 +62,7 @@ pub(super) trait Site: Send + Sync + 'static {
     const KEEPS_ALIVE: bool = true;
 
     /// What else than its address its port listens on.
-    const SPAN: Span = Span::Family;
+    const SPAN: Span = Span::Wildcard;
 
     /// The paths that there are, to be asked by GET; nothing where any path is one, and may be asked
     /// by any method.

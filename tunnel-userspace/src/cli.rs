@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
 use crate::{
     admin::{self, AskError},
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, Warning},
     identity::ca::CaError,
 };
 
@@ -43,10 +43,10 @@ pub enum Command {
     Node(NodeArgs),
     /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
     /// the config allows. SIGTERM lets streams go on for a while, then ends it.
-    Agent(NodeArgs),
+    Agent(RunArgs),
     /// Run the helper of this node's service proxy that ends sockets in pods when their backend goes,
     /// in the foreground: for where the proxy itself has no right to enter pods.
-    Sockets(NodeArgs),
+    Sockets(RunArgs),
     /// Mount what a node with this config needs: a BPF file system and the cgroup v2 hierarchy. What
     /// is there is left alone.
     Prepare(ConfigArgs),
@@ -83,7 +83,7 @@ pub enum Look {
 /// What to do with a config.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a config file and say what is wrong with it.
+    /// Check a config file, ours or kube-proxy's, and say what is wrong with it.
     Check {
         /// The file.
         file: PathBuf,
@@ -103,6 +103,33 @@ pub struct ConfigArgs {
 /// How a node runs.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
+    /// How any role runs.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// kube-proxy's own config file (kubeproxy.config.k8s.io/v1alpha1): what of it has a meaning here
+    /// counts where the config file says nothing of it, and what has none is named in the log.
+    #[arg(long, value_name = "FILE")]
+    pub kube_proxy_config: Option<PathBuf>,
+}
+
+impl NodeArgs {
+    /// The config, and the fields of kube-proxy's file that have no effect.
+    ///
+    /// # Errors
+    ///
+    /// A file can't be read, or is not as it must be.
+    pub fn config(&self) -> Result<(Config, Vec<Warning>), ConfigError> {
+        let own = &self.run.config.config;
+        match &self.kube_proxy_config {
+            Some(file) => Config::read_over(own, Path::new(DEFAULT_CONFIG), file),
+            None => Ok((Config::read(own)?, Vec::new())),
+        }
+    }
+}
+
+/// How a role runs.
+#[derive(Debug, Args)]
+pub struct RunArgs {
     /// The config file.
     #[command(flatten)]
     pub config: ConfigArgs,
@@ -178,7 +205,9 @@ impl Look {
             Self::Config {
                 command: ConfigCommand::Check { file },
             } => {
-                Config::read(&file)?;
+                for warning in Config::check_file(&file)? {
+                    print(&format!("no effect: {warning}"))?;
+                }
                 Ok(print(&format!("{} is good", file.display()))?)
             }
         }
@@ -247,5 +276,34 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_file_of_kube_proxy_counts_where_that_of_the_node_says_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let theirs = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+                      kind: KubeProxyConfiguration\n\
+                      hostnameOverride: theirs\n\
+                      portRange: 1-2\n";
+        std::fs::write(path("own.yaml"), "healthz: { address: '127.0.0.1:1' }").expect("written");
+        std::fs::write(path("theirs.yaml"), theirs).expect("written");
+        let read = |more: &[&str]| {
+            let own = path("own.yaml");
+            let words = ["culvert", "node", "--config", &own];
+            let cli = Cli::try_parse_from(words.iter().chain(more)).expect("a command");
+            let Command::Node(args) = cli.command else {
+                panic!("another command");
+            };
+            args.config().expect("good")
+        };
+
+        let (config, warnings) = read(&["--kube-proxy-config", &path("theirs.yaml")]);
+        assert_eq!(config.node_name, "theirs");
+        assert_eq!(config.healthz.address.port(), 1);
+        assert_eq!(warnings.len(), 1);
+        let (config, warnings) = read(&[]);
+        assert_ne!(config.node_name, "theirs");
+        assert_eq!(warnings, []);
     }
 }

@@ -2,6 +2,7 @@
 //! environment.
 
 mod duration;
+mod kube_proxy;
 mod log;
 mod section;
 mod sockets;
@@ -13,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use kube_proxy::Warning;
 pub use log::{KernelLog, Level, Log};
 pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
 use serde::{Deserialize, Serialize};
@@ -94,19 +96,66 @@ impl Config {
     ///
     /// The file can't be read, has a field that there isn't, or a value that can't be.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let failed = |source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        };
-        let text = fs::read_to_string(path).map_err(failed)?;
-        let mut config = Self::parse(&text).map_err(|(field, reason)| ConfigError::Field {
-            path: path.to_owned(),
-            field,
-            reason,
-        })?;
-        let absolute = std::path::absolute(path).map_err(failed)?;
-        config.resolve(absolute.parent().unwrap_or_else(|| Path::new("/")));
+        let text = read_text(path)?;
+        let mut config = Self::parse(&text).map_err(|refusal| refused(path, refusal))?;
+        config.resolve(&folder(path)?);
         Ok(config)
+    }
+
+    /// Reads a file for a node, over what kube-proxy's own file says, if there is one: what the first
+    /// says counts, field by field. Gives the fields of kube-proxy's that have no effect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`], for either file. `path` may be absent where it is the default place and
+    /// there is a file of kube-proxy's.
+    pub fn read_over(
+        path: &Path,
+        default: &Path,
+        kube_proxy: &Path,
+    ) -> Result<(Self, Vec<Warning>), ConfigError> {
+        let meaning = Self::read_kube_proxy(kube_proxy)?;
+        let own = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path == default => {
+                String::new()
+            }
+            Err(source) => {
+                let path = path.to_owned();
+                return Err(ConfigError::Read { path, source });
+            }
+        };
+        let own = document(&own).map_err(|refusal| refused(path, refusal))?;
+        let whole = kube_proxy::over(meaning.config, own);
+        let mut config = Self::from_value(whole).map_err(|refusal| refused(path, refusal))?;
+        config.resolve(&folder(path)?);
+        Ok((config, meaning.warnings))
+    }
+
+    /// Checks a file, kube-proxy's or ours; gives the fields of kube-proxy's that have no effect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`].
+    pub fn check_file(path: &Path) -> Result<Vec<Warning>, ConfigError> {
+        let text = read_text(path)?;
+        let file = document(&text).map_err(|refusal| refused(path, refusal))?;
+        if kube_proxy::is_one(&file) {
+            return Ok(Self::read_kube_proxy(path)?.warnings);
+        }
+        Self::read(path)?;
+        Ok(Vec::new())
+    }
+
+    /// What a file of kube-proxy's means here.
+    fn read_kube_proxy(path: &Path) -> Result<kube_proxy::Meaning, ConfigError> {
+        let text = read_text(path)?;
+        let meaning = document(&text)
+            .and_then(|file| kube_proxy::read(&file, &folder(path).unwrap_or_default()))
+            .map_err(|refusal| refused(path, refusal))?;
+        // What it says must be good by itself, as the other file may say nothing of it.
+        Self::from_value(meaning.config.clone()).map_err(|refusal| refused(path, refusal))?;
+        Ok(meaning)
     }
 
     /// Reads the text of a file; on failure the field and the reason.
@@ -115,23 +164,17 @@ impl Config {
     ///
     /// The text has a field that there isn't, or a value that can't be.
     pub fn parse(text: &str) -> Result<Self, (String, String)> {
-        let whole = || "the file".to_owned();
-        let value: serde_json::Value = if text.trim().is_empty() {
-            serde_json::Value::Object(serde_json::Map::default())
-        } else {
-            // Comments are kept for nobody, and more than 96 in a row would be refused.
-            let options = serde_saphyr::options! { emit_comments: false };
-            serde_saphyr::from_str_with_options(text, options)
-                .map_err(|error| (whole(), error.to_string()))?
-        };
-        let value = if value.is_null() {
-            serde_json::json!({})
-        } else {
-            value
-        };
+        Self::from_value(document(text)?)
+    }
+
+    fn from_value(value: serde_json::Value) -> Result<Self, (String, String)> {
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = error.path().to_string();
-            let field = if field == "." { whole() } else { field };
+            let field = if field == "." {
+                WHOLE.to_owned()
+            } else {
+                field
+            };
             (field, error.into_inner().to_string())
         })?;
         config.check()?;
@@ -227,6 +270,47 @@ impl Config {
             self.node_name = host.to_string_lossy().to_lowercase();
         }
     }
+}
+
+/// What is refused where it is no single field.
+const WHOLE: &str = "the file";
+
+/// The values of a file.
+fn document(text: &str) -> Result<serde_json::Value, (String, String)> {
+    let nothing = || serde_json::json!({});
+    if text.trim().is_empty() {
+        return Ok(nothing());
+    }
+    // Comments are kept for nobody, and more than 96 in a row would be refused.
+    let options = serde_saphyr::options! { emit_comments: false };
+    let value: serde_json::Value = serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| (WHOLE.to_owned(), error.to_string()))?;
+    Ok(if value.is_null() { nothing() } else { value })
+}
+
+fn read_text(path: &Path) -> Result<String, ConfigError> {
+    fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn refused(path: &Path, (field, reason): (String, String)) -> ConfigError {
+    ConfigError::Field {
+        path: path.to_owned(),
+        field,
+        reason,
+    }
+}
+
+/// The folder that a file's relative paths are relative to.
+fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
+    let absolute = std::path::absolute(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
+    Ok(folder.to_owned())
 }
 
 /// The node that the pod's manifest names; empty outside of a pod.

@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tunnel_userspace::{
     app,
-    cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs},
-    config::Config,
+    cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs, RunArgs},
+    config::{Config, Warning},
     telemetry,
 };
 
@@ -16,9 +16,9 @@ mod memory;
 fn main() -> ExitCode {
     memory::keep();
     let done = match Cli::parse().command {
-        Command::Node(args) => run(&args, app::node),
-        Command::Agent(args) => run(&args, app::agent),
-        Command::Sockets(args) => run(&args, app::sockets),
+        Command::Node(args) => node(&args),
+        Command::Agent(args) => configured(&args, app::agent),
+        Command::Sockets(args) => configured(&args, app::sockets),
         Command::Prepare(args) => prepare(&args),
         Command::Cleanup(args) => cleanup(&args),
         Command::Ca { command } => ca(&command),
@@ -33,13 +33,31 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a role to its end.
-fn run<F, E>(args: &NodeArgs, role: impl FnOnce(Config) -> F) -> Result<()>
+fn node(args: &NodeArgs) -> Result<()> {
+    let (config, warnings) = args.config()?;
+    run(&args.run, config, |config| {
+        for Warning { field, why } in &warnings {
+            tracing::warn!(field, why, "a field of kube-proxy's config has no effect");
+        }
+        app::node(config)
+    })
+}
+
+/// Runs a role that goes by its own config alone.
+fn configured<F, E>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), E>>,
     E: std::error::Error + Send + Sync + 'static,
 {
-    let config = Config::read(&args.config.config)?;
+    run(args, Config::read(&args.config.config)?, role)
+}
+
+/// Runs a role to its end.
+fn run<F, E>(args: &RunArgs, config: Config, role: impl FnOnce(Config) -> F) -> Result<()>
+where
+    F: Future<Output = Result<(), E>>,
+    E: std::error::Error + Send + Sync + 'static,
+{
     telemetry::start(
         &config.log.filter(&args.log),
         args.log_format == LogFormat::Json,

@@ -217,6 +217,8 @@ struct Check {
 
 impl Site for Check {
     const MOST_CONNECTIONS: usize = 16;
+    // Those who come to ask are many, and come seldom.
+    const KEEPS_ALIVE: bool = false;
     const SPAN: Span = Span::Family;
 
     fn paths(&self) -> Option<&'static [&'static str]> {

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     Views, health, metrics,
-    server::{self, Site, SocketError, Span, json, respond, text},
+    server::{self, Site, SocketError, json, respond, text},
     status::Status,
 };
 use crate::reconcile::Query;
@@ -118,8 +118,6 @@ pub fn serve_socket(
 }
 
 impl Site for Node {
-    const SPAN: Span = Span::Wildcard;
-
     fn paths(&self) -> Option<&'static [&'static str]> {
         Some(self.endpoint.paths())
     }

@@ -58,8 +58,11 @@ pub(super) trait Site: Send + Sync + 'static {
     /// Connections that are served at once on one listener.
     const MOST_CONNECTIONS: usize = 64;
 
+    /// Whether a client may ask several times on one connection.
+    const KEEPS_ALIVE: bool = true;
+
     /// What else than its address its port listens on.
-    const SPAN: Span = Span::Family;
+    const SPAN: Span = Span::Wildcard;
 
     /// The paths that there are, to be asked by GET; nothing where any path is one, and may be asked
     /// by any method.
@@ -250,6 +253,7 @@ impl<S: Site> Server<S> {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
+            .keep_alive(S::KEEPS_ALIVE)
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(16 * 1024)
             .serve_connection(TokioIo::new(stream), service);

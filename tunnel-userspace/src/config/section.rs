@@ -106,7 +106,7 @@ fn is_cidr(text: &str) -> bool {
 }
 
 /// A range: its address and the length of its prefix.
-fn cidr(text: &str) -> Option<(IpAddr, u8)> {
+pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u8>().ok()?);
     let longest = if address.is_ipv4() { 32 } else { 128 };

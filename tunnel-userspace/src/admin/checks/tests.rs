@@ -284,3 +284,27 @@ async fn clients_that_say_nothing_do_not_keep_a_port_from_others() {
         assert!(answer.is_some_and(|answer| answer.contains("200 ok")));
     }
 }
+
+#[tokio::test]
+async fn clients_that_stay_after_their_answer_do_not_keep_a_port_from_others() {
+    let daemon = Daemon::start();
+    let port = free_port().await;
+    daemon.set(&LOOPBACKS, &[("web", port, [1, 1])]);
+    for ip in LOOPBACKS {
+        let at = SocketAddr::new(ip, port);
+        until_answered(at, Some(&["200 ok"])).await;
+        let mut staying = Vec::new();
+        for _ in 0..Check::MOST_CONNECTIONS {
+            let mut stream = TcpStream::connect(at).await.expect("connected");
+            let asked = b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n";
+            stream.write_all(asked).await.expect("asked");
+            let mut first = [0; 12];
+            stream.read_exact(&mut first).await.expect("answered");
+            staying.push(stream);
+        }
+
+        let answer = timeout(Duration::from_secs(2), ask("GET /", at)).await;
+
+        assert!(answer.expect("at once").is_some());
+    }
+}

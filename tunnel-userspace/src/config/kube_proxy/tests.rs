@@ -1,0 +1,408 @@
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use super::*;
+use crate::{
+    config::{Config, ConfigError, DetectLocal, document},
+    model::Algorithm,
+};
+
+/// The whole file as kubeadm writes it for a cluster of both families.
+const KUBEADM: &str = include_str!("kubeadm.yaml");
+
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+fn file(text: &str) -> Value {
+    document(text).expect("YAML")
+}
+
+fn meaning(fields: &str) -> Meaning {
+    let file = file(&format!("{HEAD}{fields}"));
+    read(&file, Path::new("/etc/proxy")).expect("good")
+}
+
+/// The config that fields of kube-proxy's alone make.
+fn config(fields: &str) -> Config {
+    Config::from_value(meaning(fields).config).expect("good")
+}
+
+fn warned(fields: &str) -> Vec<String> {
+    let warnings = meaning(fields).warnings.into_iter();
+    warnings.map(|warning| warning.field).collect()
+}
+
+fn refusal(text: &str) -> Refusal {
+    read(&file(text), Path::new("/")).expect_err("refused")
+}
+
+#[test]
+fn what_kubeadm_writes_is_taken_over_with_one_warning() {
+    let meaning = read(&file(KUBEADM), Path::new("/")).expect("good");
+    let config = Config::from_value(meaning.config).expect("good");
+
+    let told: Vec<_> = meaning.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        ["clusterCIDR: taken over, but only the packet path reads it, which is not built yet"]
+    );
+    let plain = Config::parse(
+        "source: { kube: { kubeconfig: /var/lib/kube-proxy/kubeconfig.conf } }\n\
+         service: { clusterCIDRs: [10.244.0.0/16, 'fd00:10:244::/56'] }",
+    );
+    assert_eq!(config, plain.expect("good"));
+}
+
+#[test]
+fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
+    let mut found = Vec::new();
+    let file = file(KUBEADM);
+    leaves(&file, "", &mut found);
+    let found: BTreeSet<_> = found.iter().map(|(path, _)| path.as_str()).collect();
+    let known: BTreeSet<_> = FIELDS.iter().map(|field| field.path).collect();
+
+    let stray: Vec<_> = found.difference(&known).collect();
+    assert!(stray.is_empty(), "{stray:?}");
+    // What it leaves out: newer, or not for it.
+    let missing: Vec<_> = known.difference(&found).copied().collect();
+    assert_eq!(
+        missing,
+        [
+            "featureGates",
+            "iptables.snatNodeInternalIP",
+            "logging.format",
+            "logging.options.json.splitStream",
+            "logging.options.text.splitStream",
+            "logging.vmodule",
+            "windowsRunAsService",
+        ]
+    );
+}
+
+#[test]
+fn each_field_that_means_something_is_taken_over() {
+    let is = |fields: &str, ours: &str| {
+        // Without a name of its own, the API server is the source.
+        let ours = Config::parse(ours).expect("good");
+        let mut found = config(fields);
+        assert_eq!(warned(fields), Vec::<String>::new(), "{fields}");
+        if ours.source.kube.is_none() {
+            assert_eq!(found.source.kube.take(), Some(Default::default()));
+        }
+        assert_eq!(found, ours, "{fields}");
+    };
+
+    is("", "");
+    is("hostnameOverride: ' Edge-1'", "nodeName: edge-1");
+    is(
+        "clientConnection: { kubeconfig: kube.conf }",
+        "source: { kube: { kubeconfig: /etc/proxy/kube.conf } }",
+    );
+    is("bindAddress: 0.0.0.0", "");
+    is(
+        "bindAddress: '::'",
+        "{ healthz: { address: '[::]:10256' }, admin: { address: '[::1]:10249' } }",
+    );
+    for (text, address) in [
+        ("127.0.0.1", "127.0.0.1:10256"),
+        ("127.0.0.1:99", "127.0.0.1:99"),
+        ("'[::1]:99'", "[::1]:99"),
+        ("'::1'", "[::1]:10256"),
+    ] {
+        is(
+            &format!("healthzBindAddress: {text}"),
+            &format!("healthz: {{ address: '{address}' }}"),
+        );
+        let address = address.replace("10256", "10249");
+        is(
+            &format!("metricsBindAddress: {text}"),
+            &format!("admin: {{ address: '{address}' }}"),
+        );
+    }
+    is("nodePortAddresses: []", "");
+    is(
+        "nodePortAddresses: [primary, 'fd00::/8']",
+        "service: { nodePortAddresses: [primary, 'fd00::/8'] }",
+    );
+    is(
+        "iptables: { localhostNodePorts: false }",
+        "service: { nodePortAddresses: [primary] }",
+    );
+    is("iptables: { localhostNodePorts: true }", "");
+    for mode in ["iptables", "nftables", "''"] {
+        is(&format!("mode: {mode}"), "");
+    }
+    is("mode: ipvs", "service: { algorithm: round-robin }");
+    is(
+        "mode: ipvs\nipvs: { scheduler: rr }",
+        "service: { algorithm: round-robin }",
+    );
+    is(
+        "mode: ipvs\nipvs: { scheduler: sh }",
+        "service: { algorithm: source-hash }",
+    );
+}
+
+#[test]
+fn what_only_the_packet_path_reads_is_taken_over_and_said_to_be_of_no_effect_yet() {
+    let fields = "detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8\n\
+                  mode: nftables\nnftables: { masqueradeAll: true }\n";
+    let service = config(fields).service;
+
+    assert_eq!(service.detect_local, DetectLocal::NodeCidr);
+    assert_eq!(service.cluster_cidrs, ["10.0.0.0/8"]);
+    assert!(service.masquerade_all);
+    assert_eq!(
+        warned(fields),
+        ["clusterCIDR", "detectLocalMode", "nftables.masqueradeAll"]
+    );
+    // The section of another mode is not that of this one.
+    assert!(
+        !config("nftables: { masqueradeAll: true }")
+            .service
+            .masquerade_all
+    );
+    assert!(
+        config("iptables: { masqueradeAll: true }")
+            .service
+            .masquerade_all
+    );
+}
+
+#[test]
+fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
+    for (fields, wanted) in [
+        ("featureGates: { Some: true }", "featureGates"),
+        ("featureGates: {}", ""),
+        ("clientConnection: { qps: 5, burst: 10 }", ""),
+        ("clientConnection: { qps: 50 }", "clientConnection.qps"),
+        ("clientConnection: { burst: 100 }", "clientConnection.burst"),
+        (
+            "clientConnection: { contentType: application/vnd.kubernetes.protobuf }",
+            "",
+        ),
+        (
+            "clientConnection: { contentType: application/json }",
+            "clientConnection.contentType",
+        ),
+        ("logging: { verbosity: 4 }", "logging.verbosity"),
+        ("logging: { flushFrequency: 5s, format: text }", ""),
+        ("logging: { flushFrequency: 5000000000 }", ""),
+        ("logging: { format: json }", "logging.format"),
+        ("logging: null", ""),
+        ("bindAddress: 192.0.2.1", "bindAddress"),
+        ("bindAddressHardFail: true", "bindAddressHardFail"),
+        ("enableProfiling: true", "enableProfiling"),
+        ("mode: kernelspace", "mode"),
+        ("iptables: { masqueradeBit: 14, syncPeriod: 30s }", ""),
+        ("iptables: { masqueradeBit: 0 }", "iptables.masqueradeBit"),
+        ("iptables: { syncPeriod: 1m }", "iptables.syncPeriod"),
+        (
+            "iptables: { syncPeriod: 0h0m30s, minSyncPeriod: 1000ms }",
+            "",
+        ),
+        ("ipvs: { strictARP: true }", "ipvs.strictARP"),
+        ("ipvs: { excludeCIDRs: [10.0.0.0/8] }", "ipvs.excludeCIDRs"),
+        ("ipvs: { scheduler: rr }", "ipvs.scheduler"),
+        ("mode: ipvs\nipvs: { scheduler: wlc }", "ipvs.scheduler"),
+        (
+            "mode: nftables\niptables: { localhostNodePorts: false }",
+            "iptables.localhostNodePorts",
+        ),
+        (
+            "nodePortAddresses: [all]\niptables: { localhostNodePorts: false }",
+            "iptables.localhostNodePorts",
+        ),
+        ("winkernel: { enableDSR: true }", "winkernel.enableDSR"),
+        (
+            "detectLocal: { bridgeInterface: cni0 }",
+            "detectLocal.bridgeInterface",
+        ),
+        ("oomScoreAdj: -999", ""),
+        ("oomScoreAdj: 0", "oomScoreAdj"),
+        ("conntrack: { maxPerCore: 32768, min: 131072 }", ""),
+        ("conntrack: { maxPerCore: 0 }", "conntrack.maxPerCore"),
+        (
+            "conntrack: { tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 1h }",
+            "",
+        ),
+        (
+            "conntrack: { tcpEstablishedTimeout: 0s }",
+            "conntrack.tcpEstablishedTimeout",
+        ),
+        ("configSyncPeriod: 15m0s", ""),
+        ("configSyncPeriod: 1m", "configSyncPeriod"),
+        ("portRange: 1-2", "portRange"),
+        ("windowsRunAsService: true", "windowsRunAsService"),
+        ("udpIdleTimeout: 250ms", "udpIdleTimeout"),
+        ("iptables: { masqueradeBits: 1 }", "iptables.masqueradeBits"),
+    ] {
+        let wanted: Vec<_> = [wanted]
+            .into_iter()
+            .filter(|word| !word.is_empty())
+            .collect();
+
+        assert_eq!(warned(fields), wanted, "{fields}");
+    }
+}
+
+#[test]
+fn a_scheduler_that_is_not_there_yet_leaves_the_default() {
+    let fields = "mode: ipvs\nipvs: { scheduler: wlc }";
+
+    assert_eq!(config(fields).service.algorithm, Algorithm::Random);
+    let warning = meaning(fields).warnings.pop().expect("one").to_string();
+    assert!(warning.contains("`wlc` is not built yet"), "{warning}");
+}
+
+#[test]
+fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
+    for (text, field, part) in [
+        ("", "apiVersion", "is nothing"),
+        (
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha2",
+            "apiVersion",
+            "must be kubeproxy.config.k8s.io/v1alpha1, is kubeproxy.config.k8s.io/v1alpha2",
+        ),
+        (
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeletConfiguration",
+            "kind",
+            "must be KubeProxyConfiguration, is KubeletConfiguration",
+        ),
+    ] {
+        let (found, reason) = refusal(text);
+        assert_eq!(found, field);
+        assert!(reason.contains(part), "{reason}");
+    }
+    for (fields, field) in [
+        ("mode: userspace", "mode"),
+        ("mode: 1", "mode"),
+        ("bindAddress: eth0", "bindAddress"),
+        ("healthzBindAddress: localhost:1", "healthzBindAddress"),
+        ("metricsBindAddress: 'x'", "metricsBindAddress"),
+        ("nodePortAddresses: [primary, eth0]", "nodePortAddresses[1]"),
+        ("nodePortAddresses: [1]", "nodePortAddresses[0]"),
+        ("nodePortAddresses: all", "nodePortAddresses"),
+        (
+            "iptables: { localhostNodePorts: 1 }",
+            "iptables.localhostNodePorts",
+        ),
+        ("detectLocalMode: Guess", "detectLocalMode"),
+        ("clusterCIDR: '10.0.0.0/8,x'", "clusterCIDR"),
+        ("hostnameOverride: 7", "hostnameOverride"),
+        (
+            "clientConnection: { kubeconfig: [] }",
+            "clientConnection.kubeconfig",
+        ),
+    ] {
+        assert_eq!(refusal(&format!("{HEAD}{fields}")).0, field, "{fields}");
+    }
+}
+
+/// A folder with these files.
+fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |(name, text): &(&str, &str)| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("written");
+        path
+    };
+    let paths = files.iter().map(write).collect();
+    (folder, paths)
+}
+
+#[test]
+fn our_own_file_counts_first_field_by_field() {
+    let own = "nodeName: own\nservice: { algorithm: random }\nsource: { kube: null, file: {} }\n";
+    let theirs = format!(
+        "{HEAD}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
+         healthzBindAddress: 127.0.0.1\n"
+    );
+    let (_folder, paths) = folder(&[("own.yaml", own), ("theirs.yaml", &theirs)]);
+
+    let (config, warnings) =
+        Config::read_over(&paths[0], Path::new("/nowhere"), &paths[1]).expect("good");
+
+    assert_eq!(config.node_name, "own");
+    assert_eq!(config.service.algorithm, Algorithm::Random);
+    assert_eq!(config.service.cluster_cidrs, ["10.0.0.0/8"]);
+    assert_eq!(config.healthz.address.to_string(), "127.0.0.1:10256");
+    assert_eq!(config.source.kube, None);
+    assert!(config.source.file.is_some());
+    assert_eq!(warnings.len(), 1);
+}
+
+#[test]
+fn our_own_file_may_be_absent_at_its_default_place_only() {
+    let (folder, paths) = folder(&[("theirs.yaml", &format!("{HEAD}hostnameOverride: a"))]);
+    let absent = folder.path().join("absent.yaml");
+
+    let (config, _) = Config::read_over(&absent, &absent, &paths[0]).expect("good");
+    assert_eq!(config.node_name, "a");
+
+    let error = Config::read_over(&absent, Path::new("/elsewhere"), &paths[0]);
+    assert!(matches!(error, Err(ConfigError::Read { path, .. }) if path == absent));
+}
+
+#[test]
+fn errors_name_the_file_that_is_wrong_and_its_field() {
+    let (_folder, paths) = folder(&[
+        ("own.yaml", "bpf: { bpfs: x }"),
+        ("theirs.yaml", HEAD),
+        ("wrong.yaml", "apiVersion: kubeproxy.config.k8s.io/v1\n"),
+        ("good.yaml", "nodeName: a"),
+    ]);
+    let error = |own: usize, theirs: usize| {
+        let nowhere = Path::new("/nowhere");
+        let error = Config::read_over(&paths[own], nowhere, &paths[theirs]);
+        error.expect_err("refused").to_string()
+    };
+
+    let own = error(0, 1);
+    assert!(own.contains("own.yaml: bpf.bpfs"), "{own}");
+    let theirs = error(3, 2);
+    assert!(
+        theirs.contains("wrong.yaml: apiVersion: must be"),
+        "{theirs}"
+    );
+}
+
+#[test]
+fn a_check_knows_whose_file_it_is() {
+    let (_folder, paths) = folder(&[
+        ("kubeadm.yaml", KUBEADM),
+        ("own.yaml", "nodeName: a"),
+        (
+            "older.yaml",
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha0\n",
+        ),
+        ("bad.yaml", "kind: Service"),
+    ]);
+    let check = |at: usize| Config::check_file(&paths[at]).map_err(|error| error.to_string());
+
+    assert_eq!(check(0).expect("good").len(), 1);
+    assert_eq!(check(1).expect("good"), []);
+    let older = check(2).expect_err("refused");
+    assert!(older.contains("older.yaml: apiVersion"), "{older}");
+    let bad = check(3).expect_err("refused");
+    assert!(bad.contains("bad.yaml: kind: unknown field"), "{bad}");
+}
+
+#[test]
+fn the_page_on_configuration_has_a_row_for_every_field_and_no_other() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let (_, table) = page.split_once("| field of kube-proxy |").expect("a table");
+    let rows = table.lines().map_while(|line| {
+        let is_row = line.is_empty() || line.starts_with('|') || !line.contains("##");
+        is_row.then_some(line)
+    });
+    let cells = rows.filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    let names = cells.flat_map(|cell| cell.split("`, `"));
+    let named: BTreeSet<_> = names.map(|name| name.trim_matches(['`', ' '])).collect();
+    let known: BTreeSet<_> = FIELDS.iter().map(|field| field.path).collect();
+
+    let stray: Vec<_> = named.difference(&known).collect();
+    let missing: Vec<_> = known.difference(&named).collect();
+    assert!(
+        stray.is_empty() && missing.is_empty(),
+        "{stray:?} {missing:?}"
+    );
+}

@@ -82,7 +82,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         })
         .collect();
     let mut owners = BTreeMap::new();
-    for service in reconciler.services() {
+    for service in reconciler.services(None) {
         for port in service.ports {
             let mut owner = format!("{}/{}", service.namespace, service.name);
             if !port.port.is_empty() {
@@ -94,7 +94,8 @@ fn program(objects: &Path) -> Result<Vec<String>> {
                     port.protocol, port.family
                 ));
             }
-            owners.extend(port.fronts.into_iter().map(|front| (front, owner.clone())));
+            let fronts = port.fronts.into_iter().map(|front| front.front);
+            owners.extend(fronts.map(|front| (front, owner.clone())));
         }
     }
     let misplaced = reconciler.maps().misplaced();

@@ -172,3 +172,51 @@ fn sockets_leave_a_service_alone_that_asks_for_it() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn people_are_told_where_connects_go_and_why() -> Result<()> {
+    let stage = Stage::new()?;
+    stage.start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;
+    let node = &stage.node;
+    let one = stage.backends[0].v4();
+    let two = stage.backends[1].v4();
+
+    let services = node.culvert(&["services", "default/web"])?.stdout;
+    let lines = [
+        "default/web  tcp-80 TCP IPv4".to_owned(),
+        format!("{}:80/TCP", WEB.v4),
+        "cluster IP   Cluster   Cluster".to_owned(),
+        format!("{one}:8080"),
+        "used: ready".to_owned(),
+        format!("{two}:8080"),
+        "not used: its weight is 0".to_owned(),
+    ];
+    for line in &lines {
+        ensure!(services.contains(line), "no {line} in {services}");
+    }
+    let backends = node.culvert(&["backends", "web"])?.stdout;
+    ensure!(backends.lines().count() == 1 + 4 * 4, "{backends}");
+    let yaml = node
+        .culvert(&["backends", "web", "--output", "yaml"])?
+        .stdout;
+    ensure!(
+        yaml.contains("why: \"used: ready\"") || yaml.contains("why: 'used: ready'"),
+        "{yaml}"
+    );
+    let json = node.culvert(&["services", "--output", "json"])?.stdout;
+    let json: serde_json::Value = serde_json::from_str(&json)?;
+    same(
+        "weight",
+        json[0]["ports"][0]["endpoints"][0]["weight"].clone(),
+        3.into(),
+    )?;
+
+    let unknown = node.culvert(&["services", "other/web"])?;
+    same("exit", unknown.exit.code, Some(1))?;
+    ensure!(
+        unknown.stderr.contains("no Service other/web"),
+        "{}",
+        unknown.stderr
+    );
+    Ok(())
+}

@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use bytes::Bytes;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::de::DeserializeOwned;
 
@@ -21,6 +22,7 @@ use crate::{
     admin::{self, AskError},
     config::{Config, ConfigError, Warning},
     identity::ca::CaError,
+    reconcile::ServiceView,
 };
 
 /// Where the config is looked for.
@@ -68,8 +70,11 @@ pub enum Command {
 pub enum Look {
     /// Show how the running daemon, or else agent, is.
     Status(LookArgs),
-    /// Show every Service and what is programmed of it.
-    Services(LookArgs),
+    /// Show every Service and what is programmed of it; one of them with its addresses, policies and
+    /// endpoints.
+    Services(ServiceArgs),
+    /// Show every endpoint, whether new connections go there, and why.
+    Backends(ServiceArgs),
     /// Show every edge node that the gateway of the running daemon knows, and its sessions.
     Nodes(LookArgs),
     /// Check a config, or print the defaults.
@@ -160,12 +165,33 @@ pub struct LookArgs {
     output: Output,
 }
 
+/// Which Services are looked at, and how that is shown.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// A Service: its name, or namespace/name.
+    #[arg(value_parser = service_name)]
+    name: Option<String>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// Takes what can be the name of a Service.
+fn service_name(text: &str) -> Result<String, String> {
+    let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-./".contains(c);
+    if text.is_empty() || !text.chars().all(is_known) {
+        return Err("lower case letters, digits, '-' and '.', with one '/' at most".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
     /// For people.
     Table,
     /// For programs.
     Json,
+    /// For programs, and people with patience.
+    Yaml,
 }
 
 /// A look failed.
@@ -180,6 +206,12 @@ pub enum LookError {
     /// The daemon gave an answer that this command does not understand.
     #[error("the daemon answers in a way that this culvert does not know; is it another version?")]
     Answer(#[source] serde_json::Error),
+    /// No Service has that name.
+    #[error("no Service {0} is known here; `culvert services` shows those that are")]
+    NoService(String),
+    /// The answer can't be written in that form.
+    #[error("cannot write the answer as YAML")]
+    Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A certificate can't be shown.
     #[error(transparent)]
     Ca(#[from] CaError),
@@ -198,7 +230,9 @@ impl Look {
         match self {
             Self::Status(args) => status(&args),
             Self::Nodes(args) => look(&args, "/nodes", nodes::render),
-            Self::Services(args) => look(&args, "/services", services::render),
+            Self::Services(args) if args.name.is_some() => args.run(services::render_each),
+            Self::Services(args) => args.run(services::render),
+            Self::Backends(args) => args.run(services::render_backends),
             Self::Config {
                 command: ConfigCommand::Default,
             } => Ok(print(Config::default_file().trim_end())?),
@@ -210,6 +244,23 @@ impl Look {
                 }
                 Ok(print(&format!("{} is good", file.display()))?)
             }
+        }
+    }
+}
+
+impl ServiceArgs {
+    fn run(&self, render: fn(&[ServiceView]) -> String) -> Result<(), LookError> {
+        let path = match &self.name {
+            Some(name) => format!("/services?name={name}"),
+            None => "/services".to_owned(),
+        };
+        let socket = Config::read(&self.look.config.config)?.admin_socket();
+        let body = fetch(&socket, &path)?;
+        let services: Vec<ServiceView> =
+            serde_json::from_slice(&body).map_err(LookError::Answer)?;
+        match &self.name {
+            Some(name) if services.is_empty() => Err(LookError::NoService(name.clone())),
+            Some(_) | None => show(self.look.output, &body, || Ok(render(&services))),
         }
     }
 }
@@ -241,18 +292,36 @@ fn ask<T: DeserializeOwned>(
     path: &str,
     render: impl Fn(&T) -> String,
 ) -> Result<(), LookError> {
+    let body = fetch(socket, path)?;
+    show(args.output, &body, || {
+        let value = serde_json::from_slice(&body).map_err(LookError::Answer)?;
+        Ok(render(&value))
+    })
+}
+
+fn fetch(socket: &Path, path: &str) -> Result<Bytes, LookError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let body = runtime.block_on(admin::ask(socket, path))?;
-    match args.output {
-        Output::Json => print(&String::from_utf8_lossy(&body))?,
-        Output::Table => {
-            let value = serde_json::from_slice(&body).map_err(LookError::Answer)?;
-            print(render(&value).trim_end())?;
+    Ok(runtime.block_on(admin::ask(socket, path))?)
+}
+
+/// Prints an answer in the form that is asked for.
+fn show(
+    output: Output,
+    body: &[u8],
+    table: impl FnOnce() -> Result<String, LookError>,
+) -> Result<(), LookError> {
+    let text = match output {
+        Output::Json => String::from_utf8_lossy(body).into_owned(),
+        Output::Yaml => {
+            let value: serde_json::Value =
+                serde_json::from_slice(body).map_err(LookError::Answer)?;
+            serde_saphyr::to_string(&value).map_err(|error| LookError::Yaml(error.into()))?
         }
-    }
-    Ok(())
+        Output::Table => table()?,
+    };
+    Ok(print(text.trim_end())?)
 }
 
 /// Prints a text. A reader that has seen enough and closed its end is no failure.

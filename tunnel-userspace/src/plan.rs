@@ -6,6 +6,7 @@
 //! - `gaps`: where a policy finds no endpoint of this node
 //! - `health`: what load balancers are told of a Service
 //! - `place`: where this node is, and its addresses
+//! - `uses`: what becomes of each endpoint, and why
 //! - `steering`: which addresses and ports go to the tunnel
 
 mod choice;
@@ -15,6 +16,7 @@ mod gaps;
 mod health;
 mod place;
 mod steering;
+mod uses;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,6 +34,7 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, FrontKey},
 };
+pub use uses::{Use, Why, uses};
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 

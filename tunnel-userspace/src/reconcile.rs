@@ -49,7 +49,7 @@ pub use self::{
     measures::SyncStats,
     run::{Loop, Query, Stats, start},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
-    view::{PortView, ServiceView},
+    view::{EndpointView, FrontView, PortView, ServiceView},
 };
 use self::{
     actual::{Actual, Stray},

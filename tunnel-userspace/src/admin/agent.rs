@@ -101,7 +101,7 @@ impl Site for AgentViews {
         Some(&["/status", "/metrics", "/healthz", "/readyz"])
     }
 
-    async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+    async fn answer(&self, path: &str, _query: &str) -> Response<Full<Bytes>> {
         match path {
             "/status" => json(StatusCode::OK, &self.status()),
             "/metrics" => match metrics::render_agent(&self.status()) {

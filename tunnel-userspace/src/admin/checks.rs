@@ -225,7 +225,7 @@ impl Site for Check {
         None
     }
 
-    async fn answer(&self, _path: &str) -> Response<Full<Bytes>> {
+    async fn answer(&self, _path: &str, _query: &str) -> Response<Full<Bytes>> {
         let board = Arc::clone(&self.board.borrow());
         let family = Family::of(self.address.ip());
         let told = board.owners.get(&self.address).and_then(|owner| {

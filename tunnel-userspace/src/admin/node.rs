@@ -122,10 +122,10 @@ impl Site for Node {
         Some(self.endpoint.paths())
     }
 
-    async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+    async fn answer(&self, path: &str, query: &str) -> Response<Full<Bytes>> {
         match path {
             "/status" => json(StatusCode::OK, &Status::of(&self.views)),
-            "/services" => self.services().await,
+            "/services" => self.services(query).await,
             "/nodes" => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
             "/metrics" => self.metrics(),
             "/proxyMode" => text(StatusCode::OK, PROXY_MODE.to_owned()),
@@ -143,12 +143,16 @@ impl Site for Node {
 }
 
 impl Node {
-    async fn services(&self) -> Response<Full<Bytes>> {
+    /// All Services, or those of the name that is asked for.
+    async fn services(&self, query: &str) -> Response<Full<Bytes>> {
         let (reply, answer) = oneshot::channel();
+        let mut asked = query.split('&');
+        let name = asked.find_map(|asked| asked.strip_prefix("name="));
+        let name = name.map(str::to_owned);
         if self
             .views
             .queries
-            .send(Query::Services(reply))
+            .send(Query::Services(name, reply))
             .await
             .is_ok()
             && let Ok(services) = answer.await

@@ -68,8 +68,9 @@ pub(super) trait Site: Send + Sync + 'static {
     /// by any method.
     fn paths(&self) -> Option<&'static [&'static str]>;
 
-    /// The answer to one of them.
-    fn answer(&self, path: &str) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+    /// The answer to one of them, with what stands behind its question mark.
+    fn answer(&self, path: &str, query: &str)
+    -> impl Future<Output = Response<Full<Bytes>>> + Send;
 }
 
 /// Ports that are not ours yet, and why.
@@ -266,8 +267,9 @@ impl<S: Site> Server<S> {
 
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path();
+        let query = request.uri().query().unwrap_or_default();
         let Some(paths) = self.site.paths() else {
-            return self.site.answer(path).await;
+            return self.site.answer(path, query).await;
         };
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(
@@ -278,7 +280,7 @@ impl<S: Site> Server<S> {
         if !paths.contains(&path) {
             return text(StatusCode::NOT_FOUND, format!("there is no {path} here\n"));
         }
-        self.site.answer(path).await
+        self.site.answer(path, query).await
     }
 }
 

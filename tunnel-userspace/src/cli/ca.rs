@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
-use super::{LookError, Output, print, table};
+use super::{LookError, Output, table};
 use crate::identity::ca::{self, CA_DAYS, DAYS, Kind, View};
 
 /// Where the CA is looked for.
@@ -96,14 +96,8 @@ impl CaShow {
         for file in files {
             views.extend(ca::show(&file, now)?);
         }
-        match self.output {
-            Output::Json => {
-                let json = serde_json::to_string_pretty(&views).map_err(std::io::Error::from)?;
-                print(&json)?;
-            }
-            Output::Table => print(&render(&views, now))?,
-        }
-        Ok(())
+        let json = serde_json::to_vec_pretty(&views).map_err(std::io::Error::from)?;
+        super::show(self.output, &json, || Ok(render(&views, now)))
     }
 }
 

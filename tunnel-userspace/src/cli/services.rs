@@ -1,13 +1,14 @@
 use super::table;
-use crate::reconcile::{PortView, ServiceView};
+use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 
-/// How many backends a line names.
+/// How many backends, and how many fronts, a line names.
 const NAMED: usize = 3;
 
-pub(super) fn render(services: &Vec<ServiceView>) -> String {
+/// A line for each port of each Service.
+pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
-        let mut name = format!("{}/{}", service.namespace, service.name);
+        let mut name = full_name(service);
         if service.ports.is_empty() {
             let nothing = "no port is translated at sockets".to_owned();
             rows.push(vec![
@@ -21,11 +22,12 @@ pub(super) fn render(services: &Vec<ServiceView>) -> String {
         }
         for port in &service.ports {
             let shown = std::mem::take(&mut name);
+            let fronts = port.fronts.iter().map(|front| front.front.as_str());
             rows.push(vec![
                 shown,
-                port.fronts.join(" "),
+                some(fronts.collect()),
                 port.algorithm.clone(),
-                backends(port),
+                some(port.backends.iter().map(String::as_str).collect()),
                 state(port),
             ]);
         }
@@ -33,16 +35,109 @@ pub(super) fn render(services: &Vec<ServiceView>) -> String {
     table::render(&["SERVICE", "FRONT", "CHOICE", "BACKENDS", "STATE"], &rows)
 }
 
-fn backends(port: &PortView) -> String {
-    let mut words: Vec<_> = port.backends.iter().take(NAMED).cloned().collect();
-    let more = port.backends.len().saturating_sub(NAMED);
-    if more > 0 {
-        words.push(format!("and {more} more"));
+/// Everything of each Service.
+pub(super) fn render_each(services: &[ServiceView]) -> String {
+    let mut blocks = Vec::new();
+    for service in services {
+        let name = full_name(service);
+        if service.ports.is_empty() {
+            blocks.push(format!("{name}: no port is translated at sockets"));
+        }
+        blocks.extend(service.ports.iter().map(|port| block(&name, port)));
     }
-    if words.is_empty() {
+    blocks.join("\n\n")
+}
+
+fn block(name: &str, port: &PortView) -> String {
+    let mut choice = port.algorithm.clone();
+    if port.affinity_seconds > 0 {
+        let kept = port.affinity_seconds;
+        choice.push_str(&format!("; a client keeps its backend for {kept} s"));
+    }
+    let mut lines = vec![
+        format!("{name}  {}", port_name(port)),
+        format!("choice     {choice}"),
+    ];
+    if port.not_for_sockets {
+        lines.push("sockets    leave it alone, as its annotation says".to_owned());
+    }
+    lines.push(format!("state      {}", state(port)));
+    let fronts: Vec<_> = port.fronts.iter().map(front).collect();
+    let endpoints: Vec<_> = port.endpoints.iter().map(endpoint).collect();
+    [
+        lines.join("\n"),
+        table::render(&["FRONT", "KIND", "SOCKETS", "PACKETS"], &fronts),
+        table::render(&ENDPOINT, &endpoints),
+    ]
+    .join("\n\n")
+}
+
+fn front(front: &FrontView) -> Vec<String> {
+    vec![
+        front.front.clone(),
+        front.kind.clone(),
+        front.sockets.clone(),
+        front.packets.clone(),
+    ]
+}
+
+const ENDPOINT: [&str; 7] = ["ENDPOINT", "POD", "NODE", "ZONE", "SETS", "WEIGHT", "STATE"];
+
+fn endpoint(endpoint: &EndpointView) -> Vec<String> {
+    let known = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
+    let sets = if endpoint.sets.is_empty() {
         "-".to_owned()
     } else {
-        words.join(" ")
+        endpoint.sets.join(", ")
+    };
+    vec![
+        endpoint.endpoint.clone(),
+        known(&endpoint.pod),
+        known(&endpoint.node),
+        known(&endpoint.zone),
+        sets,
+        endpoint.weight.to_string(),
+        endpoint.why.clone(),
+    ]
+}
+
+/// A line for each endpoint of each port of each Service.
+pub(super) fn render_backends(services: &[ServiceView]) -> String {
+    let mut rows = Vec::new();
+    for service in services {
+        let mut name = full_name(service);
+        for port in &service.ports {
+            let mut shown = port_name(port);
+            for it in &port.endpoints {
+                let mut row = vec![std::mem::take(&mut name), std::mem::take(&mut shown)];
+                row.extend(endpoint(it));
+                rows.push(row);
+            }
+        }
+    }
+    let head = [&["SERVICE", "PORT"], &ENDPOINT[..]].concat();
+    table::render(&head, &rows)
+}
+
+fn full_name(service: &ServiceView) -> String {
+    format!("{}/{}", service.namespace, service.name)
+}
+
+fn port_name(port: &PortView) -> String {
+    let words = [&port.port, &port.protocol, &port.family];
+    let words = words.map(String::as_str).into_iter();
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    words.join(" ")
+}
+
+/// The first few, and how many more there are.
+fn some(names: Vec<&str>) -> String {
+    let more = names.len().saturating_sub(NAMED);
+    let shown: Vec<_> = names.into_iter().take(NAMED).collect();
+    match (shown.is_empty(), more) {
+        (true, _) => "-".to_owned(),
+        (false, 0) => shown.join(" "),
+        (false, more) => format!("{} and {more} more", shown.join(" ")),
     }
 }
 
@@ -59,5 +154,95 @@ fn state(port: &PortView) -> String {
     match port.leaving.len() {
         0 => "programmed".to_owned(),
         leaving => format!("programmed, {leaving} leaving"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn front(front: &str, kind: &str, packets: &str) -> FrontView {
+        FrontView {
+            front: front.to_owned(),
+            kind: kind.to_owned(),
+            sockets: "Cluster".to_owned(),
+            packets: packets.to_owned(),
+        }
+    }
+
+    fn endpoint(endpoint: &str, pod: Option<&str>, sets: &[&str], why: &str) -> EndpointView {
+        EndpointView {
+            endpoint: endpoint.to_owned(),
+            pod: pod.map(str::to_owned),
+            node: pod.map(|_| "node-a".to_owned()),
+            zone: None,
+            category: "ready".to_owned(),
+            sets: sets.iter().map(|set| (*set).to_owned()).collect(),
+            weight: 1,
+            programmed: true,
+            why: why.to_owned(),
+        }
+    }
+
+    fn service() -> ServiceView {
+        ServiceView {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            ports: vec![PortView {
+                port: "http".to_owned(),
+                protocol: "TCP".to_owned(),
+                family: "IPv4".to_owned(),
+                algorithm: "random".to_owned(),
+                affinity_seconds: 30,
+                not_for_sockets: false,
+                fronts: vec![
+                    front("10.96.0.1:80/TCP", "cluster IP", "Cluster"),
+                    front("192.0.2.1:30080/TCP", "node port", "Local"),
+                ],
+                backends: vec!["10.1.0.1:80".to_owned()],
+                leaving: vec![],
+                endpoints: vec![
+                    endpoint("10.1.0.1:80", Some("web-0"), &["cluster", "local"], "used"),
+                    endpoint("10.1.0.2:80", None, &[], "not used"),
+                ],
+                reason: None,
+                problem: None,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_service_by_itself_shows_its_addresses_and_what_becomes_of_each_endpoint() {
+        let shown = "\
+shop/web  http TCP IPv4
+choice     random; a client keeps its backend for 30 s
+state      programmed
+
+FRONT                 KIND         SOCKETS   PACKETS
+10.96.0.1:80/TCP      cluster IP   Cluster   Cluster
+192.0.2.1:30080/TCP   node port    Cluster   Local
+
+ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
+10.1.0.1:80   web-0   node-a   -      cluster, local   1        used
+10.1.0.2:80   -       -        -      -                1        not used";
+
+        assert_eq!(render_each(&[service()]), shown);
+    }
+
+    #[test]
+    fn backends_stand_in_a_line_each() {
+        let shown = "\
+SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
+shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        used
+                           10.1.0.2:80   -       -        -      -                1        not used";
+
+        assert_eq!(render_backends(&[service()]), shown);
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        assert_eq!(some(vec!["1", "2", "3", "4", "5"]), "1 2 3 and 2 more");
+        assert_eq!(some(vec!["1"]), "1");
+        assert_eq!(some(Vec::new()), "-");
     }
 }

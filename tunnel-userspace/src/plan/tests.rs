@@ -1,3 +1,5 @@
+mod uses;
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;

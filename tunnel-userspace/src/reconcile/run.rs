@@ -37,8 +37,8 @@ const MOST_UPDATES: usize = 64;
 
 /// A question to the owner of the maps.
 pub enum Query {
-    /// Every Service and what is programmed of it.
-    Services(oneshot::Sender<Vec<ServiceView>>),
+    /// Services of a name, or all, and what is programmed of them.
+    Services(Option<String>, oneshot::Sender<Vec<ServiceView>>),
 }
 
 /// What the loop did, for metrics and status. Published after each pass.
@@ -278,8 +278,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 
     fn answer(&self, query: Query) {
         match query {
-            Query::Services(reply) => {
-                if reply.send(self.reconciler.services()).is_err() {
+            Query::Services(name, reply) => {
+                if reply
+                    .send(self.reconciler.services(name.as_deref()))
+                    .is_err()
+                {
                     tracing::debug!("nobody waits for the answer any more");
                 }
             }

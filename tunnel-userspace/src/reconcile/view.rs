@@ -1,9 +1,14 @@
 //! What is shown of the reconciler.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
-use super::Reconciler;
-use crate::model::Family;
+use super::{Reconciler, actual::PortUse};
+use crate::{
+    model::{Family, ObjectName, ServiceState, TrafficPolicy},
+    plan::{self, FrontKind, FrontPlan, PortName, PortPlan, Target},
+};
 
 /// A Service as it is programmed.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -29,68 +34,157 @@ pub struct PortView {
     pub family: String,
     /// The word for how a backend is chosen.
     pub algorithm: String,
+    /// How long a client keeps its backend, in seconds; 0 where it doesn't.
+    pub affinity_seconds: u32,
+    /// Whether sockets of this node leave it alone.
+    pub not_for_sockets: bool,
     /// The fronts that are programmed.
-    pub fronts: Vec<String>,
+    pub fronts: Vec<FrontView>,
     /// The backends that new connections go to.
     pub backends: Vec<String>,
     /// Backends that only finish what they have.
     pub leaving: Vec<String>,
+    /// Every endpoint that the slices have, and what becomes of it.
+    pub endpoints: Vec<EndpointView>,
     /// Why it is not programmed as planned, as a word.
     pub reason: Option<String>,
     /// Why it is not programmed as planned, as a sentence.
     pub problem: Option<String>,
 }
 
+/// A front that is programmed.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FrontView {
+    /// Its address, port and protocol.
+    pub front: String,
+    /// What kind of address it is.
+    pub kind: String,
+    /// `Cluster` or `Local`: which backends sockets of this node are led to.
+    pub sockets: String,
+    /// `Cluster` or `Local`: which backends packets from elsewhere are led to.
+    pub packets: String,
+}
+
+/// An endpoint, and what becomes of it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointView {
+    /// Its address and port.
+    pub endpoint: String,
+    /// The name of its Pod, where known.
+    pub pod: Option<String>,
+    /// The node it is on, where known.
+    pub node: Option<String>,
+    /// The zone it is in, where known.
+    pub zone: Option<String>,
+    /// `ready`, `terminating` (and serving), or `not ready`.
+    pub category: String,
+    /// The sets that it is in: `cluster`, `local`.
+    pub sets: Vec<String>,
+    /// Its weight beside the others.
+    pub weight: u32,
+    /// Whether the maps have it as a backend, for new connections or those that it has.
+    pub programmed: bool,
+    /// Why new connections go there, or don't.
+    pub why: String,
+}
+
 impl<M> Reconciler<M> {
-    /// Every Service that was read, and what is programmed of it.
+    /// The Services that were read and what is programmed of them: those of a name, which may begin
+    /// with the namespace and a slash, or all.
     #[must_use]
-    pub fn services(&self) -> Vec<ServiceView> {
-        let mut views = Vec::with_capacity(self.plans.len());
-        for (service, plans) in &self.plans {
-            let problems = self.problems.get(service);
-            let mut ports = Vec::with_capacity(plans.len());
-            for (name, plan) in plans {
-                let id = self.actual.id(name);
-                let used = id.and_then(|id| self.actual.ports.get(&id));
-                let fronts = used.into_iter().flat_map(|port| &port.fronts);
-                let placed = self.placed(used);
-                let (backends, leaving) = used
-                    .into_iter()
-                    .flat_map(|port| &port.backends)
-                    .partition::<Vec<_>, _>(|(_, index)| placed.contains(index));
-                let names = |targets: Vec<(&crate::plan::Target, &u32)>| {
-                    targets
-                        .into_iter()
-                        .map(|(target, _)| target.to_string())
-                        .collect()
-                };
-                let problem = problems.and_then(|problems| problems.get(name));
-                ports.push(PortView {
-                    port: name.port.to_string(),
-                    protocol: name.protocol.to_string(),
-                    family: match name.family {
-                        Family::V4 => "IPv4".to_owned(),
-                        Family::V6 => "IPv6".to_owned(),
-                    },
-                    algorithm: plan.algorithm.label().to_owned(),
-                    fronts: fronts.map(ToString::to_string).collect(),
-                    backends: names(backends),
-                    leaving: names(leaving),
-                    reason: problem.map(|problem| problem.reason.label().to_owned()),
-                    problem: problem.map(ToString::to_string),
-                });
-            }
-            views.push(ServiceView {
+    pub fn services(&self, name: Option<&str>) -> Vec<ServiceView> {
+        let all = self.plans.iter();
+        all.filter(|(service, _)| name.is_none_or(|name| is_named(service, name)))
+            .map(|(service, plans)| ServiceView {
                 namespace: service.namespace.to_string(),
                 name: service.name.to_string(),
-                ports,
-            });
+                ports: plans
+                    .iter()
+                    .map(|(name, plan)| self.port_view(name, plan))
+                    .collect(),
+            })
+            .collect()
+    }
+
+    fn port_view(&self, name: &PortName, plan: &PortPlan) -> PortView {
+        let id = self.actual.id(name);
+        let used = id.and_then(|id| self.actual.ports.get(&id));
+        let placed = self.placed(used);
+        let (backends, leaving) = used
+            .into_iter()
+            .flat_map(|port| &port.backends)
+            .partition::<Vec<_>, _>(|(_, index)| placed.contains(index));
+        let names = |targets: Vec<(&Target, &u32)>| {
+            let names = targets.into_iter().map(|(target, _)| target.to_string());
+            names.collect()
+        };
+        let problem = self.problems.get(&name.service);
+        let problem = problem.and_then(|problems| problems.get(name));
+        let fronts = used.into_iter().flat_map(|port| &port.fronts);
+        let fronts = fronts.map(|key| front_view(key.to_string(), plan.fronts.get(key)));
+        let state = self.states.get(&name.service);
+        PortView {
+            port: name.port.to_string(),
+            protocol: name.protocol.to_string(),
+            family: match name.family {
+                Family::V4 => "IPv4".to_owned(),
+                Family::V6 => "IPv6".to_owned(),
+            },
+            algorithm: plan.algorithm.label().to_owned(),
+            affinity_seconds: plan.affinity,
+            not_for_sockets: !plan.for_sockets,
+            fronts: fronts.collect(),
+            backends: names(backends),
+            leaving: names(leaving),
+            endpoints: state
+                .map(|state| self.endpoint_views(name, plan, state, used))
+                .unwrap_or_default(),
+            reason: problem.map(|problem| problem.reason.label().to_owned()),
+            problem: problem.map(ToString::to_string),
         }
-        views
+    }
+
+    fn endpoint_views(
+        &self,
+        name: &PortName,
+        plan: &PortPlan,
+        state: &ServiceState,
+        used: Option<&PortUse>,
+    ) -> Vec<EndpointView> {
+        let port = (&*name.port, name.protocol);
+        let uses = plan::uses(state, name.family, port, plan, &self.here);
+        let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
+        uses.into_iter()
+            .map(|it| {
+                let sets = [(it.cluster, "cluster"), (it.local, "local")];
+                let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
+                let endpoint = it.endpoint;
+                let category = if endpoint.ready {
+                    "ready"
+                } else if endpoint.serving && endpoint.terminating {
+                    "terminating"
+                } else {
+                    "not ready"
+                };
+                EndpointView {
+                    endpoint: it.target.to_string(),
+                    pod: text(&endpoint.name),
+                    node: text(&endpoint.node),
+                    zone: text(&endpoint.zone),
+                    category: category.to_owned(),
+                    sets: sets.map(|(_, set)| set.to_owned()).collect(),
+                    weight: it.weight,
+                    programmed: used.is_some_and(|port| port.backends.contains_key(&it.target)),
+                    why: it.why.text().to_owned(),
+                }
+            })
+            .collect()
     }
 
     /// The backends that the sets of a port lead to.
-    fn placed(&self, port: Option<&super::actual::PortUse>) -> std::collections::BTreeSet<u32> {
+    fn placed(&self, port: Option<&PortUse>) -> BTreeSet<u32> {
         let fronts = port.into_iter().flat_map(|port| &port.fronts);
         fronts
             .filter_map(|key| self.actual.fronts.get(key))
@@ -99,5 +193,34 @@ impl<M> Reconciler<M> {
             .filter_map(|set| self.actual.sets.get(&set.base))
             .flat_map(|set| set.backends.iter().copied())
             .collect()
+    }
+}
+
+fn is_named(service: &ObjectName, name: &str) -> bool {
+    match name.split_once('/') {
+        Some((namespace, name)) => *service.namespace == *namespace && *service.name == *name,
+        None => *service.name == *name,
+    }
+}
+
+/// A front; what is programmed and no longer planned has no kind.
+fn front_view(front: String, plan: Option<&FrontPlan>) -> FrontView {
+    let kind = match plan.map(|plan| plan.kind) {
+        Some(FrontKind::ClusterIp) => "cluster IP",
+        Some(FrontKind::LoadBalancerIp) => "load balancer",
+        Some(FrontKind::ExternalIp) => "external IP",
+        Some(FrontKind::NodePort) => "node port",
+        None => "-",
+    };
+    let policy = |of: fn(&FrontPlan) -> TrafficPolicy| match plan.map(of) {
+        Some(TrafficPolicy::Cluster) => "Cluster".to_owned(),
+        Some(TrafficPolicy::Local) => "Local".to_owned(),
+        None => "-".to_owned(),
+    };
+    FrontView {
+        front,
+        kind: kind.to_owned(),
+        sockets: policy(|plan| plan.sockets),
+        packets: policy(|plan| plan.packets),
     }
 }

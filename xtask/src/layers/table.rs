@@ -39,6 +39,8 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::config",
             "crate::identity::ca",
             "crate::net",
+            "crate::reconcile::EndpointView",
+            "crate::reconcile::FrontView",
             "crate::reconcile::PortView",
             "crate::reconcile::ServiceView",
             "crate::sockets::Pods",

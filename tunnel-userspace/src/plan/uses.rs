@@ -1,0 +1,118 @@
+//! What becomes of each endpoint of a port on this node, and why: for people who ask.
+
+use std::collections::BTreeSet;
+
+use tunnel_common::addr::Protocol;
+
+use super::{
+    Here, PortPlan, Target,
+    endpoints::{self, Endpoints},
+};
+use crate::model::{Endpoint, Family, ServicePort, ServiceState};
+
+/// What becomes of an endpoint.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Use<'a> {
+    /// Where it is.
+    pub target: Target,
+    /// What the slices say of it.
+    pub endpoint: &'a Endpoint,
+    /// Whether traffic of a policy Cluster goes there.
+    pub cluster: bool,
+    /// Whether traffic of a policy Local goes there.
+    pub local: bool,
+    /// Its weight.
+    pub weight: u32,
+    /// Why it is used, or not.
+    pub why: Why,
+}
+
+/// Why an endpoint takes new connections, or doesn't.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Why {
+    /// It does: it is ready.
+    Ready,
+    /// It does: it is going, but still serves, and none is ready.
+    LastResort,
+    /// It doesn't: it is not ready.
+    NotReady,
+    /// It doesn't: it is going, and others are ready.
+    Going,
+    /// It doesn't: the hints of the slices lead clients of this node elsewhere.
+    HintedElsewhere,
+    /// It doesn't: its weight is 0, and others have more.
+    Weightless,
+    /// It doesn't: every address has a policy Local, and it is on another node.
+    OnOtherNode,
+}
+
+impl Why {
+    /// A few words for people.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Ready => "used: ready",
+            Self::LastResort => "used: terminating, but no other is ready",
+            Self::NotReady => "not used: not ready",
+            Self::Going => "not used: terminating, and others are ready",
+            Self::HintedElsewhere => "not used: hints lead this node elsewhere",
+            Self::Weightless => "not used: its weight is 0",
+            Self::OnOtherNode => "not used: on another node, and the policy is Local",
+        }
+    }
+}
+
+/// What becomes of the endpoints of a Service's port in a family, for the plan that was made of it.
+/// In the order of their addresses.
+#[must_use]
+pub fn uses<'a>(
+    state: &'a ServiceState,
+    family: Family,
+    (name, protocol): (&str, Protocol),
+    plan: &PortPlan,
+    here: &Here,
+) -> Vec<Use<'a>> {
+    let mut ports = state.service.ports.iter();
+    let is_it = |port: &&ServicePort| *port.name == *name && port.protocol == protocol;
+    let Some(port) = ports.find(is_it) else {
+        return Vec::new();
+    };
+    let weights = state.service.weights.as_deref();
+    let admitted = endpoints::of_port(&state.slices, family, port, weights, here);
+    let found = endpoints::found(&state.slices, family, (name, protocol));
+    let cluster: BTreeSet<&Target> = plan.cluster.iter().collect();
+    let local: BTreeSet<&Target> = plan.local.iter().collect();
+    found
+        .into_iter()
+        .map(|(target, endpoint)| {
+            let (cluster, local) = (cluster.contains(&target), local.contains(&target));
+            let weight = admitted.weights.get(&target).copied().unwrap_or(1);
+            Use {
+                target,
+                endpoint,
+                cluster,
+                local,
+                weight,
+                why: why(&admitted, &target, endpoint, (cluster || local, weight)),
+            }
+        })
+        .collect()
+}
+
+fn why(
+    admitted: &Endpoints,
+    target: &Target,
+    endpoint: &Endpoint,
+    (is_used, weight): (bool, u32),
+) -> Why {
+    let is_admitted = admitted.cluster.contains(target) || admitted.local.contains(target);
+    match (is_used, is_admitted, endpoint.ready) {
+        (true, _, true) => Why::Ready,
+        (true, _, false) => Why::LastResort,
+        (false, true, _) if weight == 0 => Why::Weightless,
+        (false, true, _) => Why::OnOtherNode,
+        (false, false, true) => Why::HintedElsewhere,
+        (false, false, false) if endpoint.serving && endpoint.terminating => Why::Going,
+        (false, false, false) => Why::NotReady,
+    }
+}

@@ -150,6 +150,19 @@ impl Failed {
         move |error| Self { step, error }
     }
 
+    /// Whether the product ended the socket, since its backend had gone.
+    pub(crate) fn was_ended(&self) -> bool {
+        let code = self.error.raw_os_error();
+        code.is_some_and(|code| {
+            [
+                nix::libc::ECONNABORTED,
+                nix::libc::EDESTADDRREQ,
+                nix::libc::ENOTCONN,
+            ]
+            .contains(&code)
+        })
+    }
+
     fn label(&self) -> String {
         format!("{} at {}", errno(&self.error), self.step)
     }

@@ -123,14 +123,25 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
         }
         (None, _) => false,
     };
+    // One whose backend went since shows no source any more. What it was is not to be known.
+    if is_astray && is_ended(socket) {
+        return;
+    }
     report.astray += u64::from(is_astray);
     if !is_astray && !report.connects.is_multiple_of(send_each.max(1)) {
         return;
     }
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
+        Err(_) if is_ended(socket) => {}
         Err(error) => report.note(&error, "send"),
     }
+}
+
+/// Whether a connected socket was ended, as the product does where the backend has gone.
+fn is_ended(socket: &UdpSocket) -> bool {
+    let peer = socket.peer_addr();
+    peer.is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
 }
 
 /// The address so many after another.

@@ -23,7 +23,12 @@ pub enum Mode {
 #[must_use]
 pub fn run(plan: &Plan, mode: Mode, sockets: Sockets<'_>) -> Report {
     let question = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
-    super::run(plan, &|to| attempt(to, mode, question.as_bytes(), sockets))
+    let ask = |to| attempt(to, mode, question.as_bytes(), sockets);
+    // As resolvers do, it asks once more where its backend went before it had an answer.
+    super::run(plan, &|to| match ask(to) {
+        Err(failed) if failed.was_ended() => ask(to),
+        first => first,
+    })
 }
 
 fn attempt(

@@ -69,6 +69,8 @@ fn a_value_that_cannot_be_is_refused_with_its_field() {
     assert_eq!(refusal("mode: userspace").0, "mode");
     assert_eq!(refusal("mode: iptables").0, "mode");
     assert_eq!(refusal("service: { fullSync: 0s }").0, "service.fullSync");
+    assert_eq!(refusal("sockets: { end: [sctp] }").0, "sockets.end[0]");
+    assert_eq!(refusal("sockets: { end: [udp, udp] }").0, "sockets.end[1]");
     assert_eq!(
         refusal("service: { clusterCIDRs: [10.0.0.0/33] }").0,
         "service.clusterCIDRs[0]"

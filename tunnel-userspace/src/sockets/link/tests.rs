@@ -148,7 +148,8 @@ async fn who_speaks_another_language_is_sent_away_and_the_next_is_heard() {
     let mut stage = Stage::new();
     let served = stage.serve();
     let story = async {
-        for line in ["hello\n", "{\"look\":9}\n", "{}"] {
+        let other = r#"{"look":9,"ended":0,"left":0,"problem":null,"again":false}"#;
+        for line in ["hello\n", "{}", &format!("{other}\n")] {
             let (mut reader, mut writer) = stage.helper().await;
             writer.write_all(line.as_bytes()).await.expect("written");
             writer.shutdown().await.expect("shut down");
@@ -160,6 +161,7 @@ async fn who_speaks_another_language_is_sent_away_and_the_next_is_heard() {
         stage.drain.send_replace(true);
     };
     tokio::join!(served, story);
+    assert_eq!(stage.view.borrow().looks, 0);
 }
 
 #[tokio::test]

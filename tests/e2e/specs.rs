@@ -4,6 +4,7 @@ mod attached;
 mod audit;
 mod cut_off;
 mod edge;
+mod ended;
 mod events;
 mod rights;
 mod rolling;
@@ -37,7 +38,7 @@ pub(crate) struct Spec {
 }
 
 /// All, in the order in which they run.
-pub(crate) const ALL: [Spec; 12] = [
+pub(crate) const ALL: [Spec; 13] = [
     any(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
         services::names_resolve,
@@ -65,6 +66,10 @@ pub(crate) const ALL: [Spec; 12] = [
     product(
         "an Event on a Service tells what is wrong with it, once for all nodes",
         events::tell_what_is_wrong,
+    ),
+    product(
+        "a connected UDP socket is ended with its Service, in pods and on hosts",
+        ended::with_their_backend,
     ),
     tunnel(
         "exec reaches a pod on an edge that takes no connections",

@@ -11,8 +11,11 @@ use anyhow::{Context as _, Result, ensure};
 use super::{kubectl::Kubectl, network, node::Node};
 use crate::pki::{Authority, Pair, Validity};
 
-/// What of the manifests is applied.
-const PART: &str = "tunnel";
+/// What is applied: as docs/install.md has it, with everything that there is for these nodes.
+const OVERLAY: &str = "apiVersion: kustomize.config.k8s.io/v1beta1\n\
+    kind: Kustomization\n\
+    resources: [../deploy/tunnel]\n\
+    components: [../deploy/sockets]\n";
 /// The DaemonSets of it.
 const DAEMONS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
 const NAMESPACE: &str = "kube-system";
@@ -48,8 +51,10 @@ pub(super) fn deploy(
     copy(&product.manifests, &manifests)?;
     fill_in(&manifests, nodes)?;
     identify(kubectl, nodes)?;
-    let part = manifests.join(PART).display().to_string();
-    kubectl.run(&["apply", "--kustomize", &part])?;
+    let overlay = scratch.join("overlay");
+    fs::create_dir_all(&overlay)?;
+    fs::write(overlay.join("kustomization.yaml"), OVERLAY)?;
+    kubectl.run(&["apply", "--kustomize", &overlay.display().to_string()])?;
     for daemon in DAEMONS {
         kubectl.rolled_out(NAMESPACE, &format!("daemonset/{daemon}"))?;
     }

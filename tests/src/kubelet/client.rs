@@ -337,9 +337,15 @@ mod tests {
         client.until_end(100_000)?;
 
         assert_eq!(got, sent);
-        let exchange = stage.kubelet.exchanges().remove(0);
-        let first_words: Vec<_> = exchange
-            .steps
+        // The other end may come to its last step a little later.
+        let steps = || stage.kubelet.exchanges().remove(0).steps;
+        wait::until(ANSWER, || {
+            steps()
+                .last()
+                .is_some_and(|step| step.starts_with("closed"))
+        })?;
+        let steps = steps();
+        let first_words: Vec<_> = steps
             .iter()
             .map(|step| step.split(' ').next().unwrap_or_default())
             .collect();

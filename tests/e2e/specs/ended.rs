@@ -1,0 +1,65 @@
+//! What becomes of open sockets when their Service goes.
+
+use std::{
+    io::ErrorKind,
+    net::{SocketAddr, UdpSocket},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::wait;
+
+use crate::{
+    manifests::{self, NAMESPACE},
+    stage::{Client, KNOWN, Stage},
+};
+
+const NAME: &str = "leaving";
+
+/// A connected socket of UDP whose Service is deleted is ended at once, in pods and on hosts: its owner
+/// need not wait for answers that never come.
+pub(super) fn with_their_backend(stage: &Stage<'_>) -> Result<()> {
+    let service = manifests::service(NAME, &["UDP"]);
+    let own = format!("{{app: {NAME}}}");
+    ensure!(service.contains(&own), "{service}");
+    stage
+        .kubectl()
+        .apply(&service.replace(&own, "{app: web}"))?;
+    let mut sockets = Vec::new();
+    for client in &stage.clients {
+        for to in stage.addresses(NAME)? {
+            sockets.push((client, to, answered(client, to)?));
+        }
+    }
+    let delete = ["-n", NAMESPACE, "delete", "service", NAME];
+    stage.kubectl().run(&delete)?;
+    for (client, to, socket) in sockets {
+        socket.set_read_timeout(Some(KNOWN))?;
+        let ended = socket.recv(&mut [0; 256]);
+        ensure!(
+            matches!(&ended, Err(error) if error.kind() == ErrorKind::ConnectionAborted),
+            "{} → {to}: {ended:?}",
+            client.name
+        );
+    }
+    Ok(())
+}
+
+/// A connected socket that was answered.
+fn answered(client: &Client, to: SocketAddr) -> Result<UdpSocket> {
+    let mut last = None;
+    wait::until(KNOWN, || {
+        last = ask(client, to).ok();
+        last.is_some()
+    })
+    .with_context(|| format!("{} → {to}", client.name))?;
+    last.context("no socket")
+}
+
+fn ask(client: &Client, to: SocketAddr) -> Result<UdpSocket> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = client.place.udp(any)?;
+    socket.connect(to)?;
+    socket.send(b"hostname")?;
+    socket.recv(&mut [0; 256])?;
+    Ok(socket)
+}

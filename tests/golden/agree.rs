@@ -16,11 +16,11 @@ use tunnel_common::{
 };
 use tunnel_tests::{
     environment,
-    reference::{self, Cluster, ExternalIps, Front, HealthCheck, Here, Protocol, Source, Verdict},
+    reference::{self, Cluster, Front, HealthCheck, Here, Protocol, Source, Verdict},
 };
 use tunnel_userspace::{
     k8s::{self, Arriving, Taken},
-    model::{Algorithm, Family, Object, ObjectName, ServiceState, Update},
+    model::{Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, Update},
     plan::{HealthChecks, NodePortAddresses},
     reconcile::{Reconciler, Settings, Sizes},
 };
@@ -59,10 +59,8 @@ fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
 
 /// Compares both on one cluster; how many fronts and verdicts.
 fn compare(seed: u64) -> Result<(usize, usize)> {
-    let (mut cluster, mut here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
+    let (mut cluster, here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
     cluster.slices.iter_mut().for_each(name_ports);
-    // The guard on external IPs is not built yet.
-    here.external_ips = ExternalIps::Any;
     let wanted = reference::fronts(&cluster, &here);
     let wanted: BTreeMap<FrontKey, &Front> = wanted
         .iter()
@@ -130,6 +128,10 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
         node_name: here.node.clone(),
         algorithm: Algorithm::Random,
         node_ports: node_ports(&here.node_port_addresses),
+        external_ips: match here.external_ips {
+            reference::ExternalIps::Any => ExternalIps::Any,
+            reference::ExternalIps::Owned => ExternalIps::Owned,
+        },
     };
     let mut maps = Memory::new(SIZES);
     maps.grace();

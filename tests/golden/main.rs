@@ -1,7 +1,8 @@
 //! Kubernetes objects in, map entries out: one folder a case, no kernel.
 //!
 //! A case is read and programmed as a node does it, into maps in memory. What they hold, and what
-//! was refused, is written one entry a line, sorted, with names in the place of indices.
+//! was refused, is written one entry a line, sorted, with names in the place of indices. Where a case
+//! has a `config.yaml`, its `service.externalIPs` counts.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_common::service::{Backend, Front, Set};
 use tunnel_userspace::{
-    model::Algorithm,
+    config::Config,
+    model::{Algorithm, ExternalIps},
     plan::NodePortAddresses,
     reconcile::{Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError},
     source::file,
@@ -54,10 +56,17 @@ impl Grace for NoGrace {
 /// Programs the objects of a case and gives the lines of what came of it.
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (mut store, problems) = file::read(objects)?;
+    let path = objects.with_file_name("config.yaml");
+    let external_ips = if path.exists() {
+        Config::read(&path)?.service.external_ips
+    } else {
+        ExternalIps::Any
+    };
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
         node_ports: vec![NodePortAddresses::All],
+        external_ips,
     };
     let mut maps = Memory::new(SIZES);
     maps.grace();
@@ -237,6 +246,7 @@ mod tests {
         a_service_without_endpoints_refuses,
         an_address_of_two_services_belongs_to_the_older,
         external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone,
+        external_ips_that_nobody_has_are_left_out_where_they_must_be_owned,
         hints_count_for_nothing_on_a_node_without_a_zone,
         hints_for_the_zone_of_this_node_leave_out_the_others,
         hints_for_this_node_go_before_those_for_its_zone,

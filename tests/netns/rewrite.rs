@@ -15,7 +15,7 @@ use tunnel_tests::{
 };
 use tunnel_userspace::{
     bpf::{self, DataPath, Features, Pins, RcuGrace, Switches},
-    model::Algorithm,
+    model::{Algorithm, ExternalIps},
     reconcile::{Reconciler, Settings, Sizes},
     source::file,
 };
@@ -59,6 +59,7 @@ impl Stage {
             node_name: tunnel_tests::instance::NODE.to_owned(),
             algorithm: Algorithm::Random,
             node_ports: Vec::new(),
+            external_ips: ExternalIps::Any,
         };
         let mut reconciler = Reconciler::adopt(maps, sizes, &mut RcuGrace::new()?, settings)?;
         let (mut store, problems) = file::read(&node.manifests())?;

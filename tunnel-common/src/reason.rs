@@ -129,6 +129,8 @@ reasons! {
     HealthPortTaken = 47, "health_port_taken", "not served: another process or Service has this health check port; it is tried again";
     /// A connect or datagram was sent on to the backend that its client keeps.
     TranslatedAffine = 48, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
+    /// Not programmed: an external IP that no Node and no load balancer of a Service has.
+    ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
 }
 
 impl Reason {

@@ -20,7 +20,7 @@ pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use node::{ConfigMap, Node, ServiceCidr, ZONE};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{Service, ServicePort, TrafficPolicy};
+pub use service::{ExternalIps, Service, ServicePort, TrafficPolicy};
 pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 
@@ -76,7 +76,8 @@ impl Family {
 /// An object of one of the kinds that Culvert reads. A clone shares the object.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Object {
-    /// A Service that is served: it has cluster IPs and no other proxy's name.
+    /// A Service that is served: it has cluster IPs and no other proxy's name; or one that isn't,
+    /// for the addresses of its load balancer.
     Service(Arc<Service>),
     /// An EndpointSlice of a Service, of an IP family.
     EndpointSlice(Arc<EndpointSlice>),

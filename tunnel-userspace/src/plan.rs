@@ -5,6 +5,7 @@
 //! - `endpoints`: which endpoints count
 //! - `gaps`: where a policy finds no endpoint of this node
 //! - `health`: what load balancers are told of a Service
+//! - `owners`: whose an address is, and so which external IPs are served
 //! - `place`: where this node is, and its addresses
 //! - `uses`: what becomes of each endpoint, and why
 //! - `steering`: which addresses and ports go to the tunnel
@@ -14,6 +15,7 @@ mod claims;
 mod endpoints;
 mod gaps;
 mod health;
+mod owners;
 mod place;
 mod steering;
 mod uses;
@@ -28,6 +30,7 @@ use std::{
 pub use claims::{Claims, Rank};
 pub use gaps::{Gaps, gaps};
 pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
+pub use owners::Owners;
 pub use place::{NodePortAddresses, Place};
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{

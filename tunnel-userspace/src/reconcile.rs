@@ -59,8 +59,11 @@ use self::{
     order::{Order, Refused},
 };
 use crate::{
-    model::{Algorithm, ObjectName, ServiceState},
-    plan::{Claims, HealthChecks, Here, NodePortAddresses, Place, PortName, PortPlan, ServicePlan},
+    model::{Algorithm, ExternalIps, ObjectName, ServiceState},
+    plan::{
+        Claims, HealthChecks, Here, NodePortAddresses, Owners, Place, PortName, PortPlan,
+        ServicePlan,
+    },
 };
 
 /// Why a service port is not programmed, or not as it should be.
@@ -86,6 +89,7 @@ pub struct Reconciler<M> {
     states: BTreeMap<ObjectName, ServiceState>,
     plans: BTreeMap<ObjectName, ServicePlan>,
     claims: Claims,
+    owners: Owners,
     dirty: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
     /// Reasons counted here, since the start.
@@ -125,6 +129,8 @@ pub struct Settings {
     pub algorithm: Algorithm,
     /// Which addresses of it node ports are dialled on.
     pub node_ports: Vec<NodePortAddresses>,
+    /// Which external IPs are served.
+    pub external_ips: ExternalIps,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -151,6 +157,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             states: BTreeMap::new(),
             plans: BTreeMap::new(),
             claims: Claims::default(),
+            owners: Owners::new(settings.external_ips),
             dirty: BTreeSet::new(),
             problems: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -311,6 +318,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         };
         let mut wanted = ServicePlan::new();
         for (name, plan) in plans {
+            // First, so that anything else that is wrong with the port goes before it.
+            self.tell_left_out(name, plan, changes);
             let is_own = |key: &FrontKey| self.claims.owner(key) == Some(name);
             let lost = plan.fronts.keys().filter(|key| !is_own(key));
             for key in lost {

@@ -100,6 +100,7 @@ impl Product {
             node_name: NODE.to_owned(),
             algorithm: model::Algorithm::Random,
             node_ports: Vec::new(),
+            external_ips: model::ExternalIps::Any,
         };
         let mut grace = RcuGrace::new()?;
         let sizes = programs.data_path.sizes();

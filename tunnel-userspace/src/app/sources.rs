@@ -9,7 +9,7 @@ use super::node::{NodeError, failed, steering_rules};
 use crate::{
     config::{Config, SourceFile, SourceKube},
     events,
-    model::Update,
+    model::{ExternalIps, Update},
     source::{
         Mux, Report, file,
         file::FileSource,
@@ -136,6 +136,10 @@ fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings,
         keep_every: wanted.keep_every,
         node: config.node_name.clone(),
         steering,
+        owners: match config.service.external_ips {
+            ExternalIps::Any => false,
+            ExternalIps::Owned => true,
+        },
     })
 }
 
@@ -165,6 +169,26 @@ mod tests {
             let config = Config::parse(&text).expect("good");
             let sources = Sources::start(&config).await.expect("sources");
             assert_eq!([sources.file.is_some(), sources.kube.is_some()], wanted);
+        }
+    }
+
+    #[test]
+    fn it_matters_who_has_an_address_where_external_ips_must_be_owned() {
+        for (text, wanted) in [
+            ("source: { kube: {} }", false),
+            (
+                "{ source: { kube: {} }, service: { externalIPs: any } }",
+                false,
+            ),
+            (
+                "{ source: { kube: {} }, service: { externalIPs: owned } }",
+                true,
+            ),
+        ] {
+            let config = Config::parse(text).expect("good");
+            let wanted_of = config.source.kube.as_ref().expect("the API server");
+            let settings = kube_settings(&config, wanted_of).expect("settings");
+            assert_eq!(settings.owners, wanted, "{text}");
         }
     }
 }

@@ -7,7 +7,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::duration;
-use crate::{model::Algorithm, plan::NodePortAddresses};
+use crate::{
+    model::{Algorithm, ExternalIps},
+    plan::NodePortAddresses,
+};
 
 /// The most entries that a map may have.
 pub(super) const MOST_ENTRIES: u32 = 1 << 24;
@@ -39,6 +42,9 @@ pub struct Service {
     /// The addresses that serve NodePorts: absent for `primary` and loopback, empty for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_port_addresses: Option<Vec<String>>,
+    /// Which external IPs are served.
+    #[serde(rename = "externalIPs")]
+    pub external_ips: ExternalIps,
     /// The links to the world; empty to find them.
     pub uplinks: Vec<String>,
     /// How a backend is chosen where a Service doesn't say.
@@ -55,6 +61,7 @@ impl Default for Service {
             cluster_cidrs: Vec::new(),
             masquerade_all: false,
             node_port_addresses: None,
+            external_ips: ExternalIps::default(),
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
             full_sync: Duration::from_secs(3600),

@@ -13,6 +13,14 @@ pub(super) fn read(name: ObjectName, object: v1::Node) -> Node {
         .status
         .and_then(|status| status.addresses)
         .unwrap_or_default();
+    let ips = |is_internal: bool| {
+        let of_type = addresses
+            .iter()
+            .filter(|address| (address.type_ == "InternalIP") == is_internal);
+        of_type
+            .filter_map(|address| address::ip(&address.address))
+            .collect()
+    };
     Node {
         name,
         created: object
@@ -20,11 +28,8 @@ pub(super) fn read(name: ObjectName, object: v1::Node) -> Node {
             .creation_timestamp
             .map(|time| time.0.as_second()),
         labels: object.metadata.labels.unwrap_or_default(),
-        internal_ips: addresses
-            .iter()
-            .filter(|address| address.type_ == "InternalIP")
-            .filter_map(|internal| address::ip(&internal.address))
-            .collect(),
+        internal_ips: ips(true),
+        other_ips: ips(false),
         eligible: !is_deleted && taints.iter().all(|taint| taint.key != TO_BE_DELETED),
     }
 }

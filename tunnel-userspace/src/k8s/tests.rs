@@ -120,6 +120,7 @@ fn a_node_is_read_with_its_internal_addresses() {
             created: None,
             labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
             internal_ips: vec![ip("192.168.1.7"), ip("fd00::7")],
+            other_ips: vec![ip("203.0.113.1")],
             eligible: true,
         }))
     );

@@ -18,6 +18,9 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// Addresses of type InternalIP that are IP addresses, in the order of the object.
     pub internal_ips: Vec<IpAddr>,
+    /// Its other addresses that are IP addresses, of whatever type, in the order of the object.
+    #[serde(default)]
+    pub other_ips: Vec<IpAddr>,
     /// Whether load balancers may send traffic to it: it is not being deleted and has no taint
     /// `ToBeDeletedByClusterAutoscaler` (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
     pub eligible: bool,

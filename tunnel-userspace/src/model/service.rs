@@ -5,7 +5,8 @@ use tunnel_common::addr::Protocol;
 
 use super::{Algorithm, ObjectName, Weights};
 
-/// A Service that is served: it has cluster IPs.
+/// A Service that is served: it has cluster IPs. One without is not, and is here only for the
+/// addresses that its load balancer has.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// Namespace and name.
@@ -25,7 +26,11 @@ pub struct Service {
     /// The addresses of its load balancer that are served on the node (`ipMode` VIP).
     #[serde(default)]
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The sources that may use those addresses; those of a family without any are all that may.
+    /// The addresses of its load balancer that nodes leave alone: those of `ipMode` Proxy, and all of
+    /// a Service that isn't served.
+    #[serde(default)]
+    pub unserved_ips: Vec<IpAddr>,
+    /// The sources that may use the addresses that are served; those of a family without any are all that may.
     #[serde(default)]
     pub source_ranges: Vec<(IpAddr, u8)>,
     /// The ports.
@@ -66,6 +71,7 @@ impl Service {
             cluster_ips: Vec::new(),
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
+            unserved_ips: Vec::new(),
             source_ranges: Vec::new(),
             ports: Vec::new(),
             internal_policy: TrafficPolicy::Cluster,
@@ -76,6 +82,19 @@ impl Service {
             weights: None,
             not_for_sockets: false,
         }
+    }
+
+    /// Whether it is served, rather than known for the addresses of its load balancer only.
+    #[must_use]
+    pub const fn is_served(&self) -> bool {
+        !self.cluster_ips.is_empty()
+    }
+
+    /// All addresses of its load balancer (`status.loadBalancer.ingress[].ip`), whether nodes serve
+    /// them or not.
+    pub fn ingress_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let served = self.load_balancer_ips.iter();
+        served.chain(&self.unserved_ips).copied()
     }
 
     /// Whether it has addresses for clients outside of the cluster; only then its external policy
@@ -101,6 +120,19 @@ pub struct ServicePort {
     /// The transport protocol.
     #[serde(with = "super::protocol")]
     pub protocol: Protocol,
+}
+
+/// Which of the addresses in `spec.externalIPs` are served. Whoever may make Services writes them, and
+/// takes the traffic of this node to any address by it (CVE-2020-8554).
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExternalIps {
+    /// All, as kube-proxy does.
+    #[default]
+    Any,
+    /// Those that the cluster has anyway: an address of the load balancer of some Service, or of some
+    /// Node.
+    Owned,
 }
 
 /// Which endpoints traffic may go to.

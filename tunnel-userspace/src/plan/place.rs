@@ -204,6 +204,7 @@ mod tests {
             name: ObjectName::new("", "node-a"),
             created: None,
             labels: [(ZONE.to_owned(), "north".to_owned())].into(),
+            other_ips: Vec::new(),
             internal_ips: ["172.30.0.1", "172.30.0.2", "fd00:30::1"].map(ip).into(),
             eligible: true,
         }));

@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::Reconciler;
+use tunnel_common::reason::Reason;
+
+use super::{Changes, Reconciler};
 use crate::{
-    model::{ObjectName, ServiceState, Update},
-    plan,
+    model::{Family, ObjectName, ServiceState, Update},
+    plan::{self, PortName, PortPlan},
 };
 
 impl<M> Reconciler<M> {
@@ -15,14 +17,23 @@ impl<M> Reconciler<M> {
         self.whole = update.whole;
         self.stale = update.stale;
         for (name, node) in update.nodes {
+            self.owners.set_node(&name, node.as_deref());
             if name.name == self.here.node {
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.place.set_node(node.as_deref());
             }
         }
+        for (name, state) in &update.services {
+            let service = state.as_ref().map(|state| &*state.service);
+            self.owners.set_service(name, service);
+        }
+        let mut moved = self.owners.take_moved();
         // Before what else changed, so that it is planned once.
         self.look_around();
         for (name, state) in update.services {
+            moved.remove(&name);
+            // Of the others only their addresses count.
+            let state = state.filter(|state| state.service.is_served());
             self.held.remove(&name);
             let before = self.states.get(&name);
             self.measures.note(&name, before, state.as_ref());
@@ -31,6 +42,11 @@ impl<M> Reconciler<M> {
                 Some(state) => self.states.insert(name, state),
                 None => self.states.remove(&name),
             };
+        }
+        for name in moved {
+            if let Some(state) = self.states.get(&name).cloned() {
+                self.plan(&name, Some(&state));
+            }
         }
         if self.whole && self.seeded {
             self.dirty.append(&mut self.held);
@@ -58,6 +74,8 @@ impl<M> Reconciler<M> {
 
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
+        let admitted = state.map(|state| self.owners.admitted(state));
+        let state = admitted.as_deref();
         let check = state.and_then(|state| plan::health_check(state, &self.here));
         self.health.put(name, check);
         let plan = state.map(|state| plan::service(state, &self.here));
@@ -73,5 +91,22 @@ impl<M> Reconciler<M> {
         self.measures.replace(old, new);
         self.dirty.extend(moved);
         self.dirty.insert(name.clone());
+    }
+
+    /// Says which external IPs of a port are not served, as nobody has them.
+    pub(super) fn tell_left_out(&self, name: &PortName, plan: &PortPlan, changes: &mut Changes) {
+        let Some(state) = self.states.get(&name.service) else {
+            return;
+        };
+        // Another rule may serve it: it is a cluster IP too.
+        let has = |ip: &IpAddr| plan.fronts.keys().any(|key| key.address.to_ip() == *ip);
+        let left_out = self.owners.left_out(&state.service);
+        let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
+        let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
+        if !left_out.is_empty() {
+            let reason = Reason::ExternalIpNotOwned;
+            let text = format!("{}: {}", reason.meaning(), left_out.join(", "));
+            changes.problem(name, reason, text);
+        }
     }
 }

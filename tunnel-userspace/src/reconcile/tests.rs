@@ -2,6 +2,7 @@ mod adoption;
 mod carrying;
 mod histories;
 mod memory;
+mod owned;
 
 use std::{
     collections::BTreeSet,
@@ -38,11 +39,16 @@ const ROOMY: Sizes = Sizes {
 };
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {
+    adopt_with(maps, ExternalIps::Any)
+}
+
+fn adopt_with(maps: Memory, external_ips: ExternalIps) -> Reconciler<Memory> {
     let sizes = maps.sizes;
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
         node_ports: vec![NodePortAddresses::All],
+        external_ips,
     };
     let mut reconciler = Reconciler::adopt(maps, sizes, &mut NoGrace, settings).expect("adopted");
     reconciler.maps.grace();

@@ -101,8 +101,11 @@ pub struct Settings {
     pub keep_every: Duration,
     /// The name of this node.
     pub node: String,
-    /// What steering needs; nothing where it is off: then only this node's own Node is read.
+    /// What steering needs; nothing where it is off.
     pub steering: Option<Steering>,
+    /// Whether it matters who has an address: then all Nodes are read, as for steering, else only this
+    /// node's own; and Services of other proxies, for the addresses of their load balancers.
+    pub owners: bool,
 }
 
 /// What steering needs of the API server.
@@ -263,15 +266,14 @@ impl KubeSource {
             client, settings, ..
         } = self;
         let all = || client.clone();
-        let own = settings
-            .steering
-            .is_none()
-            .then(|| format!("metadata.name={}", settings.node));
+        let is_own_enough = settings.steering.is_none() && !settings.owners;
+        let own = is_own_enough.then(|| format!("metadata.name={}", settings.node));
+        let proxied = (!settings.owners).then_some(NOT_OF_OTHER_PROXY);
         self.start::<Service>(
             &mut following,
             heard,
             Api::all(all()),
-            [Some(NOT_OF_OTHER_PROXY), Some(NOT_HEADLESS)],
+            [proxied, Some(NOT_HEADLESS)],
         );
         self.start::<EndpointSlice>(
             &mut following,

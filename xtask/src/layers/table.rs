@@ -66,6 +66,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::admin",
             "crate::bpf",
             "crate::model::Algorithm",
+            "crate::model::ExternalIps",
             "crate::model::Selector",
             "crate::net",
             "crate::plan",

@@ -70,6 +70,7 @@ impl Parts {
             node_name: config.node_name.clone(),
             algorithm: config.service.algorithm,
             node_ports: config.service.node_ports(),
+            external_ips: config.service.external_ips,
         };
         let steering = data_path
             .take_steering()

@@ -15,6 +15,9 @@ use crate::{
 const AFFINITY: u32 = 10_800;
 const LONGEST_AFFINITY: u32 = 86_400;
 
+/// The mode of an address of a load balancer whose traffic must leave the node.
+const PROXY: &str = "Proxy";
+
 /// `spec.externalIPs`.
 pub(super) fn external_ips(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
@@ -28,14 +31,12 @@ pub(super) fn load_balancer_ips(
     status: Option<&v1::ServiceStatus>,
     ignored: &mut Vec<Invalid>,
 ) -> Vec<IpAddr> {
-    let balancer = status.and_then(|status| status.load_balancer.as_ref());
-    let ingresses = balancer.into_iter().flat_map(|balancer| &balancer.ingress);
     let mut addresses = Vec::new();
-    for (i, ingress) in ingresses.flatten().enumerate() {
+    for (i, ingress) in ingresses(status).enumerate() {
         let field = |name: &str| format!("status.loadBalancer.ingress[{i}].{name}");
         let is_vip = match ingress.ip_mode.as_deref() {
             None | Some("VIP") => true,
-            Some("Proxy") => false,
+            Some(PROXY) => false,
             Some(other) => {
                 let reason = Reason::IpMode(other.to_owned());
                 ignored.push(Invalid::new(field("ipMode"), reason));
@@ -48,6 +49,27 @@ pub(super) fn load_balancer_ips(
         }
     }
     good(addresses, ignored)
+}
+
+/// The addresses of the load balancer of mode `Proxy`; what is none is not told.
+pub(super) fn proxied_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
+    let proxied = ingresses(status).filter(|ingress| ingress.ip_mode.as_deref() == Some(PROXY));
+    proxied.filter_map(ip).collect()
+}
+
+/// All addresses of the load balancer, of whatever mode; what is none is not told.
+pub(super) fn ingress_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
+    ingresses(status).filter_map(ip).collect()
+}
+
+fn ip(ingress: &v1::LoadBalancerIngress) -> Option<IpAddr> {
+    address::ip(ingress.ip.as_deref()?)
+}
+
+fn ingresses(status: Option<&v1::ServiceStatus>) -> impl Iterator<Item = &v1::LoadBalancerIngress> {
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let ingresses = balancer.into_iter().flat_map(|balancer| &balancer.ingress);
+    ingresses.flatten()
 }
 
 /// `spec.loadBalancerSourceRanges`; blanks around a range don't count.

@@ -85,6 +85,31 @@ fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
 }
 
 #[test]
+fn of_a_service_that_is_not_served_only_the_addresses_of_its_load_balancer_count() {
+    let labels = json!({"service.kubernetes.io/service-proxy-name": ""});
+    let ingress = json!([
+        {"ip": "203.0.113.1"},
+        {"ip": "2001:db8:f::1", "ipMode": "Proxy"},
+        {"ip": "nowhere", "ipMode": "Other"},
+    ]);
+    let status = json!({"loadBalancer": {"ingress": ingress}});
+    let of_other = with(service(http()), "/metadata/labels", labels);
+    let headless = service(json!({"clusterIP": "None"}));
+    for manifest in [of_other, headless] {
+        let manifest = with(manifest, "/status", status.clone());
+
+        let service = a_service(manifest.clone());
+
+        let wanted = Service {
+            unserved_ips: vec![ip("203.0.113.1"), ip("2001:db8:f::1")],
+            ..Service::named(service.name.clone())
+        };
+        assert_eq!(*service, wanted);
+        assert!(ignored(manifest).is_empty());
+    }
+}
+
+#[test]
 fn a_service_with_the_headless_label_and_a_cluster_ip_is_served() {
     let labels = json!({"service.kubernetes.io/headless": ""});
 

@@ -6,6 +6,7 @@ fn node(name: &str, edge: bool, addresses: &[&str]) -> Arc<Node> {
         name: ObjectName::new("", name),
         created: None,
         labels: BTreeMap::from([label]),
+        other_ips: Vec::new(),
         internal_ips: addresses
             .iter()
             .map(|ip| ip.parse().expect("an address"))

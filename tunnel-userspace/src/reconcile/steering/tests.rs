@@ -43,6 +43,7 @@ fn node(name: &str, addresses: &[&str]) -> (ObjectName, Option<Arc<Node>>) {
         name: name.clone(),
         created: None,
         labels: BTreeMap::from([("edge".to_owned(), String::new())]),
+        other_ips: Vec::new(),
         internal_ips: addresses
             .iter()
             .map(|ip| ip.parse().expect("an address"))

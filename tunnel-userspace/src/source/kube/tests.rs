@@ -2,6 +2,7 @@
 
 mod access;
 mod faults;
+mod owners;
 mod server;
 
 use std::collections::BTreeMap;
@@ -85,6 +86,7 @@ impl Followed {
             keep_every: Duration::from_millis(10),
             node: "node-a".to_owned(),
             steering: None,
+            owners: false,
         }
     }
 

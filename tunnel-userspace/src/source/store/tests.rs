@@ -34,6 +34,7 @@ fn node(text: &str) -> Object {
         created: None,
         labels: BTreeMap::new(),
         internal_ips: Vec::new(),
+        other_ips: Vec::new(),
         eligible: true,
     }))
 }

@@ -50,12 +50,17 @@ fn only_addresses_of_the_load_balancer_that_are_vips_are_served_here() {
         {"hostname": "lb.example"},
         {"ip": "203.0.113.4", "ipMode": "Other"},
         {"ip": "nowhere"},
+        {"ip": "2001:db8:f::5", "ipMode": "Proxy"},
     ]);
     let (service, ignored) = read(&json!({}), json!({"loadBalancer": {"ingress": ingress}}));
 
     assert_eq!(
         service.load_balancer_ips,
         ["203.0.113.1", "203.0.113.2", "203.0.113.4"].map(ip)
+    );
+    assert_eq!(
+        service.unserved_ips,
+        ["203.0.113.3", "2001:db8:f::5"].map(ip)
     );
     assert_eq!(
         ignored,

@@ -23,6 +23,7 @@ fn node(name: &str, version: &str) -> Said {
         created: None,
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),
         internal_ips: Vec::new(),
+        other_ips: Vec::new(),
         eligible: true,
     })))
 }

@@ -298,6 +298,7 @@ fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
             created: None,
             labels: labels.into(),
             internal_ips: Vec::new(),
+            other_ips: Vec::new(),
             eligible: true,
         };
         let arrived = Arrived {

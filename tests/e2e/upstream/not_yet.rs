@@ -2,7 +2,7 @@
 
 /// What isn't built yet, and the specs that fail for want of it: their whole names, but for
 /// `[sig-network] ` in front and the labels behind.
-pub(super) const NOT_YET: [(&str, &[&str]); 7] = [
+pub(super) const NOT_YET: [(&str, &[&str]); 2] = [
     (
         "node ports of other nodes",
         &[
@@ -23,8 +23,12 @@ pub(super) const NOT_YET: [(&str, &[&str]); 7] = [
             "Services should be able to change the type from ExternalName to NodePort",
             "Services should be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is true",
             "Services should be able to create a functioning NodePort service",
+            "Services should be able to switch session affinity for NodePort service",
             "Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
             "Services should fallback to terminating endpoints when there are no ready endpoints with externallTrafficPolicy=Cluster",
+            "Services should have session affinity timeout work for NodePort service",
+            "Services should have session affinity work for NodePort service",
+            "Services should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes",
             "Services should support externalTrafficPolicy=Local for type=NodePort",
             "Services should be able to update service type to NodePort listening on same port number but different protocols",
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for endpoint-Service: http",
@@ -35,40 +39,6 @@ pub(super) const NOT_YET: [(&str, &[&str]); 7] = [
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for pod-Service: udp",
             "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for service endpoints using hostNetwork",
         ],
-    ),
-    (
-        "node ports of other nodes and session affinity",
-        &[
-            "Services should be able to switch session affinity for NodePort service",
-            "Services should have session affinity timeout work for NodePort service",
-            "Services should have session affinity work for NodePort service",
-        ],
-    ),
-    (
-        "healthCheckNodePort",
-        &["Services should fail health check node port if there are only terminating endpoints"],
-    ),
-    (
-        "healthCheckNodePort and node ports of other nodes",
-        &[
-            "Services should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes",
-        ],
-    ),
-    (
-        "session affinity",
-        &[
-            "Networking Granular Checks: Services should function for client IP based session affinity: http",
-            "Networking Granular Checks: Services should function for client IP based session affinity: udp",
-            "Services should be able to switch session affinity for service with type clusterIP",
-            "Services should have session affinity timeout work for service with type clusterIP",
-            "Services should have session affinity work for service with type clusterIP",
-            "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for client IP based session affinity: http",
-            "[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family [LinuxOnly] should function for client IP based session affinity: udp",
-        ],
-    ),
-    (
-        "kube-proxy's port 10249 (/proxyMode)",
-        &["Networking should check kube-proxy urls"],
     ),
     (
         "kube-proxy's conntrack time-outs (an hour of CLOSE_WAIT)",

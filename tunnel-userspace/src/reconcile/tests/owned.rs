@@ -120,7 +120,7 @@ fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_noth
         }
         apply(&mut reconciler, services);
         assert_eq!(served(&reconciler), PAIR);
-        let shown = reconciler.services();
+        let shown = reconciler.services(None);
         assert_eq!(shown.len(), 1, "{shown:?}");
 
         apply(&mut reconciler, vec![("balancer", None), (name, None)]);

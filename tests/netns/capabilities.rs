@@ -118,9 +118,12 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
         same("server", ask(socket)?, "one".to_owned())?;
     }
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
-    let sockets = node.status()?["sockets"].clone();
-    same("pods", &sockets["pods"]["unreached"], &why.into())?;
-    same("left", &sockets["left"], &of_pod.len().into())?;
+    // What a look came to is told once it is over.
+    let left = serde_json::Value::from(of_pod.len());
+    let sockets = || Ok::<_, anyhow::Error>(node.status()?["sockets"].clone());
+    wait::until(CHANGE, || sockets().is_ok_and(|it| it["left"] == left))
+        .with_context(|| format!("{:?}", sockets()))?;
+    same("pods", &sockets()?["pods"]["unreached"], &why.into())?;
     let shown = node.culvert(&["status"])?.stdout;
     ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
     wait::until(CHANGE, || node.logs().contains(why))?;

@@ -50,9 +50,8 @@ impl Client {
     /// Its words, for a hash.
     #[inline(always)]
     #[must_use]
-    pub const fn words(self) -> [u32; 5] {
-        let [a, b, c, d] = self.address.words();
-        [a, b, c, d, self.kind]
+    pub const fn words(&self) -> &[u32; 5] {
+        zerocopy::transmute_ref!(self)
     }
 }
 
@@ -167,7 +166,8 @@ mod tests {
     #[test]
     fn a_namespace_is_no_address() {
         let cookie = 0xffff_0a00_0001;
-        let words = Client::of_namespace(cookie).words();
+        let client = Client::of_namespace(cookie);
+        let words = client.words();
         let address = Address::from_words([words[0], words[1], words[2], words[3]]);
 
         assert_ne!(Client::of_namespace(cookie), Client::of_address(address));

@@ -23,11 +23,11 @@ pub const fn place(set: Set, number: u32) -> Option<u32> {
 #[inline(always)]
 #[must_use]
 #[expect(clippy::as_conversions, reason = "the upper half of the hash")]
-pub fn hash<const N: usize>(words: [u32; N]) -> u32 {
+pub fn hash<const N: usize>(words: &[u32; N]) -> u32 {
     let mut state = 0_u64;
     // Unrolled for the verifier.
     for word in words {
-        state = (state ^ u64::from(word)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        state = (state ^ u64::from(*word)).wrapping_add(0x9e37_79b9_7f4a_7c15);
         state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         state ^= state >> 31;
@@ -93,7 +93,7 @@ mod tests {
         let set = Set { base: 0, len: 8 };
         let mut counts = [0_u32; 8];
         for word in 0..8_000 {
-            let chosen = place(set, hash([0, 0, word, 1])).expect("the set is not empty");
+            let chosen = place(set, hash(&[0, 0, word, 1])).expect("the set is not empty");
             counts[chosen as usize] += 1;
         }
 
@@ -102,7 +102,7 @@ mod tests {
             counts.iter().all(|count| (850..1_150).contains(count)),
             "{counts:?}"
         );
-        assert_ne!(hash([1, 0]), hash([0, 1]));
+        assert_ne!(hash(&[1, 0]), hash(&[0, 1]));
     }
 
     #[test]

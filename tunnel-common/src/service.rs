@@ -57,8 +57,8 @@ impl FrontKey {
     /// Its words, for a hash.
     #[inline(always)]
     #[must_use]
-    pub fn words(&self) -> [u32; 5] {
-        zerocopy::transmute!(*self)
+    pub const fn words(&self) -> &[u32; 5] {
+        zerocopy::transmute_ref!(self)
     }
 }
 

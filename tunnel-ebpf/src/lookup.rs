@@ -112,11 +112,11 @@ fn place(front: &Front, client: impl Fn() -> Client) -> Option<u32> {
     } else if front.algorithm == Algorithm::ROUND_ROBIN {
         maps::turn(front.service)?
     } else if front.algorithm.is_hash() {
-        select::hash(if front.algorithm == Algorithm::DESTINATION_HASH {
-            front.key.words()
+        if front.algorithm == Algorithm::DESTINATION_HASH {
+            select::hash(front.key.words())
         } else {
-            client().words()
-        })
+            select::hash(client().words())
+        }
     } else {
         context::random()
     };

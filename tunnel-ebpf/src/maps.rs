@@ -182,7 +182,11 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
 pub(crate) fn insert_overflow(entry: &Overflow) {
     // The map is an LRU: the insert fails only when every entry is being changed at this moment,
     // and then the flow chooses anew.
-    let _full: Result<(), i32> = OVERFLOW.insert(entry.key, entry, 0);
+    #[expect(
+        clippy::needless_borrows_for_generic_args,
+        reason = "a copy takes room on the stack"
+    )]
+    let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
 }
 
 /// Drops an older translation of a socket.
@@ -205,7 +209,11 @@ pub(crate) fn affinity(key: &AffinityKey) -> Option<&'static Affinity> {
 #[inline(always)]
 pub(crate) fn insert_affinity(entry: &Affinity, is_new: bool) -> bool {
     let flags = if is_new { NOEXIST } else { 0 };
-    AFFINITY.insert(entry.key, entry, flags).is_ok()
+    #[expect(
+        clippy::needless_borrows_for_generic_args,
+        reason = "a copy takes room on the stack"
+    )]
+    AFFINITY.insert(&entry.key, entry, flags).is_ok()
 }
 
 /// The index of the record of an address and port of an edge node.

@@ -309,21 +309,16 @@ fn is_same(one: &Origin, other: &Origin) -> bool {
 /// Keeps a translation beside the socket, under its VIP and under its backend.
 #[inline(always)]
 fn overflow(cookie: u64, origin: &Origin) {
-    let forward = overflow_key(cookie, origin.vip, origin.vip_port, Direction::FORWARD);
-    maps::insert_overflow(&Overflow {
-        key: forward,
+    // One entry, written twice: there is little room on the stack.
+    let mut entry = Overflow {
+        key: overflow_key(cookie, origin.vip, origin.vip_port, Direction::FORWARD),
         origin: *origin,
-    });
-    let reverse = overflow_key(
-        cookie,
-        origin.backend,
-        origin.backend_port,
-        Direction::REVERSE,
-    );
-    maps::insert_overflow(&Overflow {
-        key: reverse,
-        origin: *origin,
-    });
+    };
+    maps::insert_overflow(&entry);
+    entry.key.address = origin.backend;
+    entry.key.port = origin.backend_port;
+    entry.key.direction = Direction::REVERSE;
+    maps::insert_overflow(&entry);
     maps::count(Reason::Overflowed);
 }
 

@@ -161,7 +161,7 @@ impl Walk {
     fn of((target, weight): &(Target, u32), size: usize) -> Self {
         let number = |salt: u32| {
             let [a, b, c, d] = target.address.words();
-            let hash = select::hash([a, b, c, d, u32::from(target.port.to_host()), salt]);
+            let hash = select::hash(&[a, b, c, d, u32::from(target.port.to_host()), salt]);
             usize::try_from(hash).unwrap_or(0)
         };
         Self {

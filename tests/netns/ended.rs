@@ -159,7 +159,9 @@ impl std::fmt::Display for Client<'_> {
 /// Waits for an answer that never comes: the socket is ended instead.
 fn is_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
-    same("error", error, Errno::ECONNABORTED)
+    same("error", error, Errno::ECONNABORTED)?;
+    // The kernel wakes whoever waits a moment before it takes the peer away (`udp_abort`).
+    wait::until(CHANGE, || socket.peer_addr().is_err()).context("it keeps its peer")
 }
 
 #[test]

@@ -13,13 +13,13 @@ use tunnel_tests::{
     manifest::{Manifest, Protocol, Service},
     node::Node,
     place::Place,
-    pod::{Pod, Server},
+    pod::Pod,
     topology, wait,
 };
 
 use crate::support::{
-    CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to, clients, counted,
-    http, same, serve,
+    Backends, CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to,
+    clients, counted, http, same,
 };
 
 const WEB: Vip = Vip::of(30);
@@ -38,47 +38,24 @@ const SERVICES: u8 = 250;
 struct Stage {
     node: Node,
     client: Arc<Pod>,
-    backends: [Arc<Pod>; 3],
-    _servers: [Server; 3],
+    backends: Backends,
 }
 
 impl Stage {
     fn new() -> Result<Self> {
         let node = Node::new()?;
         let client = node.pod("client")?;
-        let backends = [node.pod("one")?, node.pod("two")?, node.pod("three")?];
-        let servers = [
-            serve(&backends[0])?,
-            serve(&backends[1])?,
-            serve(&backends[2])?,
-        ];
+        let backends = Backends::new(&node, &["one", "two", "three"])?;
         Ok(Self {
             node,
             client,
             backends,
-            _servers: servers,
         })
     }
 
     fn start(&self, service: Service) -> Result<()> {
         self.node.apply(service)?;
         self.node.start()
-    }
-
-    /// The addresses of all backends but the one of that name.
-    fn others(&self, name: &str) -> Vec<std::net::IpAddr> {
-        let others = self.backends.iter().filter(|pod| pod.name() != name);
-        addresses(&others.map(|pod| &**pod).collect::<Vec<_>>())
-    }
-
-    fn all(&self) -> Vec<std::net::IpAddr> {
-        self.others("")
-    }
-
-    /// The addresses of the backend of that name.
-    fn named(&self, name: &str) -> Result<Vec<std::net::IpAddr>> {
-        let pod = self.backends.iter().find(|pod| pod.name() == name);
-        Ok(addresses(&[pod.context("no backend of that name")?]))
     }
 
     fn places(&self) -> [(&'static str, &Place); 2] {
@@ -116,7 +93,7 @@ fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
 #[test]
 fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
     let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.all()))?;
+    stage.start(kept_for(600).backends(stage.backends.all()))?;
 
     for (from, place) in stage.places() {
         for way in Way::TCP {
@@ -143,7 +120,7 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
 #[test]
 fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
     let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.all()))?;
+    stage.start(kept_for(600).backends(stage.backends.all()))?;
 
     for (from, place) in stage.places() {
         for way in Way::UDP {
@@ -183,7 +160,7 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
         let service = Vip::of(number).service(&name);
         service
             .spec("sessionAffinity: ClientIP")
-            .backends(stage.all())
+            .backends(stage.backends.all())
     };
     let services: Vec<Service> = (1..=SERVICES).map(service).collect();
     stage
@@ -207,7 +184,7 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
 fn a_client_that_stays_away_for_too_long_is_forgotten() -> Result<()> {
     const KEPT: u32 = 4;
     let stage = Stage::new()?;
-    stage.start(kept_for(KEPT).backends(stage.all()))?;
+    stage.start(kept_for(KEPT).backends(stage.backends.all()))?;
 
     for way in [Way::V4, Way::V6] {
         // Each connect makes it a client for as long again.
@@ -229,7 +206,7 @@ fn a_client_that_stays_away_for_too_long_is_forgotten() -> Result<()> {
 #[test]
 fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
     let stage = Stage::new()?;
-    stage.start(plain().backends(stage.all()))?;
+    stage.start(plain().backends(stage.backends.all()))?;
     let spreads = |way| seen(&stage.client, way, TRIES).map(|seen| seen.len() > 1);
     let until = |wanted: bool| {
         let is_so = |way| spreads(way).is_ok_and(|spreads| spreads == wanted);
@@ -239,9 +216,11 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
 
     until(true)?;
     for _ in 0..2 {
-        stage.node.apply(kept_for(600).backends(stage.all()))?;
+        stage
+            .node
+            .apply(kept_for(600).backends(stage.backends.all()))?;
         until(false)?;
-        stage.node.apply(plain().backends(stage.all()))?;
+        stage.node.apply(plain().backends(stage.backends.all()))?;
         until(true)?;
     }
     Ok(())
@@ -250,21 +229,21 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
 #[test]
 fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
     let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.all()))?;
+    stage.start(kept_for(600).backends(stage.backends.all()))?;
 
     for way in [Way::V4, Way::V6] {
         let first = answering(&stage.client, way, WEB, HTTP)?;
-        let going = kept_for(600).backends(stage.others(&first));
-        let going = stage
-            .named(&first)?
-            .into_iter()
-            .fold(going, Service::terminating);
+        let going = kept_for(600).backends(stage.backends.without(&first));
+        let leaving = addresses(&[stage.backends.named(&first)?]);
+        let going = leaving.into_iter().fold(going, Service::terminating);
         stage.node.apply(going)?;
 
         let has_left = || answering(&stage.client, way, WEB, HTTP).is_ok_and(|it| it != first);
         wait::until(CHANGE, has_left).context("it stays at a backend that is going")?;
         let second = answering(&stage.client, way, WEB, HTTP)?;
-        stage.node.apply(kept_for(600).backends(stage.all()))?;
+        stage
+            .node
+            .apply(kept_for(600).backends(stage.backends.all()))?;
         clock::pause(Duration::from_secs(1));
         for _ in 0..TRIES {
             let server = answering(&stage.client, way, WEB, HTTP)?;
@@ -277,11 +256,11 @@ fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
 #[test]
 fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Result<()> {
     let stage = Stage::new()?;
-    let near = stage.named("one")?;
+    let near = addresses(&[stage.backends.named("one")?]);
     let web = kept_for(600)
         .spec("internalTrafficPolicy: Local")
         .on("other")
-        .backends(stage.others("one"))
+        .backends(stage.backends.without("one"))
         .on(instance::NODE)
         .backends(near);
     stage.start(web)?;
@@ -308,7 +287,7 @@ fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Resu
 #[test]
 fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
     let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.all()))?;
+    stage.start(kept_for(600).backends(stage.backends.all()))?;
 
     for way in [Way::V4, Way::V6] {
         let first = answering(&stage.client, way, WEB, HTTP)?;

@@ -3,14 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{
-    manifest::Service,
-    node::Node,
-    place::Place,
-    pod::{Pod, Server},
-};
+use tunnel_tests::{manifest::Service, node::Node, place::Place, pod::Pod};
 
-use crate::support::{HTTP, Vip, Way, addresses, counted, http, same, serve};
+use crate::support::{Backends, HTTP, Vip, Way, addresses, counted, http, same};
 
 const WEB: Vip = Vip::of(40);
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -21,44 +16,29 @@ const SOCKETS: &str = "culvert.dev/sockets";
 struct Stage {
     node: Node,
     client: Arc<Pod>,
-    backends: [Arc<Pod>; 4],
-    _servers: [Server; 4],
+    backends: Backends,
 }
 
 impl Stage {
     fn new() -> Result<Self> {
         let node = Node::new()?;
         let client = node.pod("client")?;
-        let backends = [
-            node.pod("one")?,
-            node.pod("two")?,
-            node.pod("three")?,
-            node.pod("four")?,
-        ];
-        let servers = [
-            serve(&backends[0])?,
-            serve(&backends[1])?,
-            serve(&backends[2])?,
-            serve(&backends[3])?,
-        ];
+        let backends = Backends::new(&node, &["one", "two", "three", "four"])?;
         Ok(Self {
             node,
             client,
             backends,
-            _servers: servers,
         })
     }
 
     fn start(&self, annotations: &[(&str, &str)]) -> Result<()> {
-        let [first, others @ ..] = &self.backends;
-        let others: Vec<&Pod> = others.iter().map(|pod| &**pod).collect();
+        let (first, others) = (self.backends.named("one")?, self.backends.without("one"));
         let mut web: Service = WEB.service("web");
         for (key, value) in annotations {
             web = web.annotated(key, value);
         }
         let web = web.within("north").backends(addresses(&[first]));
-        self.node
-            .apply(web.within("south").backends(addresses(&others)))?;
+        self.node.apply(web.within("south").backends(others))?;
         self.node.start()
     }
 }
@@ -178,8 +158,8 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;
     let node = &stage.node;
-    let one = stage.backends[0].v4();
-    let two = stage.backends[1].v4();
+    let one = stage.backends.named("one")?.v4();
+    let two = stage.backends.named("two")?.v4();
 
     let services = node.culvert(&["services", "default/web"])?.stdout;
     let lines = [

@@ -2,19 +2,19 @@
 
 use std::{collections::BTreeSet, net::UdpSocket, sync::Arc};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use nix::errno::Errno;
 use tunnel_tests::{
     feature::{self, Feature},
     manifest::Service,
     node::Node,
-    pod::{Pod, Server},
+    pod::Pod,
     test_name, wait,
 };
 
 use crate::support::{
-    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to, counted, errno, http, ports,
-    same, serve, until_backends,
+    Backends, CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, errno, http, ports,
+    same, until_backends,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -23,25 +23,18 @@ const WEB: Vip = Vip::of(10);
 struct Stage {
     node: Node,
     client: Arc<Pod>,
-    backends: [Arc<Pod>; 3],
-    _servers: [Server; 3],
+    backends: Backends,
 }
 
 impl Stage {
     fn new() -> Result<Self> {
         let node = Node::new()?;
         let client = node.pod("client")?;
-        let backends = [node.pod("one")?, node.pod("two")?, node.pod("three")?];
-        let servers = [
-            serve(&backends[0])?,
-            serve(&backends[1])?,
-            serve(&backends[2])?,
-        ];
+        let backends = Backends::new(&node, &["one", "two", "three"])?;
         let stage = Self {
             node,
             client,
             backends,
-            _servers: servers,
         };
         stage.node.apply(stage.without(""))?;
         stage.node.start()?;
@@ -50,15 +43,12 @@ impl Stage {
 
     /// The Service without the backend of this name.
     fn without(&self, name: &str) -> Service {
-        let others = self.backends.iter().filter(|pod| pod.name() != name);
-        let others: Vec<&Pod> = others.map(|pod| &**pod).collect();
-        WEB.service("web").backends(addresses(&others))
+        WEB.service("web").backends(self.backends.without(name))
     }
 
     /// The addresses of the backend of this name.
     fn addresses_of(&self, name: &str) -> Result<Vip> {
-        let pod = self.backends.iter().find(|pod| pod.name() == name);
-        Ok(Vip::of_pod(pod.context("no such backend")?))
+        Ok(Vip::of_pod(self.backends.named(name)?))
     }
 
     /// Waits until the Service has no backend any more that is only finishing what it has.

@@ -16,7 +16,7 @@
 //! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the
+//! - [`tasks`], [`drain`], [`latest`], `unix`, [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the
 //!   wish to stop; values that others follow; the monotonic clock; errors in words; logs
 pub mod admin;
 pub mod app;
@@ -39,3 +39,4 @@ pub mod source;
 pub mod tasks;
 pub mod telemetry;
 pub mod tunnel;
+mod unix;

@@ -66,3 +66,14 @@ pub struct View {
     /// What failed in the last look of the helper.
     pub helper_problem: Option<String>,
 }
+
+impl View {
+    /// Counts a look that ended so many sockets.
+    const fn count(&mut self, ended: u64, has_failed: bool) {
+        self.ended = self.ended.saturating_add(ended);
+        self.looks = self.looks.saturating_add(1);
+        if has_failed {
+            self.failures = self.failures.saturating_add(1);
+        }
+    }
+}

@@ -5,7 +5,6 @@ use std::{
     convert::Infallible,
     fs, io,
     net::{Ipv6Addr, SocketAddr},
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -32,7 +31,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use crate::drain;
+use crate::{drain, unix};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -202,12 +201,7 @@ pub(super) fn serve_path<S: Site>(
         path: path.to_owned(),
         source,
     };
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        Ok(()) | Err(_) => {}
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let listener = unix::listen(path).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
         let server = Arc::new(Server { site });

@@ -152,10 +152,7 @@ impl<M: Memory + 'static> Ender<M> {
             );
         }
         self.view.send_modify(|view| {
-            view.ended = view.ended.saturating_add(round.ended);
-            view.looks = view.looks.saturating_add(1);
-            let failures = u64::from(problem.is_some());
-            view.failures = view.failures.saturating_add(failures);
+            view.count(round.ended, problem.is_some());
             // A helper sees more of them, and says so itself.
             if view.pods != Pods::Helper {
                 view.left = round.left;

@@ -4,7 +4,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{
-        UnixListener, UnixStream,
+        UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::watch,
@@ -29,7 +28,7 @@ use super::{
     retry::Retry,
     round::{self, Reach, Round},
 };
-use crate::drain;
+use crate::{drain, unix};
 
 /// How long a helper may take for a look.
 const LOOK: Duration = Duration::from_secs(60);
@@ -69,7 +68,7 @@ pub(super) struct Desk {
 
 /// Serves one helper after the other until the drain begins.
 pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
-    let listener = match listen(&path) {
+    let listener = match unix::listen(&path) {
         Ok(listener) => listener,
         Err(error) => {
             warn!(%error, path = %path.display(), "no helper can be heard");
@@ -98,17 +97,6 @@ pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Re
     if let Err(error) = fs::remove_file(&path) {
         debug!(%error, "the helper's socket was gone already");
     }
-}
-
-/// Binds the socket, in the place of one that an earlier process left.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }
 
 impl Desk {
@@ -183,10 +171,7 @@ impl Desk {
         }
         self.view.send_modify(|view| {
             view.pods = Pods::Helper;
-            view.ended = view.ended.saturating_add(ended);
-            view.looks = view.looks.saturating_add(1);
-            let failures = u64::from(problem.is_some());
-            view.failures = view.failures.saturating_add(failures);
+            view.count(ended, problem.is_some());
             view.left = left;
             view.helper_problem = problem;
         });

@@ -105,6 +105,11 @@ pub(super) const USERSPACE: &[Rule] = &[
         never: &[KERNEL, OBJECTS, CLIENT],
     },
     Rule {
+        module: "unix",
+        may: &[],
+        never: &[KERNEL, OBJECTS, CLIENT],
+    },
+    Rule {
         module: "tasks",
         may: &["crate::clock", "crate::drain"],
         never: &[KERNEL, OBJECTS, CLIENT],
@@ -205,6 +210,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::clock",
             "crate::drain",
             "crate::failure",
+            "crate::unix",
         ],
         never: &[KERNEL, OBJECTS, CLIENT],
     },
@@ -253,6 +259,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tunnel::NodeView",
             "crate::clock",
             "crate::drain",
+            "crate::unix",
             "crate::latest",
             "crate::tasks",
         ],

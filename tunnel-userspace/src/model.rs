@@ -63,6 +63,15 @@ pub enum Family {
 }
 
 impl Family {
+    /// The word for it, as in `addressType` of an EndpointSlice.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
     /// The family of an address; a v4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub const fn of(address: std::net::IpAddr) -> Self {

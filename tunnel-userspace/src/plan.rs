@@ -57,10 +57,7 @@ pub struct PortName {
 
 impl fmt::Display for PortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = match self.family {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        };
+        let family = self.family.label();
         self.service.fmt(f)?;
         if !self.port.is_empty() {
             write!(f, ":{}", self.port)?;
@@ -216,7 +213,8 @@ fn is_planned(protocol: Protocol) -> bool {
 fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> PortPlan {
     let service = &state.service;
     let weights = service.weights.as_deref();
-    let endpoints = endpoints::of_port(&state.slices, Family::of(ip), port, weights, here);
+    let named = (&*port.name, port.protocol);
+    let endpoints = endpoints::of_port(&state.slices, Family::of(ip), named, weights, here);
     let fronts = fronts(service, ip, port, here);
     let has_endpoints = endpoints.are_any();
     let algorithm = service.algorithm.unwrap_or(here.algorithm);

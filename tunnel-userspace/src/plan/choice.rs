@@ -1,10 +1,7 @@
 //! How often, and in which order, a backend stands in a set. The programs know no weights: a
 //! backend that is to get more has more slots.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, BinaryHeap},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::select;
 
@@ -44,31 +41,18 @@ fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
         return weighted.iter().map(|(target, _)| *target).collect();
     }
     // The k-th turn of a backend with weight w is due at (2k + 1) / 2w of a round. What is due at
-    // the same time goes by the order of the backends.
-    let due = |turn: u64, weight: u32| Due {
-        numerator: turn.saturating_mul(2).saturating_add(1),
-        weight: u64::from(weight),
-    };
-    let weights: Vec<u32> = weighted
-        .iter()
-        .map(|(_, weight)| weight / divisor)
-        .collect();
-    let first = weights.iter().enumerate();
-    let mut queue: BinaryHeap<_> = first
-        .map(|(place, weight)| Reverse((due(0, *weight), place, 0_u64)))
-        .collect();
-    let mut slots = Vec::new();
-    while let Some(Reverse((_, place, turn))) = queue.pop() {
-        let (Some((target, _)), Some(weight)) = (weighted.get(place), weights.get(place)) else {
-            break;
-        };
-        slots.push(*target);
-        let next = turn.saturating_add(1);
-        if next < u64::from(*weight) {
-            queue.push(Reverse((due(next, *weight), place, next)));
-        }
+    // the same time goes by the order of the backends, which a stable sort keeps.
+    let mut turns: Vec<(u64, u64, Target)> = Vec::new();
+    for (target, weight) in weighted {
+        let weight = u64::from(weight / divisor);
+        let due = (0..weight).map(|turn| turn.saturating_mul(2).saturating_add(1));
+        turns.extend(due.map(|due| (due, weight, *target)));
     }
-    slots
+    turns.sort_by(|(due, weight, _), (other_due, other_weight, _)| {
+        let own = due.saturating_mul(*other_weight);
+        own.cmp(&other_due.saturating_mul(*weight))
+    });
+    turns.into_iter().map(|(_, _, target)| target).collect()
 }
 
 const fn gcd(mut a: u32, mut b: u32) -> u32 {
@@ -77,34 +61,6 @@ const fn gcd(mut a: u32, mut b: u32) -> u32 {
     }
     a
 }
-
-/// When a turn is due: a fraction of a round.
-#[derive(Clone, Copy, Debug)]
-struct Due {
-    numerator: u64,
-    weight: u64,
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let own = self.numerator.saturating_mul(other.weight);
-        own.cmp(&other.numerator.saturating_mul(self.weight))
-    }
-}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Due {}
 
 /// The sizes of Maglev tables: the largest prime below each power of two.
 const TABLES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];

@@ -8,7 +8,7 @@ use std::{
 use tunnel_common::addr::{Address, Port, Protocol};
 
 use super::{Here, Target};
-use crate::model::{Endpoint, EndpointSlice, Family, Hints, ServicePort, Weights};
+use crate::model::{Endpoint, EndpointSlice, Family, Hints, Weights};
 
 /// The endpoints of a port that count.
 #[derive(Debug, Eq, PartialEq)]
@@ -30,15 +30,15 @@ impl Endpoints {
     }
 }
 
-/// The endpoints of a Service's port for this node, over all its slices of a family.
+/// The endpoints of a Service's port of that name and protocol for this node, over all its slices of a family.
 pub(super) fn of_port(
     slices: &[Arc<EndpointSlice>],
     family: Family,
-    port: &ServicePort,
+    port: (&str, Protocol),
     weights: Option<&Weights>,
     here: &Here,
 ) -> Endpoints {
-    let found = found(slices, family, (&port.name, port.protocol));
+    let found = found(slices, family, port);
     let weigh = |weights: &Weights| {
         let all = found.iter();
         all.map(|(target, endpoint)| {

@@ -8,7 +8,7 @@ use super::{
     Here, PortPlan, Target,
     endpoints::{self, Endpoints},
 };
-use crate::model::{Endpoint, Family, ServicePort, ServiceState};
+use crate::model::{Endpoint, Family, ServiceState};
 
 /// What becomes of an endpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -68,18 +68,13 @@ impl Why {
 pub fn uses<'a>(
     state: &'a ServiceState,
     family: Family,
-    (name, protocol): (&str, Protocol),
+    port: (&str, Protocol),
     plan: &PortPlan,
     here: &Here,
 ) -> Vec<Use<'a>> {
-    let mut ports = state.service.ports.iter();
-    let is_it = |port: &&ServicePort| *port.name == *name && port.protocol == protocol;
-    let Some(port) = ports.find(is_it) else {
-        return Vec::new();
-    };
     let weights = state.service.weights.as_deref();
     let admitted = endpoints::of_port(&state.slices, family, port, weights, here);
-    let found = endpoints::found(&state.slices, family, (name, protocol));
+    let found = endpoints::found(&state.slices, family, port);
     let cluster: BTreeSet<&Target> = plan.cluster.iter().collect();
     let local: BTreeSet<&Target> = plan.local.iter().collect();
     found

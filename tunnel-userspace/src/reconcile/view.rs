@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Reconciler, actual::PortUse};
 use crate::{
-    model::{Family, ObjectName, ServiceState, TrafficPolicy},
+    model::{ObjectName, ServiceState, TrafficPolicy},
     plan::{self, FrontKind, FrontPlan, PortName, PortPlan, Target},
 };
 
@@ -128,10 +128,7 @@ impl<M> Reconciler<M> {
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
-            family: match name.family {
-                Family::V4 => "IPv4".to_owned(),
-                Family::V6 => "IPv6".to_owned(),
-            },
+            family: name.family.label().to_owned(),
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity,
             not_for_sockets: !plan.for_sockets,

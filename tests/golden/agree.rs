@@ -12,7 +12,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde::Serialize;
 use tunnel_common::{
     addr::{self, Address, Port},
-    service::{FrontKey, Set},
+    select,
+    service::{self, FrontKey, Set},
 };
 use tunnel_tests::{
     environment,
@@ -35,6 +36,7 @@ const SIZES: Sizes = Sizes {
     slots: 2048,
     backends: 1024,
     steering: 16,
+    sources: 64,
     affinity: 64,
 };
 
@@ -83,9 +85,7 @@ fn compare(seed: u64) -> Result<(usize, usize)> {
     );
     let mut verdicts = 0;
     for (key, front) in &wanted {
-        // Whom a load balancer's address admits is not programmed yet.
-        let is_open = front.source_ranges.is_empty();
-        for source in reference::random::sources(front).iter().filter(|_| is_open) {
+        for source in &reference::random::sources(front) {
             let wanted = reference::verdict(front, source, &here);
             let found = verdict(&maps, key, source, &here);
             ensure!(
@@ -243,6 +243,9 @@ fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdi
         return Verdict::Untouched;
     }
     let front = maps.front[&maps.svc[key]];
+    if !is_admitted(maps, &front, source, here) {
+        return Verdict::Dropped;
+    }
     let set = if is_socket {
         front.of_sockets()
     } else {
@@ -251,17 +254,38 @@ fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdi
     if set.len > 0 {
         return Verdict::To(targets(maps, set));
     }
-    if front.flags & tunnel_common::service::Front::HAS_ENDPOINTS == 0 {
+    if front.flags & service::Front::HAS_ENDPOINTS == 0 {
         Verdict::Refused
     } else {
         Verdict::Dropped
     }
 }
 
+/// Whether a client is one that may use a front, as the programs decide it.
+fn is_admitted(maps: &Memory, front: &service::Front, source: &Source, here: &Here) -> bool {
+    let is_set = |flag: u8| front.flags & flag != 0;
+    let is_v4 = front.key.address.is_v4();
+    let address = match source {
+        Source::PodSocket(ip) | Source::Outside(ip) => Some(*ip),
+        Source::NodeSocket if is_set(service::Front::HOST_UNKNOWN) => {
+            let mut own = here.addresses.iter().map(|(_, ip)| *ip);
+            own.find(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback())
+        }
+        Source::NodeSocket => {
+            return front.sources.len == 0 || is_set(service::Front::ADMITS_HOST);
+        }
+    };
+    let is_among = |ip| {
+        let at = |index: u32| maps.source.get(&index);
+        select::is_among(front.sources, &Address::from_ip(ip), at)
+    };
+    front.sources.len == 0 || address.is_some_and(is_among)
+}
+
 fn targets(maps: &Memory, set: Set) -> BTreeSet<SocketAddr> {
     let places = set.base..set.base + set.len;
     let backends = places.map(|place| maps.be[&maps.slot[&place].backend]);
-    let target = |backend: tunnel_common::service::Backend| {
+    let target = |backend: service::Backend| {
         SocketAddr::new(backend.address.to_ip(), backend.port.to_host())
     };
     backends.map(target).collect()

@@ -35,6 +35,7 @@ const SIZES: Sizes = Sizes {
     slots: 256,
     backends: 256,
     steering: 16,
+    sources: 64,
     affinity: 64,
 };
 
@@ -130,11 +131,12 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
             backends.collect::<Vec<_>>().join(" ")
         };
         lines.push(format!(
-            "svc {key} {owner} {} cluster=[{}] local=[{}]{}",
+            "svc {key} {owner} {} cluster=[{}] local=[{}]{}{}",
             front.algorithm.label(),
             set(front.cluster),
             set(front.local),
-            policies(&front)
+            policies(&front),
+            sources(maps, &front)
         ));
     }
     for backend in maps.be.values() {
@@ -176,6 +178,23 @@ fn policies(front: &Front) -> String {
         words.push_str(" not for sockets");
     }
     words
+}
+
+/// Who may use a front, where not all may.
+fn sources(maps: &Memory, front: &Front) -> String {
+    let places = front.sources.base..front.sources.base + front.sources.len;
+    let ranges = places.map(|place| {
+        let range = maps.source[&place];
+        format!("{}-{}", range.first, range.last)
+    });
+    let mut who: Vec<_> = ranges.collect();
+    if who.is_empty() {
+        return String::new();
+    }
+    if front.flags & Front::ADMITS_HOST != 0 {
+        who.push("the host".to_owned());
+    }
+    format!(" from=[{}]", who.join(" "))
 }
 
 fn shown(backend: &Backend) -> String {
@@ -242,6 +261,7 @@ mod tests {
         a_dual_stack_service_has_a_front_in_each_family,
         a_list_is_read_as_its_items,
         a_named_port_follows_the_numbers_of_its_slices,
+        a_node_in_the_source_ranges_may_use_an_address_that_it_has_itself,
         a_node_port_is_served_on_the_addresses_of_the_node,
         a_service_without_endpoints_refuses,
         an_address_of_two_services_belongs_to_the_older,
@@ -252,9 +272,11 @@ mod tests {
         hints_for_this_node_go_before_those_for_its_zone,
         one_port_number_in_two_protocols_is_two_ports,
         one_ready_endpoint_without_hints_lets_all_in,
+        only_its_source_ranges_may_use_the_addresses_of_a_load_balancer,
         round_robin_is_asked_for_by_annotation,
         sctp_is_read_and_not_translated,
         sockets_leave_a_service_alone_that_asks_for_it,
+        source_ranges_of_another_family_or_of_everything_restrict_nothing,
         terminating_endpoints_of_this_node_take_over_for_the_policy_local,
         terminating_endpoints_take_over_where_no_other_is_ready,
         the_external_policy_local_is_for_packets_from_outside,
@@ -262,6 +284,7 @@ mod tests {
         the_external_policy_means_nothing_without_an_external_address,
         the_internal_policy_local_keeps_to_endpoints_of_this_node,
         the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
+        the_source_is_asked_for_before_the_endpoints,
         weights_are_slots,
         what_can_not_be_used_of_a_service_is_left_out,
         what_is_not_served_is_not_programmed,

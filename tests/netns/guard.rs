@@ -34,6 +34,7 @@ const SIZES: Sizes = Sizes {
     slots: 1,
     backends: 1,
     steering: 1,
+    sources: 64,
     affinity: 64,
 };
 

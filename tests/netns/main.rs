@@ -63,6 +63,8 @@ mod rewrite;
 #[cfg(test)]
 mod sizes;
 #[cfg(test)]
+mod sources;
+#[cfg(test)]
 mod tunnel;
 #[cfg(test)]
 mod untouched;

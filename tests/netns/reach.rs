@@ -9,7 +9,6 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use tunnel_tests::{
-    feature::{self, Feature},
     instance::{self, Settings},
     manifest::{Protocol, Service},
     node::Node,
@@ -20,7 +19,7 @@ use tunnel_tests::{
 
 use crate::support::{
     CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, clients, counted,
-    errno, http, same, serve,
+    errno, http, no_way, same, serve,
 };
 
 const WEB: Vip = Vip::of(20);
@@ -230,12 +229,7 @@ fn the_internal_policy_local_leads_to_endpoints_of_this_node_only() -> Result<()
 
 #[test]
 fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> {
-    // Where the error can't be set, it is that of an address without a route.
-    let error = if feature::is_there(Feature::SetRetval)? {
-        Errno::EHOSTUNREACH
-    } else {
-        Errno::ENETUNREACH
-    };
+    let (error, _) = no_way()?;
     let stage = Stage::new()?;
     let away = Stage::service()
         .spec("internalTrafficPolicy: Local")

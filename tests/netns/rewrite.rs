@@ -49,6 +49,7 @@ impl Stage {
             slots: 16,
             backends: 16,
             steering: 1,
+            sources: 64,
             affinity: 64,
         };
         let pins = Pins::hold(&node.bpffs())?;

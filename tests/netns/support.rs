@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
 use tunnel_tests::{
     clock::Instant,
+    feature::{self, Feature},
     instance::Instance,
     load::{self, Enough, Plan, Report, udp::Mode},
     manifest::{Protocol, Service},
@@ -291,6 +292,16 @@ pub(crate) fn ask(socket: &UdpSocket) -> Result<String> {
 pub(crate) fn ask_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
     socket.send_to(b"who?", to)?;
     receive(socket)
+}
+
+/// The error of a TCP connect, and of a UDP one or of a datagram, that find no way. Where it can't be
+/// set, it is that of an address without a route.
+pub(crate) fn no_way() -> Result<(Errno, Errno)> {
+    Ok(if feature::is_there(Feature::SetRetval)? {
+        (Errno::EHOSTUNREACH, Errno::EHOSTUNREACH)
+    } else {
+        (Errno::ENETUNREACH, Errno::EPERM)
+    })
 }
 
 /// The error of a call that must fail.

@@ -39,6 +39,7 @@ fn load(prefixes: &[Prefix]) -> Result<Loaded> {
         slots: 1,
         backends: 1,
         steering: 1,
+        sources: 64,
         affinity: 64,
     };
     let switches = Switches {

@@ -71,6 +71,15 @@ impl Address {
         word
     }
 
+    /// The upper and the lower half as numbers, which compare as the addresses do.
+    #[inline(always)]
+    #[must_use]
+    pub const fn halves(self) -> [u64; 2] {
+        let halves: [u64; 2] = zerocopy::transmute!(self.0);
+        let [upper, lower] = halves;
+        [u64::from_be(upper), u64::from_be(lower)]
+    }
+
     /// Whether this is an IPv4 address.
     #[inline(always)]
     #[must_use]
@@ -89,6 +98,14 @@ impl Address {
         } else {
             (a | b | c) == 0 && d == Self::LOOPBACK_V6.0[3]
         }
+    }
+
+    /// Whether this is an IPv6 address that is known on its link only, `fe80::/10`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_link_local(self) -> bool {
+        let [a, _, _, _] = self.0;
+        u32::from_be(a) >> 22 == 0xfe80 >> 6
     }
 
     /// Takes an address of either family; a v4-mapped IPv6 address counts as IPv4.
@@ -309,6 +326,21 @@ mod tests {
             "1::1",
         ] {
             assert!(!is_loopback(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_a_link_are_told_from_others() {
+        let is_link_local = |text: &str| {
+            let ip: IpAddr = text.parse().expect("an address");
+            Address::from_ip(ip).is_link_local()
+        };
+
+        for text in ["fe80::1", "febf:ffff::"] {
+            assert!(is_link_local(text), "{text}");
+        }
+        for text in ["fec0::1", "fe7f::1", "fd00::1", "::1", "254.128.0.1"] {
+            assert!(!is_link_local(text), "{text}");
         }
     }
 

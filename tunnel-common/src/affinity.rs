@@ -13,8 +13,9 @@ const NANOSECONDS: u64 = 1_000_000_000;
 
 /// Who asks for a backend.
 ///
-/// A socket chooses before it has an address, so it is known by its network namespace: all sockets
-/// of a pod are one client, and so are all of the host.
+/// A socket chooses before it has an address, unless it was bound to one. So it is known by the
+/// address that its network namespace has, and where the kernel doesn't show that, by the namespace:
+/// all sockets of a pod are one client, and so are all of the host.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Client {

@@ -3,6 +3,7 @@
 //! - [`addr`]: addresses, ports and protocols, with the byte order in the type
 //! - [`service`]: keys and values of the service maps
 //! - [`affinity`]: which backend a client keeps
+//! - [`kernel`]: where a kernel keeps what the programs read of its own structures
 //! - [`origin`]: what a socket remembers of its translation
 //! - [`reason`]: why a connect, datagram, stream or object ended as it did
 //! - [`steering`]: keys and values of the steering maps; addresses that stand for a node and port
@@ -15,6 +16,7 @@
 
 pub mod addr;
 pub mod affinity;
+pub mod kernel;
 pub mod names;
 pub mod origin;
 pub mod reason;
@@ -24,4 +26,4 @@ pub mod steering;
 
 /// The version of every map layout in this crate. It is part of the path under which maps are
 /// pinned, so programs and daemons of different layouts never share a map.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;

@@ -6,6 +6,8 @@ pub const SVC: &str = "svc";
 pub const FRONT: &str = "front";
 /// Array: places in sets.
 pub const SLOT: &str = "slot";
+/// Array: ranges of clients that may use a front.
+pub const SOURCE: &str = "source";
 /// Array: backends.
 pub const BE: &str = "be";
 /// Socket storage: what a socket remembers.
@@ -26,8 +28,8 @@ pub const STEERED: &str = "steered";
 pub const HOST: &str = "host";
 
 /// Every map of the object, in the order in which they are created.
-pub const MAPS: [&str; 12] = [
-    SVC, FRONT, SLOT, BE, ORIGIN, OVERFLOW, COUNT, TURN, AFFINITY, STEER, STEERED, HOST,
+pub const MAPS: [&str; 13] = [
+    SVC, FRONT, SLOT, SOURCE, BE, ORIGIN, OVERFLOW, COUNT, TURN, AFFINITY, STEER, STEERED, HOST,
 ];
 
 /// The maps that are taken over from every older layout, since what they hold means the same in all

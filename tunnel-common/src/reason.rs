@@ -131,6 +131,12 @@ reasons! {
     TranslatedAffine = 48, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
     /// Not programmed: an external IP that no Node and no load balancer of a Service has.
     ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
+    /// Refused: the client is in none of the ranges that may use the load balancer's address.
+    SourceRefused = 50, "source_refused", "refused: the client is in none of the Service's loadBalancerSourceRanges";
+    /// Refused: only some clients may use the load balancer's address, and the client's is not known.
+    SourceUnknown = 51, "source_unknown", "refused: only loadBalancerSourceRanges may use this address, and this kernel does not show the client's";
+    /// Not programmed: no room for the ranges that may use the address of a load balancer.
+    SourcesFull = 52, "sources_full", "not programmed: bpf.maps.sources is used up";
 }
 
 impl Reason {
@@ -156,7 +162,11 @@ impl Reason {
     pub const fn is_of_kernel(self) -> bool {
         matches!(
             self,
-            Self::LogLost | Self::NoLocalBackend | Self::TranslatedAffine
+            Self::LogLost
+                | Self::NoLocalBackend
+                | Self::TranslatedAffine
+                | Self::SourceRefused
+                | Self::SourceUnknown
         ) || self.index() <= Self::Guarded.index()
     }
 }

@@ -1,9 +1,19 @@
 //! Pure decisions of the data path.
 
+use core::cmp::Ordering;
+
 use crate::{
+    addr::Address,
     origin::{Origin, UDP_IDLE_NS},
-    service::{Set, State},
+    service::{Set, Source, State},
 };
+
+/// How many steps finding a client takes at most, and so how many ranges one front may have: less
+/// than two to the power of it.
+const STEPS: u32 = 16;
+
+/// How many ranges of clients one front may have.
+pub const SOURCES_OF_FRONT: u32 = (1 << STEPS) - 1;
 
 /// The place in a set that a number leads to, counted from 0; none if the set is empty.
 ///
@@ -35,6 +45,43 @@ pub fn hash<const N: usize>(words: &[u32; N]) -> u32 {
     (state >> 32) as u32
 }
 
+/// Whether an address is in one of the ranges of a set, which are in ascending order and don't touch.
+/// `source` gives the range at an index.
+#[inline(always)]
+#[must_use]
+pub fn is_among<'a>(
+    set: Set,
+    address: &Address,
+    source: impl Fn(u32) -> Option<&'a Source>,
+) -> bool {
+    let (mut low, mut high) = (set.base, set.base.wrapping_add(set.len));
+    // Bounded by STEPS for the verifier.
+    for _ in 0..STEPS {
+        if low >= high {
+            return false;
+        }
+        let middle = low.wrapping_add(high.wrapping_sub(low) / 2);
+        let Some(range) = source(middle) else {
+            return false;
+        };
+        if compare(address, &range.first) == Ordering::Less {
+            high = middle;
+        } else if compare(address, &range.last) == Ordering::Greater {
+            low = middle.wrapping_add(1);
+        } else {
+            return true;
+        }
+    }
+    false
+}
+
+/// Which of two addresses comes first, compared by halves: the verifier follows each comparison.
+#[inline(always)]
+fn compare(one: &Address, other: &Address) -> Ordering {
+    let ([a, b], [c, d]) = (one.halves(), other.halves());
+    if a == c { b.cmp(&d) } else { a.cmp(&c) }
+}
+
 /// Whether a remembered UDP choice still holds: the front belongs to the same service port, the
 /// backend is in the same use and serves, and the flow was not idle for too long. This is what
 /// conntrack and kube-proxy's clean-up of it come to (kube-proxy `conntrack/cleanup.go`).
@@ -50,11 +97,13 @@ pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool 
 
 #[cfg(test)]
 mod tests {
+    use core::net::Ipv6Addr;
+
     use proptest::prelude::*;
 
     use super::*;
     use crate::{
-        addr::{Address, Port, Protocol},
+        addr::{Port, Protocol},
         origin::ORIGIN_VERSION,
     };
 
@@ -105,6 +154,44 @@ mod tests {
         assert_ne!(hash(&[1, 0]), hash(&[0, 1]));
     }
 
+    fn source(first: u128, last: u128) -> Source {
+        let address = |bits: u128| Address::from_ip(Ipv6Addr::from_bits(bits).into());
+        Source {
+            first: address(first),
+            last: address(last),
+        }
+    }
+
+    fn is_found(sources: &[Source], base: u32, bits: u128) -> bool {
+        let at = |index: u32| sources.get(index as usize);
+        let len = u32::try_from(sources.len()).expect("few") - base;
+        is_among(
+            Set { base, len },
+            &Address::from_ip(Ipv6Addr::from_bits(bits).into()),
+            at,
+        )
+    }
+
+    #[test]
+    fn an_address_is_found_in_the_range_that_holds_it() {
+        let top = 1 << 127;
+        let sources = [
+            source(1, 3),
+            source(5, 5),
+            source(1 << 64, (1 << 64) + 7),
+            source(top, u128::MAX),
+        ];
+
+        for inside in [1, 2, 3, 5, 1 << 64, (1 << 64) + 7, top, top + 1, u128::MAX] {
+            assert!(is_found(&sources, 0, inside), "{inside:x}");
+        }
+        for outside in [0, 4, 6, (1 << 64) - 1, (1 << 64) + 8, top - 1] {
+            assert!(!is_found(&sources, 0, outside), "{outside:x}");
+        }
+        assert!(!is_found(&sources, 1, 2), "before the set");
+        assert!(!is_found(&[], 0, 2), "an empty set");
+    }
+
     #[test]
     fn a_choice_sticks_until_the_backend_is_gone() {
         let serving = State::default().next_use();
@@ -147,6 +234,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn as_many_ranges_as_a_front_may_have_are_searched(place in 0..SOURCES_OF_FRONT) {
+            let sources: Vec<_> = (0..u128::from(SOURCES_OF_FRONT))
+                .map(|number| source(number * 4 + 1, number * 4 + 2))
+                .collect();
+            let first = u128::from(place) * 4;
+            prop_assert!(!is_found(&sources, 0, first));
+            prop_assert!(is_found(&sources, 0, first + 1));
+            prop_assert!(is_found(&sources, 0, first + 2));
+            prop_assert!(!is_found(&sources, 0, first + 3));
+        }
+
         #[test]
         fn a_place_is_always_within_its_set(base in 0..1_000_000_u32, len in 1..100_000_u32, number: u32) {
             let chosen = place(Set { base, len }, number).expect("the set is not empty");

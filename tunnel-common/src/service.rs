@@ -164,8 +164,8 @@ pub struct Front {
     pub cluster: Set,
     /// How a slot is chosen.
     pub algorithm: Algorithm,
-    /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`], [`Front::HAS_ENDPOINTS`] and
-    /// [`Front::NOT_SOCKETS`].
+    /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`], [`Front::HAS_ENDPOINTS`],
+    /// [`Front::NOT_SOCKETS`], [`Front::ADMITS_HOST`] and [`Front::HOST_UNKNOWN`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
@@ -175,8 +175,9 @@ pub struct Front {
     pub local: Set,
     /// Client-IP affinity in seconds; 0 for none.
     pub affinity: u32,
-    /// Zero.
-    pub spare: [u32; 2],
+    /// The clients that may use the front: `len` entries of the array `source` from `base` on, in
+    /// ascending order; all may where there are none.
+    pub sources: Set,
 }
 
 impl Front {
@@ -189,6 +190,12 @@ impl Front {
     pub const HAS_ENDPOINTS: u8 = 4;
     /// Flag: sockets are left alone; the front is for packets only.
     pub const NOT_SOCKETS: u8 = 8;
+    /// Flag: the host's own sockets are among the clients that may use the front. It says something
+    /// where only some may.
+    pub const ADMITS_HOST: u8 = 16;
+    /// Flag: from which of its addresses the host's own sockets would come is not known, so they are
+    /// looked at as those of pods are. It says something where only some clients may use the front.
+    pub const HOST_UNKNOWN: u8 = 32;
 
     /// The set that packets from elsewhere choose from.
     #[inline(always)]
@@ -230,6 +237,29 @@ impl Front {
 pub struct Slot {
     /// Index into the array `be`.
     pub backend: u32,
+}
+
+/// Value of the array `source`: a write-once range of addresses that may use a front.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    FromBytes,
+    Hash,
+    Immutable,
+    IntoBytes,
+    KnownLayout,
+    Ord,
+    PartialEq,
+    PartialOrd,
+)]
+#[repr(C)]
+pub struct Source {
+    /// The first address.
+    pub first: Address,
+    /// The last address.
+    pub last: Address,
 }
 
 /// A word of a backend that changes: whether it serves, and which use of its index this is. The
@@ -333,6 +363,8 @@ const _: () = {
     assert!(offset_of!(Front, cluster) == 24);
     assert!(offset_of!(Front, near) == 36);
     assert!(offset_of!(Front, local) == 108);
+    assert!(offset_of!(Front, sources) == 120);
+    assert!(size_of::<Source>() == 32);
     assert!(size_of::<Slot>() == 4);
     assert!(size_of::<Backend>() == 32);
     assert!(offset_of!(Backend, service) == 20);
@@ -343,7 +375,7 @@ const _: () = {
 mod pod {
     #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
-    use super::{Backend, Front, FrontKey, Slot};
+    use super::{Backend, Front, FrontKey, Slot, Source};
 
     // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes`
     // that every bit pattern is a value.
@@ -352,6 +384,8 @@ mod pod {
     unsafe impl aya::Pod for Front {}
     // SAFETY: as for `FrontKey`.
     unsafe impl aya::Pod for Slot {}
+    // SAFETY: as for `FrontKey`.
+    unsafe impl aya::Pod for Source {}
     // SAFETY: as for `FrontKey`.
     unsafe impl aya::Pod for Backend {}
 }

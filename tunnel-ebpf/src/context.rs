@@ -4,19 +4,20 @@
 //! 64-bit accesses that LLVM would merge neighbours into.
 #![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
 
-use core::mem::offset_of;
+use core::{ffi::c_void, mem::offset_of, ptr};
 
 use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{bpf_sock, bpf_sock_addr},
     helpers::generated::{
         bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_ktime_get_ns,
-        bpf_set_retval,
+        bpf_probe_read_kernel, bpf_set_retval,
     },
     programs::SockAddrContext,
 };
 use tunnel_common::{
     addr::{Address, Port, Protocol},
+    kernel::PLACES,
     service::FrontKey,
 };
 
@@ -56,6 +57,54 @@ pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     const ALL: Global<u32> = Global::new(0);
     [NONE, NONE, NONE, NONE, ALL, ALL, ALL, ALL]
 };
+
+/// Where the kernel keeps what is read of it, by the constants of `tunnel_common::kernel`. Set by
+/// the loader, if it knows; where it doesn't the verifier never sees the looks.
+#[unsafe(no_mangle)]
+static KERNEL_PLACES: [Global<u32>; PLACES] = {
+    const UNKNOWN: Global<u32> = Global::new(0);
+    [UNKNOWN; PLACES]
+};
+
+/// Where the kernel keeps something; 0 for everything if that is not known.
+#[inline(always)]
+pub(crate) fn place<const PLACE: usize>() -> usize {
+    const { assert!(PLACE < PLACES, "a place that there is") };
+    KERNEL_PLACES[PLACE].load() as usize
+}
+
+/// Plain numbers: every bit pattern is a value.
+pub(crate) trait Plain: Copy + Default {}
+
+impl Plain for u8 {}
+impl Plain for u32 {}
+impl Plain for usize {}
+impl Plain for [u32; 4] {}
+
+/// Reads the kernel's memory. What is there may change meanwhile; where nothing is mapped, nothing is
+/// read.
+#[inline(always)]
+pub(crate) fn peek<T: Plain>(address: usize) -> Option<T> {
+    copy(ptr::without_provenance(address))
+}
+
+/// The address that the socket of a hook has in the kernel's memory. The verifier lets nobody count
+/// on from a pointer to a socket, but the bytes of the pointer can be copied.
+#[inline(always)]
+pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
+    let socket = socket(ctx);
+    copy((&raw const socket).cast())
+}
+
+#[inline(always)]
+fn copy<T: Plain>(from: *const c_void) -> Option<T> {
+    let mut value = T::default();
+    #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
+    let size = size_of::<T>() as u32;
+    // SAFETY: the helper writes the value, and fails where nothing is mapped at the address.
+    let failed = unsafe { bpf_probe_read_kernel((&raw mut value).cast(), size, from) };
+    (failed == 0).then_some(value)
+}
 
 /// Whether connects to edge nodes are steered.
 #[inline(always)]
@@ -101,6 +150,25 @@ pub(crate) trait Sock {
     #[inline(always)]
     fn is_bound_to_device(&self) -> bool {
         field(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
+    }
+
+    /// The address of a family that the socket was bound to, or was given when it was connected.
+    #[inline(always)]
+    fn own_address(&self, is_v4: bool) -> Option<Address> {
+        let ctx = self.context();
+        if is_v4 {
+            let word = field(ctx, offset_of!(bpf_sock, src_ip4));
+            return (word != 0).then_some(Address::from_v4_word(word));
+        }
+        let first = offset_of!(bpf_sock, src_ip6);
+        let words = [
+            field(ctx, first),
+            field(ctx, first + 4),
+            field(ctx, first + 8),
+            field(ctx, first + 12),
+        ];
+        let [a, b, c, d] = words;
+        ((a | b | c | d) != 0).then_some(Address::from_words(words))
     }
 
     /// Whether the socket is one of the daemon's own.

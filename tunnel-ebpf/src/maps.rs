@@ -14,7 +14,7 @@ use tunnel_common::{
     affinity::{Affinity, AffinityKey},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Slot, State},
+    service::{Backend, Front, FrontKey, Membership, Slot, Source, State},
     steering::{Steered, SteeringKey},
 };
 
@@ -27,6 +27,8 @@ static SVC: HashMap<FrontKey, u32, 1> = HashMap::new();
 static FRONT: Array<Front, 1> = Array::new();
 #[btf_map(name = "slot")]
 static SLOT: Array<Slot, 1> = Array::new();
+#[btf_map(name = "source")]
+static SOURCE: Array<Source, 1> = Array::new();
 #[btf_map(name = "be")]
 static BE: Array<Backend, 1> = Array::new();
 #[btf_map(name = "turn")]
@@ -69,6 +71,12 @@ pub(crate) fn front(index: u32) -> Option<&'static Front> {
 #[inline(always)]
 pub(crate) fn slot(index: u32) -> Option<Slot> {
     SLOT.get(index).copied()
+}
+
+/// A range of clients; it is never changed while a program can reach it.
+#[inline(always)]
+pub(crate) fn source(index: u32) -> Option<&'static Source> {
+    SOURCE.get(index)
 }
 
 /// A backend; only its state and its sets change while a program can reach it.

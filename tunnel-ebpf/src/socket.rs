@@ -3,7 +3,6 @@
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    affinity::Client,
     origin::{Direction, ORIGIN_VERSION, Origin, Overflow, OverflowKey},
     reason::Reason,
     select,
@@ -11,6 +10,7 @@ use tunnel_common::{
 };
 
 use crate::{
+    client,
     context::{self, ALLOW, DENY, Sock},
     log,
     lookup::{self, Choice, Lookup, NoChoice},
@@ -202,10 +202,42 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     Ok(())
 }
 
+/// Whether the client is one that may use a front. Where only some may, the others find no way, as
+/// kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
+#[inline(always)]
+fn admit<S: Sock>(sock: &S, front: &Front) -> Result<(), Refusal> {
+    if front.sources.len == 0 {
+        return Ok(());
+    }
+    let is_v4 = front.key.address.is_v4();
+    let own = sock.own_address(is_v4);
+    let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
+    let reason = if own.is_none() && is_decided && steering::is_known_host(sock) {
+        // Which of its addresses the host would take is for the planner to say.
+        if front.flags & Front::ADMITS_HOST != 0 {
+            return Ok(());
+        }
+        Reason::SourceRefused
+    } else {
+        match client::address(sock, is_v4) {
+            Some(address) if select::is_among(front.sources, &address, maps::source) => {
+                return Ok(());
+            }
+            Some(_) => Reason::SourceRefused,
+            None => Reason::SourceUnknown,
+        }
+    };
+    Err(Refusal {
+        reason,
+        error: EHOSTUNREACH,
+    })
+}
+
 /// A new choice for a front.
 #[inline(always)]
 fn chosen<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(Origin, Reason), Refusal> {
-    match lookup::choose(front, || Client::of_namespace(sock.namespace())) {
+    admit(sock, front)?;
+    match lookup::choose(front, || client::of(sock, key.address.is_v4())) {
         Ok(choice) => Ok((origin_of(key, front.service, &choice), choice.reason)),
         Err(NoChoice::Empty) => Err(Refusal {
             reason: Reason::NoBackend,

@@ -17,6 +17,7 @@
 //! - `grace`: waiting until no program runs that ran before
 //! - `walk`: everything that hangs on sockets in a socket storage
 //! - `btf`: the kernel's description of its own types (pure)
+//! - `kernel`: where the kernel keeps what the programs read of its structures
 //! - `cgroup`: where the cgroup v2 hierarchy is
 //! - `sys`: calls that aya lacks
 
@@ -27,6 +28,7 @@ mod cgroup;
 mod folders;
 mod grace;
 mod guard;
+mod kernel;
 mod load;
 mod logging;
 mod maps;
@@ -45,6 +47,7 @@ pub use self::{
     cgroup::{CgroupError, check as check_cgroup, find_root},
     grace::RcuGrace,
     guard::{Guard, GuardError},
+    kernel::Places,
     load::{DataPath, LoadError, Switches},
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},

@@ -228,6 +228,7 @@ impl Config {
             ("bpf.maps.fronts", self.bpf.maps.fronts),
             ("bpf.maps.slots", self.bpf.maps.slots),
             ("bpf.maps.backends", self.bpf.maps.backends),
+            ("bpf.maps.sources", self.bpf.maps.sources),
             ("bpf.maps.steering", self.bpf.maps.steering),
             ("bpf.maps.affinity", self.bpf.maps.affinity),
         ] {

@@ -7,6 +7,7 @@
 //! - `health`: what load balancers are told of a Service
 //! - `owners`: whose an address is, and so which external IPs are served
 //! - `place`: where this node is, and its addresses
+//! - `sources`: who may use the addresses of a load balancer
 //! - `uses`: what becomes of each endpoint, and why
 //! - `steering`: which addresses and ports go to the tunnel
 
@@ -17,6 +18,7 @@ mod gaps;
 mod health;
 mod owners;
 mod place;
+mod sources;
 mod steering;
 mod uses;
 
@@ -35,7 +37,7 @@ pub use place::{NodePortAddresses, Place};
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, FrontKey},
+    service::{Algorithm, FrontKey, Source},
 };
 pub use uses::{Use, Why, uses};
 
@@ -105,6 +107,9 @@ pub struct PortPlan {
     pub affinity: u32,
     /// Whether sockets are translated; otherwise the fronts are for packets only.
     pub for_sockets: bool,
+    /// The clients that may use the addresses of the load balancer, in ascending order and apart from
+    /// each other; all may where there are none.
+    pub sources: Vec<Source>,
 }
 
 impl PortPlan {
@@ -120,7 +125,33 @@ impl PortPlan {
             algorithm: Algorithm::RANDOM,
             affinity: 0,
             for_sockets: true,
+            sources: Vec::new(),
         }
+    }
+
+    /// Whether only some clients may use a front.
+    #[must_use]
+    pub fn is_restricted(&self, front: &FrontPlan) -> bool {
+        front.kind == FrontKind::LoadBalancerIp && !self.sources.is_empty()
+    }
+
+    /// The clients that may use some of its fronts; none where all may use all.
+    #[must_use]
+    pub fn used_sources(&self) -> &[Source] {
+        let is_used = self.fronts.values().any(|front| self.is_restricted(front));
+        if is_used { &self.sources } else { &[] }
+    }
+
+    /// The same plan with other clients, as they are programmed; without any, the fronts that only
+    /// some may use are left out.
+    #[must_use]
+    pub fn with_sources(&self, programmed: Option<Vec<Source>>) -> Self {
+        let mut plan = self.clone();
+        match programmed {
+            Some(sources) => plan.sources = sources,
+            None => plan.fronts.retain(|_, front| !self.is_restricted(front)),
+        }
+        plan
     }
 
     /// The same plan with no other backends than those. It needs no more room than the plan that
@@ -137,6 +168,7 @@ impl PortPlan {
             algorithm: self.algorithm,
             affinity: self.affinity,
             for_sockets: self.for_sockets,
+            sources: self.sources.clone(),
         }
     }
 }
@@ -150,6 +182,9 @@ pub struct FrontPlan {
     pub sockets: TrafficPolicy,
     /// Which backends packets from elsewhere are led to.
     pub packets: TrafficPolicy,
+    /// Whether the host's own sockets may use it, where only some clients may; nothing where that is not
+    /// known before they connect.
+    pub admits_host: Option<bool>,
 }
 
 /// What kind of address a front is, the one first that wins where two Services have it.
@@ -174,8 +209,27 @@ pub struct Here {
     pub zone: Option<Arc<str>>,
     /// Its addresses that node ports are dialled on.
     pub node_port_addresses: BTreeSet<IpAddr>,
+    /// The first address of each family that its Node names.
+    pub primary: BTreeSet<IpAddr>,
+    /// The addresses of its links that others can reach it at.
+    pub addresses: BTreeSet<IpAddr>,
     /// How a backend is chosen where a Service doesn't say.
     pub algorithm: model::Algorithm,
+}
+
+impl Here {
+    /// A node of which only the name is known.
+    #[must_use]
+    pub const fn new(node: Arc<str>, algorithm: model::Algorithm) -> Self {
+        Self {
+            node,
+            zone: None,
+            node_port_addresses: BTreeSet::new(),
+            primary: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            algorithm,
+        }
+    }
 }
 
 /// The plans of one Service, by port and family.
@@ -215,7 +269,8 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
     let weights = service.weights.as_deref();
     let named = (&*port.name, port.protocol);
     let endpoints = endpoints::of_port(&state.slices, Family::of(ip), named, weights, here);
-    let fronts = fronts(service, ip, port, here);
+    let sources = sources::of_service(service, Family::of(ip), here);
+    let fronts = fronts(service, ip, port, (here, &sources));
     let has_endpoints = endpoints.are_any();
     let algorithm = service.algorithm.unwrap_or(here.algorithm);
     let used = |policy, targets: &BTreeSet<Target>| {
@@ -242,6 +297,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
         },
         affinity: service.affinity,
         for_sockets: !service.not_for_sockets,
+        sources,
     }
 }
 
@@ -251,21 +307,27 @@ fn fronts(
     service: &model::Service,
     ip: IpAddr,
     port: &ServicePort,
-    here: &Here,
+    (here, sources): (&Here, &[Source]),
 ) -> BTreeMap<FrontKey, FrontPlan> {
     let key = |ip: IpAddr, number| {
         FrontKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
     };
-    let external = |kind| FrontPlan {
+    let external = |kind, ip| FrontPlan {
         kind,
         // A socket of this node is not outside (kube-proxy's short-circuit).
         sockets: TrafficPolicy::Cluster,
         packets: service.external_policy,
+        admits_host: if kind == FrontKind::LoadBalancerIp && !sources.is_empty() {
+            sources::admit_host(sources, ip, here)
+        } else {
+            Some(true)
+        },
     };
     let cluster_ip = FrontPlan {
         kind: FrontKind::ClusterIp,
         sockets: service.internal_policy,
         packets: service.internal_policy,
+        admits_host: Some(true),
     };
     let mut fronts = BTreeMap::from([(key(ip, port.port), cluster_ip)]);
     let node_ports = port.node_port.into_iter();
@@ -285,7 +347,7 @@ fn fronts(
         if Family::of(other) == Family::of(ip) {
             fronts
                 .entry(key(other, number))
-                .or_insert_with(|| external(kind));
+                .or_insert_with(|| external(kind, other));
         }
     }
     fronts

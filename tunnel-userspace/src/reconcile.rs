@@ -13,6 +13,7 @@
 //! - `planning`: what is to be programmed, planned anew where something changed
 //! - `grace`: what was taken out of reach, until it can be freed
 //! - `run`: the loop
+//! - `sources`: which ranges of clients records use
 //! - `steering`: the owner of the steering maps
 //! - `view`: what is shown of it
 
@@ -30,6 +31,7 @@ mod names;
 mod order;
 mod planning;
 mod run;
+mod sources;
 mod steering;
 mod view;
 
@@ -165,12 +167,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             waiting: false,
             starved: BTreeSet::new(),
             has_shrunk: false,
-            here: Here {
-                node: settings.node_name.into(),
-                zone: None,
-                node_port_addresses: BTreeSet::new(),
-                algorithm: settings.algorithm,
-            },
+            here: Here::new(settings.node_name.into(), settings.algorithm),
             place: Place::new(settings.node_ports),
             health: Health::default(),
             measures: Measures::default(),
@@ -269,7 +266,10 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             let is_full = |problem: &Problem| {
                 matches!(
                     problem.reason,
-                    Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull
+                    Reason::FrontsFull
+                        | Reason::SlotsFull
+                        | Reason::BackendsFull
+                        | Reason::SourcesFull
                 )
             };
             let refused = self
@@ -365,13 +365,17 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 return;
             }
             changes.refusal(name, shortage.reason(), plan.cluster.len());
-            let known = self.actual.ports.get(&id).map(|port| port.backends.clone());
-            let known = known.unwrap_or_default();
-            if known.is_empty() {
-                self.forget_unused(name, id);
-                return;
-            }
-            let reduced = plan.restricted_to(|target| known.contains_key(target));
+            let reduced = if shortage.reason() == Reason::SourcesFull {
+                plan.with_sources(self.actual.sources_of(id))
+            } else {
+                let known = self.actual.ports.get(&id).map(|port| port.backends.clone());
+                let known = known.unwrap_or_default();
+                if known.is_empty() {
+                    self.forget_unused(name, id);
+                    return;
+                }
+                plan.restricted_to(|target| known.contains_key(target))
+            };
             diff = Diff::between(&self.actual, id, &reduced);
             result = self.order().upsert(name, &reduced, &diff);
         }

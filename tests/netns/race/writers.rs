@@ -54,6 +54,7 @@ impl Programs {
             slots: SLOTS,
             backends: BACKENDS,
             steering: 1,
+            sources: 64,
             affinity: 64,
         };
         let mut data_path = DataPath::load(
@@ -288,7 +289,7 @@ impl Hasty {
             near: if len > 3 { [Near::NONE; NEAR] } else { near },
             local: Set::default(),
             affinity: 0,
-            spare: [0; 2],
+            sources: Set::default(),
         };
         self.maps.write_front(block, &record)?;
         self.maps.write_svc(&key, block)?;

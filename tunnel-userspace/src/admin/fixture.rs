@@ -11,6 +11,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         fronts: 10,
         slots: 20,
         backends: 30,
+        sources: 40,
     };
     let word = String::new;
     let setup = Setup {
@@ -22,6 +23,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         pins: word(),
         layout: 1,
         refusing: word(),
+        clients: word(),
         maps,
     };
     Views {

@@ -228,12 +228,14 @@ impl Metrics {
             ("front", number(stats.fronts)),
             ("slot", stats.slots.into()),
             ("be", stats.backends.into()),
+            ("source", stats.sources.into()),
         ];
         out.gauges("culvert_map_entries", "Entries in use", "map", used)?;
         let room = [
             ("front", f64::from(room.fronts)),
             ("slot", room.slots.into()),
             ("be", room.backends.into()),
+            ("source", room.sources.into()),
         ];
         out.gauges(
             "culvert_map_capacity_entries",

@@ -27,6 +27,9 @@ pub struct Setup {
     pub layout: u32,
     /// How a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
     pub refusing: String,
+    /// What a client is known by: its `address`, or its `network namespace` where the kernel doesn't
+    /// show that.
+    pub clients: String,
     /// The sizes of the maps.
     pub maps: Maps,
 }
@@ -40,6 +43,8 @@ pub struct Maps {
     pub slots: u32,
     /// Backends.
     pub backends: u32,
+    /// Ranges of clients.
+    pub sources: u32,
 }
 
 /// A kernel program whose events are logged.

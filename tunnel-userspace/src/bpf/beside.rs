@@ -20,10 +20,11 @@ use super::{
 use crate::reconcile::{CarriedServices, CarriedSteering, Misfit, Sizes, write_unused};
 
 /// The maps that hang together by their indices, and are made anew together.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     names::SVC,
     names::FRONT,
     names::SLOT,
+    names::SOURCE,
     names::BE,
     names::TURN,
 ];
@@ -64,7 +65,8 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
 fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
     let mut services = None;
-    if (had.fronts, had.slots, had.backends) != (wanted.fronts, wanted.slots, wanted.backends) {
+    let of_services = |sizes: Sizes| (sizes.fronts, sizes.slots, sizes.sources, sizes.backends);
+    if of_services(had) != of_services(wanted) {
         let carried = CarriedServices::read(&KernelMaps::open(&from)?, had)?;
         match carried.fits(wanted) {
             Ok(()) => services = Some(carried),

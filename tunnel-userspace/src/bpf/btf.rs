@@ -1,6 +1,9 @@
 //! The kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as it takes to
 //! find a function, and a member of a structure. aya reads it too, but keeps members to itself. Pure.
 
+/// Where the kernel tells it.
+pub(super) const TYPES: &str = "/sys/kernel/btf/vmlinux";
+
 /// What a type is; the kinds that are looked for here.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {

@@ -19,6 +19,7 @@ use super::{
     attach::{self, AttachError, Attached},
     beside::{self, Start},
     guard::Guard,
+    kernel::Places,
     maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::Features,
@@ -112,7 +113,7 @@ impl Switches {
 
 /// The constants of the programs: the bytes of each, by its name in the object.
 #[derive(Clone, Debug)]
-pub(super) struct Globals([(&'static str, Vec<u8>); 5]);
+pub(super) struct Globals([(&'static str, Vec<u8>); 6]);
 
 impl Globals {
     pub(super) fn of(features: Features, switches: &Switches) -> Self {
@@ -122,6 +123,7 @@ impl Globals {
         let (network6, mask6) = switches.range(false);
         Self([
             ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
+            ("KERNEL_PLACES", bytes(&Places::words(features.addresses))),
             ("OWN_MARK", bytes(&[switches.own_mark])),
             ("STEERING", vec![u8::from(!switches.prefixes.is_empty())]),
             ("GUARD_V4", bytes(&guard4)),
@@ -294,6 +296,7 @@ impl DataPath {
             svc: self.take(names::SVC)?,
             front: self.take(names::FRONT)?,
             slot: self.take(names::SLOT)?,
+            source: self.take(names::SOURCE)?,
             be: self.take(names::BE)?,
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;

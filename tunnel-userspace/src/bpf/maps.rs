@@ -14,7 +14,7 @@ use aya::{
 use tunnel_common::{
     names,
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Slot},
+    service::{Backend, Front, FrontKey, Membership, Slot, Source},
     steering::{Steered, SteeringKey},
 };
 use zerocopy::FromBytes;
@@ -27,6 +27,7 @@ pub struct KernelMaps {
     pub(super) svc: HashMap<MapData, FrontKey, u32>,
     pub(super) front: Array<MapData, Front>,
     pub(super) slot: Array<MapData, Slot>,
+    pub(super) source: Array<MapData, Source>,
     pub(super) be: Array<MapData, Backend>,
 }
 
@@ -51,6 +52,7 @@ impl KernelMaps {
             svc: open(folder, names::SVC, Map::HashMap)?,
             front: open(folder, names::FRONT, Map::Array)?,
             slot: open(folder, names::SLOT, Map::Array)?,
+            source: open(folder, names::SOURCE, Map::Array)?,
             be: open(folder, names::BE, Map::Array)?,
         })
     }
@@ -154,6 +156,10 @@ impl MapWriter for KernelMaps {
         write(&mut self.slot, names::SLOT, index, Slot { backend })
     }
 
+    fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
+        write(&mut self.source, names::SOURCE, index, *source)
+    }
+
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
         write(&mut self.be, names::BE, index, *backend)
     }
@@ -192,6 +198,10 @@ impl MapReader for KernelMaps {
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
         read(&self.slot, names::SLOT, index)
+    }
+
+    fn source(&self, index: u32) -> Result<Source, ReadError> {
+        read(&self.source, names::SOURCE, index)
     }
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{attach::Hook, load, rights, sys};
+use super::{attach::Hook, kernel::Places, load, rights, sys};
 
 /// What this kernel can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -12,6 +12,9 @@ pub struct Features {
     pub set_retval: bool,
     /// Programs at tc are attached by links (Linux 6.6). Otherwise by filters.
     pub tcx: bool,
+    /// Where the kernel keeps the addresses of network namespaces, if it says so and lets the programs
+    /// look. Otherwise the address of a client is known only of sockets that were bound to one.
+    pub addresses: Option<Places>,
 }
 
 /// A feature could not be asked for.
@@ -75,6 +78,11 @@ fn ask() -> Result<Features, ProbeError> {
             feature: "links at tc",
             source,
         })?,
+        addresses: if answer("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)? {
+            Places::read()
+        } else {
+            None
+        },
     })
 }
 
@@ -82,6 +90,18 @@ fn ask() -> Result<Features, ProbeError> {
 const CALL_SET_RETVAL: [u64; 4] = [
     0xffff_ff91_0000_01b7,
     0x0000_00bb_0000_0085,
+    0x0000_0000_0000_00b7,
+    0x95,
+];
+
+/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. It is not there
+/// where the kernel is locked down for confidentiality (kernel_lockdown(7)).
+const CALL_PROBE_READ: [u64; 7] = [
+    0xa1bf,
+    0xffff_fff8_0000_0107,
+    0x0000_0008_0000_02b7,
+    0x0000_0000_0000_03b7,
+    0x0000_0071_0000_0085,
     0x0000_0000_0000_00b7,
     0x95,
 ];

@@ -5,7 +5,7 @@ use tunnel_common::{
     names,
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Slot},
+    service::{Backend, Front, FrontKey, Slot, Source},
     steering::{Steered, SteeringKey},
 };
 
@@ -33,6 +33,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
         names::SVC => shape(HASH, bytes::<FrontKey>(), 4, 0, 0),
         names::FRONT => shape(ARRAY, 4, bytes::<Front>(), 0, 0),
         names::SLOT => shape(ARRAY, 4, bytes::<Slot>(), 0, 0),
+        names::SOURCE => shape(ARRAY, 4, bytes::<Source>(), 0, 0),
         names::BE => shape(ARRAY, 4, bytes::<Backend>(), 0, 0),
         names::TURN => shape(PERCPU_ARRAY, 4, 4, 0, 0),
         names::ORIGIN => shape(SK_STORAGE, 4, bytes::<Origin>(), 0, NO_PREALLOC),
@@ -53,11 +54,12 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
 }
 
 /// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 8] {
+pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 9] {
     [
         (names::SVC, sizes.fronts),
         (names::FRONT, sizes.front_entries()),
         (names::SLOT, sizes.slot_entries()),
+        (names::SOURCE, sizes.source_entries()),
         (names::BE, sizes.backend_entries()),
         (names::TURN, sizes.front_entries()),
         (names::STEER, sizes.steer_entries()),
@@ -72,6 +74,7 @@ pub(super) fn sizes_of(entries: impl Fn(&str) -> Option<u32>) -> Option<Sizes> {
     Some(Sizes {
         fronts: entries(names::SVC)?,
         slots: without_spare(entries(names::SLOT)?),
+        sources: without_spare(entries(names::SOURCE)?),
         backends: without_spare(entries(names::BE)?),
         steering: steering_of(entries(names::STEER)?),
         affinity: entries(names::AFFINITY)?,

@@ -12,12 +12,10 @@ use tunnel_common::origin::Origin;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::{
-    btf::{Btf, Kind},
+    btf::{Btf, Kind, TYPES},
     sys,
 };
 
-/// Where the kernel describes its types.
-const TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// What an iterator over a socket storage is attached to.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
 /// How much is read at once.

@@ -61,6 +61,10 @@ fn block(name: &str, port: &PortView) -> String {
     if port.not_for_sockets {
         lines.push("sockets    leave it alone, as its annotation says".to_owned());
     }
+    if !port.sources.is_empty() {
+        let only = port.sources.join(", ");
+        lines.push(format!("sources    of the load balancer: only {only}"));
+    }
     lines.push(format!("state      {}", state(port)));
     let fronts: Vec<_> = port.fronts.iter().map(front).collect();
     let endpoints: Vec<_> = port.endpoints.iter().map(endpoint).collect();
@@ -195,6 +199,7 @@ mod tests {
                 algorithm: "random".to_owned(),
                 affinity_seconds: 30,
                 not_for_sockets: false,
+                sources: vec!["10.0.0.0-10.0.0.255".to_owned()],
                 fronts: vec![
                     front("10.96.0.1:80/TCP", "cluster IP", "Cluster"),
                     front("192.0.2.1:30080/TCP", "node port", "Local"),
@@ -216,6 +221,7 @@ mod tests {
         let shown = "\
 shop/web  http TCP IPv4
 choice     random; a client keeps its backend for 30 s
+sources    of the load balancer: only 10.0.0.0-10.0.0.255
 state      programmed
 
 FRONT                 KIND         SOCKETS   PACKETS

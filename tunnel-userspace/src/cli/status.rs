@@ -25,6 +25,7 @@ pub(super) fn render(status: &Status) -> String {
         row("cgroup", setup.cgroup.clone()),
         row("pins", format!("{} (layout {})", setup.pins, setup.layout)),
         row("refusing by", setup.refusing.clone()),
+        row("clients by", setup.clients.clone()),
         row("services", programmed.services.to_string()),
         row(
             "fronts",
@@ -37,6 +38,10 @@ pub(super) fn render(status: &Status) -> String {
         row(
             "backends",
             format!("{} of {}", programmed.backends, setup.maps.backends),
+        ),
+        row(
+            "sources",
+            format!("{} of {}", programmed.sources, setup.maps.sources),
         ),
         row("last write", last_write(status)),
     ];

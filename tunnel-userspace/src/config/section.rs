@@ -189,6 +189,9 @@ pub struct Maps {
     pub slots: u32,
     /// Backends: each endpoint of each Service port counts once.
     pub backends: u32,
+    /// Ranges of clients that may use the address of a load balancer: each of a Service port counts
+    /// once, those that touch as one.
+    pub sources: u32,
     /// Addresses and ports of edge nodes that are steered.
     pub steering: u32,
     /// Clients that keep their backend: each of each Service port counts once.
@@ -201,6 +204,7 @@ impl Default for Maps {
             fronts: 32_768,
             slots: 131_072,
             backends: 65_536,
+            sources: 4096,
             steering: 16_384,
             affinity: 16_384,
         }

@@ -69,6 +69,7 @@ mod tests {
                 kind,
                 sockets: TrafficPolicy::Cluster,
                 packets,
+                admits_host: Some(true),
             };
             (key, plan)
         };

@@ -118,12 +118,7 @@ mod tests {
     use crate::model::{Algorithm, Endpoint, EndpointPort, EndpointSlice, Service};
 
     fn here() -> Here {
-        Here {
-            node: "node-a".into(),
-            zone: None,
-            node_port_addresses: BTreeSet::new(),
-            algorithm: Algorithm::Random,
-        }
+        Here::new("node-a".into(), Algorithm::Random)
     }
 
     fn ip(text: &str) -> IpAddr {

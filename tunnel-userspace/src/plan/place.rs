@@ -79,11 +79,27 @@ impl Place {
         let now = Here {
             zone: self.zone.clone(),
             node_port_addresses: node_ports.collect(),
+            primary: self.primary.clone(),
+            addresses: self.reachable(),
             ..here.clone()
         };
         let is_new = now != *here;
         *here = now;
         is_new
+    }
+
+    /// The addresses of its links but for loopback and those for a link only: these come and go with
+    /// pods.
+    fn reachable(&self) -> BTreeSet<IpAddr> {
+        let is_of_link = |ip: &IpAddr| match ip {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        let known = self.addresses.iter();
+        known
+            .filter(|ip| !ip.is_loopback() && !is_of_link(ip))
+            .copied()
+            .collect()
     }
 
     /// The addresses that health check ports are served on: those of node ports. Where these are all
@@ -178,12 +194,7 @@ mod tests {
     }
 
     fn here() -> Here {
-        Here {
-            node: "node-a".into(),
-            zone: None,
-            node_port_addresses: BTreeSet::new(),
-            algorithm: Algorithm::Random,
-        }
+        Here::new("node-a".into(), Algorithm::Random)
     }
 
     /// The addresses that node ports are dialled on, on a node with these.

@@ -40,12 +40,7 @@ fn service_named(name: &str, ips: &[&str]) -> Service {
 }
 
 fn here() -> Here {
-    Here {
-        node: "node-a".into(),
-        zone: None,
-        node_port_addresses: BTreeSet::new(),
-        algorithm: model::Algorithm::Random,
-    }
+    Here::new("node-a".into(), model::Algorithm::Random)
 }
 
 fn keys(plan: &PortPlan) -> Vec<FrontKey> {
@@ -292,6 +287,7 @@ proptest! {
             algorithm: Algorithm::RANDOM,
             affinity: 0,
             for_sockets: true,
+            sources: Vec::new(),
         };
         let restricted = plan.restricted_to(|target| known.contains(&target.port.to_host()));
         prop_assert_eq!(restricted.cluster.len(), known.len());

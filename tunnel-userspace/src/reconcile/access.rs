@@ -3,7 +3,7 @@
 use std::io;
 
 use tunnel_common::{
-    service::{Backend, Front, FrontKey, Membership, Slot},
+    service::{Backend, Front, FrontKey, Membership, Slot, Source},
     steering::{Steered, SteeringKey},
 };
 
@@ -17,6 +17,8 @@ pub struct Sizes {
     pub slots: u32,
     /// Backends.
     pub backends: u32,
+    /// Ranges of clients that may use a front.
+    pub sources: u32,
     /// Addresses and ports of edge nodes that are steered.
     pub steering: u32,
     /// Clients that keep their backend.
@@ -47,6 +49,12 @@ impl Sizes {
     #[must_use]
     pub const fn slot_entries(self) -> u32 {
         with_spare(self.slots)
+    }
+
+    /// Entries of the array `source`.
+    #[must_use]
+    pub const fn source_entries(self) -> u32 {
+        with_spare(self.sources)
     }
 
     /// Entries of the array `be`.
@@ -104,6 +112,8 @@ pub trait MapWriter: Send {
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
     /// Writes a slot that nothing leads to.
     fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
+    /// Writes a range of clients that nothing leads to.
+    fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
     /// Writes a backend that nothing leads to.
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
     /// Says which sets a backend is in, which may be in use.
@@ -124,6 +134,8 @@ pub trait MapReader {
     fn front(&self, index: u32) -> Result<Front, ReadError>;
     /// A slot.
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
+    /// A range of clients.
+    fn source(&self, index: u32) -> Result<Source, ReadError>;
     /// A backend.
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
     /// The backends from the first on, by index.

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use tunnel_common::service::{Backend, Front, FrontKey, Membership, NEAR, Near, Set, State};
+use tunnel_common::service::{
+    Backend, Front, FrontKey, Membership, NEAR, Near, Set, Source, State,
+};
 
 use super::{
     MapReader, ReadError, Sizes,
     alloc::{Indices, Ranges, count},
     grace::Retired,
+    sources::Sources,
 };
 use crate::{
     model::ObjectName,
@@ -64,6 +67,7 @@ pub(crate) struct Actual {
     pub(crate) sizes: Sizes,
     pub(crate) fronts: HashMap<FrontKey, Programmed>,
     pub(crate) sets: HashMap<u32, SetUse>,
+    pub(super) sources: Sources,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
     pub(crate) ids: BTreeMap<ObjectName, BTreeMap<PortName, u32>>,
@@ -86,6 +90,7 @@ impl Actual {
             sizes,
             fronts: HashMap::new(),
             sets: HashMap::new(),
+            sources: Sources::new(sizes.source_entries()),
             ports: HashMap::new(),
             ids: BTreeMap::new(),
             standings,
@@ -179,10 +184,12 @@ impl Actual {
             && record.service < self.sizes.front_entries()
             && self.adopt_set(reader, backends, &record, record.cluster)?
             && self.adopt_set(reader, backends, &record, record.local)?
+            && self.sources.adopt(reader, record.sources)?
             && self.is_near(backends, &record);
         if is_sound {
             self.hold(record.cluster);
             self.hold(record.local);
+            self.sources.hold(record.sources);
             self.fronts.insert(key, Programmed { index, record });
             self.ports
                 .entry(record.service)
@@ -310,6 +317,14 @@ impl Actual {
         self.ports.get(&id)?.backends.get(target).copied()
     }
 
+    /// The clients that may use some front of a port, as they are programmed.
+    pub(crate) fn sources_of(&self, id: u32) -> Option<Vec<Source>> {
+        let fronts = self.ports.get(&id)?.fronts.iter();
+        let mut fronts = fronts.filter_map(|key| self.fronts.get(key));
+        let sources = fronts.find_map(|front| self.sources.ranges(front.record.sources))?;
+        Some(sources.to_vec())
+    }
+
     /// Counts one more record that uses a set.
     pub(crate) fn hold(&mut self, set: Set) {
         if let Some(known) = self.sets.get_mut(&set.base)
@@ -343,6 +358,9 @@ impl Actual {
         for set in &retired.slots {
             self.free_slots.give(set.base, set.len);
         }
+        for set in &retired.sources {
+            self.sources.give(*set);
+        }
         for index in &retired.backends {
             self.free_backends.give(*index);
         }
@@ -356,6 +374,7 @@ impl Actual {
         Usage {
             fronts: self.fronts.len(),
             slots: self.used_slots,
+            sources: self.sources.used(),
             backends: self.used_backends,
         }
     }
@@ -365,7 +384,8 @@ impl Actual {
         let fronts = self.fronts.iter().filter(|(key, front)| {
             let same = |known: &&Programmed| {
                 let (own, others) = (self.backends_of(front), other.backends_of(front));
-                known == front && own == others
+                let sources = |it: &Self| it.sources.ranges(front.record.sources).cloned();
+                known == front && own == others && sources(self) == sources(other)
             };
             other.fronts.get(key).filter(same).is_none()
         });
@@ -408,12 +428,16 @@ impl Actual {
 pub(crate) struct Usage {
     pub(crate) fronts: usize,
     pub(crate) slots: u32,
+    pub(crate) sources: u32,
     pub(crate) backends: u32,
 }
 
 impl Usage {
     /// Whether this is more than another, in any respect.
     pub(crate) const fn exceeds(&self, other: &Self) -> bool {
-        self.fronts > other.fronts || self.slots > other.slots || self.backends > other.backends
+        self.fronts > other.fronts
+            || self.slots > other.slots
+            || self.sources > other.sources
+            || self.backends > other.backends
     }
 }

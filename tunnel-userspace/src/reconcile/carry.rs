@@ -88,6 +88,7 @@ impl CarriedServices {
         let backends = self.actual.used_backends;
         fit("fronts", wanted.fronts, fronts.max(room_up_to(ids)))?;
         fit("slots", wanted.slots, self.actual.used_slots)?;
+        fit("sources", wanted.sources, self.actual.sources.used())?;
         fit(
             "backends",
             wanted.backends,
@@ -132,11 +133,25 @@ impl CarriedServices {
             Some(base) if set.len > 0 => Set { base: *base, ..set },
             Some(_) | None => Set::default(),
         };
+        let mut places = HashMap::new();
+        let mut next = 0_u32;
+        for (base, ranges) in self.actual.sources.lists() {
+            places.insert(base, next);
+            for range in ranges {
+                to.write_source(next, range)?;
+                next = next.saturating_add(1);
+            }
+        }
+        let placed = |set: Set| match places.get(&set.base) {
+            Some(base) if set.len > 0 => Set { base: *base, ..set },
+            Some(_) | None => Set::default(),
+        };
         let fronts: BTreeMap<_, _> = self.actual.fronts.iter().collect();
         for (index, (key, front)) in (0..).zip(fronts) {
             let record = Front {
                 cluster: moved(front.record.cluster),
                 local: moved(front.record.local),
+                sources: placed(front.record.sources),
                 ..front.record
             };
             to.write_front(index, &record)?;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::{
     reason::Reason,
-    service::{Front, FrontKey, Membership, NEAR, Near, Set},
+    select::SOURCES_OF_FRONT,
+    service::{Front, FrontKey, Membership, NEAR, Near, Set, Source},
 };
 
 use super::{actual::Actual, alloc::count};
@@ -51,6 +52,8 @@ pub(crate) struct Diff {
     pub(crate) local: SetChange,
     pub(crate) upserts: Vec<FrontKey>,
     pub(crate) deletes: Vec<FrontKey>,
+    /// Ranges of clients that are not in the map yet.
+    pub(crate) new_sources: Vec<Source>,
     pub(crate) gone: Vec<(Target, u32)>,
 }
 
@@ -84,6 +87,11 @@ impl Diff {
                 Some(_) => {}
             }
         }
+        let used_sources = plan.used_sources();
+        let new_sources = match actual.sources.find(used_sources) {
+            Some(_) => Vec::new(),
+            None => used_sources.to_vec(),
+        };
         let port = actual.ports.get(&id);
         let deletes = port
             .into_iter()
@@ -105,6 +113,7 @@ impl Diff {
             local,
             upserts,
             deletes,
+            new_sources,
             gone,
         }
     }
@@ -135,6 +144,13 @@ impl Diff {
         if new_slots > 0 && slots > count(actual.sizes.slots) {
             return Err(Shortage::Lasting(Reason::SlotsFull));
         }
+        let sources = count(actual.sources.used())
+            .saturating_add(self.new_sources.len())
+            .saturating_sub(self.old_sources(actual));
+        let most = count(actual.sizes.sources.min(SOURCES_OF_FRONT));
+        if !self.new_sources.is_empty() && (sources > most || self.new_sources.len() > most) {
+            return Err(Shortage::Lasting(Reason::SourcesFull));
+        }
         if self.upserts.len() > actual.free_fronts.free() {
             return Err(Shortage::Passing(Reason::FrontsFull));
         }
@@ -142,6 +158,24 @@ impl Diff {
             return Err(Shortage::Passing(Reason::BackendsFull));
         }
         Ok(())
+    }
+
+    /// How many ranges of clients the change leaves behind: those that no other port uses.
+    fn old_sources(&self, actual: &Actual) -> usize {
+        let Some(port) = actual.ports.get(&self.id) else {
+            return 0;
+        };
+        let records = port.fronts.iter().filter_map(|key| actual.fronts.get(key));
+        let mut uses = BTreeMap::<_, (u32, Set)>::new();
+        for set in records.map(|front| front.record.sources) {
+            let (uses, known) = uses.entry((set.base, set.len)).or_insert((0, set));
+            *uses = uses.saturating_add(1);
+            *known = set;
+        }
+        let left = uses.into_values();
+        left.filter(|(uses, set)| *uses == actual.sources.records(*set))
+            .map(|(_, set)| count(set.len))
+            .sum()
     }
 
     /// How many slots the change leaves behind.
@@ -191,6 +225,12 @@ fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
     all
 }
 
+/// Where ranges of clients are that are not written yet: nowhere.
+const UNWRITTEN: Set = Set {
+    base: u32::MAX,
+    len: u32::MAX,
+};
+
 /// The record of a front, once its backends and sets are written.
 pub(crate) fn record(
     actual: &Actual,
@@ -209,10 +249,14 @@ pub(crate) fn record(
     );
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+    let restricted = front.filter(|front| plan.is_restricted(front));
+    let admits_host = restricted.map(|front| front.admits_host);
     let flags = flag(sockets, Front::SOCKETS_LOCAL)
         | flag(packets, Front::PACKETS_LOCAL)
         | flag(plan.has_endpoints, Front::HAS_ENDPOINTS)
-        | flag(!plan.for_sockets, Front::NOT_SOCKETS);
+        | flag(!plan.for_sockets, Front::NOT_SOCKETS)
+        | flag(admits_host == Some(Some(true)), Front::ADMITS_HOST)
+        | flag(admits_host == Some(None), Front::HOST_UNKNOWN);
     Front {
         key,
         service: id,
@@ -223,7 +267,10 @@ pub(crate) fn record(
         near: near(actual, id, of_sockets),
         local,
         affinity: plan.affinity,
-        spare: [0; 2],
+        sources: match restricted {
+            Some(_) => actual.sources.find(&plan.sources).unwrap_or(UNWRITTEN),
+            None => Set::default(),
+        },
     }
 }
 

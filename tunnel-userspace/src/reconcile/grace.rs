@@ -20,6 +20,7 @@ pub trait Grace: Send {
 pub struct Retired {
     pub(crate) fronts: Vec<u32>,
     pub(crate) slots: Vec<Set>,
+    pub(crate) sources: Vec<Set>,
     pub(crate) backends: Vec<u32>,
     pub(crate) ids: Vec<u32>,
 }
@@ -28,6 +29,7 @@ impl Retired {
     pub(crate) const fn is_empty(&self) -> bool {
         self.fronts.is_empty()
             && self.slots.is_empty()
+            && self.sources.is_empty()
             && self.backends.is_empty()
             && self.ids.is_empty()
     }
@@ -36,6 +38,7 @@ impl Retired {
     pub(crate) fn merge(&mut self, mut other: Self) {
         self.fronts.append(&mut other.fronts);
         self.slots.append(&mut other.slots);
+        self.sources.append(&mut other.sources);
         self.backends.append(&mut other.backends);
         self.ids.append(&mut other.ids);
     }

@@ -4,7 +4,7 @@
 
 use tunnel_common::{
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Set},
+    service::{Backend, Front, FrontKey, Membership, Set, Source},
 };
 
 use super::{
@@ -56,7 +56,14 @@ impl<W: MapWriter> Order<'_, W> {
         for (target, sets) in &diff.new_backends {
             self.add_backend(diff.id, name, *target, *sets)?;
         }
-        let cluster = self.write_set(diff.id, &diff.cluster)?;
+        let sources = self.write_sources(&diff.new_sources)?;
+        let cluster = match self.write_set(diff.id, &diff.cluster) {
+            Ok(cluster) => cluster,
+            Err(error) => {
+                self.actual.sources.drop_unused(sources);
+                return Err(error);
+            }
+        };
         let written = self.write_set(diff.id, &diff.local).and_then(|local| {
             let fronts = diff.upserts.iter().try_for_each(|key| {
                 let sets = (cluster, local);
@@ -66,6 +73,7 @@ impl<W: MapWriter> Order<'_, W> {
             fronts
         });
         self.drop_unused(cluster);
+        self.actual.sources.drop_unused(sources);
         written?;
         // Only now, so that clients which keep their backend are not sent off before the others.
         diff.moves
@@ -164,6 +172,26 @@ impl<W: MapWriter> Order<'_, W> {
         Ok(Set { base, len })
     }
 
+    /// Writes ranges of clients. Nothing leads to them before a record does.
+    fn write_sources(&mut self, ranges: &[Source]) -> Result<Set, Refused> {
+        let Some(set) = u32::try_from(ranges.len())
+            .ok()
+            .and_then(|len| self.actual.sources.take(len))
+        else {
+            return Err(Refused::Full(Shortage::Passing(Reason::SourcesFull)));
+        };
+        for (place, range) in (set.base..).zip(ranges) {
+            if let Err(error) = self.writer.write_source(place, range) {
+                self.actual.sources.give(set);
+                return Err(error.into());
+            }
+        }
+        if !ranges.is_empty() {
+            self.actual.sources.put(set, ranges);
+        }
+        Ok(set)
+    }
+
     /// Gives back a set that no record came to use.
     fn drop_unused(&mut self, set: Set) {
         let is_unused = self
@@ -195,6 +223,7 @@ impl<W: MapWriter> Order<'_, W> {
         }
         self.actual.hold(record.cluster);
         self.actual.hold(record.local);
+        self.actual.sources.hold(record.sources);
         if let Some(old) = self.actual.fronts.insert(key, Programmed { index, record }) {
             self.retire_front(&old);
         }
@@ -230,6 +259,9 @@ impl<W: MapWriter> Order<'_, W> {
         self.retired.fronts.push(old.index);
         self.actual.release(old.record.cluster, self.retired);
         self.actual.release(old.record.local, self.retired);
+        if self.actual.sources.release(old.record.sources) {
+            self.retired.sources.push(old.record.sources);
+        }
     }
 
     fn retire_backend(&mut self, id: u32, target: &Target, index: u32) -> Result<(), Refused> {

@@ -58,6 +58,9 @@ pub struct Stats {
     pub slots: u32,
     /// Backends in use.
     pub backends: u32,
+    /// Ranges of clients in use.
+    #[serde(default)]
+    pub sources: u32,
     /// Service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
     /// How often each reason was met by this process.
@@ -400,6 +403,7 @@ impl<M> Reconciler<M> {
         stats.fronts = usage.fronts;
         stats.slots = usage.slots;
         stats.backends = usage.backends;
+        stats.sources = usage.sources;
         stats.drift = self.drift;
         stats.node_eligible = self.node_eligible;
         stats.problems = BTreeMap::new();

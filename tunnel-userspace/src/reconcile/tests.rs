@@ -3,6 +3,7 @@ mod carrying;
 mod histories;
 mod memory;
 mod owned;
+mod sources;
 
 use std::{
     collections::BTreeSet,
@@ -35,6 +36,7 @@ const ROOMY: Sizes = Sizes {
     slots: 256,
     backends: 256,
     steering: 16,
+    sources: 64,
     affinity: 64,
 };
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use tunnel_common::service::Source;
 
 use super::{Reconciler, actual::PortUse};
 use crate::{
@@ -38,6 +39,9 @@ pub struct PortView {
     pub affinity_seconds: u32,
     /// Whether sockets of this node leave it alone.
     pub not_for_sockets: bool,
+    /// Who may use the addresses of the load balancer, first and last address of each range; empty
+    /// where all may.
+    pub sources: Vec<String>,
     /// The fronts that are programmed.
     pub fronts: Vec<FrontView>,
     /// The backends that new connections go to.
@@ -120,6 +124,11 @@ impl<M> Reconciler<M> {
             let names = targets.into_iter().map(|(target, _)| target.to_string());
             names.collect()
         };
+        let sources = self
+            .actual
+            .id(name)
+            .and_then(|id| self.actual.sources_of(id));
+        let sources = sources.unwrap_or_default();
         let problem = self.problems.get(&name.service);
         let problem = problem.and_then(|problems| problems.get(name));
         let fronts = used.into_iter().flat_map(|port| &port.fronts);
@@ -132,6 +141,7 @@ impl<M> Reconciler<M> {
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity,
             not_for_sockets: !plan.for_sockets,
+            sources: sources.iter().map(source_view).collect(),
             fronts: fronts.collect(),
             backends: names(backends),
             leaving: names(leaving),
@@ -198,6 +208,13 @@ fn is_named(service: &ObjectName, name: &str) -> bool {
         Some((namespace, name)) => *service.namespace == *namespace && *service.name == *name,
         None => *service.name == *name,
     }
+}
+
+fn source_view(range: &Source) -> String {
+    if range.first == range.last {
+        return range.first.to_string();
+    }
+    format!("{}-{}", range.first, range.last)
 }
 
 /// A front; what is programmed and no longer planned has no kind.

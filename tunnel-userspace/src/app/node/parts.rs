@@ -119,6 +119,11 @@ impl Parts {
         } else {
             "rewrite"
         };
+        let clients = if self.features.addresses.is_some() {
+            "address"
+        } else {
+            "network namespace"
+        };
         let setup = Setup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -128,10 +133,12 @@ impl Parts {
             pins: self.pins.root().display().to_string(),
             layout: LAYOUT_VERSION,
             refusing: refusing.to_owned(),
+            clients: clients.to_owned(),
             maps: admin::Maps {
                 fronts: sizes.fronts,
                 slots: sizes.slots,
                 backends: sizes.backends,
+                sources: sizes.sources,
             },
         };
         let read = move || match &counters {
@@ -341,6 +348,7 @@ const fn sizes(maps: config::Maps) -> Sizes {
         fronts: maps.fronts,
         slots: maps.slots,
         backends: maps.backends,
+        sources: maps.sources,
         steering: maps.steering,
         affinity: maps.affinity,
     }

@@ -28,6 +28,7 @@ fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
         slots: 1,
         backends: 1,
         steering: capacity,
+        sources: 64,
         affinity: 64,
     };
     let maps = Memory {

@@ -35,6 +35,7 @@ fn smallest(from: &Memory) -> Sizes {
         slots: 0,
         backends: 0,
         steering: 0,
+        sources: 64,
         affinity: 64,
     };
     while let Err(Misfit { size, needed, .. }) = carry(from, sizes) {
@@ -74,6 +75,7 @@ proptest! {
             slots: small.slots + more,
             backends: small.backends + more,
             steering: 0,
+            sources: 64,
             affinity: 64,
         };
         let carried = carry(&first.maps, sizes).expect("it fits");

@@ -6,7 +6,9 @@ use std::{
     io,
 };
 
-use tunnel_common::service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, State};
+use tunnel_common::service::{
+    Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State,
+};
 
 use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
 
@@ -17,6 +19,7 @@ pub(crate) struct Memory {
     pub(crate) svc: BTreeMap<FrontKey, u32>,
     pub(crate) front: BTreeMap<u32, Front>,
     pub(crate) slot: BTreeMap<u32, Slot>,
+    pub(crate) source: BTreeMap<u32, Source>,
     pub(crate) be: BTreeMap<u32, Backend>,
     pub(crate) writes: usize,
     /// How many writes succeed before all fail, as if the process were killed there.
@@ -29,6 +32,7 @@ pub(crate) struct Memory {
 struct Seen {
     fronts: BTreeSet<u32>,
     slots: BTreeSet<u32>,
+    sources: BTreeSet<u32>,
     backends: BTreeSet<u32>,
 }
 
@@ -39,6 +43,7 @@ impl Memory {
             svc: BTreeMap::new(),
             front: BTreeMap::new(),
             slot: BTreeMap::new(),
+            source: BTreeMap::new(),
             be: BTreeMap::new(),
             writes: 0,
             limit: usize::MAX,
@@ -110,6 +115,11 @@ impl Memory {
                     self.seen.backends.insert(self.slot[&place].backend);
                 }
             }
+            let Set { base, len } = self.front[index].sources;
+            for place in base..base + len {
+                assert!(self.source.contains_key(&place), "a range of nobody");
+                self.seen.sources.insert(place);
+            }
         }
     }
 
@@ -160,6 +170,13 @@ impl MapWriter for Memory {
         assert!(index < self.sizes.slot_entries());
         self.write("slot", !self.seen.slots.contains(&index))?;
         self.slot.insert(index, Slot { backend });
+        Ok(())
+    }
+
+    fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
+        assert!(index < self.sizes.source_entries());
+        self.write("source", !self.seen.sources.contains(&index))?;
+        self.source.insert(index, *source);
         Ok(())
     }
 
@@ -220,6 +237,16 @@ impl MapReader for Memory {
             .get(&index)
             .copied()
             .unwrap_or(Slot { backend: 0 }))
+    }
+
+    fn source(&self, index: u32) -> Result<Source, ReadError> {
+        use zerocopy::FromZeros as _;
+
+        Ok(self
+            .source
+            .get(&index)
+            .copied()
+            .unwrap_or_else(Source::new_zeroed))
     }
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {

@@ -8,6 +8,7 @@ fn sizes(steering: u32) -> Sizes {
         slots: 1,
         backends: 1,
         steering,
+        sources: 64,
         affinity: 64,
     }
 }

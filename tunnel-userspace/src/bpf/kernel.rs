@@ -1,0 +1,93 @@
+//! Where this kernel keeps what the programs read of its own structures: told by its description of
+//! its types.
+
+use std::fs;
+
+use tunnel_common::kernel::{
+    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, PLACES, SOCK_NET, V4_ADDRESS,
+    V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
+};
+
+use super::btf::{Btf, Kind, TYPES};
+
+/// Bytes from the beginning of each structure, by the constants of `tunnel_common::kernel`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Places([u32; PLACES]);
+
+/// Each with its structure and member.
+const NAMES: [(usize, &str, &str); PLACES] = [
+    // The first member of `struct sock`.
+    (SOCK_NET, "sock_common", "skc_net"),
+    (NET_DEVICES, "net", "dev_base_head"),
+    (DEVICE_LIST, "net_device", "dev_list"),
+    (DEVICE_FLAGS, "net_device", "flags"),
+    (DEVICE_V4, "net_device", "ip_ptr"),
+    (DEVICE_V6, "net_device", "ip6_ptr"),
+    (V4_FIRST, "in_device", "ifa_list"),
+    (V4_NEXT, "in_ifaddr", "ifa_next"),
+    (V4_ADDRESS, "in_ifaddr", "ifa_local"),
+    (V4_SCOPE, "in_ifaddr", "ifa_scope"),
+    (V6_ADDRESSES, "inet6_dev", "addr_list"),
+    (V6_LIST, "inet6_ifaddr", "if_list"),
+    (V6_ADDRESS, "inet6_ifaddr", "addr"),
+];
+
+impl Places {
+    /// Those of this kernel, if it describes them all.
+    pub(super) fn read() -> Option<Self> {
+        let description = fs::read(TYPES);
+        let description = description.inspect_err(|error| {
+            tracing::debug!(%error, path = TYPES, "the kernel does not describe its types");
+        });
+        Self::find(&description.ok()?)
+    }
+
+    fn find(description: &[u8]) -> Option<Self> {
+        let btf = Btf::parse(description)?;
+        let mut places = [0; PLACES];
+        for (place, structure, member) in NAMES {
+            let id = btf.find(Kind::Struct, structure)?;
+            *places.get_mut(place)? = btf.member(id, member)?.offset;
+        }
+        // What says that they are known must not look as if they were not.
+        places
+            .get(SOCK_NET)
+            .is_some_and(|place| *place > 0)
+            .then_some(Self(places))
+    }
+
+    /// The places as the programs are told them; zeros where they are not known.
+    pub(super) fn words(places: Option<Self>) -> [u32; PLACES] {
+        places.map_or([0; PLACES], |Self(places)| places)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_has_a_name() {
+        for place in 0..PLACES {
+            assert!(NAMES.iter().any(|(named, _, _)| *named == place), "{place}");
+        }
+    }
+
+    #[test]
+    fn this_kernel_tells_its_places() {
+        let Places(places) = Places::read().expect("a kernel with a description of its types");
+
+        // Not the first members of their structures, on any kernel.
+        for place in [
+            SOCK_NET,
+            NET_DEVICES,
+            DEVICE_LIST,
+            DEVICE_V4,
+            DEVICE_V6,
+            V4_SCOPE,
+        ] {
+            assert!(places[place] > 0, "{place}");
+        }
+        assert_eq!(Places::find(&[]), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! Who may use the addresses of a Service's load balancer: `loadBalancerSourceRanges`, as kube-proxy
+//! applies them (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`). Only these addresses are
+//! restricted. If nothing of a family is named, or all of it (`IsZeroCIDR` in
+//! `pkg/proxy/serviceport.go`), all of it may.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use tunnel_common::{addr::Address, service::Source};
+
+use super::Here;
+use crate::model::{self, Family};
+
+/// The clients of a family that may use the addresses of the load balancer, in ascending order and
+/// apart from each other; empty where all may. If the node may, so may who has one of these addresses:
+/// that is what a node takes for its source where it has the address itself.
+pub(super) fn of_service(service: &model::Service, family: Family, here: &Here) -> Vec<Source> {
+    let is_of = |ip: &IpAddr| Family::of(*ip) == family;
+    let named = service.source_ranges.iter().filter(|(ip, _)| is_of(ip));
+    let mut ranges: Vec<_> = named.map(|(ip, length)| range(*ip, *length)).collect();
+    if service
+        .source_ranges
+        .iter()
+        .any(|(ip, length)| is_of(ip) && *length == 0)
+    {
+        return Vec::new();
+    }
+    let primary = here.primary.iter().copied().find(is_of);
+    if primary.is_some_and(|node| ranges.iter().any(|range| holds(range, node))) {
+        let own = service.load_balancer_ips.iter().filter(|ip| is_of(ip));
+        ranges.extend(own.map(|ip| range(*ip, u8::MAX)));
+    }
+    merged(ranges)
+}
+
+/// Whether the host's own sockets may use an address that these clients may. Nothing where it can't be
+/// told from which of its addresses they would come: its Node names none.
+pub(super) fn admit_host(sources: &[Source], vip: IpAddr, here: &Here) -> Option<bool> {
+    // A node that has the address takes it for the source, too.
+    let own = here.addresses.contains(&vip).then_some(vip);
+    let is_of = |ip: &IpAddr| Family::of(*ip) == Family::of(vip);
+    let source = own.or_else(|| here.primary.iter().copied().find(is_of))?;
+    Some(sources.iter().any(|range| holds(range, source)))
+}
+
+fn holds(range: &Source, ip: IpAddr) -> bool {
+    (range.first..=range.last).contains(&Address::from_ip(ip))
+}
+
+/// The addresses of a range; a length beyond that of an address is that of one.
+fn range(ip: IpAddr, length: u8) -> Source {
+    let (first, last) = match ip {
+        IpAddr::V4(ip) => {
+            let (bits, mask) = (ip.to_bits(), mask(u128::from(u32::MAX), 32, length));
+            let mask = u32::try_from(mask).unwrap_or(0);
+            (
+                IpAddr::V4(Ipv4Addr::from_bits(bits & !mask)),
+                IpAddr::V4(Ipv4Addr::from_bits(bits | mask)),
+            )
+        }
+        IpAddr::V6(ip) => {
+            let (bits, mask) = (ip.to_bits(), mask(u128::MAX, 128, length));
+            (
+                IpAddr::V6(Ipv6Addr::from_bits(bits & !mask)),
+                IpAddr::V6(Ipv6Addr::from_bits(bits | mask)),
+            )
+        }
+    };
+    Source {
+        first: Address::from_ip(first),
+        last: Address::from_ip(last),
+    }
+}
+
+/// The bits of an address that a range leaves open.
+fn mask(all: u128, width: u8, length: u8) -> u128 {
+    all.checked_shr(length.min(width).into()).unwrap_or(0)
+}
+
+/// Ranges in ascending order; those that overlap or touch are one.
+fn merged(mut ranges: Vec<Source>) -> Vec<Source> {
+    ranges.sort_unstable();
+    let mut merged: Vec<Source> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if number(range.first) <= number(last.last).saturating_add(1) => {
+                last.last = last.last.max(range.last);
+            }
+            Some(_) | None => merged.push(range),
+        }
+    }
+    merged
+}
+
+fn number(address: Address) -> u128 {
+    u128::from_be_bytes(address.octets())
+}
+
+#[cfg(test)]
+mod tests;

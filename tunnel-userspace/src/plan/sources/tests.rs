@@ -1,0 +1,143 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{Algorithm, ObjectName, Service};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn service(ranges: &[&str], load_balancer_ips: &[&str]) -> Service {
+    let mut service = Service::named(ObjectName::new("shop", "web"));
+    service.source_ranges = ranges
+        .iter()
+        .map(|range| {
+            let (ip, length) = range.split_once('/').expect("a range");
+            (self::ip(ip), length.parse().expect("a length"))
+        })
+        .collect();
+    service.load_balancer_ips = load_balancer_ips.iter().map(|text| ip(text)).collect();
+    service
+}
+
+fn here(primary: &[&str], addresses: &[&str]) -> Here {
+    let set = |texts: &[&str]| -> BTreeSet<IpAddr> { texts.iter().map(|text| ip(text)).collect() };
+    Here {
+        primary: set(primary),
+        addresses: set(addresses),
+        ..Here::new("node-a".into(), Algorithm::Random)
+    }
+}
+
+fn shown(sources: &[Source]) -> Vec<String> {
+    let shown = sources.iter();
+    shown
+        .map(|range| format!("{} {}", range.first, range.last))
+        .collect()
+}
+
+fn sources(ranges: &[&str], family: Family) -> Vec<String> {
+    let here = here(&[], &[]);
+    shown(&of_service(&service(ranges, &[]), family, &here))
+}
+
+#[test]
+fn ranges_of_a_family_are_in_order_and_apart() {
+    let ranges = [
+        "10.0.2.0/24",
+        "fd00::/126",
+        "10.0.0.9/24",
+        "10.0.1.0/24",
+        "10.0.0.128/25",
+        "192.0.2.7/32",
+    ];
+
+    assert_eq!(
+        sources(&ranges, Family::V4),
+        ["10.0.0.0 10.0.2.255", "192.0.2.7 192.0.2.7"]
+    );
+    assert_eq!(sources(&ranges, Family::V6), ["fd00:: fd00::3"]);
+}
+
+#[test]
+fn where_nothing_or_all_of_a_family_is_named_all_of_it_may() {
+    for ranges in [&[][..], &["fd00::/8"], &["10.0.0.0/8", "0.0.0.0/0"]] {
+        assert_eq!(sources(ranges, Family::V4), [""; 0], "{ranges:?}");
+    }
+    assert_eq!(
+        sources(&["0.0.0.0/0", "fd00::/8"], Family::V6).len(),
+        1,
+        "all of another family"
+    );
+}
+
+#[test]
+fn ranges_at_the_end_of_a_family_have_no_neighbour() {
+    assert_eq!(
+        sources(&["255.255.255.255/32", "128.0.0.0/1"], Family::V4),
+        ["128.0.0.0 255.255.255.255"]
+    );
+    assert_eq!(
+        sources(&["ffff::/16", "8000::/1"], Family::V6),
+        ["8000:: ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]
+    );
+}
+
+#[test]
+fn where_the_node_may_so_may_who_has_the_address_of_the_load_balancer() {
+    let service = service(&["10.0.0.0/24", "fd00::/64"], &["192.0.2.7", "2001:db8::7"]);
+    let with = |here: &Here, family| shown(&of_service(&service, family, here));
+
+    let inside = here(&["10.0.0.1", "fd00::1"], &[]);
+    assert_eq!(
+        with(&inside, Family::V4),
+        ["10.0.0.0 10.0.0.255", "192.0.2.7 192.0.2.7"]
+    );
+    assert_eq!(with(&inside, Family::V6).len(), 2);
+    let outside = here(&["10.0.1.1", "fd01::1"], &[]);
+    assert_eq!(with(&outside, Family::V4), ["10.0.0.0 10.0.0.255"]);
+    assert_eq!(with(&outside, Family::V6).len(), 1);
+}
+
+#[test]
+fn the_host_comes_from_its_first_address_or_from_the_one_that_it_dials() {
+    let service = service(&["10.0.0.0/24"], &["192.0.2.7"]);
+    let vip = ip("192.0.2.7");
+    let admits = |here: &Here| admit_host(&of_service(&service, Family::V4, here), vip, here);
+
+    assert_eq!(admits(&here(&["10.0.0.1"], &["10.0.0.1"])), Some(true));
+    assert_eq!(admits(&here(&["10.0.1.1"], &["10.0.1.1"])), Some(false));
+    assert_eq!(admits(&here(&["10.0.0.1"], &["192.0.2.7"])), Some(true));
+    assert_eq!(admits(&here(&["10.0.1.1"], &["192.0.2.7"])), Some(false));
+    assert_eq!(admits(&here(&["fd00::1"], &["10.0.0.1"])), None);
+}
+
+fn range_of(ip: u32, length: u8) -> (IpAddr, u8) {
+    (Ipv4Addr::from_bits(ip).into(), length)
+}
+
+proptest! {
+    #[test]
+    fn an_address_is_in_the_sources_if_it_is_in_some_range(
+        // Few networks, so that they overlap and touch.
+        ranges in prop::collection::vec((0..64_u32, 26..=32_u8), 1..12),
+        probe in 0..64_u32,
+    ) {
+        let place = |number: u32| 0x0a00_0000 + number * 4;
+        let mut service = service(&[], &[]);
+        service.source_ranges = ranges.iter().map(|(at, length)| range_of(place(*at), *length)).collect();
+        let found = of_service(&service, Family::V4, &here(&[], &[]));
+
+        prop_assert!(found.is_sorted_by(|one, next| number(one.last) + 1 < number(next.first)));
+        for address in place(probe)..place(probe) + 4 {
+            let is_in = ranges.iter().any(|(at, length)| {
+                let open = u32::MAX.checked_shr((*length).into()).unwrap_or(0);
+                place(*at) & !open == address & !open
+            });
+            let ip = IpAddr::V4(Ipv4Addr::from_bits(address));
+            prop_assert_eq!(found.iter().any(|range| holds(range, ip)), is_in, "{}", ip);
+        }
+    }
+}

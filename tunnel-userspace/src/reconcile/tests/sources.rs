@@ -1,0 +1,220 @@
+//! Who may use the address of a load balancer, through changes, kills and full maps.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use proptest::prelude::*;
+use tunnel_common::service::Source;
+
+use super::{
+    super::{CarriedServices, Reconciler, ServiceState, Sizes},
+    Arc, BTreeSet, Ipv4Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt, apply, problem,
+    settle, state, update, vip,
+};
+use crate::model::{Node, ObjectName, Update};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// The address of a Service's load balancer.
+fn balancer(last: u8) -> IpAddr {
+    Ipv4Addr::new(203, 0, 113, last).into()
+}
+
+/// A Service on one VIP, whose load balancer only clients 10.2.N.0/24 may use; all without any.
+fn restricted(name: &str, last: u8, clients: &BTreeSet<u8>) -> ServiceState {
+    let known = state(name, last, &BTreeSet::from([1]));
+    let ranges = clients.iter();
+    let ranges = ranges.map(|client| (Ipv4Addr::new(10, 2, *client, 0).into(), 24));
+    let service = Service {
+        load_balancer_ips: vec![balancer(last)],
+        source_ranges: ranges.collect(),
+        ..Service::clone(&known.service)
+    };
+    ServiceState {
+        service: Arc::new(service),
+        ..known
+    }
+}
+
+fn clients(clients: &[u8]) -> BTreeSet<u8> {
+    clients.iter().copied().collect()
+}
+
+fn set(name: &'static str, last: u8, of: &[u8]) -> (&'static str, Option<ServiceState>) {
+    (name, Some(restricted(name, last, &clients(of))))
+}
+
+/// The third octets of the networks that may use the address of a load balancer; none where there is
+/// no such front.
+fn admitted(maps: &Memory, last: u8) -> Option<Vec<u8>> {
+    let mut key = vip(last);
+    key.address = tunnel_common::addr::Address::from_ip(balancer(last));
+    let front = maps.front[maps.svc.get(&key)?];
+    let places = front.sources.base..front.sources.base + front.sources.len;
+    let octet = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets()[2],
+        IpAddr::V6(_) => panic!("an IPv6 range"),
+    };
+    let networks = |range: &Source| octet(range.first.to_ip())..=octet(range.last.to_ip());
+    Some(
+        places
+            .flat_map(|place| networks(&maps.source[&place]))
+            .collect(),
+    )
+}
+
+type Step = (usize, Option<BTreeSet<u8>>);
+
+fn history() -> impl Strategy<Value = Vec<Step>> {
+    // Few lists, so that Services share some; neighbours become one range.
+    let clients = proptest::collection::btree_set(1..8_u8, 0..4);
+    let step = (0..NAMES.len(), proptest::option::weighted(0.8, clients));
+    proptest::collection::vec(step, 1..24)
+}
+
+fn told((name, clients): &Step) -> Update {
+    let vip = u8::try_from(*name).expect("few") + 1;
+    let state = clients
+        .as_ref()
+        .map(|clients| restricted(NAMES[*name], vip, clients));
+    update(vec![(NAMES[*name], state)])
+}
+
+fn wanted(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
+    let mut last = BTreeMap::from([(1, None), (2, None), (3, None)]);
+    for (name, clients) in history {
+        let clients = clients
+            .as_ref()
+            .map(|clients| clients.iter().copied().collect());
+        last.insert(u8::try_from(*name).expect("few") + 1, clients);
+    }
+    last
+}
+
+fn found(maps: &Memory) -> BTreeMap<u8, Option<Vec<u8>>> {
+    (1..4).map(|last| (last, admitted(maps, last))).collect()
+}
+
+/// How many entries the lists that are wanted take, each once.
+fn entries(history: &[Step]) -> usize {
+    let lists: BTreeSet<_> = wanted(history).into_values().flatten().collect();
+    let ranges = |list: &Vec<u8>| {
+        let begins = |(place, client): (usize, &u8)| place == 0 || list[place - 1] + 1 != *client;
+        list.iter().enumerate().filter(|it| begins(*it)).count()
+    };
+    lists.iter().map(ranges).sum()
+}
+
+fn used(reconciler: &Reconciler<Memory>) -> usize {
+    usize::try_from(reconciler.actual.usage().sources).expect("few")
+}
+
+/// How much room there is at one place once every Service has gone.
+fn free(mut reconciler: Reconciler<Memory>) -> u32 {
+    apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
+    let entries = reconciler.maps.sizes.source_entries();
+    let has = |len: &u32| reconciler.actual.sources.take(*len).is_some();
+    (0..=entries).rev().find(has).unwrap_or(0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn who_may_use_it_is_right_after_any_history_and_any_kill(
+        history in history(),
+        cut in 0..200_usize,
+        grown in 0..64_u32,
+    ) {
+        let mut first = adopt(Memory::new(ROOMY));
+        first.maps.limit = cut;
+        for step in &history {
+            first.update(told(step));
+            let retired = first.pass();
+            if first.maps.writes < cut {
+                first.maps.grace();
+                first.free(&retired, false);
+            }
+        }
+        let mut maps = first.maps;
+        maps.limit = usize::MAX;
+        let mut second = adopt(maps);
+        history.iter().for_each(|step| second.update(told(step)));
+        settle(&mut second);
+        prop_assert_eq!(found(&second.maps), wanted(&history));
+        prop_assert_eq!(used(&second), entries(&history));
+        prop_assert_eq!(second.audit(&mut NoGrace).expect("read"), 0);
+
+        // In maps of other sizes it is the same.
+        let sizes = Sizes { sources: second.actual.usage().sources + grown, ..ROOMY };
+        let carried = CarriedServices::read(&second.maps, ROOMY).expect("read");
+        prop_assert_eq!(carried.fits(sizes), Ok(()));
+        let mut maps = Memory::new(sizes);
+        let unused = tunnel_common::service::State::unused_since(1000);
+        carried.write(&second.maps, &mut maps, sizes, unused).expect("written");
+        let third = adopt(maps);
+        prop_assert_eq!(third.drift, 0);
+        prop_assert_eq!(found(&third.maps), wanted(&history));
+        prop_assert_eq!(used(&third), entries(&history));
+        prop_assert_eq!(free(second), ROOMY.source_entries());
+    }
+}
+
+#[test]
+fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    // With an address in no range, so that nothing else of a record changes.
+    let node = Node {
+        name: ObjectName::new("", "node-a"),
+        created: None,
+        labels: BTreeMap::new(),
+        internal_ips: vec![Ipv4Addr::new(192, 0, 2, 1).into()],
+        other_ips: Vec::new(),
+        eligible: true,
+    };
+    let node = (node.name.clone(), Some(Arc::new(node)));
+    reconciler.update(Update {
+        nodes: vec![node],
+        ..update(Vec::new())
+    });
+    for of in [&[][..], &[1, 3], &[3], &[]] {
+        apply(&mut reconciler, vec![set("a", 1, of)]);
+        assert_eq!(admitted(&reconciler.maps, 1).as_deref(), Some(of));
+    }
+}
+
+#[test]
+fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
+    let mut reconciler = adopt(Memory::new(Sizes {
+        sources: 3,
+        ..ROOMY
+    }));
+    apply(
+        &mut reconciler,
+        vec![set("a", 1, &[1, 3]), set("b", 2, &[5])],
+    );
+    apply(&mut reconciler, vec![set("c", 3, &[1, 5])]);
+    assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
+    assert_eq!(admitted(&reconciler.maps, 3), None, "it is not open to all");
+    assert!(
+        reconciler.maps.read(&vip(3)).is_some(),
+        "the cluster IP is served"
+    );
+
+    // A list that is there takes no room.
+    apply(&mut reconciler, vec![set("c", 3, &[5])]);
+    assert_eq!(problem(&reconciler, "c"), None);
+    assert_eq!(admitted(&reconciler.maps, 3), Some(vec![5]));
+
+    // One that finds none leaves what was there.
+    apply(&mut reconciler, vec![set("b", 2, &[1, 3, 5])]);
+    assert_eq!(problem(&reconciler, "b"), Some(Reason::SourcesFull));
+    assert_eq!(admitted(&reconciler.maps, 2), Some(vec![5]));
+
+    apply(&mut reconciler, vec![("a", None), ("c", None)]);
+    assert_eq!(problem(&reconciler, "b"), None);
+    assert_eq!(admitted(&reconciler.maps, 2), Some(vec![1, 3, 5]));
+
+    // Who may changes in full maps, too, once what it was is not in use.
+    apply(&mut reconciler, vec![set("b", 2, &[2, 4, 6])]);
+    assert_eq!(admitted(&reconciler.maps, 2), Some(vec![2, 4, 6]));
+}

@@ -6,6 +6,7 @@
 //! - `gaps`: where a policy finds no endpoint of this node
 //! - `health`: what load balancers are told of a Service
 //! - `owners`: whose an address is, and so which external IPs are served
+//! - `pools`: which endpoints Services keep to, of this node or its node pool
 //! - `place`: where this node is, and its addresses
 //! - `uses`: what becomes of each endpoint, and why
 //! - `steering`: which addresses and ports go to the tunnel
@@ -17,6 +18,7 @@ mod gaps;
 mod health;
 mod owners;
 mod place;
+mod pools;
 mod steering;
 mod uses;
 
@@ -32,6 +34,7 @@ pub use gaps::{Gaps, gaps};
 pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
 pub use owners::Owners;
 pub use place::{NodePortAddresses, Place};
+pub use pools::Pools;
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},

@@ -59,9 +59,9 @@ use self::{
     order::{Order, Refused},
 };
 use crate::{
-    model::{Algorithm, ExternalIps, ObjectName, ServiceState},
+    model::{Algorithm, ExternalIps, ObjectName, ServiceState, TopologyKeys},
     plan::{
-        Claims, HealthChecks, Here, NodePortAddresses, Owners, Place, PortName, PortPlan,
+        Claims, HealthChecks, Here, NodePortAddresses, Owners, Place, Pools, PortName, PortPlan,
         ServicePlan,
     },
 };
@@ -90,6 +90,7 @@ pub struct Reconciler<M> {
     plans: BTreeMap<ObjectName, ServicePlan>,
     claims: Claims,
     owners: Owners,
+    pools: Pools,
     dirty: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
     /// Reasons counted here, since the start.
@@ -131,6 +132,8 @@ pub struct Settings {
     pub node_ports: Vec<NodePortAddresses>,
     /// Which external IPs are served.
     pub external_ips: ExternalIps,
+    /// Whether it counts which endpoints Services keep to.
+    pub topology_keys: TopologyKeys,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -151,6 +154,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         // last process died, or before the keys above were removed.
         grace.wait().map_err(AdoptError::Grace)?;
         let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
+        let node: Arc<str> = settings.node_name.into();
         Ok(Self {
             maps,
             actual,
@@ -158,6 +162,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             plans: BTreeMap::new(),
             claims: Claims::default(),
             owners: Owners::new(settings.external_ips),
+            pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
             dirty: BTreeSet::new(),
             problems: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -166,7 +171,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             starved: BTreeSet::new(),
             has_shrunk: false,
             here: Here {
-                node: settings.node_name.into(),
+                node,
                 zone: None,
                 node_port_addresses: BTreeSet::new(),
                 algorithm: settings.algorithm,

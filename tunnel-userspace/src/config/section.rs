@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration;
 use crate::{
-    model::{Algorithm, ExternalIps},
+    model::{Algorithm, ExternalIps, TopologyKeys},
     plan::NodePortAddresses,
 };
 
@@ -45,6 +45,8 @@ pub struct Service {
     /// Which external IPs are served.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
+    /// Whether it counts which endpoints Services keep to.
+    pub topology_keys: TopologyKeys,
     /// The links to the world; empty to find them.
     pub uplinks: Vec<String>,
     /// How a backend is chosen where a Service doesn't say.
@@ -62,6 +64,7 @@ impl Default for Service {
             masquerade_all: false,
             node_port_addresses: None,
             external_ips: ExternalIps::default(),
+            topology_keys: TopologyKeys::default(),
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
             full_sync: Duration::from_secs(3600),

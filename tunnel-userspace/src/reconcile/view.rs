@@ -150,8 +150,9 @@ impl<M> Reconciler<M> {
         state: &ServiceState,
         used: Option<&PortUse>,
     ) -> Vec<EndpointView> {
+        let near = self.pools.near(state);
         let port = (&*name.port, name.protocol);
-        let uses = plan::uses(state, name.family, port, plan, &self.here);
+        let uses = plan::uses(state, &near, name.family, port, plan, &self.here);
         let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
         uses.into_iter()
             .map(|it| {

@@ -71,6 +71,7 @@ impl Parts {
             algorithm: config.service.algorithm,
             node_ports: config.service.node_ports(),
             external_ips: config.service.external_ips,
+            topology_keys: config.service.topology_keys,
         };
         let steering = data_path
             .take_steering()

@@ -11,6 +11,7 @@
 //! - `names`: which id belongs to which Service
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
+//! - `problems`: what is not as planned
 //! - `grace`: what was taken out of reach, until it can be freed
 //! - `run`: the loop
 //! - `steering`: the owner of the steering maps
@@ -29,13 +30,14 @@ mod measures;
 mod names;
 mod order;
 mod planning;
+mod problems;
 mod run;
 mod steering;
 mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
     sync::Arc,
 };
 
@@ -47,6 +49,7 @@ pub use self::{
     grace::{Grace, Retired},
     histogram::Histogram,
     measures::SyncStats,
+    problems::Problem,
     run::{Loop, Query, Stats, start},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
     view::{EndpointView, FrontView, PortView, ServiceView},
@@ -57,6 +60,7 @@ use self::{
     health::Health,
     measures::Measures,
     order::{Order, Refused},
+    problems::{Changes, describe},
 };
 use crate::{
     model::{Algorithm, ExternalIps, ObjectName, ServiceState, TopologyKeys},
@@ -65,21 +69,6 @@ use crate::{
         ServicePlan,
     },
 };
-
-/// Why a service port is not programmed, or not as it should be.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Problem {
-    /// The reason, as it is counted.
-    pub reason: Reason,
-    /// What happened, for people.
-    pub text: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
 
 /// The owner of the maps.
 pub struct Reconciler<M> {
@@ -435,35 +424,6 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             writer: &mut self.maps,
             retired: &mut self.retired,
         }
-    }
-}
-
-/// What came of one Service in a pass.
-#[derive(Default)]
-struct Changes {
-    /// What is to be taken away once every Service has what it wants.
-    leftovers: Vec<(PortName, Diff)>,
-    problems: BTreeMap<PortName, Problem>,
-}
-
-impl Changes {
-    fn problem(&mut self, name: &PortName, reason: Reason, text: String) {
-        self.problems.insert(name.clone(), Problem { reason, text });
-    }
-
-    fn refusal(&mut self, name: &PortName, reason: Reason, backends: usize) {
-        self.problem(
-            name,
-            reason,
-            format!("{} ({backends} backends wanted)", reason.meaning()),
-        );
-    }
-}
-
-fn describe(refused: &Refused) -> String {
-    match refused {
-        Refused::Full(_) => refused.to_string(),
-        Refused::Write(error) => format!("{refused}: {error}: {}", error.source),
     }
 }
 

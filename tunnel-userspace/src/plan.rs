@@ -153,6 +153,8 @@ pub struct FrontPlan {
     pub sockets: TrafficPolicy,
     /// Which backends packets from elsewhere are led to.
     pub packets: TrafficPolicy,
+    /// Whether something of this node listens there itself, so that sockets are left alone.
+    pub has_listener: bool,
 }
 
 /// What kind of address a front is, the one first that wins where two Services have it.
@@ -264,11 +266,13 @@ fn fronts(
         // A socket of this node is not outside (kube-proxy's short-circuit).
         sockets: TrafficPolicy::Cluster,
         packets: service.external_policy,
+        has_listener: false,
     };
     let cluster_ip = FrontPlan {
         kind: FrontKind::ClusterIp,
         sockets: service.internal_policy,
         packets: service.internal_policy,
+        has_listener: false,
     };
     let mut fronts = BTreeMap::from([(key(ip, port.port), cluster_ip)]);
     let node_ports = port.node_port.into_iter();

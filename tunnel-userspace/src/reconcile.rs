@@ -9,6 +9,7 @@
 //! - `health`: what load balancers are told of Services
 //! - `measures`, `histogram`: what kube-proxy measures of its passes
 //! - `names`: which id belongs to which Service
+//! - `listeners`: where something of this node listens on the address of a Service itself
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
 //! - `problems`: what is not as planned
@@ -26,6 +27,7 @@ mod diff;
 mod grace;
 mod health;
 mod histogram;
+mod listeners;
 mod measures;
 mod names;
 mod order;
@@ -48,6 +50,7 @@ pub use self::{
     carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
     grace::{Grace, Retired},
     histogram::Histogram,
+    listeners::{Found, LookError},
     measures::SyncStats,
     problems::Problem,
     run::{Loop, Query, Stats, start},
@@ -58,6 +61,7 @@ use self::{
     actual::{Actual, Stray},
     diff::{Diff, Shortage},
     health::Health,
+    listeners::Listeners,
     measures::Measures,
     order::{Order, Refused},
     problems::{Changes, describe},
@@ -80,6 +84,7 @@ pub struct Reconciler<M> {
     claims: Claims,
     owners: Owners,
     pools: Pools,
+    listeners: Listeners,
     dirty: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
     /// Reasons counted here, since the start.
@@ -152,6 +157,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             claims: Claims::default(),
             owners: Owners::new(settings.external_ips),
             pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
+            listeners: Listeners::default(),
             dirty: BTreeSet::new(),
             problems: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -326,7 +332,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 changes.problem(name, Reason::FrontClaimed, text);
             }
             let own = plan.fronts.iter().filter(|(key, _)| is_own(key));
-            let fronts: BTreeMap<_, _> = own.map(|(key, front)| (*key, *front)).collect();
+            let own = own.map(|(key, front)| (*key, self.listeners.noted(key, *front)));
+            let fronts: BTreeMap<_, _> = own.collect();
             if !fronts.is_empty() {
                 wanted.insert(
                     name.clone(),

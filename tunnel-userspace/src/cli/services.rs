@@ -4,6 +4,9 @@ use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 /// How many backends, and how many fronts, a line names.
 const NAMED: usize = 3;
 
+/// What is said of a front that sockets are left alone at.
+const LEFT_ALONE: &str = "left alone: this node listens there itself";
+
 /// A line for each port of each Service.
 pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
@@ -73,10 +76,15 @@ fn block(name: &str, port: &PortView) -> String {
 }
 
 fn front(front: &FrontView) -> Vec<String> {
+    let sockets = if front.has_listener {
+        LEFT_ALONE.to_owned()
+    } else {
+        front.sockets.clone()
+    };
     vec![
         front.front.clone(),
         front.kind.clone(),
-        front.sockets.clone(),
+        sockets,
         front.packets.clone(),
     ]
 }
@@ -151,10 +159,15 @@ fn state(port: &PortView) -> String {
     if port.backends.is_empty() {
         return "no backend: connects are refused".to_owned();
     }
-    match port.leaving.len() {
+    let mut state = match port.leaving.len() {
         0 => "programmed".to_owned(),
         leaving => format!("programmed, {leaving} leaving"),
+    };
+    if port.fronts.iter().any(|front| front.has_listener) {
+        state.push_str("; sockets ");
+        state.push_str(LEFT_ALONE);
     }
+    state
 }
 
 #[cfg(test)]
@@ -167,6 +180,7 @@ mod tests {
             kind: kind.to_owned(),
             sockets: "Cluster".to_owned(),
             packets: packets.to_owned(),
+            has_listener: false,
         }
     }
 
@@ -227,6 +241,18 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
 10.1.0.2:80   -       -        -      -                1        not used";
 
         assert_eq!(render_each(&[service()]), shown);
+    }
+
+    #[test]
+    fn a_front_where_this_node_listens_is_told_with_the_reason() {
+        let mut service = service();
+        service.ports[0].fronts[0].has_listener = true;
+
+        let shown = render_each(&[service]);
+
+        let state = "\nstate      programmed; sockets left alone: this node listens there itself\n";
+        let front = "cluster IP   left alone: this node listens there itself   Cluster\n";
+        assert!(shown.contains(state) && shown.contains(front), "{shown}");
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub struct Service {
     pub external_ips: ExternalIps,
     /// Whether it counts which endpoints Services keep to.
     pub topology_keys: TopologyKeys,
+    /// How often it is looked whether something of this node listens on the address of a Service.
+    #[serde(with = "duration")]
+    pub look_for_listeners: Duration,
     /// The links to the world; empty to find them.
     pub uplinks: Vec<String>,
     /// How a backend is chosen where a Service doesn't say.
@@ -65,6 +68,7 @@ impl Default for Service {
             node_port_addresses: None,
             external_ips: ExternalIps::default(),
             topology_keys: TopologyKeys::default(),
+            look_for_listeners: Duration::from_secs(1),
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
             full_sync: Duration::from_secs(3600),
@@ -92,6 +96,11 @@ impl Service {
     }
 
     pub(super) fn check(&self) -> Result<(), (String, String)> {
+        let bounds = Duration::from_secs(1)..=Duration::from_secs(60);
+        if !bounds.contains(&self.look_for_listeners) {
+            let field = "service.lookForListeners".to_owned();
+            return Err((field, "must be from 1s to 60s".to_owned()));
+        }
         for (index, cidr) in self.cluster_cidrs.iter().enumerate() {
             if !is_cidr(cidr) {
                 let field = format!("service.clusterCIDRs[{index}]");

@@ -69,6 +69,7 @@ mod tests {
                 kind,
                 sockets: TrafficPolicy::Cluster,
                 packets,
+                has_listener: false,
             };
             (key, plan)
         };

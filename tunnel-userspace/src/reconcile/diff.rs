@@ -208,11 +208,12 @@ pub(crate) fn record(
         is_local(|front| front.packets),
     );
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
+    let is_left_alone = !plan.for_sockets || front.is_some_and(|front| front.has_listener);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     let flags = flag(sockets, Front::SOCKETS_LOCAL)
         | flag(packets, Front::PACKETS_LOCAL)
         | flag(plan.has_endpoints, Front::HAS_ENDPOINTS)
-        | flag(!plan.for_sockets, Front::NOT_SOCKETS);
+        | flag(is_left_alone, Front::NOT_SOCKETS);
     Front {
         key,
         service: id,

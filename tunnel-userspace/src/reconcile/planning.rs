@@ -58,6 +58,11 @@ impl<M> Reconciler<M> {
 
     /// Takes the addresses that this node has now. Nothing is written.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        if self.listeners.set_addresses(&addresses) {
+            for (name, plan) in &self.plans {
+                self.listeners.put(name, Some(plan));
+            }
+        }
         self.place.set_addresses(addresses);
         self.look_around();
     }
@@ -83,6 +88,7 @@ impl<M> Reconciler<M> {
         let check = state.and_then(|state| plan::health_check(state, &self.here));
         self.health.put(name, check);
         let plan = state.map(|state| plan::service(state, &self.here));
+        self.listeners.put(name, plan.as_ref());
         let new = plan.as_ref().map(plan::gaps).unwrap_or_default();
         let claims = state.zip(plan.as_ref());
         let claims = claims.map(|(state, plan)| plan::claims(state, plan));

@@ -1,6 +1,7 @@
 mod adoption;
 mod carrying;
 mod histories;
+mod listeners;
 mod memory;
 mod owned;
 mod pools;

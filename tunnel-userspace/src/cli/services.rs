@@ -156,12 +156,10 @@ fn state(port: &PortView) -> String {
     if port.fronts.is_empty() {
         return "not programmed yet".to_owned();
     }
-    if port.backends.is_empty() {
-        return "no backend: connects are refused".to_owned();
-    }
-    let mut state = match port.leaving.len() {
-        0 => "programmed".to_owned(),
-        leaving => format!("programmed, {leaving} leaving"),
+    let mut state = match (port.backends.is_empty(), port.leaving.len()) {
+        (true, _) => "no backend: connects are refused".to_owned(),
+        (false, 0) => "programmed".to_owned(),
+        (false, leaving) => format!("programmed, {leaving} leaving"),
     };
     if port.fronts.iter().any(|front| front.has_listener) {
         state.push_str("; sockets ");
@@ -248,11 +246,15 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
         let mut service = service();
         service.ports[0].fronts[0].has_listener = true;
 
-        let shown = render_each(&[service]);
+        let shown = render_each(&[service.clone()]);
+        service.ports[0].backends.clear();
+        let lonely = render_each(&[service]);
 
         let state = "\nstate      programmed; sockets left alone: this node listens there itself\n";
         let front = "cluster IP   left alone: this node listens there itself   Cluster\n";
         assert!(shown.contains(state) && shown.contains(front), "{shown}");
+        let state = "refused; sockets left alone: this node listens there itself\n";
+        assert!(lonely.contains(state), "{lonely}");
     }
 
     #[test]

@@ -21,7 +21,9 @@ use tunnel_tests::{
 };
 use tunnel_userspace::{
     k8s::{self, Arriving, Taken},
-    model::{Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, Update},
+    model::{
+        Algorithm, ExternalIps, Family, Object, ObjectName, ServiceState, TopologyKeys, Update,
+    },
     plan::{HealthChecks, NodePortAddresses},
     reconcile::{Reconciler, Settings, Sizes},
 };
@@ -131,6 +133,10 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
         external_ips: match here.external_ips {
             reference::ExternalIps::Any => ExternalIps::Any,
             reference::ExternalIps::Owned => ExternalIps::Owned,
+        },
+        topology_keys: match here.topology_keys {
+            reference::TopologyKeys::Ignore => TopologyKeys::Ignore,
+            reference::TopologyKeys::Honour => TopologyKeys::Honour,
         },
     };
     let mut maps = Memory::new(SIZES);

@@ -2,7 +2,7 @@
 //!
 //! A case is read and programmed as a node does it, into maps in memory. What they hold, and what
 //! was refused, is written one entry a line, sorted, with names in the place of indices. Where a case
-//! has a `config.yaml`, its `service.externalIPs` counts.
+//! has a `config.yaml`, its `service.externalIPs` and `service.topologyKeys` count.
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +14,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_common::service::{Backend, Front, Set};
 use tunnel_userspace::{
-    config::Config,
-    model::{Algorithm, ExternalIps},
+    config::{self, Config},
+    model::Algorithm,
     plan::NodePortAddresses,
     reconcile::{Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError},
     source::file,
@@ -58,16 +58,17 @@ impl Grace for NoGrace {
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (mut store, problems) = file::read(objects)?;
     let path = objects.with_file_name("config.yaml");
-    let external_ips = if path.exists() {
-        Config::read(&path)?.service.external_ips
+    let config = if path.exists() {
+        Config::read(&path)?.service
     } else {
-        ExternalIps::Any
+        config::Service::default()
     };
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
         node_ports: vec![NodePortAddresses::All],
-        external_ips,
+        external_ips: config.external_ips,
+        topology_keys: config.topology_keys,
     };
     let mut maps = Memory::new(SIZES);
     maps.grace();
@@ -262,9 +263,11 @@ mod tests {
         a_list_is_read_as_its_items,
         a_named_port_follows_the_numbers_of_its_slices,
         a_node_in_the_source_ranges_may_use_an_address_that_it_has_itself,
+        a_node_of_no_pool_keeps_to_itself,
         a_node_port_is_served_on_the_addresses_of_the_node,
         a_service_without_endpoints_refuses,
         an_address_of_two_services_belongs_to_the_older,
+        endpoints_that_topology_keys_keep_away_are_not_there_for_any_rule,
         external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone,
         external_ips_that_nobody_has_are_left_out_where_they_must_be_owned,
         hints_count_for_nothing_on_a_node_without_a_zone,
@@ -285,6 +288,10 @@ mod tests {
         the_internal_policy_local_keeps_to_endpoints_of_this_node,
         the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
         the_source_is_asked_for_before_the_endpoints,
+        topology_keys_count_only_where_they_are_honoured,
+        topology_keys_keep_to_endpoints_of_this_node,
+        topology_keys_keep_to_endpoints_of_this_node_pool,
+        topology_keys_that_nobody_knows_keep_nothing_away,
         weights_are_slots,
         what_can_not_be_used_of_a_service_is_left_out,
         what_is_not_served_is_not_programmed,

@@ -43,6 +43,8 @@ mod kernel_log;
 #[cfg(test)]
 mod layouts;
 #[cfg(test)]
+mod listeners;
+#[cfg(test)]
 mod live;
 #[cfg(test)]
 mod names;

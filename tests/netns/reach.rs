@@ -19,7 +19,7 @@ use tunnel_tests::{
 
 use crate::support::{
     CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, clients, counted,
-    errno, http, no_way, same, serve,
+    errno, http, no_way, same, serve, until_backends,
 };
 
 const WEB: Vip = Vip::of(20);
@@ -270,6 +270,39 @@ fn the_external_policy_local_is_not_for_sockets_of_this_node() -> Result<()> {
 
     for (name, place) in stage.places() {
         answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_refuses() -> Result<()>
+{
+    let mut settings = Settings::from_environment()?;
+    "topologyKeys: honour".clone_into(&mut settings.node_ports);
+    let stage = Stage::with(settings)?;
+    let web = |node| {
+        Stage::service()
+            .annotated("openyurt.io/topologyKeys", "kubernetes.io/hostname")
+            .on(node)
+            .backends(addresses(&[&stage.backend]))
+    };
+    stage.node.apply(web("other"))?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        for way in [Way::V4, Way::V6] {
+            let refused = failure(place, way.to(WEB, HTTP))?;
+            same(&format!("from {name}"), refused, Errno::ECONNREFUSED)?;
+        }
+    }
+    let shown = stage.node.culvert(&["backends", "web"])?.stdout;
+    let away = shown.matches("not used: openyurt.io/topologyKeys lead this node elsewhere");
+    ensure!(away.count() == 4, "two ports of two families:\n{shown}");
+
+    stage.node.apply(web(instance::NODE))?;
+    until_backends(&stage.node, "web", 1)?;
+    for (name, place) in stage.places() {
+        answers(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
     }
     Ok(())
 }

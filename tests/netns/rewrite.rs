@@ -15,7 +15,7 @@ use tunnel_tests::{
 };
 use tunnel_userspace::{
     bpf::{self, DataPath, Features, Pins, RcuGrace, Switches},
-    model::{Algorithm, ExternalIps},
+    model::{Algorithm, ExternalIps, TopologyKeys},
     reconcile::{Reconciler, Settings, Sizes},
     source::file,
 };
@@ -61,6 +61,7 @@ impl Stage {
             algorithm: Algorithm::Random,
             node_ports: Vec::new(),
             external_ips: ExternalIps::Any,
+            topology_keys: TopologyKeys::Ignore,
         };
         let mut reconciler = Reconciler::adopt(maps, sizes, &mut RcuGrace::new()?, settings)?;
         let (mut store, problems) = file::read(&node.manifests())?;

@@ -12,6 +12,7 @@
 //! - `destinations`: the addresses that a Service port is reached at
 //! - `precedence`: which of two Services has an address that both claim
 //! - `node`: what a Node object says
+//! - `pools`: which endpoints OpenYurt keeps from a node
 //! - `health`: health check node ports
 //! - `verdict`: what a new connection to a front meets
 //! - [`random`]: random clusters
@@ -26,6 +27,7 @@ mod endpoints;
 mod health;
 mod node;
 mod objects;
+mod pools;
 mod precedence;
 pub mod random;
 #[cfg(test)]
@@ -73,6 +75,7 @@ pub struct Here {
     pub addresses: Vec<(bool, IpAddr)>,
     pub node_port_addresses: NodePortAddresses,
     pub external_ips: ExternalIps,
+    pub topology_keys: TopologyKeys,
 }
 
 /// The setting `nodePortAddresses`.
@@ -105,6 +108,13 @@ pub enum ExternalIps {
     /// can be written by whoever may only make Services, so nobody can take over an address that
     /// belongs to others outside (CVE-2020-8554).
     Owned,
+}
+
+/// The setting that says whether the annotation `openyurt.io/topologyKeys` counts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TopologyKeys {
+    Ignore,
+    Honour,
 }
 
 /// A transport protocol that Services know.

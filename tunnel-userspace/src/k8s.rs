@@ -126,6 +126,8 @@ pub enum Reason {
     Weight(String),
     #[error("{0:?} is not translate or leave-alone")]
     Sockets(String),
+    #[error("{0:?} is not kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone")]
+    TopologyKeys(String),
     #[error("{0:?} is not Cluster or Local")]
     TrafficPolicy(String),
     #[error("{0:?} is not ClientIP or None")]

@@ -17,10 +17,10 @@ pub use by_family::ByFamily;
 pub use choice::{Algorithm, Weights};
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
-pub use node::{ConfigMap, Node, ServiceCidr, ZONE};
+pub use node::{ConfigMap, NODE_POOL, Node, ServiceCidr, ZONE};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{ExternalIps, Service, ServicePort, TrafficPolicy};
+pub use service::{ExternalIps, KeepTo, Service, ServicePort, TopologyKeys, TrafficPolicy};
 pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 

@@ -6,9 +6,11 @@
 //! - `routes`: the routes that make the prefixes local, and the file that says which are ours
 //! - `netlink`: what the kernel has
 //! - `diag`: the sockets of a network namespace
+//! - `listeners`: which addresses and ports something of this node listens at
 
 mod addresses;
 mod diag;
+mod listeners;
 mod netlink;
 mod routes;
 mod uplinks;
@@ -32,6 +34,7 @@ use self::netlink::{Netlink, Scene};
 pub use self::{
     addresses::Addresses,
     diag::{Diag, DiagError, Place, is_connected},
+    listeners::Listeners,
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };

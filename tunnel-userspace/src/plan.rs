@@ -6,6 +6,7 @@
 //! - `gaps`: where a policy finds no endpoint of this node
 //! - `health`: what load balancers are told of a Service
 //! - `owners`: whose an address is, and so which external IPs are served
+//! - `pools`: which endpoints Services keep to, of this node or its node pool
 //! - `place`: where this node is, and its addresses
 //! - `sources`: who may use the addresses of a load balancer
 //! - `uses`: what becomes of each endpoint, and why
@@ -18,6 +19,7 @@ mod gaps;
 mod health;
 mod owners;
 mod place;
+mod pools;
 mod sources;
 mod steering;
 mod uses;
@@ -34,6 +36,7 @@ pub use gaps::{Gaps, gaps};
 pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
 pub use owners::Owners;
 pub use place::{NodePortAddresses, Place};
+pub use pools::Pools;
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
@@ -185,6 +188,8 @@ pub struct FrontPlan {
     /// Whether the host's own sockets may use it, where only some clients may; nothing where that is not
     /// known before they connect.
     pub admits_host: Option<bool>,
+    /// Whether something of this node listens there itself, so that sockets are left alone.
+    pub has_listener: bool,
 }
 
 /// What kind of address a front is, the one first that wins where two Services have it.
@@ -322,12 +327,14 @@ fn fronts(
         } else {
             Some(true)
         },
+        has_listener: false,
     };
     let cluster_ip = FrontPlan {
         kind: FrontKind::ClusterIp,
         sockets: service.internal_policy,
         packets: service.internal_policy,
         admits_host: Some(true),
+        has_listener: false,
     };
     let mut fronts = BTreeMap::from([(key(ip, port.port), cluster_ip)]);
     let node_ports = port.node_port.into_iter();

@@ -9,8 +9,10 @@
 //! - `health`: what load balancers are told of Services
 //! - `measures`, `histogram`: what kube-proxy measures of its passes
 //! - `names`: which id belongs to which Service
+//! - `listeners`: where something of this node listens on the address of a Service itself
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
+//! - `problems`: what is not as planned
 //! - `grace`: what was taken out of reach, until it can be freed
 //! - `run`: the loop
 //! - `sources`: which ranges of clients records use
@@ -26,10 +28,12 @@ mod diff;
 mod grace;
 mod health;
 mod histogram;
+mod listeners;
 mod measures;
 mod names;
 mod order;
 mod planning;
+mod problems;
 mod run;
 mod sources;
 mod steering;
@@ -37,7 +41,7 @@ mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
     sync::Arc,
 };
 
@@ -48,7 +52,9 @@ pub use self::{
     carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
     grace::{Grace, Retired},
     histogram::Histogram,
+    listeners::{Found, LookError},
     measures::SyncStats,
+    problems::Problem,
     run::{Loop, Query, Stats, start},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
     view::{EndpointView, FrontView, PortView, ServiceView},
@@ -57,31 +63,18 @@ use self::{
     actual::{Actual, Stray},
     diff::{Diff, Shortage},
     health::Health,
+    listeners::Listeners,
     measures::Measures,
     order::{Order, Refused},
+    problems::{Changes, describe},
 };
 use crate::{
-    model::{Algorithm, ExternalIps, ObjectName, ServiceState},
+    model::{Algorithm, ExternalIps, ObjectName, ServiceState, TopologyKeys},
     plan::{
-        Claims, HealthChecks, Here, NodePortAddresses, Owners, Place, PortName, PortPlan,
+        Claims, HealthChecks, Here, NodePortAddresses, Owners, Place, Pools, PortName, PortPlan,
         ServicePlan,
     },
 };
-
-/// Why a service port is not programmed, or not as it should be.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Problem {
-    /// The reason, as it is counted.
-    pub reason: Reason,
-    /// What happened, for people.
-    pub text: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
 
 /// The owner of the maps.
 pub struct Reconciler<M> {
@@ -92,6 +85,8 @@ pub struct Reconciler<M> {
     plans: BTreeMap<ObjectName, ServicePlan>,
     claims: Claims,
     owners: Owners,
+    pools: Pools,
+    listeners: Listeners,
     dirty: BTreeSet<ObjectName>,
     problems: BTreeMap<ObjectName, BTreeMap<PortName, Problem>>,
     /// Reasons counted here, since the start.
@@ -133,6 +128,8 @@ pub struct Settings {
     pub node_ports: Vec<NodePortAddresses>,
     /// Which external IPs are served.
     pub external_ips: ExternalIps,
+    /// Whether it counts which endpoints Services keep to.
+    pub topology_keys: TopologyKeys,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -153,6 +150,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         // last process died, or before the keys above were removed.
         grace.wait().map_err(AdoptError::Grace)?;
         let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
+        let node: Arc<str> = settings.node_name.into();
         Ok(Self {
             maps,
             actual,
@@ -160,6 +158,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             plans: BTreeMap::new(),
             claims: Claims::default(),
             owners: Owners::new(settings.external_ips),
+            pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
+            listeners: Listeners::default(),
             dirty: BTreeSet::new(),
             problems: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -167,7 +167,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             waiting: false,
             starved: BTreeSet::new(),
             has_shrunk: false,
-            here: Here::new(settings.node_name.into(), settings.algorithm),
+            here: Here::new(node, settings.algorithm),
             place: Place::new(settings.node_ports),
             health: Health::default(),
             measures: Measures::default(),
@@ -332,7 +332,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 changes.problem(name, Reason::FrontClaimed, text);
             }
             let own = plan.fronts.iter().filter(|(key, _)| is_own(key));
-            let fronts: BTreeMap<_, _> = own.map(|(key, front)| (*key, *front)).collect();
+            let own = own.map(|(key, front)| (*key, self.listeners.noted(key, *front)));
+            let fronts: BTreeMap<_, _> = own.collect();
             if !fronts.is_empty() {
                 wanted.insert(
                     name.clone(),
@@ -434,35 +435,6 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             writer: &mut self.maps,
             retired: &mut self.retired,
         }
-    }
-}
-
-/// What came of one Service in a pass.
-#[derive(Default)]
-struct Changes {
-    /// What is to be taken away once every Service has what it wants.
-    leftovers: Vec<(PortName, Diff)>,
-    problems: BTreeMap<PortName, Problem>,
-}
-
-impl Changes {
-    fn problem(&mut self, name: &PortName, reason: Reason, text: String) {
-        self.problems.insert(name.clone(), Problem { reason, text });
-    }
-
-    fn refusal(&mut self, name: &PortName, reason: Reason, backends: usize) {
-        self.problem(
-            name,
-            reason,
-            format!("{} ({backends} backends wanted)", reason.meaning()),
-        );
-    }
-}
-
-fn describe(refused: &Refused) -> String {
-    match refused {
-        Refused::Full(_) => refused.to_string(),
-        Refused::Write(error) => format!("{refused}: {error}: {}", error.source),
     }
 }
 

@@ -102,6 +102,7 @@ impl Product {
             algorithm: model::Algorithm::Random,
             node_ports: Vec::new(),
             external_ips: model::ExternalIps::Any,
+            topology_keys: model::TopologyKeys::Ignore,
         };
         let mut grace = RcuGrace::new()?;
         let sizes = programs.data_path.sizes();

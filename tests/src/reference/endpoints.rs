@@ -11,7 +11,7 @@ use super::{
     Cluster, Here, Owner, Set,
     address::{Family, parse},
     node::Topology,
-    objects,
+    objects, pools,
 };
 
 /// An endpoint, seen from the node.
@@ -37,6 +37,8 @@ pub(super) fn endpoints(
 ) -> Endpoints {
     let mut found = Endpoints::new();
     for slice in objects::slices(cluster, (&owner.namespace, &owner.service), family) {
+        // As yurthub does it, before anything is made of the slice.
+        let slice = &pools::passed(cluster, here, slice);
         for port in slice.ports.iter().flatten() {
             if let Some(number) = number_for(port, owner) {
                 add(&mut found, here, slice, (family, number));

@@ -46,7 +46,7 @@ pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
         .flatten()
 }
 
-fn own<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a Node> {
+pub(super) fn own<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a Node> {
     let mut nodes = cluster.nodes.iter();
     nodes.find(|node| node.metadata.name.as_ref() == Some(&here.node))
 }

@@ -7,6 +7,7 @@ mod health;
 mod node_ports;
 mod objects;
 mod policies;
+mod pools;
 mod random;
 mod source_ranges;
 
@@ -19,8 +20,8 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, ExternalIps, Front, Here, Key, NodePortAddresses, Protocol, Source, Verdict, fronts,
-    verdict,
+    Cluster, ExternalIps, Front, Here, Key, NodePortAddresses, Protocol, Source, TopologyKeys,
+    Verdict, fronts, verdict,
 };
 
 /// A pod of this node, a client outside.
@@ -67,6 +68,7 @@ impl Given {
                 addresses: [&loopback[..], &own.map(|address| (false, ip(address)))].concat(),
                 node_port_addresses: NodePortAddresses::Absent,
                 external_ips: ExternalIps::Any,
+                topology_keys: TopologyKeys::Ignore,
             },
         }
     }

@@ -9,7 +9,7 @@ use super::node::{NodeError, failed, steering_rules};
 use crate::{
     config::{Config, SourceFile, SourceKube},
     events,
-    model::{ExternalIps, Update},
+    model::{ExternalIps, TopologyKeys, Update},
     source::{
         Mux, Report, file,
         file::FileSource,
@@ -140,6 +140,10 @@ fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings,
             ExternalIps::Any => false,
             ExternalIps::Owned => true,
         },
+        pools: match config.service.topology_keys {
+            TopologyKeys::Ignore => false,
+            TopologyKeys::Honour => true,
+        },
     })
 }
 
@@ -189,6 +193,21 @@ mod tests {
             let wanted_of = config.source.kube.as_ref().expect("the API server");
             let settings = kube_settings(&config, wanted_of).expect("settings");
             assert_eq!(settings.owners, wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn it_matters_where_nodes_are_where_topology_keys_are_honoured() {
+        for (service, wanted) in [
+            ("{}", false),
+            ("{ topologyKeys: ignore }", false),
+            ("{ topologyKeys: honour }", true),
+        ] {
+            let text = format!("{{ source: {{ kube: {{}} }}, service: {service} }}");
+            let config = Config::parse(&text).expect("good");
+            let wanted_of = config.source.kube.as_ref().expect("the API server");
+            let settings = kube_settings(&config, wanted_of).expect("settings");
+            assert_eq!(settings.pools, wanted, "{text}");
         }
     }
 }

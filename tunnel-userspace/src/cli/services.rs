@@ -4,6 +4,9 @@ use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 /// How many backends, and how many fronts, a line names.
 const NAMED: usize = 3;
 
+/// What is said of a front that sockets are left alone at.
+const LEFT_ALONE: &str = "left alone: this node listens there itself";
+
 /// A line for each port of each Service.
 pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
@@ -77,10 +80,15 @@ fn block(name: &str, port: &PortView) -> String {
 }
 
 fn front(front: &FrontView) -> Vec<String> {
+    let sockets = if front.has_listener {
+        LEFT_ALONE.to_owned()
+    } else {
+        front.sockets.clone()
+    };
     vec![
         front.front.clone(),
         front.kind.clone(),
-        front.sockets.clone(),
+        sockets,
         front.packets.clone(),
     ]
 }
@@ -152,13 +160,16 @@ fn state(port: &PortView) -> String {
     if port.fronts.is_empty() {
         return "not programmed yet".to_owned();
     }
-    if port.backends.is_empty() {
-        return "no backend: connects are refused".to_owned();
+    let mut state = match (port.backends.is_empty(), port.leaving.len()) {
+        (true, _) => "no backend: connects are refused".to_owned(),
+        (false, 0) => "programmed".to_owned(),
+        (false, leaving) => format!("programmed, {leaving} leaving"),
+    };
+    if port.fronts.iter().any(|front| front.has_listener) {
+        state.push_str("; sockets ");
+        state.push_str(LEFT_ALONE);
     }
-    match port.leaving.len() {
-        0 => "programmed".to_owned(),
-        leaving => format!("programmed, {leaving} leaving"),
-    }
+    state
 }
 
 #[cfg(test)]
@@ -171,6 +182,7 @@ mod tests {
             kind: kind.to_owned(),
             sockets: "Cluster".to_owned(),
             packets: packets.to_owned(),
+            has_listener: false,
         }
     }
 
@@ -233,6 +245,22 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
 10.1.0.2:80   -       -        -      -                1        not used";
 
         assert_eq!(render_each(&[service()]), shown);
+    }
+
+    #[test]
+    fn a_front_where_this_node_listens_is_told_with_the_reason() {
+        let mut service = service();
+        service.ports[0].fronts[0].has_listener = true;
+
+        let shown = render_each(&[service.clone()]);
+        service.ports[0].backends.clear();
+        let lonely = render_each(&[service]);
+
+        let state = "\nstate      programmed; sockets left alone: this node listens there itself\n";
+        let front = "cluster IP   left alone: this node listens there itself   Cluster\n";
+        assert!(shown.contains(state) && shown.contains(front), "{shown}");
+        let state = "refused; sockets left alone: this node listens there itself\n";
+        assert!(lonely.contains(state), "{lonely}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration;
 use crate::{
-    model::{Algorithm, ExternalIps},
+    model::{Algorithm, ExternalIps, TopologyKeys},
     plan::NodePortAddresses,
 };
 
@@ -45,6 +45,11 @@ pub struct Service {
     /// Which external IPs are served.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
+    /// Whether it counts which endpoints Services keep to.
+    pub topology_keys: TopologyKeys,
+    /// How often it is looked whether something of this node listens on the address of a Service.
+    #[serde(with = "duration")]
+    pub look_for_listeners: Duration,
     /// The links to the world; empty to find them.
     pub uplinks: Vec<String>,
     /// How a backend is chosen where a Service doesn't say.
@@ -62,6 +67,8 @@ impl Default for Service {
             masquerade_all: false,
             node_port_addresses: None,
             external_ips: ExternalIps::default(),
+            topology_keys: TopologyKeys::default(),
+            look_for_listeners: Duration::from_secs(1),
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
             full_sync: Duration::from_secs(3600),
@@ -89,6 +96,11 @@ impl Service {
     }
 
     pub(super) fn check(&self) -> Result<(), (String, String)> {
+        let bounds = Duration::from_secs(1)..=Duration::from_secs(60);
+        if !bounds.contains(&self.look_for_listeners) {
+            let field = "service.lookForListeners".to_owned();
+            return Err((field, "must be from 1s to 60s".to_owned()));
+        }
         for (index, cidr) in self.cluster_cidrs.iter().enumerate() {
             if !is_cidr(cidr) {
                 let field = format!("service.clusterCIDRs[{index}]");

@@ -69,6 +69,14 @@ fn a_value_that_cannot_be_is_refused_with_its_field() {
     assert_eq!(refusal("mode: userspace").0, "mode");
     assert_eq!(refusal("mode: iptables").0, "mode");
     assert_eq!(refusal("service: { fullSync: 0s }").0, "service.fullSync");
+    for text in ["999ms", "60001ms"] {
+        let text = format!("service: {{ lookForListeners: {text} }}");
+        let told = "must be from 1s to 60s".to_owned();
+        assert_eq!(
+            refusal(&text),
+            ("service.lookForListeners".to_owned(), told)
+        );
+    }
     assert_eq!(refusal("sockets: { end: [sctp] }").0, "sockets.end[0]");
     assert_eq!(refusal("sockets: { end: [udp, udp] }").0, "sockets.end[1]");
     assert_eq!(

@@ -61,6 +61,7 @@ pub(super) fn read(
         algorithm: choice::algorithm(&metadata, ignored),
         weights: choice::weights(&metadata, ignored),
         not_for_sockets: choice::is_not_for_sockets(&metadata, ignored),
+        keep_to: choice::keep_to(&metadata, ignored),
     }))
 }
 

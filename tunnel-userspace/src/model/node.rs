@@ -7,6 +7,9 @@ use super::ObjectName;
 /// The label of a Node that says in which zone it is.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
+/// The label of a Node that says in which node pool it is (`OpenYurt`).
+pub const NODE_POOL: &str = "apps.openyurt.io/nodepool";
+
 /// A Node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Node {

@@ -58,6 +58,10 @@ pub struct Service {
     /// for packets only.
     #[serde(default)]
     pub not_for_sockets: bool,
+    /// Which endpoints it keeps to (annotation `openyurt.io/topologyKeys`); all where the Service
+    /// doesn't say.
+    #[serde(default)]
+    pub keep_to: Option<KeepTo>,
 }
 
 impl Service {
@@ -81,6 +85,7 @@ impl Service {
             algorithm: None,
             weights: None,
             not_for_sockets: false,
+            keep_to: None,
         }
     }
 
@@ -133,6 +138,26 @@ pub enum ExternalIps {
     /// Those that the cluster has anyway: an address of the load balancer of some Service, or of some
     /// Node.
     Owned,
+}
+
+/// Which endpoints a Service keeps to, seen from each node.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum KeepTo {
+    /// Those of the node.
+    Node,
+    /// Those of the node pool that the node is in.
+    Pool,
+}
+
+/// Whether it counts which endpoints Services keep to.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyKeys {
+    /// No: kube-proxy by itself knows nothing of it.
+    #[default]
+    Ignore,
+    /// Yes, as behind `OpenYurt`'s yurthub, which keeps the other endpoints from kube-proxy.
+    Honour,
 }
 
 /// Which endpoints traffic may go to.

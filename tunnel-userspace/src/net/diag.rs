@@ -20,7 +20,7 @@ use nix::{
 };
 use tunnel_common::addr::Protocol;
 
-use self::message::{Answer, Ask, FAMILIES};
+use self::message::{Answer, Ask, FAMILIES, Stage};
 pub use self::message::{Place, is_connected};
 
 /// How long the kernel may take for a part of an answer. It answers at once; the bound is against a
@@ -132,10 +132,33 @@ impl Diag {
     pub fn connected(
         &mut self,
         protocol: Protocol,
+        show: impl FnMut(Place),
+    ) -> Result<(), DiagError> {
+        self.list(protocol, Stage::Connected, show)
+    }
+
+    /// Shows every socket of a protocol that waits for whoever comes, of both families: TCP sockets
+    /// that listen, UDP sockets that are bound and not connected.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::connected`].
+    pub fn open_to_all(
+        &mut self,
+        protocol: Protocol,
+        show: impl FnMut(Place),
+    ) -> Result<(), DiagError> {
+        self.list(protocol, Stage::Open, show)
+    }
+
+    fn list(
+        &mut self,
+        protocol: Protocol,
+        stage: Stage,
         mut show: impl FnMut(Place),
     ) -> Result<(), DiagError> {
         for family in FAMILIES {
-            let ask = Ask::list(family, protocol);
+            let ask = Ask::list(family, protocol, stage);
             self.ask(LIST, &ask)?;
             // Ends with the kernel's list, of which each part is waited for at most for `PATIENCE`.
             while !self.part(protocol, &mut show)? {}

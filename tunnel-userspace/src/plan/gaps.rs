@@ -70,6 +70,7 @@ mod tests {
                 sockets: TrafficPolicy::Cluster,
                 packets,
                 admits_host: Some(true),
+                has_listener: false,
             };
             (key, plan)
         };

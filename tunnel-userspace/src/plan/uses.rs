@@ -40,6 +40,8 @@ pub enum Why {
     Going,
     /// It doesn't: the hints of the slices lead clients of this node elsewhere.
     HintedElsewhere,
+    /// It doesn't: its Service keeps to this node, or its pool, and it is elsewhere.
+    KeptAway,
     /// It doesn't: its weight is 0, and others have more.
     Weightless,
     /// It doesn't: every address has a policy Local, and it is on another node.
@@ -56,24 +58,27 @@ impl Why {
             Self::NotReady => "not used: not ready",
             Self::Going => "not used: terminating, and others are ready",
             Self::HintedElsewhere => "not used: hints lead this node elsewhere",
+            Self::KeptAway => "not used: openyurt.io/topologyKeys lead this node elsewhere",
             Self::Weightless => "not used: its weight is 0",
             Self::OnOtherNode => "not used: on another node, and the policy is Local",
         }
     }
 }
 
-/// What becomes of the endpoints of a Service's port in a family, for the plan that was made of it.
-/// In the order of their addresses.
+/// What becomes of the endpoints of a Service's port in a family, for the plan that was made of it as
+/// it is `near` this node ([`super::Pools`]). In the order of their addresses.
 #[must_use]
 pub fn uses<'a>(
     state: &'a ServiceState,
+    near: &'a ServiceState,
     family: Family,
     port: (&str, Protocol),
     plan: &PortPlan,
     here: &Here,
 ) -> Vec<Use<'a>> {
     let weights = state.service.weights.as_deref();
-    let admitted = endpoints::of_port(&state.slices, family, port, weights, here);
+    let admitted = endpoints::of_port(&near.slices, family, port, weights, here);
+    let near = endpoints::found(&near.slices, family, port);
     let found = endpoints::found(&state.slices, family, port);
     let cluster: BTreeSet<&Target> = plan.cluster.iter().collect();
     let local: BTreeSet<&Target> = plan.local.iter().collect();
@@ -82,13 +87,18 @@ pub fn uses<'a>(
         .map(|(target, endpoint)| {
             let (cluster, local) = (cluster.contains(&target), local.contains(&target));
             let weight = admitted.weights.get(&target).copied().unwrap_or(1);
+            let near = near.get(&target).copied();
+            let why = match near {
+                Some(near) => why(&admitted, &target, near, (cluster || local, weight)),
+                None => Why::KeptAway,
+            };
             Use {
                 target,
-                endpoint,
+                endpoint: near.unwrap_or(endpoint),
                 cluster,
                 local,
                 weight,
-                why: why(&admitted, &target, endpoint, (cluster || local, weight)),
+                why,
             }
         })
         .collect()

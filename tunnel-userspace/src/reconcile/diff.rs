@@ -248,13 +248,14 @@ pub(crate) fn record(
         is_local(|front| front.packets),
     );
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
+    let is_left_alone = !plan.for_sockets || front.is_some_and(|front| front.has_listener);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     let restricted = front.filter(|front| plan.is_restricted(front));
     let admits_host = restricted.map(|front| front.admits_host);
     let flags = flag(sockets, Front::SOCKETS_LOCAL)
         | flag(packets, Front::PACKETS_LOCAL)
         | flag(plan.has_endpoints, Front::HAS_ENDPOINTS)
-        | flag(!plan.for_sockets, Front::NOT_SOCKETS)
+        | flag(is_left_alone, Front::NOT_SOCKETS)
         | flag(admits_host == Some(Some(true)), Front::ADMITS_HOST)
         | flag(admits_host == Some(None), Front::HOST_UNKNOWN);
     Front {

@@ -18,6 +18,7 @@ impl<M> Reconciler<M> {
         self.stale = update.stale;
         for (name, node) in update.nodes {
             self.owners.set_node(&name, node.as_deref());
+            self.pools.set_node(&name, node.as_deref());
             if name.name == self.here.node {
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.place.set_node(node.as_deref());
@@ -26,8 +27,10 @@ impl<M> Reconciler<M> {
         for (name, state) in &update.services {
             let service = state.as_ref().map(|state| &*state.service);
             self.owners.set_service(name, service);
+            self.pools.set_service(name, service);
         }
         let mut moved = self.owners.take_moved();
+        moved.append(&mut self.pools.take_moved());
         // Before what else changed, so that it is planned once.
         self.look_around();
         for (name, state) in update.services {
@@ -55,6 +58,11 @@ impl<M> Reconciler<M> {
 
     /// Takes the addresses that this node has now. Nothing is written.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        if self.listeners.set_addresses(&addresses) {
+            for (name, plan) in &self.plans {
+                self.listeners.put(name, Some(plan));
+            }
+        }
         self.place.set_addresses(addresses);
         self.look_around();
     }
@@ -75,10 +83,12 @@ impl<M> Reconciler<M> {
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
         let admitted = state.map(|state| self.owners.admitted(state));
-        let state = admitted.as_deref();
+        let near = admitted.as_deref().map(|state| self.pools.near(state));
+        let state = near.as_deref();
         let check = state.and_then(|state| plan::health_check(state, &self.here));
         self.health.put(name, check);
         let plan = state.map(|state| plan::service(state, &self.here));
+        self.listeners.put(name, plan.as_ref());
         let new = plan.as_ref().map(plan::gaps).unwrap_or_default();
         let claims = state.zip(plan.as_ref());
         let claims = claims.map(|(state, plan)| plan::claims(state, plan));

@@ -18,8 +18,8 @@ use tracing::{error, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps, SteeringView,
-    SyncStats, grace::Waiter, view::ServiceView,
+    Found, Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps, SteeringView,
+    SyncStats, grace::Waiter, listeners::Looks, view::ServiceView,
 };
 use crate::{
     clock::{monotonic, since_boot},
@@ -106,6 +106,8 @@ pub struct Loop<M, S, G> {
     retry_at: Option<Instant>,
     /// When what could not be steered is tried again.
     steer_at: Option<Instant>,
+    /// How it is looked for listeners on addresses of Services.
+    looks: Option<Looks>,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
     /// How often backends went that no program can give to a socket any more.
@@ -138,6 +140,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         retry: FIRST_RETRY,
         retry_at: None,
         steer_at: None,
+        looks: None,
         stats,
         concerns: watch::Sender::new(Arc::default()),
         gone: watch::Sender::default(),
@@ -176,6 +179,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// Takes the addresses that this node has now, for what is planned from here on.
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
+    }
+
+    /// Leaves sockets alone from here on at fronts of this node's own addresses where something
+    /// listens itself. It is looked so often for that while there are such fronts.
+    pub fn look_for_listeners(&mut self, find: Found, every: Duration) {
+        self.looks = Some(Looks::new(find, every));
     }
 
     /// Takes one update and writes it.
@@ -218,6 +227,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let (retry_at, steer_at) = (self.retry_at, self.steer_at);
+            let look_at = self.looks.as_ref().and_then(Looks::at);
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
@@ -253,6 +263,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                     let view = self.steering.view();
                     self.stats.send_modify(|stats| stats.steering = view);
                     self.publish_concerns();
+                }
+                () = sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() => {
+                    self.look();
+                    if self.reconciler.is_dirty() {
+                        self.pass(None);
+                    }
                 }
                 _ = audits.tick() => self.audit(),
             }
@@ -320,8 +336,16 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             .then(|| Instant::now() + STEERING_RETRY);
     }
 
+    /// Looks for listeners, if it is time.
+    fn look(&mut self) {
+        if let Some(looks) = &mut self.looks {
+            looks.look(&mut self.reconciler);
+        }
+    }
+
     fn pass(&mut self, since: Option<Duration>) {
         let start = monotonic();
+        self.look();
         let retired = self.reconciler.pass();
         self.hand_over(retired);
         if self.reconciler.is_dirty() {

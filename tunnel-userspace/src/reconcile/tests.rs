@@ -1,8 +1,10 @@
 mod adoption;
 mod carrying;
 mod histories;
+mod listeners;
 mod memory;
 mod owned;
+mod pools;
 mod sources;
 
 use std::{
@@ -41,17 +43,21 @@ const ROOMY: Sizes = Sizes {
 };
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {
-    adopt_with(maps, ExternalIps::Any)
+    adopt_with(maps, settings())
 }
 
-fn adopt_with(maps: Memory, external_ips: ExternalIps) -> Reconciler<Memory> {
-    let sizes = maps.sizes;
-    let settings = Settings {
+fn settings() -> Settings {
+    Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
         node_ports: vec![NodePortAddresses::All],
-        external_ips,
-    };
+        external_ips: ExternalIps::Any,
+        topology_keys: TopologyKeys::Ignore,
+    }
+}
+
+fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
+    let sizes = maps.sizes;
     let mut reconciler = Reconciler::adopt(maps, sizes, &mut NoGrace, settings).expect("adopted");
     reconciler.maps.grace();
     reconciler

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use tunnel_common::service::Source;
+use tunnel_common::service::{FrontKey, Source};
 
 use super::{Reconciler, actual::PortUse};
 use crate::{
@@ -68,6 +68,9 @@ pub struct FrontView {
     pub sockets: String,
     /// `Cluster` or `Local`: which backends packets from elsewhere are led to.
     pub packets: String,
+    /// Whether something of this node listens there itself, so that its sockets are left alone.
+    #[serde(default)]
+    pub has_listener: bool,
 }
 
 /// An endpoint, and what becomes of it.
@@ -132,7 +135,11 @@ impl<M> Reconciler<M> {
         let problem = self.problems.get(&name.service);
         let problem = problem.and_then(|problems| problems.get(name));
         let fronts = used.into_iter().flat_map(|port| &port.fronts);
-        let fronts = fronts.map(|key| front_view(key.to_string(), plan.fronts.get(key)));
+        let noted = |key: &FrontKey| {
+            let front = plan.fronts.get(key);
+            front.map(|front| self.listeners.noted(key, *front))
+        };
+        let fronts = fronts.map(|key| front_view(key.to_string(), noted(key).as_ref()));
         let state = self.states.get(&name.service);
         PortView {
             port: name.port.to_string(),
@@ -160,8 +167,9 @@ impl<M> Reconciler<M> {
         state: &ServiceState,
         used: Option<&PortUse>,
     ) -> Vec<EndpointView> {
+        let near = self.pools.near(state);
         let port = (&*name.port, name.protocol);
-        let uses = plan::uses(state, name.family, port, plan, &self.here);
+        let uses = plan::uses(state, &near, name.family, port, plan, &self.here);
         let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
         uses.into_iter()
             .map(|it| {
@@ -236,5 +244,6 @@ fn front_view(front: String, plan: Option<&FrontPlan>) -> FrontView {
         kind: kind.to_owned(),
         sockets: policy(|plan| plan.sockets),
         packets: policy(|plan| plan.packets),
+        has_listener: plan.is_some_and(|plan| plan.has_listener),
     }
 }

@@ -38,7 +38,7 @@ use crate::{
     drain,
     k8s::Arriving,
     latest,
-    model::{Concern, Kind, ObjectName, ZONE},
+    model::{Concern, Kind, NODE_POOL, ObjectName, ZONE},
 };
 
 /// The Service is served by another proxy.
@@ -106,6 +106,8 @@ pub struct Settings {
     /// Whether it matters who has an address: then all Nodes are read, as for steering, else only this
     /// node's own; and Services of other proxies, for the addresses of their load balancers.
     pub owners: bool,
+    /// Whether it matters in which node pool a Node is: then all Nodes are read too.
+    pub pools: bool,
 }
 
 /// What steering needs of the API server.
@@ -143,6 +145,9 @@ async fn start_within(
         own: settings.node.clone(),
         labels: BTreeSet::from([ZONE.to_owned()]),
     };
+    if settings.pools {
+        nodes.labels.insert(NODE_POOL.to_owned());
+    }
     let mut kinds = vec![
         Kind::Service,
         Kind::EndpointSlice,
@@ -266,7 +271,7 @@ impl KubeSource {
             client, settings, ..
         } = self;
         let all = || client.clone();
-        let is_own_enough = settings.steering.is_none() && !settings.owners;
+        let is_own_enough = settings.steering.is_none() && !settings.owners && !settings.pools;
         let own = is_own_enough.then(|| format!("metadata.name={}", settings.node));
         let proxied = (!settings.owners).then_some(NOT_OF_OTHER_PROXY);
         self.start::<Service>(

@@ -68,6 +68,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::model::Algorithm",
             "crate::model::ExternalIps",
             "crate::model::Selector",
+            "crate::model::TopologyKeys",
             "crate::net",
             "crate::plan",
             "crate::source",

@@ -10,7 +10,7 @@ use k8s_openapi::{
 
 use super::{ZONES, add_label, chance, pick};
 use crate::reference::{
-    Entry, ExternalIps, Here, NodePortAddresses,
+    Entry, ExternalIps, Here, NodePortAddresses, TopologyKeys,
     address::{Cidr, parse},
 };
 
@@ -45,6 +45,9 @@ fn node(rng: &mut Rng, number: u8) -> Node {
             let zone = pick(rng, ZONES);
             add_label(&mut metadata, "topology.kubernetes.io/zone", zone);
         }
+    }
+    if let Some(pool) = pick(rng, [Some("p"), Some("p"), Some("q"), Some(""), None]) {
+        add_label(&mut metadata, "apps.openyurt.io/nodepool", pool);
     }
     let host = 10 + number;
     let v4 = ("InternalIP", format!("192.168.0.{host}"));
@@ -91,6 +94,7 @@ pub(super) fn here(rng: &mut Rng, nodes: &[Node]) -> Here {
             rng,
             [ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned],
         ),
+        topology_keys: pick(rng, [TopologyKeys::Ignore, TopologyKeys::Honour]),
     }
 }
 

@@ -41,6 +41,19 @@ const SOURCE_RANGES: [&str; 11] = [
     "::/0",
 ];
 
+/// Values of `openyurt.io/topologyKeys`: those that mean something, and some that don't.
+const TOPOLOGY_KEYS: [&str; 9] = [
+    "kubernetes.io/hostname",
+    "kubernetes.io/hostname",
+    "openyurt.io/nodepool",
+    "openyurt.io/nodepool",
+    "kubernetes.io/zone",
+    "kubernetes.io/zone,*",
+    " openyurt.io/nodepool",
+    "*",
+    "",
+];
+
 pub(super) fn draw(draw: &mut Draw<'_>, number: u16) -> Service {
     let type_ = draw.pick([
         "ClusterIP",
@@ -91,6 +104,11 @@ fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
     }
     if draw.chance(14) {
         add_label(&mut metadata, "service.kubernetes.io/headless", "");
+    }
+    if draw.chance(3) {
+        let value = draw.pick(TOPOLOGY_KEYS);
+        let annotations = metadata.annotations.get_or_insert_default();
+        annotations.insert("openyurt.io/topologyKeys".to_owned(), value.to_owned());
     }
     metadata
 }

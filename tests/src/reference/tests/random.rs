@@ -7,8 +7,8 @@ use fastrand::Rng;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::reference::{
-    Cluster, Front, Here, Kind, Policy, Source, Verdict, fronts, health_check_node_ports, random,
-    verdict,
+    Cluster, Front, Here, Kind, Policy, Source, TopologyKeys, Verdict, fronts,
+    health_check_node_ports, random, verdict,
 };
 
 const SEEDS: u64 = 400;
@@ -108,6 +108,13 @@ fn every_corner_is_in_some_cluster() {
         }
         if fronts(&cluster, &here) != fronts(&without_moved_slices(&cluster), &here) {
             see("a moved slice decides".to_owned());
+        }
+        let unfiltered = Here {
+            topology_keys: TopologyKeys::Ignore,
+            ..here.clone()
+        };
+        if fronts(&cluster, &here) != fronts(&cluster, &unfiltered) {
+            see("topology keys decide".to_owned());
         }
         for check in health_check_node_ports(&cluster, &here).into_values() {
             for (family, count) in check.local_ready {
@@ -263,6 +270,7 @@ fn expected_corners() -> Vec<String> {
         }
     }
     expected.push("hints decide".to_owned());
+    expected.push("topology keys decide".to_owned());
     expected.push("a moved slice decides".to_owned());
     expected.push("NodePort, Local, pod: untouched".to_owned());
     for family in ["Ipv4", "Ipv6"] {

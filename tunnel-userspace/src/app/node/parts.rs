@@ -20,7 +20,10 @@ use crate::{
     clock::since_boot,
     config::{self, Config},
     model::{ServiceState, Targets, Update},
-    reconcile::{self, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings},
+    net::Listeners,
+    reconcile::{
+        self, LookError, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings,
+    },
 };
 
 /// The parts of the data path, in the order in which they are made.
@@ -71,6 +74,7 @@ impl Parts {
             algorithm: config.service.algorithm,
             node_ports: config.service.node_ports(),
             external_ips: config.service.external_ips,
+            topology_keys: config.service.topology_keys,
         };
         let steering = data_path
             .take_steering()
@@ -81,13 +85,14 @@ impl Parts {
         let mut first = grace()?;
         let reconciler = Reconciler::adopt(maps, found, &mut first, settings)
             .map_err(failed("cannot take over the maps"))?;
-        let (owner, stats) = reconcile::start(
+        let (mut owner, stats) = reconcile::start(
             reconciler,
             steering,
             (grace()?, first),
             config.service.full_sync,
         )
         .map_err(failed("cannot start the owner of the maps"))?;
+        owner.look_for_listeners(listeners(), config.service.look_for_listeners);
         Ok(Self {
             cgroup,
             features,
@@ -301,6 +306,17 @@ pub(super) struct Running {
     pub(super) _logging: Option<Logging>,
     /// Held until the end, against another daemon.
     pub(super) _held: (Pins, State),
+}
+
+/// Finds out at which fronts something of this node listens.
+fn listeners() -> reconcile::Found {
+    let mut listeners = Listeners::default();
+    Box::new(move |fronts| {
+        listeners.find(fronts).map_err(|error| LookError {
+            is_retryable: error.is_retryable(),
+            source: error.into(),
+        })
+    })
 }
 
 /// What the programs are told.

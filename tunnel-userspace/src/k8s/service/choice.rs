@@ -7,13 +7,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
     k8s::{ANNOTATION_DOMAIN, Invalid, Reason},
-    model::{Algorithm, Weights},
+    model::{Algorithm, KeepTo, Weights},
 };
 
 /// What stands before the name of a zone.
 const ZONE: &str = "zone:";
 /// What stands for every endpoint that nothing is said of.
 const OTHERS: &str = "*";
+/// The annotation of `OpenYurt`.
+const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 
 /// The annotation `culvert.dev/algorithm`.
 pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
@@ -72,12 +74,36 @@ pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invali
     }
 }
 
+/// The annotation `openyurt.io/topologyKeys`. The text counts as a whole, blanks too, and an empty one
+/// is none (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
+pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<KeepTo> {
+    let text = text(metadata, TOPOLOGY_KEYS)?;
+    match text {
+        "" => None,
+        "kubernetes.io/hostname" => Some(KeepTo::Node),
+        "openyurt.io/nodepool" | "kubernetes.io/zone" => Some(KeepTo::Pool),
+        other => {
+            let reason = Reason::TopologyKeys(other.to_owned());
+            ignored.push(Invalid::new(field(TOPOLOGY_KEYS), reason));
+            None
+        }
+    }
+}
+
 /// The field and text of an annotation of ours.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     let annotation = format!("{ANNOTATION_DOMAIN}/{name}");
+    let text = text(metadata, &annotation)?.trim();
+    Some((field(&annotation), text))
+}
+
+fn text<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {
     let annotations: &BTreeMap<_, _> = metadata.annotations.as_ref()?;
-    let text = annotations.get(&annotation)?.trim();
-    Some((format!("metadata.annotations[{annotation}]"), text))
+    annotations.get(annotation).map(String::as_str)
+}
+
+fn field(annotation: &str) -> String {
+    format!("metadata.annotations[{annotation}]")
 }
 
 #[cfg(test)]

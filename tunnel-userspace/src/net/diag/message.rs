@@ -29,7 +29,9 @@ const ESTABLISHED: u32 = 1 << 1;
 const SYN_SENT: u32 = 1 << 2;
 const FIN_WAIT1: u32 = 1 << 4;
 const FIN_WAIT2: u32 = 1 << 5;
+const CLOSE: u32 = 1 << 7;
 const CLOSE_WAIT: u32 = 1 << 8;
+const LISTEN: u32 = 1 << 10;
 
 /// Where a socket is found again: its family, ports, addresses, device and cookie, as the kernel
 /// told them.
@@ -56,16 +58,30 @@ impl Place {
         }
     }
 
+    /// Where it is bound to.
+    #[must_use]
+    pub fn own(&self) -> (Address, Port) {
+        self.end(0, 4)
+    }
+
     /// Where it is connected to.
     #[must_use]
     pub fn peer(&self) -> (Address, Port) {
-        let word = |at: usize| u32::from_ne_bytes(array(&self.id, at).unwrap_or_default());
-        let address = if self.family == AF_INET {
-            Address::from_v4_word(word(20))
-        } else {
-            Address::from_words([word(20), word(24), word(28), word(32)])
+        self.end(2, 20)
+    }
+
+    /// One end, whose port and address are there in the id.
+    fn end(&self, port: usize, address: usize) -> (Address, Port) {
+        let word = |word: usize| {
+            let at = address.saturating_add(word.saturating_mul(4));
+            u32::from_ne_bytes(array(&self.id, at).unwrap_or_default())
         };
-        let port = u16::from_ne_bytes(array(&self.id, 2).unwrap_or_default());
+        let address = if self.family == AF_INET {
+            Address::from_v4_word(word(0))
+        } else {
+            Address::from_words([word(0), word(1), word(2), word(3)])
+        };
+        let port = u16::from_ne_bytes(array(&self.id, port).unwrap_or_default());
         (address, Port::from_network(port))
     }
 
@@ -83,15 +99,30 @@ impl Place {
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
     1_u32
         .checked_shl(state)
-        .is_some_and(|bit| states(protocol) & bit != 0)
+        .is_some_and(|bit| Stage::Connected.states(protocol) & bit != 0)
 }
 
-/// The states of connected sockets, as bits.
-fn states(protocol: Protocol) -> u32 {
-    if protocol == Protocol::TCP {
-        ESTABLISHED | SYN_SENT | FIN_WAIT1 | FIN_WAIT2 | CLOSE_WAIT
-    } else {
-        ESTABLISHED
+/// What sockets are up to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Stage {
+    /// They are connected.
+    Connected,
+    /// They wait for whoever comes: they listen, or are bound and not connected.
+    Open,
+}
+
+impl Stage {
+    /// The states of such sockets, as bits.
+    fn states(self, protocol: Protocol) -> u32 {
+        let is_tcp = protocol == Protocol::TCP;
+        match self {
+            Self::Connected if is_tcp => {
+                ESTABLISHED | SYN_SENT | FIN_WAIT1 | FIN_WAIT2 | CLOSE_WAIT
+            }
+            Self::Connected => ESTABLISHED,
+            Self::Open if is_tcp => LISTEN,
+            Self::Open => CLOSE,
+        }
     }
 }
 
@@ -103,8 +134,8 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// Every connected socket of a family and protocol.
-    pub(super) fn list(family: u8, protocol: Protocol) -> Self {
+    /// Every socket of a family and protocol that is at a stage.
+    pub(super) fn list(family: u8, protocol: Protocol, stage: Stage) -> Self {
         let place = Place {
             family,
             id: [0; ID],
@@ -112,7 +143,7 @@ impl Ask {
         Self {
             kind: SOCK_DIAG_BY_FAMILY,
             flags: NLM_F_REQUEST | NLM_F_DUMP,
-            body: request(protocol, states(protocol), &place),
+            body: request(protocol, stage.states(protocol), &place),
         }
     }
 

@@ -8,7 +8,7 @@ fn told(web: Service, endpoints: Vec<Endpoint>) -> Vec<(String, [bool; 2], Why)>
     let web = state(web, vec![slice("a", Family::V4, ("http", 8080), endpoints)]);
     let plan = only_plan(&web);
     let port = ("http", Protocol::TCP);
-    let uses = uses(&web, Family::V4, port, &plan, &here());
+    let uses = uses(&web, &web, Family::V4, port, &plan, &here());
     let told = |it: &Use<'_>| {
         let place = it.target.to_string();
         (place, [it.cluster, it.local], it.why)

@@ -5,6 +5,14 @@ use crate::model::Node;
 
 const PAIR: [&str; 2] = ["198.51.100.1", "2001:db8::1"];
 
+fn adopt_owned() -> Reconciler<Memory> {
+    let settings = Settings {
+        external_ips: ExternalIps::Owned,
+        ..settings()
+    };
+    adopt_with(Memory::new(ROOMY), settings)
+}
+
 fn ips() -> Vec<IpAddr> {
     PAIR.map(|text| text.parse().expect("an address")).into()
 }
@@ -64,7 +72,7 @@ fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
 
 #[test]
 fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
-    let mut reconciler = adopt_with(Memory::new(ROOMY), ExternalIps::Owned);
+    let mut reconciler = adopt_owned();
     let (name, state) = wanting("web", 1, ips());
     let (other, second) = wanting("other", 2, Vec::new());
     apply(
@@ -107,7 +115,7 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
 
 #[test]
 fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_nothing_else() {
-    let mut reconciler = adopt_with(Memory::new(ROOMY), ExternalIps::Owned);
+    let mut reconciler = adopt_owned();
     let (name, state) = wanting("web", 1, ips());
     // It comes first in the update by chance, or not: what is wanted is known of both.
     for balancer_first in [true, false] {

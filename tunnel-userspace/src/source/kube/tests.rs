@@ -87,6 +87,7 @@ impl Followed {
             node: "node-a".to_owned(),
             steering: None,
             owners: false,
+            pools: false,
         }
     }
 

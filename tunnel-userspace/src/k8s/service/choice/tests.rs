@@ -95,3 +95,32 @@ fn sockets_translate_a_service_unless_it_says_otherwise() {
         ["metadata.annotations[culvert.dev/sockets]: \"off\" is not translate or leave-alone"]
     );
 }
+
+#[test]
+fn topology_keys_are_those_of_openyurt_and_count_as_a_whole() {
+    let read = |text| read(&[("openyurt.io/topologyKeys", text)], keep_to);
+
+    for (text, wanted) in [
+        ("kubernetes.io/hostname", Some(KeepTo::Node)),
+        ("openyurt.io/nodepool", Some(KeepTo::Pool)),
+        ("kubernetes.io/zone", Some(KeepTo::Pool)),
+        ("", None),
+    ] {
+        assert_eq!(read(text), (wanted, vec![]), "{text}");
+    }
+    for text in [
+        "*",
+        "Kubernetes.io/hostname",
+        " kubernetes.io/zone",
+        "kubernetes.io/hostname,openyurt.io/nodepool",
+        "topology.kubernetes.io/zone",
+    ] {
+        let (found, ignored) = read(text);
+        assert_eq!(found, None, "{text}");
+        let told = format!(
+            "metadata.annotations[openyurt.io/topologyKeys]: {text:?} is not \
+             kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone"
+        );
+        assert_eq!(ignored, [told]);
+    }
+}

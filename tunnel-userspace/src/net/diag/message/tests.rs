@@ -49,6 +49,9 @@ fn a_socket_is_read_with_its_peer_and_cookie() {
     let (address, port) = found.peer();
     assert_eq!(address.to_ip().to_string(), "10.0.0.9");
     assert_eq!(port.to_host(), 53);
+    let (address, port) = found.own();
+    assert_eq!(address.to_ip().to_string(), "10.0.0.1");
+    assert_eq!(port.to_host(), 40_000);
 }
 
 #[test]

@@ -260,7 +260,7 @@ fn service(name: &str, address: &str, version: u64) -> Value {
 }
 
 /// A line of a watch, with its parts in the order of the API server's.
-fn line(what: &str, object: &Value) -> String {
+pub(super) fn line(what: &str, object: &Value) -> String {
     format!(r#"{{"type":"{what}","object":{object}}}"#)
 }
 

@@ -1,0 +1,114 @@
+//! Which addresses and ports something in this process's network namespace listens at.
+
+use std::collections::BTreeSet;
+
+use tunnel_common::{addr::Protocol, service::FrontKey};
+
+use super::diag::{Diag, DiagError};
+
+/// The protocols of sockets that can be looked at.
+const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
+
+/// Finds sockets that listen.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    diag: Option<Diag>,
+}
+
+impl Listeners {
+    /// Those of some addresses and ports that a socket listens at, which is bound to exactly that
+    /// address: one that is bound to all addresses is none of any.
+    ///
+    /// # Errors
+    ///
+    /// The kernel can't list its sockets.
+    pub fn find(&mut self, wanted: &BTreeSet<FrontKey>) -> Result<BTreeSet<FrontKey>, DiagError> {
+        // What is left of an answer that broke off is not for the next question.
+        let mut diag = match self.diag.take() {
+            Some(diag) => diag,
+            None => Diag::open()?,
+        };
+        let mut found = BTreeSet::new();
+        for protocol in PROTOCOLS {
+            if !wanted.iter().any(|key| key.protocol == protocol) {
+                continue;
+            }
+            diag.open_to_all(protocol, |socket| {
+                let (address, port) = socket.own();
+                let key = FrontKey::new(address, port, protocol);
+                if wanted.contains(&key) {
+                    found.insert(key);
+                }
+            })?;
+        }
+        self.diag = Some(diag);
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, UdpSocket};
+
+    use tunnel_common::addr::{Address, Port};
+
+    use super::*;
+
+    fn key(at: SocketAddr, protocol: Protocol) -> FrontKey {
+        let (address, port) = (Address::from_ip(at.ip()), Port::from_host(at.port()));
+        FrontKey::new(address, port, protocol)
+    }
+
+    fn is_found(listeners: &mut Listeners, key: FrontKey) -> bool {
+        let found = listeners.find(&[key].into()).expect("looked");
+        assert!(found.is_empty() || found == [key].into());
+        !found.is_empty()
+    }
+
+    #[test]
+    fn a_listener_is_found_where_it_is_bound_and_while_it_is_there() {
+        let mut listeners = Listeners::default();
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(any).expect("bound");
+            let at = listener.local_addr().expect("an address");
+            let tcp = key(at, Protocol::TCP);
+            let udp = key(at, Protocol::UDP);
+            assert!(is_found(&mut listeners, tcp) && !is_found(&mut listeners, udp));
+            drop(listener);
+            assert!(!is_found(&mut listeners, tcp));
+
+            let socket = UdpSocket::bind(any).expect("bound");
+            let at = socket.local_addr().expect("an address");
+            let udp = key(at, Protocol::UDP);
+            assert!(is_found(&mut listeners, udp));
+            // It hears nobody else any more.
+            socket.connect(at).expect("connected");
+            assert!(!is_found(&mut listeners, udp));
+        }
+    }
+
+    #[test]
+    fn a_listener_on_all_addresses_is_none_of_any_and_one_port_is_not_another() {
+        let mut listeners = Listeners::default();
+        for (all, one) in [("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
+            let tcp = TcpListener::bind(all).expect("bound");
+            let udp = UdpSocket::bind(all).expect("bound");
+            for (bound, protocol) in [
+                (tcp.local_addr(), Protocol::TCP),
+                (udp.local_addr(), Protocol::UDP),
+            ] {
+                let port = bound.expect("an address").port();
+                let at = SocketAddr::new(one.parse().expect("an address"), port);
+                assert!(!is_found(&mut listeners, key(at, protocol)));
+            }
+            let tcp = TcpListener::bind((one, 0)).expect("bound");
+            let mut at = tcp.local_addr().expect("an address");
+            at.set_port(at.port() ^ 1);
+            // Another test may listen there; then nothing is shown by this.
+            if let Ok(_free) = TcpListener::bind(at) {
+                let other = key(at, Protocol::UDP);
+                assert!(!is_found(&mut listeners, other));
+            }
+        }
+    }
+}

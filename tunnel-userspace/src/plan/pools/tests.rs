@@ -1,0 +1,169 @@
+use std::{collections::BTreeMap, net::IpAddr};
+
+use super::*;
+use crate::model::Family;
+
+fn named(name: &str) -> ObjectName {
+    ObjectName::new("shop", name)
+}
+
+fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
+    let label = |pool: &str| (NODE_POOL.to_owned(), pool.to_owned());
+    let name = ObjectName::new("", name);
+    let node = Node {
+        name: name.clone(),
+        created: None,
+        labels: pool.map(label).into_iter().collect::<BTreeMap<_, _>>(),
+        internal_ips: Vec::new(),
+        other_ips: Vec::new(),
+        eligible: true,
+    };
+    (name, node)
+}
+
+/// The node `a` among others, each in a pool or none.
+fn pools(nodes: &[(&str, Option<&str>)]) -> Pools {
+    let mut pools = Pools::new(TopologyKeys::Honour, "a".into());
+    put(&mut pools, nodes);
+    pools.take_moved();
+    pools
+}
+
+fn put(pools: &mut Pools, nodes: &[(&str, Option<&str>)]) {
+    for (name, pool) in nodes {
+        let (name, node) = node(name, *pool);
+        pools.set_node(&name, Some(&node));
+    }
+}
+
+fn service(keep_to: Option<KeepTo>) -> Service {
+    Service {
+        keep_to,
+        ..Service::named(named("web"))
+    }
+}
+
+/// A Service with a slice of each family, each with an endpoint on each node.
+fn state(keep_to: Option<KeepTo>, nodes: &[Option<&str>]) -> ServiceState {
+    let slice = |(family, net): (Family, &str)| {
+        let endpoint = |(last, node): (usize, &Option<&str>)| Endpoint {
+            address: format!("{net}{last}")
+                .parse::<IpAddr>()
+                .expect("an address"),
+            ready: true,
+            serving: true,
+            terminating: false,
+            name: None,
+            node: node.map(Arc::from),
+            zone: None,
+            hints: None,
+        };
+        Arc::new(EndpointSlice {
+            name: named(&format!("web-{}", family.label())),
+            service: named("web"),
+            family,
+            ports: Vec::new(),
+            endpoints: nodes.iter().enumerate().map(endpoint).collect(),
+            triggered: None,
+        })
+    };
+    let families = [(Family::V4, "10.1.0."), (Family::V6, "fd01::")];
+    ServiceState {
+        service: Arc::new(service(keep_to)),
+        slices: families.into_iter().map(slice).collect(),
+    }
+}
+
+/// The nodes whose endpoints a Service keeps to, of one family as of the other.
+fn kept(pools: &Pools, keep_to: KeepTo) -> Vec<String> {
+    let nodes = [Some("a"), Some("b"), Some("c"), Some("gone"), None];
+    let state = state(Some(keep_to), &nodes);
+    let near = pools.near(&state);
+    let [v4, v6] = [0, 1].map(|slice| -> Vec<String> {
+        let endpoints = near.slices[slice].endpoints.iter();
+        let nodes = endpoints.map(|endpoint| endpoint.node.as_deref().unwrap_or("none"));
+        nodes.map(str::to_owned).collect()
+    });
+    assert_eq!(v4, v6);
+    v4
+}
+
+#[test]
+fn a_service_keeps_to_this_node_or_to_its_pool() {
+    let pools = pools(&[("a", Some("edge")), ("b", Some("edge")), ("c", Some("hub"))]);
+
+    assert_eq!(kept(&pools, KeepTo::Node), ["a"]);
+    assert_eq!(kept(&pools, KeepTo::Pool), ["a", "b"]);
+}
+
+#[test]
+fn a_node_of_no_pool_is_alone() {
+    // Those of no pool are no pool either.
+    for own in [None, Some("")] {
+        let pools = pools(&[("a", own), ("b", own), ("c", Some("hub"))]);
+        assert_eq!(kept(&pools, KeepTo::Pool), ["a"]);
+    }
+    assert_eq!(kept(&pools(&[]), KeepTo::Pool), ["a"]);
+}
+
+#[test]
+fn a_service_that_keeps_to_nothing_or_is_not_heard_is_left_as_it_is() {
+    let nodes = [Some("a"), Some("b"), None];
+    let mut ignoring = Pools::new(TopologyKeys::Ignore, "a".into());
+    put(&mut ignoring, &[("a", Some("edge"))]);
+    ignoring.set_service(&named("web"), Some(&service(Some(KeepTo::Pool))));
+    assert!(ignoring.pools.is_empty() && ignoring.keeping.is_empty());
+    for (pools, keep_to) in [(pools(&[]), None), (ignoring, Some(KeepTo::Node))] {
+        let state = state(keep_to, &nodes);
+        assert!(matches!(pools.near(&state), Cow::Borrowed(_)));
+    }
+}
+
+#[test]
+fn a_slice_that_loses_nothing_is_shared() {
+    let pools = pools(&[]);
+    let state = state(Some(KeepTo::Node), &[Some("a")]);
+    let near = pools.near(&state);
+    assert!(Arc::ptr_eq(&near.slices[0], &state.slices[0]));
+}
+
+#[test]
+fn only_moves_in_and_out_of_the_own_pool_are_told_and_only_to_services_that_keep_to_it() {
+    let nodes = [("a", Some("edge")), ("b", Some("hub")), ("c", None)];
+    let mut pools = pools(&nodes);
+    for (name, keep_to) in [
+        ("pool", Some(KeepTo::Pool)),
+        ("node", Some(KeepTo::Node)),
+        ("all", None),
+    ] {
+        pools.set_service(&named(name), Some(&service(keep_to)));
+    }
+    let mut moved = |nodes: &[(&str, Option<&str>)]| {
+        put(&mut pools, nodes);
+        !pools.take_moved().is_empty()
+    };
+    assert!(!moved(&nodes));
+    assert!(!moved(&[("b", Some("cloud")), ("c", Some("cloud"))]));
+    assert!(moved(&[("b", Some("edge"))]));
+    assert!(!moved(&[("b", Some("edge"))]));
+    assert!(moved(&[("b", None)]));
+    assert!(moved(&[("a", None)]));
+    assert!(!moved(&[("b", Some("edge"))]));
+
+    put(&mut pools, &[("a", Some("edge"))]);
+    assert_eq!(pools.take_moved(), BTreeSet::from([named("pool")]));
+    pools.set_service(&named("pool"), None);
+    put(&mut pools, &[("b", None)]);
+    assert!(pools.take_moved().is_empty());
+}
+
+#[test]
+fn this_node_stays_in_its_pool_while_it_has_no_object() {
+    let mut pools = pools(&[("a", Some("edge")), ("b", Some("edge"))]);
+    for name in ["a", "b"] {
+        pools.set_node(&ObjectName::new("", name), None);
+    }
+    put(&mut pools, &[("c", Some("edge"))]);
+
+    assert_eq!(kept(&pools, KeepTo::Pool), ["a", "c"]);
+}

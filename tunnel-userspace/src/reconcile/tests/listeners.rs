@@ -1,0 +1,189 @@
+//! Fronts where something of this node listens itself.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::advance;
+use tunnel_common::service::Front;
+
+use super::*;
+use crate::reconcile::listeners::Looks;
+
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What a kernel would say, and how often it was asked.
+#[derive(Default)]
+struct Kernel {
+    listeners: BTreeSet<FrontKey>,
+    fails: Option<bool>,
+    asked: Vec<BTreeSet<FrontKey>>,
+}
+
+fn looks(kernel: &Arc<Mutex<Kernel>>) -> Looks {
+    let kernel = Arc::clone(kernel);
+    let find = move |wanted: &BTreeSet<FrontKey>| {
+        let mut kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
+        kernel.asked.push(wanted.clone());
+        match kernel.fails {
+            None => Ok(kernel.listeners.clone()),
+            Some(is_retryable) => Err(LookError {
+                is_retryable,
+                source: "no kernel".into(),
+            }),
+        }
+    };
+    Looks::new(Box::new(find), EVERY)
+}
+
+fn change<T>(kernel: &Arc<Mutex<Kernel>>, change: impl FnOnce(&mut Kernel) -> T) -> T {
+    change(&mut kernel.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn asked(kernel: &Arc<Mutex<Kernel>>) -> Vec<BTreeSet<FrontKey>> {
+    change(kernel, |kernel| std::mem::take(&mut kernel.asked))
+}
+
+fn ip(key: &FrontKey) -> IpAddr {
+    key.address.to_ip()
+}
+
+fn v6(last: u16) -> FrontKey {
+    let ip = std::net::Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, last);
+    FrontKey::new(
+        Address::from_ip(ip.into()),
+        Port::from_host(80),
+        Protocol::TCP,
+    )
+}
+
+/// A Service of both families, with a node port.
+fn both(name: &'static str, last: u8) -> (&'static str, Option<ServiceState>) {
+    let mut state = state(name, last, &BTreeSet::from([1]));
+    let service = Arc::make_mut(&mut state.service);
+    service.cluster_ips.push(ip(&v6(last.into())));
+    service.ports[0].node_port = Some(30_000 + u16::from(last));
+    (name, Some(state))
+}
+
+/// The fronts that are programmed as not for sockets.
+fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
+    let maps = &reconciler.maps;
+    let is_left = |index: &u32| maps.front[index].flags & Front::NOT_SOCKETS != 0;
+    let left = maps.svc.iter().filter(|(_, index)| is_left(index));
+    left.map(|(key, _)| *key).collect()
+}
+
+#[test]
+fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    apply(&mut reconciler, vec![both("web", 1), both("dns", 2)]);
+    reconciler.set_addresses([ip(&vip(1)), ip(&v6(1))].into());
+    settle(&mut reconciler);
+    let node_port = FrontKey {
+        port: Port::from_host(30_001),
+        ..vip(1)
+    };
+    assert!(reconciler.maps.svc.contains_key(&node_port));
+
+    // One of them is another node's address, one a node port.
+    reconciler.set_listeners([vip(1), v6(1), vip(2), node_port].into());
+    let web = ObjectName::new("default", "web");
+    assert_eq!(reconciler.dirty, BTreeSet::from([web]));
+    settle(&mut reconciler);
+    assert_eq!(left_alone(&reconciler), [vip(1), v6(1)].into());
+    let shown = reconciler.services(Some("web"));
+    let fronts = shown[0].ports.iter().flat_map(|port| &port.fronts);
+    let told = fronts.filter(|front| front.has_listener);
+    let told: BTreeSet<_> = told.map(|front| front.front.clone()).collect();
+    assert_eq!(told, [vip(1), v6(1)].map(|key| key.to_string()).into());
+
+    reconciler.set_listeners([v6(1)].into());
+    settle(&mut reconciler);
+    assert_eq!(left_alone(&reconciler), [v6(1)].into());
+    assert_eq!(backends(&reconciler, 1), Some(vec![1]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    let kernel = Arc::default();
+    let mut looks = looks(&kernel);
+    apply(&mut reconciler, vec![both("web", 1)]);
+    reconciler.set_addresses([ip(&vip(9))].into());
+
+    looks.look(&mut reconciler);
+    advance(EVERY).await;
+    looks.look(&mut reconciler);
+    assert!(asked(&kernel).is_empty() && looks.at().is_none());
+
+    // A Service comes to the address, and goes again.
+    apply(&mut reconciler, vec![both("cache", 9)]);
+    looks.look(&mut reconciler);
+    assert_eq!(asked(&kernel), [[vip(9)].into()]);
+    assert!(looks.at().is_some());
+    apply(&mut reconciler, vec![("cache", None)]);
+    looks.look(&mut reconciler);
+    assert!(asked(&kernel).is_empty() && looks.at().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    let kernel = Arc::default();
+    let mut looks = looks(&kernel);
+    reconciler.set_addresses([ip(&vip(1))].into());
+    reconciler.update(update(vec![both("web", 1)]));
+    change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
+
+    // Before anything is written.
+    looks.look(&mut reconciler);
+    settle(&mut reconciler);
+    assert_eq!(left_alone(&reconciler), [vip(1)].into());
+    looks.look(&mut reconciler);
+    assert_eq!(asked(&kernel).len(), 1);
+
+    change(&kernel, |kernel| kernel.listeners.clear());
+    advance(EVERY).await;
+    looks.look(&mut reconciler);
+    settle(&mut reconciler);
+    assert!(left_alone(&reconciler).is_empty());
+    assert_eq!(asked(&kernel).len(), 1);
+
+    // The address goes from the link while something listens.
+    change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
+    advance(EVERY).await;
+    looks.look(&mut reconciler);
+    reconciler.set_addresses(BTreeSet::new());
+    looks.look(&mut reconciler);
+    settle(&mut reconciler);
+    assert!(left_alone(&reconciler).is_empty() && looks.at().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_stays_while_the_kernel_does_not_answer() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    let kernel = Arc::default();
+    let mut looks = looks(&kernel);
+    reconciler.set_addresses([ip(&vip(1)), ip(&vip(2))].into());
+    apply(&mut reconciler, vec![both("web", 1)]);
+    change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
+    looks.look(&mut reconciler);
+
+    change(&kernel, |kernel| kernel.fails = Some(true));
+    advance(EVERY).await;
+    looks.look(&mut reconciler);
+    settle(&mut reconciler);
+    assert_eq!(left_alone(&reconciler), [vip(1)].into());
+    assert!(looks.at().is_some(), "it is tried again");
+
+    change(&kernel, |kernel| kernel.fails = Some(false));
+    advance(EVERY).await;
+    looks.look(&mut reconciler);
+    assert!(looks.at().is_none(), "in vain");
+    apply(&mut reconciler, vec![both("dns", 2)]);
+    change(&kernel, |kernel| kernel.fails = None);
+    looks.look(&mut reconciler);
+    assert!(looks.at().is_some());
+}

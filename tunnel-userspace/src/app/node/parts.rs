@@ -6,7 +6,10 @@ use tokio::sync::{mpsc, watch};
 use tracing::{Level, error, info, warn};
 use tunnel_common::LAYOUT_VERSION;
 
-use super::{NodeError, failed, steering_rules};
+use super::{
+    NodeError, failed, steering_rules,
+    steps::{Step, Steps},
+};
 use crate::{
     admin::{self, Setup, TunnelViews, Views},
     app::{
@@ -35,6 +38,8 @@ pub(super) struct Parts {
     /// The mark of our own sockets.
     mark: u32,
     stats: watch::Receiver<reconcile::Stats>,
+    /// How long the steps up to here took.
+    steps: Steps,
     /// The kernel program whose events are wanted in the log.
     wanted_log: Option<KernelLog>,
     logging: Option<Logging>,
@@ -48,6 +53,7 @@ pub(super) struct Parts {
 impl Parts {
     /// Everything up to, and without, the first write and the first attached program.
     pub(super) fn load(config: &Config) -> Result<Self, NodeError> {
+        let mut steps = Steps::begin();
         let cgroup = match &config.bpf.cgroup.0 {
             Some(path) => path.clone(),
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
@@ -57,7 +63,7 @@ impl Parts {
         let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
-        let wanted = sizes(config.bpf.maps);
+        let wanted = sizes(config);
         let mut data_path =
             DataPath::load(&pins, wanted, features, &switches(config), since_boot())
                 .map_err(failed("cannot load the data path"))?;
@@ -88,6 +94,7 @@ impl Parts {
             config.service.full_sync,
         )
         .map_err(failed("cannot start the owner of the maps"))?;
+        steps.done(Step::Load);
         Ok(Self {
             cgroup,
             features,
@@ -97,6 +104,7 @@ impl Parts {
             targets,
             mark: mark(config),
             stats,
+            steps,
             wanted_log: config.log.kernel.as_ref().map(kernel_log),
             logging: None,
             kernel_log: watch::Sender::default(),
@@ -142,6 +150,7 @@ impl Parts {
             setup,
             config: config.effective(),
             ready,
+            start: self.steps.times(),
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),
             queries,
@@ -166,6 +175,7 @@ impl Parts {
         loop {
             let update = updates.recv().await?;
             if update.whole || !self.data_path.is_empty() {
+                self.steps.done(Step::Read);
                 return Some(update);
             }
             error!(
@@ -184,6 +194,7 @@ impl Parts {
     pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
         let (since, whole, stale) = (first.since, first.whole, first.stale);
         self.owner.apply(first);
+        self.steps.done(Step::Write);
         self.data_path
             .promote(&self.pins)
             .map_err(failed("cannot use bpf.bpffs"))?;
@@ -224,6 +235,7 @@ impl Parts {
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot remove the maps that were replaced");
         }
+        self.steps.done(Step::Attach);
         self.start_log();
         Ok(())
     }
@@ -336,12 +348,16 @@ fn steering_settings(config: &Config) -> Result<SteeringSettings, NodeError> {
     })
 }
 
-const fn sizes(maps: config::Maps) -> Sizes {
+/// How large the maps are to be. Where nothing is steered, those of steering are as small as they can
+/// be: they are a fifth of all.
+fn sizes(config: &Config) -> Sizes {
+    let maps = config.bpf.maps;
+    let is_steering = config.tunnel.steering.is_some();
     Sizes {
         fronts: maps.fronts,
         slots: maps.slots,
         backends: maps.backends,
-        steering: maps.steering,
+        steering: if is_steering { maps.steering } else { 1 },
         affinity: maps.affinity,
     }
 }

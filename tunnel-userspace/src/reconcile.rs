@@ -254,7 +254,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             .flat_map(BTreeMap::keys);
         let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
         for name in names {
-            self.upsert(&name, wanted.get(&name), &mut changes);
+            self.upsert(&name, wanted.get(&name).map(|plan| &**plan), &mut changes);
         }
         leftovers.append(&mut changes.leftovers);
         self.note(service, changes.problems);
@@ -331,18 +331,15 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 let text = format!("{key} belongs to {winner}");
                 changes.problem(name, Reason::FrontClaimed, text);
             }
-            let own = plan.fronts.iter().filter(|(key, _)| is_own(key));
-            let fronts: BTreeMap<_, _> = own.map(|(key, front)| (*key, *front)).collect();
-            if !fronts.is_empty() {
-                wanted.insert(
-                    name.clone(),
-                    PortPlan {
-                        fronts,
-                        ..plan.clone()
-                    },
-                );
+            if plan.fronts.keys().all(is_own) {
+                wanted.insert(name.clone(), Arc::clone(plan));
+            } else {
+                let mut plan = PortPlan::clone(plan);
+                plan.fronts.retain(|key, _| is_own(key));
+                wanted.insert(name.clone(), Arc::new(plan));
             }
         }
+        wanted.retain(|_, plan| !plan.fronts.is_empty());
         wanted
     }
 

@@ -96,39 +96,35 @@ pub(crate) struct Common {
     check: bool,
 }
 
+impl Common {
+    fn program(&self) -> Result<PathBuf> {
+        given(self.culvert.clone())
+    }
+}
+
 impl Bench {
     /// Measures.
     pub(crate) fn run(self) -> Result<()> {
         match self {
             Self::Connect {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 rounds,
                 services,
                 nft,
                 iptables,
                 slot_millis,
             } => connect::run(&connect::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 rounds,
                 services,
                 nft,
                 iptables,
                 slot: Duration::from_millis(slot_millis),
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
             Self::Program {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 services,
                 rounds,
                 changes,
@@ -136,51 +132,41 @@ impl Bench {
                 starts,
                 rules,
             } => program::run(&program::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 services,
                 rounds,
                 changes,
                 many,
                 starts,
                 rules,
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
             Self::Api {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 kit,
                 services,
                 rounds,
                 changes,
             } => api::run(&api::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 kit,
                 services,
                 rounds,
                 changes,
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
             Self::Tunnel {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 rounds,
                 slot_millis,
             } => tunnel::run(&tunnel::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 rounds,
                 slot: Duration::from_millis(slot_millis),
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
         }
     }

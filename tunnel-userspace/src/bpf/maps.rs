@@ -89,7 +89,7 @@ fn write<V: Pod>(
 
 /// Writes values with one call; says how many were written, and what ended it if not all.
 fn write_many<V: Pod + IntoBytes + Immutable>(
-    array: &mut Array<MapData, V>,
+    array: &Array<MapData, V>,
     map: &'static str,
     values: impl Iterator<Item = (u32, V)>,
 ) -> (usize, Result<(), WriteError>) {
@@ -167,7 +167,7 @@ impl MapWriter for KernelMaps {
 
     fn write_slots(&mut self, first: u32, backends: &[u32]) -> Result<(), WriteError> {
         let (_, written) = write_many(
-            &mut self.slot,
+            &self.slot,
             names::SLOT,
             (first..)
                 .zip(backends)
@@ -181,7 +181,7 @@ impl MapWriter for KernelMaps {
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
-        write_many(&mut self.be, names::BE, backends.iter().copied())
+        write_many(&self.be, names::BE, backends.iter().copied())
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {

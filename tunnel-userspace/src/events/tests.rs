@@ -182,7 +182,7 @@ async fn a_start_is_told_once_and_later_where_it_can_not_be() {
         "Starting",
         concat!("culvert ", env!("CARGO_PKG_VERSION"), " starts")
     ]);
-    assert_eq!(case.all_told(30).await, [of_start.clone()]);
+    assert_eq!(case.all_told(30).await, std::slice::from_ref(&of_start));
 
     case.server.says(409, "AlreadyExists", "");
 

@@ -133,7 +133,7 @@ fn by_rules(options: &Options, services: u32) -> Result<Sample> {
         ..Sample::default()
     };
     let number = services / 2;
-    let (mut endpoints, mut stale) = (shape.endpoints.clone(), Vec::new());
+    let (mut endpoints, mut stale) = (shape.endpoints, Vec::new());
     for change in 0..(options.changes / SELDOM).max(1) {
         let gone = std::mem::replace(&mut endpoints[0], endpoint(OF_EACH + change));
         let text = nft::change(number, &endpoints, &[gone], &stale);

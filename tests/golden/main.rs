@@ -1,8 +1,10 @@
 //! Kubernetes objects in, map entries out: one folder a case, no kernel.
 //!
 //! A case is read and programmed as a node does it, into maps in memory. What they hold, and what
-//! was refused, is written one entry a line, sorted, with names in the place of indices. Where a case
-//! has a `config.yaml`, its `service.externalIPs` and `service.topologyKeys` count.
+//! was refused, is written one entry a line, sorted, with names in the place of indices; so is what load
+//! balancers are told. Where a case has a `config.yaml`, its `service.externalIPs`,
+//! `service.topologyKeys` and `service.nodePortAddresses` count; node ports are on all addresses where it
+//! has none.
 
 use std::{
     collections::BTreeMap,
@@ -40,10 +42,13 @@ const SIZES: Sizes = Sizes {
 };
 
 /// The addresses of the node of every case.
-const ADDRESSES: [IpAddr; 3] = [
+const ADDRESSES: [IpAddr; 6] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7)),
 ];
 
 struct NoGrace;
@@ -58,15 +63,17 @@ impl Grace for NoGrace {
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (mut store, problems) = file::read(objects)?;
     let path = objects.with_file_name("config.yaml");
-    let config = if path.exists() {
-        Config::read(&path)?.service
+    let (config, node_ports) = if path.exists() {
+        let config = Config::read(&path)?.service;
+        let node_ports = config.node_ports();
+        (config, node_ports)
     } else {
-        config::Service::default()
+        (config::Service::default(), vec![NodePortAddresses::All])
     };
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
-        node_ports: vec![NodePortAddresses::All],
+        node_ports,
         external_ips: config.external_ips,
         topology_keys: config.topology_keys,
     };
@@ -108,6 +115,14 @@ fn program(objects: &Path) -> Result<Vec<String>> {
             let fronts = port.fronts.into_iter().map(|front| front.front);
             owners.extend(fronts.map(|front| (front, owner.clone())));
         }
+    }
+    let checks = reconciler.take_health().unwrap_or_default();
+    for (name, check) in &checks.services {
+        let told = check.local.iter();
+        let told: String = told
+            .map(|(family, n)| format!(" {}={n}", family.label()))
+            .collect();
+        lines.push(format!("health {} {name}{told}", check.port));
     }
     let misplaced = reconciler.maps().misplaced();
     ensure!(
@@ -254,6 +269,40 @@ mod tests {
         };
     }
 
+    /// Every file of Rust below some folders.
+    fn sources(folder: &Path, text: &mut String) {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                sources(&path, text);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                text.push_str(&fs::read_to_string(&path).expect("text"));
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_on_services_names_only_tests_that_there_are() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let page = fs::read_to_string(root.join("../docs/service-semantics.md")).expect("a page");
+        let (_, tested) = page
+            .split_once("## Where each rule is tested")
+            .expect("a section");
+        let mut text = String::new();
+        sources(&root.join("netns"), &mut text);
+        sources(&root.join("../tunnel-userspace/src"), &mut text);
+        let is_test = |name: &&str| name.matches('_').count() > 2;
+        let is_there = |name: &&str| {
+            text.contains(&format!("fn {name}(")) || root.join("golden/cases").join(name).is_dir()
+        };
+
+        let named: Vec<_> = tested.split('`').filter(is_test).collect();
+
+        assert!(named.len() > 50);
+        let missing: Vec<_> = named.iter().filter(|name| !is_there(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+
     cases![
         a_bad_document_leaves_the_rest,
         a_client_keeps_its_backend_at_every_address_of_the_service,
@@ -261,10 +310,13 @@ mod tests {
         a_cluster_ip_leads_to_its_ready_endpoints,
         a_dual_stack_service_has_a_front_in_each_family,
         a_list_is_read_as_its_items,
+        a_load_balancer_may_go_without_node_ports,
         a_named_port_follows_the_numbers_of_its_slices,
         a_node_in_the_source_ranges_may_use_an_address_that_it_has_itself,
         a_node_of_no_pool_keeps_to_itself,
+        a_node_port_is_served_at_a_load_balancers_address_that_the_node_has,
         a_node_port_is_served_on_the_addresses_of_the_node,
+        a_node_port_is_served_whatever_the_type_of_its_service,
         a_service_without_endpoints_refuses,
         an_address_of_two_services_belongs_to_the_older,
         endpoints_that_topology_keys_keep_away_are_not_there_for_any_rule,
@@ -273,20 +325,35 @@ mod tests {
         hints_count_for_nothing_on_a_node_without_a_zone,
         hints_for_the_zone_of_this_node_leave_out_the_others,
         hints_for_this_node_go_before_those_for_its_zone,
+        load_balancers_are_told_of_none_while_the_last_endpoints_terminate,
+        load_balancers_are_told_of_the_ready_endpoints_of_this_node_in_each_family,
+        load_balancers_have_no_port_to_ask_with_the_policy_cluster,
+        node_ports_are_on_all_addresses_of_a_family_that_the_config_does_not_name,
+        node_ports_are_on_all_addresses_where_the_list_is_empty,
+        node_ports_are_on_loopback_alone_where_the_config_says_so,
+        node_ports_are_on_the_primary_addresses_alone_where_the_config_says_so,
+        node_ports_are_on_the_primary_addresses_and_loopback_by_default,
+        node_ports_are_on_the_ranges_of_the_config_in_each_family,
         one_port_number_in_two_protocols_is_two_ports,
         one_ready_endpoint_without_hints_lets_all_in,
         only_its_source_ranges_may_use_the_addresses_of_a_load_balancer,
+        other_addresses_are_served_in_the_families_of_the_cluster_ips,
+        ports_that_a_service_has_not_are_not_programmed,
         round_robin_is_asked_for_by_annotation,
         sctp_is_read_and_not_translated,
+        services_share_an_address_of_a_load_balancer_by_port_and_protocol,
         sockets_leave_a_service_alone_that_asks_for_it,
         source_ranges_of_another_family_or_of_everything_restrict_nothing,
         terminating_endpoints_of_this_node_take_over_for_the_policy_local,
+        terminating_endpoints_take_over_whatever_their_hints,
         terminating_endpoints_take_over_where_no_other_is_ready,
         the_external_policy_local_is_for_packets_from_outside,
         the_external_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
         the_external_policy_means_nothing_without_an_external_address,
         the_internal_policy_local_keeps_to_endpoints_of_this_node,
         the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
+        the_internal_policy_means_nothing_for_other_addresses_than_the_cluster_ip,
+        the_policy_local_does_not_look_at_hints,
         the_source_is_asked_for_before_the_endpoints,
         topology_keys_count_only_where_they_are_honoured,
         topology_keys_keep_to_endpoints_of_this_node,
@@ -296,5 +363,6 @@ mod tests {
         what_can_not_be_used_of_a_service_is_left_out,
         what_is_not_served_is_not_programmed,
         what_only_finishes_serves_but_is_in_no_set,
+        without_endpoints_every_address_of_a_service_refuses,
     ];
 }

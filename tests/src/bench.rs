@@ -16,6 +16,7 @@ use crate::{
 pub mod api;
 pub mod connect;
 pub mod program;
+mod rules;
 pub mod tunnel;
 
 /// The first address of the Services that a benchmark makes.
@@ -45,7 +46,7 @@ impl Display for Verdict {
         write!(
             f,
             "{}  {target}: {measured}",
-            if *met { "pass" } else { "FAIL" }
+            if *met { "ok    " } else { "missed" }
         )
     }
 }

@@ -11,13 +11,43 @@ use nix::unistd::{SysconfVar, sysconf};
 ///
 /// When the process is gone.
 pub fn resident(pid: i32) -> Result<u64> {
+    memory(pid, "VmRSS:")
+}
+
+/// How many bytes of memory a process has had resident at most.
+///
+/// # Errors
+///
+/// When the process is gone.
+pub fn peak(pid: i32) -> Result<u64> {
+    memory(pid, "VmHWM:")
+}
+
+fn memory(pid: i32, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("no VmRSS")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field));
+    let line = line.with_context(|| format!("no {field}"))?;
     let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kilobytes * 1024)
+}
+
+/// How long the threads of a process have run on a CPU, in the kernel and outside, to the nanosecond
+/// (kernel `Documentation/scheduler/sched-stats.rst`). Threads that have ended don't count.
+///
+/// # Errors
+///
+/// When the process is gone, or the kernel doesn't tell.
+pub fn work(pid: i32) -> Result<Duration> {
+    let mut ran = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that ends meanwhile is gone.
+        let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
+            continue;
+        };
+        let first = text.split(' ').next().context("no time")?;
+        ran += first.parse::<u64>().context("no number")?;
+    }
+    Ok(Duration::from_nanos(ran))
 }
 
 /// How many files a process holds open.
@@ -59,11 +89,14 @@ mod tests {
         let own = i32::try_from(std::process::id())?;
 
         assert!(resident(own)? > 1 << 20);
+        assert!(peak(own)? >= resident(own)? / 2);
         assert!(open_files(own)? >= 3);
-        let before = cpu(own)?;
+        let before = (cpu(own)?, work(own)?);
         wait::until(Duration::from_secs(10), || {
             std::hint::black_box((0..1_000_000_u64).sum::<u64>());
-            cpu(own).is_ok_and(|now| now > before)
-        })
+            cpu(own).is_ok_and(|now| now > before.0)
+        })?;
+        assert!(work(own)? > before.1);
+        Ok(())
     }
 }

@@ -32,7 +32,7 @@ pub use self::{
     client::{AskError, ask},
     node::{Endpoint, serve, serve_socket},
     server::SocketError,
-    status::{KernelLog, Maps, Setup, Status},
+    status::{KernelLog, Maps, Setup, StartTimes, Status},
 };
 use crate::{
     identity::State,
@@ -77,6 +77,8 @@ pub struct Views {
     pub config: serde_json::Value,
     /// Whether the data path is as it should be: why not, or nothing.
     pub ready: watch::Receiver<Option<String>>,
+    /// How long the steps of the start took.
+    pub start: watch::Receiver<StartTimes>,
     /// The owner of the maps.
     pub stats: watch::Receiver<Stats>,
     /// The kernel program whose events are logged, if any.

@@ -1,4 +1,5 @@
-//! What an operator must act on, told as Kubernetes Events on the Service or Node that it is about.
+//! What an operator must act on, told as Kubernetes Events on the Service or Node that it is about;
+//! and that the daemon starts, on its Node.
 //!
 //! Every node tells, and still there is one Event in the cluster for each thing: its name is made
 //! from what it says, so that the second one to be made is refused by the API server as the first
@@ -61,6 +62,11 @@ pub async fn run(
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_told = true;
+    // Of the start: it happens once, so it is told as soon as that can be.
+    let mut start = Some((
+        letter::of_start(&settings.node, jiff::Timestamp::now()),
+        Instant::now(),
+    ));
     // What there is already is news here.
     views.listening.mark_changed();
     views
@@ -72,6 +78,12 @@ pub async fn run(
             biased;
             () = drain::begun(&mut draining) => return,
             _ = looks.tick() => {}
+        }
+        if let Some((event, due)) = start.take() {
+            let is_due = due <= Instant::now();
+            let is_settled = is_due && make(&client, &event).await.is_ok();
+            let next = if is_due { Instant::now() + PAUSE } else { due };
+            start = (!is_settled).then_some((event, next));
         }
         if let Some(concerns) = views.news(&settings.node) {
             ledger.take(concerns, Instant::now());
@@ -127,16 +139,20 @@ impl Views {
 /// Makes an Event. One that is there already, or that can't be made whatever is tried, counts as
 /// told.
 async fn tell(client: &Client, concern: &Concern, node: &str) -> Result<(), kube::Error> {
-    let event = letter::of(concern, node, jiff::Timestamp::now());
+    make(client, &letter::of(concern, node, jiff::Timestamp::now())).await
+}
+
+async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);
-    let Err(error) = api.create(&PostParams::default(), &event).await else {
+    let Err(error) = api.create(&PostParams::default(), event).await else {
         return Ok(());
     };
     if let kube::Error::Api(status) = &error
         && is_settled(status)
     {
-        debug!(about = %concern.about, status = %status.message, "Event not made");
+        let event = event.metadata.name.as_deref().unwrap_or_default();
+        debug!(event, status = %status.message, "Event not made");
         return Ok(());
     }
     Err(error)

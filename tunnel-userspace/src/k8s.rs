@@ -5,11 +5,13 @@ mod address;
 mod arrived;
 mod config_map;
 mod endpoint_slice;
+mod json;
 mod node;
 mod service;
 mod service_cidr;
 
 pub use arrived::{Arrived, Arriving, arrived};
+pub use json::parse_json;
 use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as networking};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -274,6 +276,17 @@ fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid
     };
     let name = text(metadata, "name", "metadata.name")?
         .ok_or_else(|| Invalid::new("metadata.name", Reason::Missing))?;
+    let namespace = match kind {
+        Kind::Node | Kind::ServiceCidr => None,
+        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => {
+            text(metadata, "namespace", "metadata.namespace")?
+        }
+    };
+    named(kind, name, namespace)
+}
+
+/// The object of a kind, name and namespace; of a kind that has none, that one doesn't count.
+fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, Invalid> {
     let is_name = |name: &str| {
         name.len() <= 253
             && name
@@ -285,9 +298,7 @@ fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid
     }
     let namespace = match kind {
         Kind::Node | Kind::ServiceCidr => "",
-        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => {
-            text(metadata, "namespace", "metadata.namespace")?.unwrap_or("default")
-        }
+        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => namespace.unwrap_or("default"),
     };
     if !is_name(namespace) {
         return Err(Invalid::new(

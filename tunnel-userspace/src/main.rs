@@ -39,7 +39,7 @@ fn node(args: &NodeArgs) -> Result<()> {
         for Warning { field, why } in &warnings {
             tracing::warn!(field, why, "a field of kube-proxy's config has no effect");
         }
-        app::node(config)
+        app::node(config, memory::give_back)
     })
 }
 

@@ -1,4 +1,4 @@
-//! How much freed memory the allocator keeps.
+//! How much freed memory the allocator keeps, and when it gives that back.
 
 /// The C library gives the pages of freed buffers back at once, and each byte of the tunnel would pay
 /// for pages that are mapped, cleared and faulted in anew. So a few MiB of them stay, for each of its
@@ -18,6 +18,21 @@ pub(crate) fn keep() {
     }
 }
 
+/// Gives back what is free: a start needs much memory for what it reads, and what comes after it
+/// little.
+#[cfg(target_env = "gnu")]
+#[expect(unsafe_code, reason = "no crate calls this")]
+pub(crate) fn give_back() {
+    // SAFETY: takes a number, and works beside other threads. It says whether there was anything.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Other C libraries have nothing to set.
 #[cfg(not(target_env = "gnu"))]
 pub(crate) const fn keep() {}
+
+/// Nor to call.
+#[cfg(not(target_env = "gnu"))]
+pub(crate) const fn give_back() {}

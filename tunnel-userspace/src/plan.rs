@@ -237,8 +237,9 @@ impl Here {
     }
 }
 
-/// The plans of one Service, by port and family.
-pub type ServicePlan = BTreeMap<PortName, PortPlan>;
+/// The plans of one Service, by port and family. They are shared, as they are large beside their
+/// names.
+pub type ServicePlan = BTreeMap<PortName, Arc<PortPlan>>;
 
 /// Plans a Service: each port in each family that it has a cluster IP of. Its other addresses of
 /// another family are not served (kube-proxy `pkg/proxy/serviceport.go`, `newBaseServiceInfo`).
@@ -258,7 +259,7 @@ pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
                 protocol: port.protocol,
                 family: Family::of(*ip),
             };
-            plans.insert(name, self::port(state, *ip, port, here));
+            plans.insert(name, Arc::new(self::port(state, *ip, port, here)));
         }
     }
     plans

@@ -71,8 +71,8 @@ use self::{
 use crate::{
     model::{Algorithm, ExternalIps, ObjectName, ServiceState, TopologyKeys},
     plan::{
-        Claims, HealthChecks, Here, NodePortAddresses, Owners, Place, Pools, PortName, PortPlan,
-        ServicePlan,
+        Claims, FrontPlan, HealthChecks, Here, NodePortAddresses, Owners, Place, Pools, PortName,
+        PortPlan, ServicePlan,
     },
 };
 
@@ -251,7 +251,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             .flat_map(BTreeMap::keys);
         let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
         for name in names {
-            self.upsert(&name, wanted.get(&name), &mut changes);
+            self.upsert(&name, wanted.get(&name).map(|plan| &**plan), &mut changes);
         }
         leftovers.append(&mut changes.leftovers);
         self.note(service, changes.problems);
@@ -331,19 +331,20 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
                 let text = format!("{key} belongs to {winner}");
                 changes.problem(name, Reason::FrontClaimed, text);
             }
-            let own = plan.fronts.iter().filter(|(key, _)| is_own(key));
-            let own = own.map(|(key, front)| (*key, self.listeners.noted(key, *front)));
-            let fronts: BTreeMap<_, _> = own.collect();
-            if !fronts.is_empty() {
-                wanted.insert(
-                    name.clone(),
-                    PortPlan {
-                        fronts,
-                        ..plan.clone()
-                    },
-                );
+            let noted = |key: &FrontKey, front: &FrontPlan| self.listeners.noted(key, *front);
+            let mut fronts = plan.fronts.iter();
+            if fronts.all(|(key, front)| is_own(key) && noted(key, front) == *front) {
+                wanted.insert(name.clone(), Arc::clone(plan));
+            } else {
+                let mut plan = PortPlan::clone(plan);
+                plan.fronts.retain(|key, _| is_own(key));
+                for (key, front) in &mut plan.fronts {
+                    *front = noted(key, front);
+                }
+                wanted.insert(name.clone(), Arc::new(plan));
             }
         }
+        wanted.retain(|_, plan| !plan.fronts.is_empty());
         wanted
     }
 

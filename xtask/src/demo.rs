@@ -9,22 +9,28 @@ use crate::{e2e, setup, workspace};
 /// Shows Culvert at work, with programs of the dev profile.
 pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
     let keep: &[&str] = if keep { &["--keep"] } else { &[] };
-    run(&["demo"], keep, args, false)
+    run(&["demo"], keep, args, setup::Scope::default())
 }
 
 /// Measures, with programs of the release profile.
 pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
+    let scope = setup::Scope {
+        rules: matches!(which, "connect" | "program"),
+        ..setup::Scope::default()
+    };
     if which != "api" {
-        return run(&["bench", which], &[], args, true);
+        return run(&["bench", which], &[], args, scope);
     }
     let kit = e2e::ready()?;
     let kit = kit.to_str().context("the path of the kit is no UTF-8")?;
-    run(&["bench", which], &["--kit", kit], args, true)
+    run(&["bench", which], &["--kit", kit], args, scope)
 }
 
-/// Becomes the lab, so that signals reach it and its exit code is ours.
-fn run(what: &[&str], options: &[&str], args: &[String], is_release: bool) -> Result<()> {
+/// Becomes the lab, so that signals reach it and its exit code is ours. Benchmarks run programs of
+/// the release profile.
+fn run(what: &[&str], options: &[&str], args: &[String], scope: setup::Scope) -> Result<()> {
     let words = what.join(" ");
+    let is_release = what.first() == Some(&"bench");
     ensure!(
         workspace::is_root(),
         "{words} makes network namespaces and loads kernel programs, so it needs root. Type: \
@@ -32,7 +38,7 @@ fn run(what: &[&str], options: &[&str], args: &[String], is_release: bool) -> Re
     );
     setup::ensure(setup::Scope {
         network: true,
-        ..setup::Scope::default()
+        ..scope
     })?;
     let programs = workspace::build_programs(is_release)?;
     let error = Command::new(&programs.lab)

@@ -45,7 +45,7 @@ pub(crate) enum Check {
 pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     setup::ensure(setup::Scope {
         lint: true,
-        network: false,
+        ..setup::Scope::default()
     })?;
     let rows: Vec<Row> = Check::value_variants()
         .iter()

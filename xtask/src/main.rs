@@ -145,6 +145,7 @@ fn run(command: Command) -> Result<()> {
             let scope = setup::Scope {
                 lint,
                 network: true,
+                rules: false,
             };
             if check {
                 setup::check(scope)

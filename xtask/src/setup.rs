@@ -25,6 +25,8 @@ pub(crate) struct Scope {
     pub(crate) lint: bool,
     /// What network namespaces need.
     pub(crate) network: bool,
+    /// What benchmarks need that compare with other rules.
+    pub(crate) rules: bool,
 }
 
 /// What the machine has, item by item.
@@ -41,6 +43,9 @@ struct Inventory {
 enum Item {
     /// `ip`, for people who look into the namespaces of a demo.
     Ip,
+    /// `nft`, and `iptables-restore` of either kind.
+    Nft,
+    Iptables,
     /// The `clippy-driver` of the compiler of the kernel programs.
     Clippy,
     /// `typos`, `taplo` and `cargo-deny`.
@@ -92,6 +97,12 @@ fn look(scope: Scope) -> Inventory {
     if scope.network {
         let ip = workspace::program("ip").map(|path| format!("iproute2: {}", path.display()));
         inventory.note(Item::Ip, ip);
+    }
+    if scope.rules {
+        for (item, name) in [(Item::Nft, "nft"), (Item::Iptables, "iptables-restore")] {
+            let found = workspace::program(name).map(|path| format!("{name}: {}", path.display()));
+            inventory.note(item, found);
+        }
     }
     if scope.lint {
         let driver = inventory
@@ -230,6 +241,8 @@ impl Inventory {
         for item in &self.missing {
             match item {
                 Item::Ip => packages.push("iproute2"),
+                Item::Nft => packages.push("nftables"),
+                Item::Iptables => packages.push("iptables"),
                 Item::Clippy if self.is_debian_compiler() => packages.push("rust-web-clippy"),
                 Item::Clippy => {}
                 Item::LintTools if venv::is_possible() => {}
@@ -250,6 +263,8 @@ impl Item {
     const fn name(self) -> &'static str {
         match self {
             Self::Ip => "`ip` (package iproute2)",
+            Self::Nft => "`nft` (package nftables)",
+            Self::Iptables => "`iptables-restore` (package iptables)",
             Self::Clippy => {
                 "`clippy-driver` of the compiler of the kernel programs (package rust-web-clippy, \
                  or rustup component add clippy)"

@@ -1,8 +1,9 @@
 //! What a connect costs through Culvert, at several numbers of Services, beside a direct one.
 //!
 //! All variants share one client and one backend, that is one path of packets: they differ only in
-//! the cgroup of the client, and so in the programs that its connects run through. In each round
-//! every variant is measured once, in a shuffled order, and compared with direct of that round.
+//! the cgroup of the client, and so in the programs that its connects run through. Those of rules,
+//! as kube-proxy has them, have a network namespace of their own each, with a path like that. In each
+//! round every variant is measured once, in a shuffled order, and compared with direct of that round.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its table")]
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -10,6 +11,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
+use self::beside::Kind as Rules;
 use super::{Chance, FIRST, Verdict, judge, many, median, thousandths};
 use crate::{
     clock::Instant,
@@ -23,6 +25,8 @@ use crate::{
     serve::{Kind, Listener},
     topology::Topology,
 };
+
+mod beside;
 
 const PORT: u16 = 80;
 const TARGET: u16 = 9000;
@@ -55,6 +59,10 @@ pub struct Options {
     pub rounds: u32,
     /// The numbers of Services.
     pub services: Vec<u32>,
+    /// For how many Services there are nftables rules beside them.
+    pub nft: Vec<u32>,
+    /// For how many Services there are iptables rules beside them.
+    pub iptables: Vec<u32>,
     /// How long one measurement lasts.
     pub slot: Duration,
     /// Whether to print JSON instead of a table.
@@ -70,6 +78,8 @@ struct Variant {
     first: SocketAddr,
     count: u32,
     apart: u32,
+    /// Whether targets belong to it.
+    is_ours: bool,
     /// Kept alive while it is measured.
     _instance: Option<Instance>,
 }
@@ -78,6 +88,9 @@ struct Variant {
 #[derive(Clone, Debug, Serialize)]
 struct Line {
     variant: String,
+    /// Whether targets belong to it.
+    #[serde(skip)]
+    is_ours: bool,
     connects_per_second: u64,
     /// In thousandths, the median of the rounds' ratios.
     rate_to_direct: u64,
@@ -109,10 +122,11 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let prefix = real_time(topology.host());
     let _server = start_server(&topology, &prefix)?;
+    let endpoints = beside::endpoints(&topology, &*topology.pod("backend")?)?;
     let mut variants = vec![direct(&topology, "direct")?, direct(&topology, CONTROL)?];
     for (place, count) in options.services.iter().enumerate() {
         let start = Instant::now();
-        let variant = through(&topology, options, place, *count)
+        let variant = through(&topology, options, (place, *count), &endpoints)
             .with_context(|| format!("with {count} Services"))?;
         say(&format!(
             "{}: ready after {} ms",
@@ -122,6 +136,16 @@ pub fn run(options: &Options) -> Result<()> {
         variants.push(variant);
     }
     variants.extend(cold(&variants, &options.services));
+    for (rules, counts) in [
+        (Rules::Nft, &options.nft),
+        (Rules::Iptables, &options.iptables),
+    ] {
+        for count in counts {
+            let variant = beside::by_rules(&topology, rules, *count, &endpoints)
+                .with_context(|| format!("{rules:?} with {count} Services"))?;
+            variants.push(variant);
+        }
+    }
 
     let mut rounds = Vec::new();
     let mut chance = Chance::new(since_epoch_ms());
@@ -129,7 +153,7 @@ pub fn run(options: &Options) -> Result<()> {
         rounds.push(round(&variants, options.slot, &prefix, &mut chance)?);
     }
     let lines: Vec<Line> = (0..variants.len())
-        .map(|at| line(&variants[at].name, at, &rounds))
+        .map(|at| line(&variants[at].name, variants[at].is_ours, at, &rounds))
         .collect();
     let outcome = Outcome {
         rounds: options.rounds,
@@ -179,11 +203,17 @@ fn direct(topology: &Topology, name: &str) -> Result<Variant> {
         first: backend.at4(TARGET),
         count: 1,
         apart: 1,
+        is_ours: false,
         _instance: None,
     })
 }
 
-fn through(topology: &Topology, options: &Options, place: usize, count: u32) -> Result<Variant> {
+fn through(
+    topology: &Topology,
+    options: &Options,
+    (place, count): (usize, u32),
+    endpoints: &[SocketAddr],
+) -> Result<Variant> {
     let group = format!("services-{count}");
     let folder = topology.lab().folder().join(&group);
     let bpffs = Some(folder.join("bpffs"));
@@ -194,16 +224,16 @@ fn through(topology: &Topology, options: &Options, place: usize, count: u32) -> 
     let room = count.saturating_add(count / 4).max(1024);
     let settings = Settings {
         fronts: room,
-        slots: room.saturating_mul(2),
-        backends: room,
+        slots: room.saturating_mul(u32::try_from(2 * endpoints.len())?),
+        backends: room.saturating_mul(u32::try_from(endpoints.len())?),
         admin: ([127, 0, 0, 1], port).into(),
         healthz: ([127, 0, 0, 1], port + 1).into(),
         ..Settings::of(options.culvert.clone())
     };
     let cgroup = topology.lab().cgroup().join(&group);
     let instance = Instance::new(host, folder, &cgroup, settings)?;
-    let backend = topology.pod("backend")?;
-    for file in many(count, Protocol::Tcp, PORT, TARGET, &[backend.v4()]) {
+    let endpoints: Vec<_> = endpoints.iter().map(SocketAddr::ip).collect();
+    for file in many(count, Protocol::Tcp, PORT, TARGET, &endpoints) {
         instance.apply(file)?;
     }
     instance.start()?;
@@ -213,6 +243,7 @@ fn through(topology: &Topology, options: &Options, place: usize, count: u32) -> 
         first: SocketAddr::new(FIRST, PORT),
         count: count.min(USED),
         apart: (count / USED).max(1),
+        is_ours: true,
         _instance: Some(instance),
     })
 }
@@ -229,6 +260,7 @@ fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
         first: variant.first,
         count: *most,
         apart: 1,
+        is_ours: false,
         _instance: None,
     })
 }
@@ -272,13 +304,14 @@ fn measure(variant: &Variant, slot: Duration, prefix: &[String]) -> Result<Repor
 }
 
 /// The medians of the variant at a place.
-fn line(name: &str, at: usize, rounds: &[Vec<Report>]) -> Line {
+fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Report>]) -> Line {
     let own = || rounds.iter().map(|reports| &reports[at]);
     let pairs = || rounds.iter().map(|reports| (&reports[0], &reports[at]));
     let ratio = |(direct, own): (&Report, &Report)| own.rate * 1000 / direct.rate.max(1);
     let over = |(direct, own): (&Report, &Report)| signed(own) - signed(direct);
     Line {
         variant: name.to_owned(),
+        is_ours,
         connects_per_second: median(own().map(|report| report.rate)).unwrap_or(0),
         rate_to_direct: median(pairs().map(ratio)).unwrap_or(0),
         p50_ns: median(own().map(|report| report.connect.p50_ns)).unwrap_or(0),
@@ -293,11 +326,7 @@ fn signed(report: &Report) -> i64 {
 }
 
 fn verdicts(lines: &[Line]) -> Vec<Verdict> {
-    let through = lines.get(BESIDE..).unwrap_or_default();
-    let through: Vec<&Line> = through
-        .iter()
-        .filter(|line| !line.variant.ends_with(COLD))
-        .collect();
+    let through: Vec<&Line> = lines.iter().filter(|line| line.is_ours).collect();
     let mut verdicts = Vec::new();
     for line in &through {
         verdicts.push(Verdict {
@@ -350,7 +379,8 @@ fn table(outcome: &Outcome) -> String {
         .iter()
         .map(|verdict| format!("  {verdict}\n"));
     format!(
-        "medians of {} rounds; connects go to {USED} Services spread over all, or to each in turn\n{}{}",
+        "medians of {} rounds; connects go to {USED} Services spread over all, or to each in turn; four \
+         endpoints each; nft and iptables: rules of kube-proxy's shape\n{}{}",
         outcome.rounds,
         in_columns(&lines),
         verdicts.collect::<String>()
@@ -388,7 +418,7 @@ mod tests {
             vec![report(10_000, 20_000), report(9_700, 21_200)],
         ];
 
-        let line = line("100 services", 1, &rounds);
+        let line = line("100 services", true, 1, &rounds);
 
         assert_eq!((line.rate_to_direct, line.p50_over_direct_ns), (980, 1_200));
     }
@@ -400,11 +430,19 @@ mod tests {
             report(9_990, 20_000),
             report(9_000, 22_000),
             report(9_600, 23_500),
+            report(100, 900_000),
         ]];
-        let lines: Vec<_> = ["direct", CONTROL, "100 services", "10000 services"]
+        let names = [
+            "direct",
+            CONTROL,
+            "100 services",
+            "10000 services",
+            "100, nft",
+        ];
+        let lines: Vec<_> = names
             .iter()
             .enumerate()
-            .map(|(at, name)| line(name, at, &rounds))
+            .map(|(at, name)| line(name, name.ends_with("services"), at, &rounds))
             .collect();
 
         let met: Vec<_> = verdicts(&lines).iter().map(|verdict| verdict.met).collect();

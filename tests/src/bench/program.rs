@@ -1,71 +1,58 @@
-//! How long it takes from a file to the kernel, observed through the kernel: by what `connect`
-//! does, not by what the daemon says.
+//! How long it takes from files to the kernel, observed through the kernel: by what `connect` does,
+//! not by what the daemon says. Beside it, how long `nft -f` takes for rules of kube-proxy's shape:
+//! the loading alone, without what kube-proxy does before it.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its table")]
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use serde::Serialize;
-use socket2::{Domain, Type};
 
-use super::{FIRST, Verdict, judge, many, median};
+use self::{
+    few::Few,
+    probe::Change,
+    very_many::{OF_EACH, Sample, Way},
+};
+use super::{Verdict, judge, median, thousandths};
 use crate::{
-    clock::{self, Instant},
-    demo::table::microseconds,
-    instance::Settings,
-    load::{nanoseconds, percentile, race::offset},
-    manifest::{Manifest, Protocol, Service},
-    node::Node,
-    place::Place,
-    wait,
+    demo::table::{in_columns, microseconds},
+    load::{nanoseconds, percentile},
 };
 
-const PORT: u16 = 53;
+mod few;
+mod probe;
+mod very_many;
 
-/// Endpoints of the Services; datagrams are never sent, so nobody needs to be there.
-const ENDPOINTS: [IpAddr; 3] = [
-    IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101)),
-    IpAddr::V4(Ipv4Addr::new(10, 1, 0, 102)),
-    IpAddr::V4(Ipv4Addr::new(10, 1, 0, 103)),
-];
-
-/// The Service whose endpoint changes.
-const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)), PORT);
-
-/// Its two endpoints, and the source address that a socket connected to each gets.
-const SIDES: [(Ipv4Addr, Ipv4Addr); 2] = [
-    (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
-    (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
-];
-
+/// Targets for some Services.
 const PROGRAMMED: Duration = Duration::from_millis(500);
 const CHANGED: Duration = Duration::from_millis(50);
+const IDLE: u64 = 30_000_000;
+const MAPS: u64 = 16_000_000;
 
-/// How long to look before giving up.
-const LOOKING: Duration = Duration::from_secs(20);
-
-/// How long between two looks at a connect.
-const LOOK: Duration = Duration::from_micros(100);
-
-/// How long between two changes: none meets the work of the one before.
-const REST: Duration = Duration::from_millis(20);
+/// Targets for very many.
+const FROM_JSON: Duration = Duration::from_secs(1);
+const FROM_YAML: Duration = Duration::from_secs(3);
+const WRITTEN: Duration = Duration::from_millis(300);
+const PEAK: u64 = 300_000_000;
+const WORK: Duration = Duration::from_millis(5);
 
 /// How a measurement is made.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The program.
     pub culvert: PathBuf,
-    /// How many Services there are.
+    /// How many Services there are where there are some.
     pub services: u32,
     /// How often they are programmed from nothing.
     pub rounds: u32,
     /// How often an endpoint changes.
     pub changes: u32,
+    /// How many Services there are where there are very many.
+    pub many: u32,
+    /// How often a daemon starts with them, and rules are loaded.
+    pub starts: u32,
+    /// For how many Services rules are loaded.
+    pub rules: Vec<u32>,
     /// Whether to print JSON instead of a table.
     pub json: bool,
     /// Whether a target that is missed is an error.
@@ -96,17 +83,35 @@ impl Times {
     }
 
     fn verdict(&self, target: Duration) -> Verdict {
-        Verdict {
-            target: format!("{}: median under {} ms", self.what, target.as_millis()),
-            measured: milliseconds(self.median_ns),
-            met: self.median_ns < nanoseconds(target),
-        }
+        under(&self.what, self.median_ns, target)
     }
+}
+
+/// The medians of a way of writing very many Services.
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    way: String,
+    services: u32,
+    whole_ns: u64,
+    /// In thousandths of the first line, the median of the rounds' ratios.
+    whole_to_first: u64,
+    /// From objects that are read to maps that hold them; 0 where there are none.
+    write_ns: u64,
+    change_ns: u64,
+    change_to_first: u64,
+    /// How long the daemon runs for a change; 0 where there is none.
+    work_ns: u64,
+    /// The most memory that it had resident; 0 where there is none.
+    peak_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
 struct Outcome {
     times: Vec<Times>,
+    /// What an idle daemon has resident, and what its maps take.
+    resident_bytes: u64,
+    maps_bytes: u64,
+    lines: Vec<Line>,
     verdicts: Vec<Verdict>,
 }
 
@@ -116,181 +121,150 @@ struct Outcome {
 ///
 /// When something can't be set up or is never programmed; with `check`, when a target is missed.
 pub fn run(options: &Options) -> Result<()> {
-    let mut from_rename = Vec::new();
-    let mut from_start = Vec::new();
-    let mut changes = Vec::new();
-    for round in 0..options.rounds.max(1) {
-        let node = prepare(options)?;
-        from_rename.push(appear(&node, options)?);
-        if round == 0 {
-            changes = change(&node, options)?;
-        }
-        node.stop()?;
-        let cleanup = node.culvert(&["cleanup"])?;
-        if !cleanup.exit.is_success() {
-            bail!(
-                "`culvert cleanup` failed: {}{}",
-                cleanup.stdout,
-                cleanup.stderr
-            );
-        }
-        from_start.push(begin(&node, options)?);
-    }
-    let services = options.services;
-    let rename = Times::of(
-        format!("{services} services × 3 endpoints, from the rename of their file"),
-        &from_rename,
-    );
-    let start = Times::of(
-        format!("{services} services × 3 endpoints, from the start of the daemon"),
-        &from_start,
-    );
-    let change = Times::of(
-        "one endpoint, from the rename of its slice".to_owned(),
-        &changes,
-    );
-    let verdicts = vec![
-        rename.verdict(PROGRAMMED),
-        start.verdict(PROGRAMMED),
-        change.verdict(CHANGED),
-    ];
-    print(
-        &Outcome {
-            times: vec![rename, start, change],
-            verdicts: verdicts.clone(),
-        },
-        options.json,
-    )?;
-    judge(&verdicts, options.check)
-}
-
-/// A node whose daemon is ready and knows nothing but the Service that changes later.
-fn prepare(options: &Options) -> Result<Node> {
-    let room = options.services.saturating_mul(2).max(1024);
-    let settings = Settings {
-        fronts: room,
-        slots: room.saturating_mul(4),
-        backends: room.saturating_mul(4),
-        ..Settings::of(options.culvert.clone())
+    let ways: Vec<_> = [Way::Json, Way::Yaml]
+        .into_iter()
+        .chain(options.rules.iter().copied().map(Way::Rules))
+        .collect();
+    let few = few::measure(options)?;
+    let rounds = very_many::measure(options, &ways)?;
+    let lines: Vec<_> = if rounds.is_empty() {
+        Vec::new()
+    } else {
+        let line = |(at, way): (usize, &Way)| line(options, *way, at, &rounds);
+        ways.iter().enumerate().map(line).collect()
     };
-    let node = Node::with(settings)?;
-    let client = node.pod("client")?;
-    let mut batch = String::new();
-    // A socket's own address shows which endpoint the kernel chose for it.
-    for (endpoint, source) in SIDES {
-        batch.push_str(&format!(
-            "addr add {source}/32 dev eth0\n\
-             route add {endpoint}/32 via 169.254.1.1 dev eth0 src {source}\n"
-        ));
-    }
-    client.ip(&batch)?;
-    node.apply(("probe-service.yaml", probe(0).service_yaml().as_str()))?;
-    node.apply(slice(0))?;
-    node.start()?;
-    Ok(node)
+    let outcome = outcome(options, &few, lines);
+    print(&outcome, options)?;
+    judge(&outcome.verdicts, options.check)
 }
 
-fn probe(side: usize) -> Service {
-    let (endpoint, _) = SIDES[side % SIDES.len()];
-    Service::cluster_ip("probe", PROBE, Protocol::Udp).backend(endpoint.into())
-}
-
-fn slice(side: usize) -> Manifest {
-    Manifest {
-        file: "probe-slice.yaml".to_owned(),
-        text: probe(side).slice_yaml(PROBE.ip()),
-    }
-}
-
-/// The time from the rename of a file with all Services until the kernel translates each of them.
-fn appear(node: &Node, options: &Options) -> Result<Duration> {
-    let files = many(options.services, Protocol::Udp, PORT, PORT, &ENDPOINTS);
-    let client = node.pod("client")?;
-    let start = Instant::now();
-    for file in files {
-        node.apply(file)?;
-    }
-    until_all(&client, options.services)?;
-    Ok(start.elapsed())
-}
-
-/// The time from the start of the daemon until the kernel translates each of the Services.
-fn begin(node: &Node, options: &Options) -> Result<Duration> {
-    let client = node.pod("client")?;
-    let start = Instant::now();
-    node.launch()?;
-    until_all(&client, options.services)?;
-    let took = start.elapsed();
-    node.wait_ready()?;
-    Ok(took)
-}
-
-/// Connects a UDP socket to each of the VIPs in turn, waiting at the first that isn't translated.
-fn until_all(client: &Place, count: u32) -> Result<()> {
-    let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
-    let start = Instant::now();
-    for number in 0..count {
-        let vip = SocketAddr::new(offset(FIRST, number), PORT);
-        while !is_translated(&socket, vip)? {
-            if start.elapsed() > LOOKING {
-                bail!(
-                    "{vip} is still not translated after {} s",
-                    LOOKING.as_secs()
-                );
-            }
-            clock::pause(LOOK);
-        }
-    }
-    Ok(())
-}
-
-fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
-    match socket.connect(vip) {
-        // A Service that has no endpoints yet is refused by way of loopback.
-        Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
-        Err(error) if is_not_yet(&error) => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
+fn outcome(options: &Options, few: &Few, lines: Vec<Line>) -> Outcome {
+    let services = options.services;
+    let change = |of: fn(&Change) -> Duration| few.changes.iter().map(of).collect::<Vec<_>>();
+    let times = vec![
+        Times::of(
+            format!("{services} services × 3 endpoints, from the rename of their file"),
+            &few.from_rename,
+        ),
+        Times::of(
+            format!("{services} services × 3 endpoints, from the start of the daemon"),
+            &few.from_start,
+        ),
+        Times::of(
+            "one endpoint, from the rename of its slice".to_owned(),
+            &change(|change| change.reached),
+        ),
+        Times::of(
+            "one endpoint, how long the daemon runs for it".to_owned(),
+            &change(|change| change.work),
+        ),
+    ];
+    let targets = [PROGRAMMED, PROGRAMMED, CHANGED, WORK];
+    let mut verdicts: Vec<_> = times
+        .iter()
+        .zip(targets)
+        .map(|(times, target)| times.verdict(target))
+        .collect();
+    let resident_bytes = median(few.resident.iter().copied()).unwrap_or(0);
+    let maps_bytes = median(few.maps.iter().copied()).unwrap_or(0);
+    verdicts.push(at_most(
+        &format!("{services} services, resident at rest"),
+        resident_bytes,
+        IDLE,
+    ));
+    verdicts.push(at_most(
+        &format!("{services} services, memory of the maps"),
+        maps_bytes,
+        MAPS,
+    ));
+    verdicts.extend(lines.iter().flat_map(of_very_many));
+    Outcome {
+        times,
+        resident_bytes,
+        maps_bytes,
+        lines,
+        verdicts,
     }
 }
 
-fn is_not_yet(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::ConnectionRefused
-    )
+/// The verdicts of a way; none of one that isn't ours.
+fn of_very_many(line: &Line) -> Vec<Verdict> {
+    let Line {
+        way,
+        services,
+        whole_ns,
+        write_ns,
+        work_ns,
+        peak_bytes,
+        ..
+    } = line;
+    let whole = match way.as_str() {
+        JSON => FROM_JSON,
+        YAML => FROM_YAML,
+        _ => return Vec::new(),
+    };
+    let what = format!("{services} services × {OF_EACH} endpoints, {way}");
+    vec![
+        under(&format!("{what}, start"), *whole_ns, whole),
+        under(&format!("{what}, from objects to maps"), *write_ns, WRITTEN),
+        under(&format!("{what}, work for a change"), *work_ns, WORK),
+        at_most(&format!("{what}, most memory"), *peak_bytes, PEAK),
+    ]
 }
 
-/// The times from the rename of a changed slice until a connect reaches the new endpoint.
-fn change(node: &Node, options: &Options) -> Result<Vec<Duration>> {
-    let client = node.pod("client")?;
-    let mut times = Vec::new();
-    for number in 1..=options.changes.max(1) {
-        let side = usize::try_from(number)? % SIDES.len();
-        let (_, source) = SIDES[side];
-        clock::pause(REST);
-        let start = Instant::now();
-        node.apply(slice(side))?;
-        let reached = || {
-            shows(&client, source)
-                .unwrap_or(false)
-                .then(|| start.elapsed())
-        };
-        times.push(wait::some(LOOKING, reached).context("a changed endpoint never came")?);
+const JSON: &str = "from JSON";
+const YAML: &str = "from YAML";
+
+fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line {
+    let own = || rounds.iter().map(|samples| &samples[at]);
+    let pairs = || rounds.iter().map(|samples| (&samples[0], &samples[at]));
+    let ratio = |first: u64, own: u64| own.saturating_mul(1000) / first.max(1);
+    let middle = |sample: &Sample, of: fn(&Change) -> Duration| {
+        median(sample.changes.iter().map(|change| nanoseconds(of(change)))).unwrap_or(0)
+    };
+    let whole = |sample: &Sample| nanoseconds(sample.whole);
+    let change = |sample: &Sample| middle(sample, |change| change.reached);
+    let (way, services, is_ours) = match way {
+        Way::Json => (JSON.to_owned(), options.many, true),
+        Way::Yaml => (YAML.to_owned(), options.many, true),
+        Way::Rules(services) => ("nft -f".to_owned(), services, false),
+    };
+    let ours = |value: Option<u64>| value.filter(|_| is_ours).unwrap_or(0);
+    Line {
+        way,
+        services,
+        whole_ns: median(own().map(whole)).unwrap_or(0),
+        whole_to_first: median(pairs().map(|(first, own)| ratio(whole(first), whole(own))))
+            .unwrap_or(0),
+        write_ns: ours(median(own().map(|sample| nanoseconds(sample.write)))),
+        change_ns: median(own().map(change)).unwrap_or(0),
+        change_to_first: median(pairs().map(|(first, own)| ratio(change(first), change(own))))
+            .unwrap_or(0),
+        work_ns: ours(median(
+            own().map(|sample| middle(sample, |change| change.work)),
+        )),
+        peak_bytes: ours(median(own().map(|sample| sample.peak))),
     }
-    Ok(times)
 }
 
-/// Whether a new socket that connects to the changing Service gets this source address.
-fn shows(client: &Place, source: Ipv4Addr) -> Result<bool> {
-    let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
-    socket.connect(PROBE)?;
-    Ok(socket.local_addr()?.ip() == IpAddr::V4(source))
+fn under(what: &str, median_ns: u64, target: Duration) -> Verdict {
+    Verdict {
+        target: format!("{what}: median under {} ms", target.as_millis()),
+        measured: milliseconds(median_ns),
+        met: median_ns < nanoseconds(target),
+    }
 }
 
-fn print(outcome: &Outcome, json: bool) -> Result<()> {
-    if json {
+fn at_most(what: &str, bytes: u64, target: u64) -> Verdict {
+    Verdict {
+        target: format!("{what}: at most {} MB", target / 1_000_000),
+        measured: megabytes(bytes),
+        met: bytes <= target,
+    }
+}
+
+fn print(outcome: &Outcome, options: &Options) -> Result<()> {
+    if options.json {
         println!("{}", serde_json::to_string_pretty(outcome)?);
         return Ok(());
     }
@@ -309,15 +283,61 @@ fn print(outcome: &Outcome, json: bool) -> Result<()> {
             milliseconds(*max_ns)
         );
     }
+    println!(
+        "{} services: {} resident at rest, {} in maps",
+        options.services,
+        megabytes(outcome.resident_bytes),
+        megabytes(outcome.maps_bytes)
+    );
+    if !outcome.lines.is_empty() {
+        print!("{}", table(outcome, options));
+    }
     for verdict in &outcome.verdicts {
         println!("  {verdict}");
     }
     Ok(())
 }
 
+fn table(outcome: &Outcome, options: &Options) -> String {
+    let head = [
+        "", "services", "whole", "to JSON", "to maps", "change", "to JSON", "work", "memory", "",
+    ]
+    .map(str::to_owned);
+    let some = |value: u64, text: fn(u64) -> String| match value {
+        0 => String::new(),
+        value => text(value),
+    };
+    let lines = outcome.lines.iter().map(|line| {
+        [
+            line.way.clone(),
+            line.services.to_string(),
+            milliseconds(line.whole_ns),
+            thousandths(line.whole_to_first),
+            some(line.write_ns, milliseconds),
+            milliseconds(line.change_ns),
+            thousandths(line.change_to_first),
+            some(line.work_ns, milliseconds),
+            some(line.peak_bytes, megabytes),
+            String::new(),
+        ]
+    });
+    let lines: Vec<_> = std::iter::once(head).chain(lines).collect();
+    format!(
+        "medians of {} rounds, {OF_EACH} endpoints for each service; the daemon from its start until connects \
+         show everything, nft from its start to its end\n{}",
+        options.starts,
+        in_columns(&lines)
+    )
+}
+
 /// Nanoseconds as milliseconds with one decimal.
 fn milliseconds(nanoseconds: u64) -> String {
     microseconds(nanoseconds / 1000).replace("µs", "ms")
+}
+
+/// Bytes as millions of them with one decimal.
+fn megabytes(bytes: u64) -> String {
+    format!("{}.{} MB", bytes / 1_000_000, bytes % 1_000_000 / 100_000)
 }
 
 #[cfg(test)]
@@ -337,10 +357,55 @@ mod tests {
         assert_eq!(verdict.measured, "50.0 ms");
     }
 
+    fn options() -> Options {
+        Options {
+            culvert: PathBuf::new(),
+            services: 1000,
+            rounds: 1,
+            changes: 1,
+            many: 30_000,
+            starts: 3,
+            rules: vec![100],
+            json: false,
+            check: false,
+        }
+    }
+
+    fn sample(whole: u64, change: u64) -> Sample {
+        let reached = Duration::from_millis(change);
+        Sample {
+            whole: Duration::from_millis(whole),
+            write: Duration::from_millis(400),
+            peak: PEAK,
+            changes: vec![Change {
+                reached,
+                work: reached,
+            }],
+        }
+    }
+
     #[test]
-    fn a_change_swaps_the_only_endpoint() {
-        assert!(slice(0).text.contains("10.1.0.111"));
-        assert!(slice(1).text.contains("10.1.0.112"));
-        assert_eq!(slice(2).text, slice(0).text);
+    fn rules_are_compared_with_json_of_their_own_round_and_judged_by_nothing() {
+        // The second round was disturbed, for both alike.
+        let rounds = [
+            vec![sample(900, 1), sample(1800, 50)],
+            vec![sample(2000, 4), sample(4200, 200)],
+            vec![sample(950, 1), sample(1900, 40)],
+        ];
+
+        let json = line(&options(), Way::Json, 0, &rounds);
+        let rules = line(&options(), Way::Rules(100), 1, &rounds);
+
+        assert_eq!(
+            (rules.whole_to_first, rules.change_to_first),
+            (2000, 50_000)
+        );
+        assert_eq!((rules.work_ns, rules.peak_bytes), (0, 0));
+        let met = |line: &Line| -> Vec<bool> {
+            let verdicts = of_very_many(line);
+            verdicts.iter().map(|verdict| verdict.met).collect()
+        };
+        assert_eq!(met(&json), [true, false, true, true]);
+        assert!(of_very_many(&rules).is_empty());
     }
 }

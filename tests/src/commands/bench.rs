@@ -20,14 +20,21 @@ pub(crate) enum Bench {
         /// The numbers of Services; none measures direct connects alone.
         #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
         services: Vec<u32>,
+        /// For how many Services there are nftables rules of kube-proxy's shape; none leaves them out.
+        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
+        nft: Vec<u32>,
+        /// For how many Services there are iptables rules of that shape; none leaves them out.
+        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
+        iptables: Vec<u32>,
         /// How long one measurement lasts.
         #[arg(long, default_value_t = 150)]
         slot_millis: u64,
     },
-    /// How long it takes from a file to the kernel.
+    /// How long it takes from a file to the kernel, beside nftables rules; what it takes of memory.
     Program {
         #[command(flatten)]
         common: Common,
+        /// How many Services there are where there are some.
         #[arg(long, default_value_t = 1000)]
         services: u32,
         /// How often the Services are programmed from nothing.
@@ -36,6 +43,15 @@ pub(crate) enum Bench {
         /// How often an endpoint changes.
         #[arg(long, default_value_t = 50)]
         changes: u32,
+        /// How many Services there are where there are very many, of four endpoints each.
+        #[arg(long, default_value_t = 30_000)]
+        many: u32,
+        /// How often a daemon starts with very many, and rules are loaded; 0 leaves both out.
+        #[arg(long, default_value_t = 5)]
+        starts: u32,
+        /// For how many Services nftables rules of kube-proxy's shape are loaded; none leaves them out.
+        #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
+        rules: Vec<u32>,
     },
     /// How long it takes from the API server to the kernel, beside kube-proxy.
     Api {
@@ -80,81 +96,77 @@ pub(crate) struct Common {
     check: bool,
 }
 
+impl Common {
+    fn program(&self) -> Result<PathBuf> {
+        given(self.culvert.clone())
+    }
+}
+
 impl Bench {
     /// Measures.
     pub(crate) fn run(self) -> Result<()> {
         match self {
             Self::Connect {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 rounds,
                 services,
+                nft,
+                iptables,
                 slot_millis,
             } => connect::run(&connect::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 rounds,
                 services,
+                nft,
+                iptables,
                 slot: Duration::from_millis(slot_millis),
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
             Self::Program {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 services,
                 rounds,
                 changes,
+                many,
+                starts,
+                rules,
             } => program::run(&program::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 services,
                 rounds,
                 changes,
-                json,
-                check,
+                many,
+                starts,
+                rules,
+                json: common.json,
+                check: common.check,
             }),
             Self::Api {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 kit,
                 services,
                 rounds,
                 changes,
             } => api::run(&api::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 kit,
                 services,
                 rounds,
                 changes,
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
             Self::Tunnel {
-                common:
-                    Common {
-                        culvert,
-                        json,
-                        check,
-                    },
+                common,
                 rounds,
                 slot_millis,
             } => tunnel::run(&tunnel::Options {
-                culvert: given(culvert)?,
+                culvert: common.program()?,
                 rounds,
                 slot: Duration::from_millis(slot_millis),
-                json,
-                check,
+                json: common.json,
+                check: common.check,
             }),
         }
     }

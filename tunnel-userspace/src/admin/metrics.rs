@@ -14,7 +14,7 @@ use prometheus_client::{
 use tunnel_common::reason::Reason;
 
 use self::out::{Out, number};
-use super::{AgentStatus, Views};
+use super::{AgentStatus, StartTimes, Views};
 use crate::{
     identity::State,
     reconcile::Stats,
@@ -146,6 +146,7 @@ impl Collector for Metrics {
             "Whether Services are translated as they should be",
             is_ready,
         )?;
+        self.start(&mut out)?;
         let source = (self.views.source)();
         self.reasons(&mut out, &stats, &source)?;
         self.maps(&mut out, &stats)?;
@@ -174,6 +175,8 @@ impl Collector for Metrics {
             "Differences between the maps and what was known",
             drift,
         )?;
+        let help = "Services that were planned";
+        out.total("culvert_planned_services", help, stats.sync.planned)?;
         let delay = stats.last_delay_seconds;
         out.gauge(
             "culvert_program_delay_seconds",
@@ -188,6 +191,26 @@ impl Collector for Metrics {
 }
 
 impl Metrics {
+    fn start(&self, out: &mut Out<'_>) -> fmt::Result {
+        let StartTimes {
+            load,
+            read,
+            write,
+            attach,
+        } = *self.views.start.borrow();
+        let steps = [
+            ("load", load),
+            ("read", read),
+            ("write", write),
+            ("attach", attach),
+        ];
+        let done = steps
+            .into_iter()
+            .filter_map(|(step, took)| Some((step, took?)));
+        let help = "How long the steps of the start took";
+        out.gauges("culvert_start_seconds", help, "step", done)
+    }
+
     fn reasons(&self, out: &mut Out<'_>, stats: &Stats, source: &Report) -> fmt::Result {
         let mut counts: Vec<(Reason, u64)> = (self.views.counters)().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the kernel's counters");

@@ -56,6 +56,20 @@ pub struct KernelLog {
     pub level: String,
 }
 
+/// How long the steps of the start took, in seconds; nothing for one that isn't done yet.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StartTimes {
+    /// Loading programs and maps, and reading what the maps hold.
+    pub load: Option<f64>,
+    /// From there until every source had told its first whole list.
+    pub read: Option<f64>,
+    /// From there until the maps held what it says.
+    pub write: Option<f64>,
+    /// From there until the programs were attached and had seen a connect of the daemon's own.
+    pub attach: Option<f64>,
+}
+
 /// The status as a whole.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -67,6 +81,9 @@ pub struct Status {
     /// What does not change while the daemon runs.
     #[serde(flatten)]
     pub setup: Setup,
+    /// How long the steps of the start took.
+    #[serde(default)]
+    pub start: StartTimes,
     /// The kernel program whose events are logged, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
@@ -111,6 +128,7 @@ impl Status {
             ready: not_ready.is_none(),
             not_ready,
             setup: views.setup.clone(),
+            start: *views.start.borrow(),
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),

@@ -2,6 +2,7 @@
 
 mod ending;
 mod parts;
+mod steps;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+};
 use tracing::{info, warn};
 
 use self::parts::{Parts, Running};
@@ -89,15 +93,15 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, N
     }))
 }
 
-/// Runs until SIGTERM or SIGINT. The data path stays when it ends.
+/// Runs until SIGTERM or SIGINT. The data path stays when it ends. `started` is called once the node
+/// is ready.
 ///
 /// # Errors
 ///
 /// A step of the start failed; what an earlier daemon programmed goes on as it was.
-pub async fn node(config: Config) -> Result<(), NodeError> {
-    let mut parts = Parts::load(&config)?;
+pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeError> {
     let (update_sender, mut updates) = mpsc::channel(UPDATES);
-    let sources = Sources::start(&config).await?;
+    let (mut parts, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let (drain, draining) = watch::channel(false);
     let (ready, is_ready) = watch::channel(Some("waiting for the sources".to_owned()));
     let (queries, questions) = mpsc::channel(QUERIES);
@@ -158,6 +162,7 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
         tasks.start("reconcile", owner);
         ready.send_replace(None);
         info!("ready");
+        started();
         tokio::select! {
             () = stop.wait() => {}
             name = tasks.ended() => return Err(NodeError::TaskEnded { name }),
@@ -170,6 +175,14 @@ pub async fn node(config: Config) -> Result<(), NodeError> {
         .finish(DRAIN.saturating_add(tunnel.patience(&config)))
         .await;
     Ok(())
+}
+
+/// Loads the data path in a thread of its own, as it waits for the kernel, and reads much: other
+/// things go on.
+async fn load(config: &Config) -> Result<Parts, NodeError> {
+    let config = config.clone();
+    let loaded = spawn_blocking(move || Parts::load(&config)).await;
+    loaded.map_err(failed("cannot load the data path"))?
 }
 
 /// Follows the addresses of this node.

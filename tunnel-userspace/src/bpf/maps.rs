@@ -17,7 +17,7 @@ use tunnel_common::{
     service::{Backend, Front, FrontKey, Membership, Slot, Source},
     steering::{Steered, SteeringKey},
 };
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::sys;
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
@@ -87,6 +87,17 @@ fn write<V: Pod>(
         map,
         source: to_io(error),
     })
+}
+
+/// Writes values with one call; says how many were written, and what ended it if not all.
+fn write_many<V: Pod + IntoBytes + Immutable>(
+    array: &Array<MapData, V>,
+    map: &'static str,
+    values: impl Iterator<Item = (u32, V)>,
+) -> (usize, Result<(), WriteError>) {
+    let (indices, values): (Vec<u32>, Vec<V>) = values.unzip();
+    let (written, result) = sys::write_array(array.map().fd().as_fd(), &indices, &values);
+    (written, result.map_err(|source| WriteError { map, source }))
 }
 
 fn read<V: Pod>(array: &Array<MapData, V>, map: &'static str, index: u32) -> Result<V, ReadError> {
@@ -160,8 +171,23 @@ impl MapWriter for KernelMaps {
         write(&mut self.source, names::SOURCE, index, *source)
     }
 
+    fn write_slots(&mut self, first: u32, backends: &[u32]) -> Result<(), WriteError> {
+        let (_, written) = write_many(
+            &self.slot,
+            names::SLOT,
+            (first..)
+                .zip(backends)
+                .map(|(index, backend)| (index, Slot { backend: *backend })),
+        );
+        written
+    }
+
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
         write(&mut self.be, names::BE, index, *backend)
+    }
+
+    fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
+        write_many(&self.be, names::BE, backends.iter().copied())
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {

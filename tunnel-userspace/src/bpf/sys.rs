@@ -2,6 +2,8 @@
 //! (aya 0.16 has them), information on what a pin is, map-in-map without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
+mod arrays;
+
 use std::{
     ffi::CString,
     fmt, io,
@@ -13,7 +15,8 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
-use zerocopy::FromBytes;
+
+pub(super) use self::arrays::{array_values, write_array};
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
@@ -21,7 +24,6 @@ const BPF_PROG_LOAD: i64 = 5;
 const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
-const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 const BPF_ITER_CREATE: i64 = 33;
@@ -59,6 +61,11 @@ impl Attr {
         self.put(offset, value.to_ne_bytes())
     }
 
+    fn read_u32(&self, offset: usize) -> u32 {
+        let bytes = self.0.get(offset..).and_then(<[u8]>::first_chunk);
+        bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    }
+
     fn fd(self, offset: usize, fd: BorrowedFd<'_>) -> Self {
         self.put(offset, fd.as_raw_fd().to_ne_bytes())
     }
@@ -74,16 +81,27 @@ impl Attr {
     ///
     /// Every pointer put in must be valid for what the command does with it.
     unsafe fn call(&self, command: i64) -> io::Result<i64> {
+        // SAFETY: the command only reads the attribute; the caller vouches for the pointers in it.
+        unsafe { Self::call_at(std::ptr::from_ref(self), command) }
+    }
+
+    /// For a command that writes to the attribute, too.
+    ///
+    /// # Safety
+    ///
+    /// As for `call`.
+    unsafe fn call_mut(&mut self, command: i64) -> io::Result<i64> {
+        // SAFETY: the attribute is ours alone; the caller vouches for the pointers in it.
+        unsafe { Self::call_at(std::ptr::from_mut(self), command) }
+    }
+
+    /// # Safety
+    ///
+    /// As for `call`, and the attribute may be written to if the command does.
+    unsafe fn call_at(attr: *const Self, command: i64) -> io::Result<i64> {
         // SAFETY: the attribute outlives the call and is at least as large as the command reads;
-        // the caller vouches for the pointers in it.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_bpf,
-                command,
-                std::ptr::from_ref(self),
-                size_of::<Self>(),
-            )
-        };
+        // the caller vouches for the rest.
+        let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Self>()) };
         if result < 0 {
             Err(io::Error::last_os_error())
         } else {
@@ -296,40 +314,6 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
         entries,
         flags,
     })
-}
-
-/// Reads the values of an array from its beginning, as many as there is room for, with one call.
-/// The map's values must be of this type.
-pub(super) fn array_values<V: FromBytes>(map: BorrowedFd<'_>, entries: u32) -> io::Result<Vec<V>> {
-    let length = usize::try_from(entries).map_err(io::Error::other)?;
-    let held = shape(map)?;
-    let is_ours =
-        held.kind == BPF_MAP_TYPE_ARRAY && usize::try_from(held.value) == Ok(size_of::<V>());
-    if !is_ours {
-        return Err(io::Error::other(format!(
-            "{held} is no array of such values"
-        )));
-    }
-    let mut keys = vec![0_u32; length];
-    let mut values = vec![0_u8; length.saturating_mul(size_of::<V>())];
-    let mut next = 0_u32;
-    let attr = Attr::new()
-        .pointer(8, &raw mut next)
-        .pointer(16, keys.as_mut_ptr())
-        .pointer(24, values.as_mut_ptr())
-        .u32(32, entries)
-        .fd(36, map);
-    // SAFETY: both buffers have room for as many keys and values as the attribute says; a key has
-    // four bytes, and a value as many as its type.
-    match unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) } {
-        Ok(_) => {}
-        // There are no more behind them.
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-        Err(error) => return Err(error),
-    }
-    let values = values.chunks_exact(size_of::<V>());
-    let values = values.map(V::read_from_bytes).collect::<Result<_, _>>();
-    values.map_err(|_size| io::Error::other("a value of another size"))
 }
 
 /// How much is read of what the kernel tells of an object.

@@ -24,6 +24,34 @@ const LONGEST_INSTANCE: usize = 128;
 /// How much of an object's name goes into that of the Event, which may have 253 letters.
 const LONGEST_STEM: usize = 200;
 
+/// The Event that the daemon of a node starts (kube-proxy tells the same, with the same reason). Each
+/// start has its own: its name holds the time.
+pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
+    let stem = cut(node, LONGEST_STEM).trim_end_matches(['-', '.']);
+    Event {
+        action: Some("Start".to_owned()),
+        event_time: Some(MicroTime(now)),
+        metadata: ObjectMeta {
+            name: Some(format!("{stem}.{:016x}", now.as_nanosecond())),
+            namespace: Some(CLUSTER_WIDE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        note: Some(format!("culvert {} starts", env!("CARGO_PKG_VERSION"))),
+        reason: Some("Starting".to_owned()),
+        regarding: Some(ObjectReference {
+            api_version: Some(api_version(Kind::Node).to_owned()),
+            kind: Some(Kind::Node.to_string()),
+            name: Some(node.to_owned()),
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(TELLER.to_owned()),
+        reporting_instance: Some(cut(node, LONGEST_INSTANCE).to_owned()),
+        type_: Some("Normal".to_owned()),
+        ..Event::default()
+    }
+}
+
 /// The Event of a concern.
 pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
     let about = &concern.about;
@@ -147,6 +175,20 @@ mod tests {
         assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
         // It must not change with a release, while nodes of both are there.
         assert_eq!(name("one", "edge-1"), "web.95e4facdb7e624d6");
+    }
+
+    #[test]
+    fn each_start_has_an_event_of_its_own_on_the_node() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        let event = of_start("edge-1", at(1_800_000_000));
+
+        assert_eq!(event.reason.as_deref(), Some("Starting"));
+        assert_eq!(event.type_.as_deref(), Some("Normal"));
+        assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+        let regarding = event.regarding.as_ref().expect("an object");
+        assert_eq!(regarding.uid.as_deref(), Some("edge-1"));
+        let next = of_start("edge-1", at(1_800_000_001));
+        assert_ne!(event.metadata.name, next.metadata.name);
     }
 
     #[test]

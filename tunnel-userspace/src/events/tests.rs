@@ -132,8 +132,14 @@ impl Case {
         self.concerns.send_replace(Arc::new([concern]));
     }
 
-    /// What is told in so many seconds.
+    /// What is told in so many seconds, but for the start.
     async fn told(&self, seconds: u64) -> Vec<Value> {
+        let mut told = self.all_told(seconds).await;
+        told.retain(|event| event[1] != "Starting");
+        told
+    }
+
+    async fn all_told(&self, seconds: u64) -> Vec<Value> {
         sleep(Duration::from_secs(seconds)).await;
         self.server.made()
     }
@@ -165,6 +171,23 @@ async fn what_an_operator_must_act_on_is_told_once() {
         "{told:?}"
     );
     assert!(case.told(600).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_is_told_once_and_later_where_it_can_not_be() {
+    let case = Case::new();
+    case.server.says(503, "ServiceUnavailable", "");
+    let of_start = json!([
+        "/apis/events.k8s.io/v1/namespaces/default/events",
+        "Starting",
+        concat!("culvert ", env!("CARGO_PKG_VERSION"), " starts")
+    ]);
+    assert_eq!(case.all_told(30).await, std::slice::from_ref(&of_start));
+
+    case.server.says(409, "AlreadyExists", "");
+
+    assert_eq!(case.all_told(60).await, [of_start]);
+    assert!(case.all_told(600).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

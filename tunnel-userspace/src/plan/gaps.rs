@@ -91,7 +91,7 @@ mod tests {
             serving: BTreeSet::new(),
             ..PortPlan::nothing()
         };
-        BTreeMap::from([(name, port)])
+        BTreeMap::from([(name, std::sync::Arc::new(port))])
     }
 
     #[test]

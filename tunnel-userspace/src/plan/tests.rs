@@ -85,7 +85,7 @@ fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
 fn only_plan(state: &ServiceState) -> PortPlan {
     let mut plans: Vec<_> = service(state, &here()).into_values().collect();
     assert_eq!(plans.len(), 1);
-    plans.remove(0)
+    PortPlan::clone(&plans.remove(0))
 }
 
 #[test]

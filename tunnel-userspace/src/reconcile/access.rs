@@ -114,8 +114,24 @@ pub trait MapWriter: Send {
     fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
     /// Writes a range of clients that nothing leads to.
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
+    /// Writes slots that nothing leads to, one behind another from the first place on. Where one
+    /// fails, others may be written.
+    fn write_slots(&mut self, first: u32, backends: &[u32]) -> Result<(), WriteError> {
+        let mut slots = (first..).zip(backends);
+        slots.try_for_each(|(index, backend)| self.write_slot(index, *backend))
+    }
     /// Writes a backend that nothing leads to.
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
+    /// Writes backends that nothing leads to, each at its index, in their order. Says how many were
+    /// written, and what ended it if those are not all.
+    fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
+        for (written, (index, backend)) in backends.iter().enumerate() {
+            if let Err(error) = self.write_backend(*index, backend) {
+                return (written, Err(error));
+            }
+        }
+        (backends.len(), Ok(()))
+    }
     /// Says which sets a backend is in, which may be in use.
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as gone.

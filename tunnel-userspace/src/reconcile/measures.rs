@@ -36,6 +36,9 @@ pub struct SyncStats {
     pub pending_services: usize,
     /// Services whose endpoints changed and are not written yet.
     pub pending_endpoints: ByFamily<usize>,
+    /// How often a Service was planned: once for each change of it or its slices, and where the node
+    /// changed once for every Service.
+    pub planned: u64,
     /// When the last change came.
     pub last_queued_at: Option<Timestamp>,
     /// Service ports of policy Local without endpoints here.
@@ -62,6 +65,7 @@ impl Default for SyncStats {
             endpoint_changes: ByFamily::default(),
             pending_services: 0,
             pending_endpoints: ByFamily::default(),
+            planned: 0,
             last_queued_at: None,
             gaps: ByFamily::default(),
         }
@@ -80,6 +84,7 @@ pub(super) struct Measures {
     /// When the first pass ended: what happened before is not measured.
     since: Option<Timestamp>,
     gaps: ByFamily<Gaps>,
+    planned: u64,
     is_full: bool,
 }
 
@@ -128,8 +133,9 @@ impl Measures {
         self.endpoints.of_mut(family).insert(name.clone());
     }
 
-    /// Takes the gaps of a Service in place of those it had.
-    pub(super) fn replace(&mut self, old: ByFamily<Gaps>, new: ByFamily<Gaps>) {
+    /// Takes note that a Service was planned, and of its gaps in place of those it had.
+    pub(super) fn planned(&mut self, old: ByFamily<Gaps>, new: ByFamily<Gaps>) {
+        self.planned = self.planned.saturating_add(1);
         for family in [Family::V4, Family::V6] {
             let (gaps, old, new) = (self.gaps.of_mut(family), old.of(family), new.of(family));
             gaps.internal = (gaps.internal + new.internal).saturating_sub(old.internal);
@@ -170,6 +176,7 @@ impl Measures {
         }
         stats.endpoint_changes = self.endpoint_changes;
         stats.gaps = self.gaps;
+        stats.planned = self.planned;
     }
 }
 

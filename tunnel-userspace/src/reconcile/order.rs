@@ -53,9 +53,7 @@ impl<W: MapWriter> Order<'_, W> {
         diff: &Diff,
     ) -> Result<(), Refused> {
         diff.room(self.actual).map_err(Refused::Full)?;
-        for (target, sets) in &diff.new_backends {
-            self.add_backend(diff.id, name, *target, *sets)?;
-        }
+        self.add_backends(diff.id, name, &diff.new_backends)?;
         let sources = self.write_sources(&diff.new_sources)?;
         let cluster = match self.write_set(diff.id, &diff.cluster) {
             Ok(cluster) => cluster,
@@ -92,41 +90,50 @@ impl<W: MapWriter> Order<'_, W> {
         Ok(())
     }
 
-    fn add_backend(
+    /// Writes backends, as many of them as can be.
+    fn add_backends(
         &mut self,
         id: u32,
         name: &PortName,
-        target: Target,
-        sets: Membership,
+        wanted: &[(Target, Membership)],
     ) -> Result<(), Refused> {
-        let index = self
-            .actual
-            .free_backends
-            .take()
-            .ok_or(Refused::Full(Shortage::Passing(Reason::BackendsFull)))?;
-        let state = self.actual.state(index).next_use();
-        let backend = Backend {
-            address: target.address,
-            port: target.port,
-            protocol: name.protocol,
-            flags: 0,
-            service: id,
-            state,
-            sets,
-        };
-        if let Err(error) = self.writer.write_backend(index, &backend) {
-            self.actual.free_backends.give(index);
-            return Err(error.into());
+        let mut backends = Vec::with_capacity(wanted.len());
+        for (target, sets) in wanted {
+            // That there is room for all was seen before.
+            let Some(index) = self.actual.free_backends.take() else {
+                break;
+            };
+            let backend = Backend {
+                address: target.address,
+                port: target.port,
+                protocol: name.protocol,
+                flags: 0,
+                service: id,
+                state: self.actual.state(index).next_use(),
+                sets: *sets,
+            };
+            backends.push((index, backend));
         }
-        self.actual.set_state(index, state);
-        self.actual.set_sets_of(index, sets);
-        self.actual.used_backends = self.actual.used_backends.saturating_add(1);
-        self.actual
-            .ports
-            .entry(id)
-            .or_default()
-            .backends
-            .insert(target, index);
+        let (written, result) = self.writer.write_backends(&backends);
+        for (place, ((index, backend), (target, _))) in backends.iter().zip(wanted).enumerate() {
+            if place >= written {
+                self.actual.free_backends.give(*index);
+                continue;
+            }
+            self.actual.set_state(*index, backend.state);
+            self.actual.set_sets_of(*index, backend.sets);
+            self.actual.used_backends = self.actual.used_backends.saturating_add(1);
+            self.actual
+                .ports
+                .entry(id)
+                .or_default()
+                .backends
+                .insert(*target, *index);
+        }
+        result?;
+        if backends.len() < wanted.len() {
+            return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
+        }
         Ok(())
     }
 
@@ -150,16 +157,16 @@ impl<W: MapWriter> Order<'_, W> {
             .take(len)
             .ok_or(Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
         let mut backends = Vec::with_capacity(targets.len());
-        for (place, target) in (base..).zip(targets) {
+        for target in targets {
             let Some(index) = self.actual.backend(id, target) else {
                 self.actual.free_slots.give(base, len);
                 return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
             };
-            if let Err(error) = self.writer.write_slot(place, index) {
-                self.actual.free_slots.give(base, len);
-                return Err(error.into());
-            }
             backends.push(index);
+        }
+        if let Err(error) = self.writer.write_slots(base, &backends) {
+            self.actual.free_slots.give(base, len);
+            return Err(error.into());
         }
         self.actual.used_slots = self.actual.used_slots.saturating_add(len);
         self.actual.sets.insert(

@@ -98,7 +98,7 @@ impl<M> Reconciler<M> {
             None => self.plans.remove(name),
         };
         let old = old.as_ref().map(plan::gaps).unwrap_or_default();
-        self.measures.replace(old, new);
+        self.measures.planned(old, new);
         self.dirty.extend(moved);
         self.dirty.insert(name.clone());
     }

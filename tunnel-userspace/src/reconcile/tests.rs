@@ -1,5 +1,6 @@
 mod adoption;
 mod carrying;
+mod cost;
 mod histories;
 mod listeners;
 mod memory;

@@ -71,6 +71,13 @@ impl Out<'_> {
         Ok(())
     }
 
+    pub(super) fn total(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(encoder)
+    }
+
     pub(super) fn counters<'a>(
         &mut self,
         name: &str,

@@ -109,6 +109,33 @@ fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
 }
 
 #[test]
+fn only_steps_of_the_start_that_are_done_have_a_time() {
+    let start = StartTimes {
+        load: Some(0.25),
+        read: Some(1.5),
+        ..StartTimes::default()
+    };
+    let views = Views {
+        start: watch::channel(start).1,
+        ..fixture::views(watch::channel(Stats::default()).1)
+    };
+
+    let page = render(&Arc::new(views), Answers::new()).expect("rendered");
+
+    let lines = page.lines();
+    let ours: Vec<_> = lines
+        .filter(|line| line.starts_with("culvert_start_seconds"))
+        .collect();
+    assert_eq!(
+        ours,
+        [
+            "culvert_start_seconds{step=\"load\"} 0.25",
+            "culvert_start_seconds{step=\"read\"} 1.5"
+        ]
+    );
+}
+
+#[test]
 fn the_page_on_metrics_names_each_metric_and_each_reason_and_no_other() {
     let page = include_str!("../../../../docs/metrics.md");
     let first_cells = page.lines().filter_map(|line| line.strip_prefix("| `"));

@@ -6,7 +6,10 @@ use tokio::sync::{mpsc, watch};
 use tracing::{Level, error, info, warn};
 use tunnel_common::LAYOUT_VERSION;
 
-use super::{NodeError, failed, steering_rules};
+use super::{
+    NodeError, failed, steering_rules,
+    steps::{Step, Steps},
+};
 use crate::{
     admin::{self, Setup, TunnelViews, Views},
     app::{
@@ -38,6 +41,8 @@ pub(super) struct Parts {
     /// The mark of our own sockets.
     mark: u32,
     stats: watch::Receiver<reconcile::Stats>,
+    /// How long the steps up to here took.
+    steps: Steps,
     /// The kernel program whose events are wanted in the log.
     wanted_log: Option<KernelLog>,
     logging: Option<Logging>,
@@ -51,6 +56,7 @@ pub(super) struct Parts {
 impl Parts {
     /// Everything up to, and without, the first write and the first attached program.
     pub(super) fn load(config: &Config) -> Result<Self, NodeError> {
+        let mut steps = Steps::begin();
         let cgroup = match &config.bpf.cgroup.0 {
             Some(path) => path.clone(),
             None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
@@ -60,7 +66,7 @@ impl Parts {
         let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
-        let wanted = sizes(config.bpf.maps);
+        let wanted = sizes(config);
         let mut data_path =
             DataPath::load(&pins, wanted, features, &switches(config), since_boot())
                 .map_err(failed("cannot load the data path"))?;
@@ -93,6 +99,7 @@ impl Parts {
         )
         .map_err(failed("cannot start the owner of the maps"))?;
         owner.look_for_listeners(listeners(), config.service.look_for_listeners);
+        steps.done(Step::Load);
         Ok(Self {
             cgroup,
             features,
@@ -102,6 +109,7 @@ impl Parts {
             targets,
             mark: mark(config),
             stats,
+            steps,
             wanted_log: config.log.kernel.as_ref().map(kernel_log),
             logging: None,
             kernel_log: watch::Sender::default(),
@@ -154,6 +162,7 @@ impl Parts {
             setup,
             config: config.effective(),
             ready,
+            start: self.steps.times(),
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),
             queries,
@@ -178,6 +187,7 @@ impl Parts {
         loop {
             let update = updates.recv().await?;
             if update.whole || !self.data_path.is_empty() {
+                self.steps.done(Step::Read);
                 return Some(update);
             }
             error!(
@@ -196,6 +206,7 @@ impl Parts {
     pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
         let (since, whole, stale) = (first.since, first.whole, first.stale);
         self.owner.apply(first);
+        self.steps.done(Step::Write);
         self.data_path
             .promote(&self.pins)
             .map_err(failed("cannot use bpf.bpffs"))?;
@@ -236,6 +247,7 @@ impl Parts {
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot remove the maps that were replaced");
         }
+        self.steps.done(Step::Attach);
         self.start_log();
         Ok(())
     }
@@ -359,13 +371,17 @@ fn steering_settings(config: &Config) -> Result<SteeringSettings, NodeError> {
     })
 }
 
-const fn sizes(maps: config::Maps) -> Sizes {
+/// How large the maps are to be. Where nothing is steered, those of steering are as small as they can
+/// be: they are a fifth of all.
+fn sizes(config: &Config) -> Sizes {
+    let maps = config.bpf.maps;
+    let is_steering = config.tunnel.steering.is_some();
     Sizes {
         fronts: maps.fronts,
         slots: maps.slots,
         backends: maps.backends,
         sources: maps.sources,
-        steering: maps.steering,
+        steering: if is_steering { maps.steering } else { 1 },
         affinity: maps.affinity,
     }
 }

@@ -24,6 +24,9 @@ pub(crate) struct Memory {
     pub(crate) writes: usize,
     /// How many writes succeed before all fail, as if the process were killed there.
     pub(crate) limit: usize,
+    /// Whether to look at everything after each write that a program could see: where there is very
+    /// much, it is only looked at after a grace period.
+    pub(crate) is_watched: bool,
     seen: Seen,
 }
 
@@ -47,6 +50,7 @@ impl Memory {
             be: BTreeMap::new(),
             writes: 0,
             limit: usize::MAX,
+            is_watched: true,
             seen: Seen::default(),
         }
     }
@@ -104,6 +108,12 @@ impl Memory {
         misplaced.map(|(index, _)| *index).collect()
     }
 
+    fn watch(&mut self) {
+        if self.is_watched {
+            self.look();
+        }
+    }
+
     /// Looks at everything as programs do, and notes what they came by.
     fn look(&mut self) {
         for (key, index) in &self.svc {
@@ -149,7 +159,7 @@ impl MapWriter for Memory {
             });
         }
         self.svc.insert(*key, index);
-        self.look();
+        self.watch();
         Ok(())
     }
 
@@ -211,7 +221,7 @@ impl MapWriter for Memory {
         if let Some(backend) = backend {
             backend.state = backend.state.gone();
         }
-        self.look();
+        self.watch();
         Ok(())
     }
 }

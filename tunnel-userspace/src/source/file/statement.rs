@@ -1,16 +1,20 @@
 //! What a file says, document by document. Pure: text in, objects and refusals out.
 
+mod json;
+
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     iter,
-    panic::catch_unwind,
+    panic::{catch_unwind, resume_unwind},
     sync::Arc,
+    thread::{self, available_parallelism},
 };
 
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
+pub(super) use self::json::of_json;
 use super::documents::{self, Document};
 use crate::{
     k8s::{self, Manifest, Refused, Taken},
@@ -68,12 +72,31 @@ pub(super) fn of_yaml(text: &str, last: Option<&Memory>) -> (Vec<Statement>, Mem
     if let Some(last) = last {
         memory.hasher = last.hasher.clone();
     }
-    let mut statements = Vec::new();
-    for document in documents::split(text) {
-        let key = (memory.hasher.hash_one(document.text), document.text.len());
-        let said = last
-            .and_then(|last| last.said.get(&key))
-            .map_or_else(|| Arc::from(of_document(document)), Arc::clone);
+    let documents = documents::split(text);
+    let key = |document: &Document<'_>| {
+        let hash = memory.hasher.hash_one(document.text);
+        (hash, document.text.len())
+    };
+    let known: Vec<_> = documents
+        .iter()
+        .map(|document| {
+            let key = key(document);
+            let said = last.and_then(|last| last.said.get(&key)).map(Arc::clone);
+            (key, said)
+        })
+        .collect();
+    let news: Vec<_> = documents
+        .iter()
+        .zip(&known)
+        .filter_map(|(document, (_, said))| said.is_none().then_some(*document))
+        .collect();
+    let read = |_, document: &Document<'_>| Words::from(of_document(*document));
+    let mut news = each(&news, read).into_iter();
+    let mut statements = Vec::with_capacity(documents.len());
+    for (document, (key, said)) in documents.into_iter().zip(known) {
+        let Some(said) = said.or_else(|| news.next()) else {
+            break;
+        };
         statements.extend(said.iter().map(|(line, said)| Statement {
             document: document.number,
             line: document.line.saturating_add(*line),
@@ -84,61 +107,38 @@ pub(super) fn of_yaml(text: &str, last: Option<&Memory>) -> (Vec<Statement>, Mem
     (statements, memory)
 }
 
-/// Reads a file of JSON: values one after the other. What comes after one that can't be parsed
-/// can't be found.
-pub(super) fn of_json(text: &str) -> Vec<Statement> {
-    let mut statements = Vec::new();
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    let mut lines = Lines {
-        text,
-        offset: 0,
-        line: 1,
-    };
-    for document in 1.. {
-        let line = lines.of_next(values.byte_offset());
-        match values.next() {
-            None => break,
-            Some(Ok(value)) => {
-                let said = guarded(move || of_value(value));
-                let place = |said| Statement {
-                    document,
-                    line,
-                    said,
-                };
-                statements.extend(said.into_iter().map(place));
-            }
-            Some(Err(error)) => {
-                let said = refused(format!("is not JSON: {error}"));
-                statements.push(Statement {
-                    document,
-                    line: error.line().max(1),
-                    said,
-                });
-                break;
-            }
-        }
-    }
-    statements
-}
+/// At most so many threads parse at a time: a node has other things to do.
+const MOST_THREADS: usize = 4;
 
-/// Counts lines up to growing offsets.
-struct Lines<'a> {
-    text: &'a str,
-    offset: usize,
-    line: usize,
-}
+/// Fewer things than these are parsed where they are.
+const FEW: usize = 64;
 
-impl Lines<'_> {
-    /// The line of the first thing at or after an offset.
-    fn of_next(&mut self, offset: usize) -> usize {
-        let rest = self.text.get(offset..).unwrap_or_default();
-        let blank = rest.len().saturating_sub(rest.trim_start().len());
-        let end = offset.saturating_add(blank);
-        let passed = self.text.get(self.offset..end).unwrap_or_default();
-        self.line = self.line.saturating_add(passed.matches('\n').count());
-        self.offset = end;
-        self.line
+/// Does something with each of many things, on several threads; the results are in their order.
+fn each<T: Sync, R: Send>(things: &[T], work: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
+    let threads = available_parallelism().map_or(1, usize::from);
+    let threads = threads.min(MOST_THREADS);
+    if threads == 1 || things.len() < FEW {
+        let numbered = things.iter().enumerate();
+        return numbered.map(|(i, thing)| work(i, thing)).collect();
     }
+    let share = things.len().div_ceil(threads);
+    let work = &work;
+    thread::scope(|scope| {
+        let worker = |(number, things): (usize, &'_ [T])| {
+            let first = number.saturating_mul(share);
+            let numbered = (first..).zip(things);
+            numbered.map(|(i, thing)| work(i, thing)).collect()
+        };
+        let workers: Vec<_> = things
+            .chunks(share)
+            .enumerate()
+            .map(|chunk| scope.spawn(move || -> Vec<R> { worker(chunk) }))
+            .collect();
+        let done = |worker: thread::ScopedJoinHandle<'_, Vec<R>>| {
+            worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        workers.into_iter().flat_map(done).collect()
+    })
 }
 
 /// What one document of YAML says, with lines counted from 0 within it.
@@ -197,9 +197,14 @@ fn refused(reason: impl Into<String>) -> Said {
     }
 }
 
-/// What a manifest says. A list is taken apart.
+/// What a manifest says.
 fn of_value(value: Value) -> Vec<Said> {
-    match k8s::parse(value) {
+    said_of(k8s::parse(value))
+}
+
+/// What a manifest that was parsed says. A list is taken apart.
+fn said_of(parsed: Result<Manifest, Refused>) -> Vec<Said> {
+    match parsed {
         Ok(Manifest::Object(Taken { object, ignored })) => {
             let id = object.id();
             let ignored = ignored.into_iter().map(|invalid| Said::Ignored {

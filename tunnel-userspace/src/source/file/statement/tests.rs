@@ -109,6 +109,33 @@ fn json_is_read_value_by_value_up_to_the_first_that_is_none() {
 }
 
 #[test]
+fn very_many_are_read_in_their_order_however_many_threads_read_them() {
+    let of_yaml = |i| format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: edge-{i}}}\n");
+    let of_json = |i| match i {
+        150 => r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":7}}"#.to_owned(),
+        _ => format!(r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"edge-{i}"}}}}"#),
+    };
+    let yaml_file: String = (0..200).map(of_yaml).collect();
+    let items: Vec<_> = (0..200).map(of_json).collect();
+    let json_file = format!(
+        r#"{{"kind":"List","apiVersion":"v1","items":[{}]}}"#,
+        items.join(",")
+    );
+
+    let (of_yaml, of_json) = (words(&yaml(&yaml_file)), words(&super::of_json(&json_file)));
+
+    for i in 0..200 {
+        let (document, line) = (i + 1, 4 * i + 2);
+        assert_eq!(of_yaml[i], format!("{document}:{line} Node edge-{i}"));
+        let wanted = match i {
+            150 => "1:1 refused items[150].metadata.name is not text".to_owned(),
+            _ => format!("1:1 Node edge-{i}"),
+        };
+        assert_eq!(of_json[i], wanted);
+    }
+}
+
+#[test]
 fn null_says_nothing() {
     assert_eq!(yaml("---\nnull\n---\n~\n"), []);
 }

@@ -1,0 +1,130 @@
+//! What a change costs, where there is very much that doesn't change.
+
+use std::net::Ipv6Addr;
+
+use super::*;
+
+const SERVICES: u32 = 30_000;
+
+/// Room for all of them, and some change.
+const SIZES: Sizes = Sizes {
+    fronts: 4 * SERVICES,
+    slots: 4 * SERVICES,
+    backends: 4 * SERVICES,
+    sources: 64,
+    steering: 16,
+    affinity: 16,
+};
+
+fn name(number: u32) -> ObjectName {
+    ObjectName::new("default", format!("svc-{number}"))
+}
+
+fn address(family: Family, number: u32) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(0x0a60_0000 + number)),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from_bits(0xfd00 << 112 | u128::from(number))),
+    }
+}
+
+/// A Service of both families, with an endpoint in each.
+fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
+    let both = [Family::V4, Family::V6];
+    let of_one = state("any", 1, &BTreeSet::new());
+    let service = Service {
+        cluster_ips: both.map(|family| address(family, number)).to_vec(),
+        ports: of_one.service.ports.clone(),
+        ..Service::named(name(number))
+    };
+    let slice = |(family, endpoint): (Family, u32)| {
+        let ports = of_one.slices[0].ports.clone();
+        Arc::new(EndpointSlice {
+            name: ObjectName::new("default", format!("svc-{number}-{family:?}")),
+            service: name(number),
+            family,
+            ports,
+            endpoints: vec![Endpoint {
+                address: address(family, 0x10_0000 + endpoint),
+                ready: true,
+                serving: true,
+                terminating: false,
+                node: None,
+                name: None,
+                zone: None,
+                hints: None,
+            }],
+            triggered: None,
+        })
+    };
+    ServiceState {
+        service: Arc::new(service),
+        slices: both.into_iter().zip(endpoints).map(slice).collect(),
+    }
+}
+
+fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> Update {
+    let state = |(number, endpoints)| (name(number), Some(of_both(number, endpoints)));
+    Update {
+        services: services.map(state).collect(),
+        synced: true,
+        whole: true,
+        ..Update::default()
+    }
+}
+
+/// What was planned and written until now.
+fn done(reconciler: &mut Reconciler<Memory>, stats: &mut SyncStats) -> (u64, usize) {
+    reconciler.measures.pass(
+        stats,
+        std::time::Duration::ZERO,
+        jiff::Timestamp::UNIX_EPOCH,
+        |_| false,
+    );
+    (stats.planned, reconciler.maps.writes)
+}
+
+#[test]
+fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alone() {
+    let mut maps = Memory::new(SIZES);
+    maps.is_watched = false;
+    let mut reconciler = adopt(maps);
+    let mut stats = SyncStats::default();
+    reconciler.update(told((0..SERVICES).map(|number| (number, [number, number]))));
+    settle(&mut reconciler);
+    let (planned, written) = done(&mut reconciler, &mut stats);
+    assert_eq!(planned, u64::from(SERVICES));
+    assert_eq!(reconciler.maps.svc.len(), 2 * 30_000);
+
+    for (family, change) in [
+        (Family::V4, (17_000, [SERVICES, 17_000])),
+        (Family::V6, (23_000, [23_000, SERVICES])),
+    ] {
+        let (planned, written) = done(&mut reconciler, &mut stats);
+        reconciler.update(told(std::iter::once(change)));
+        reconciler.pass();
+
+        let (now_planned, now_written) = done(&mut reconciler, &mut stats);
+        assert_eq!(now_planned, planned + 1, "{family:?}");
+        // A backend, a slot and a record in place of others, and the one front that leads there.
+        assert!(
+            (1..=8).contains(&(now_written - written)),
+            "{family:?}: {} writes",
+            now_written - written
+        );
+        let key = FrontKey::new(
+            Address::from_ip(address(family, change.0)),
+            Port::from_host(80),
+            Protocol::TCP,
+        );
+        let backends = reconciler.maps.read(&key).expect("a front");
+        let wanted = address(family, 0x10_0000 + SERVICES);
+        assert_eq!(
+            backends
+                .iter()
+                .map(|backend| backend.address.to_ip())
+                .collect::<Vec<_>>(),
+            [wanted]
+        );
+    }
+    assert!(written > 0);
+}

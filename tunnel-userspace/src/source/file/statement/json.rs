@@ -1,0 +1,93 @@
+//! What a file of JSON says.
+
+use serde::Deserialize;
+use serde_json::{Deserializer, value::RawValue};
+
+use super::{Said, Statement, each, guarded, refused, said_of, within};
+use crate::k8s;
+
+/// A list as `kubectl get -o json` prints it, with its items as they stand in the text.
+#[derive(Deserialize)]
+struct List<'a> {
+    kind: &'a str,
+    #[serde(borrow)]
+    items: Vec<&'a RawValue>,
+}
+
+/// Reads a file of JSON: values one after the other. What comes after one that can't be parsed
+/// can't be found.
+pub(in crate::source::file) fn of_json(text: &str) -> Vec<Statement> {
+    let mut statements = Vec::new();
+    let mut values = Deserializer::from_str(text).into_iter::<&RawValue>();
+    let mut lines = Lines {
+        text,
+        offset: 0,
+        line: 1,
+    };
+    for document in 1.. {
+        let line = lines.of_next(values.byte_offset());
+        match values.next() {
+            None => break,
+            Some(Ok(value)) => {
+                let place = |said| Statement {
+                    document,
+                    line,
+                    said,
+                };
+                statements.extend(of_document(value.get()).into_iter().map(place));
+            }
+            Some(Err(error)) => {
+                let said = refused(format!("is not JSON: {error}"));
+                statements.push(Statement {
+                    document,
+                    line: error.line().max(1),
+                    said,
+                });
+                break;
+            }
+        }
+    }
+    statements
+}
+
+/// What one value of a file says. The items of a list are read by several threads.
+fn of_document(text: &str) -> Vec<Said> {
+    let list = serde_json::from_str::<List<'_>>(text).ok();
+    let Some(List { items, .. }) = list.filter(|list| list.kind == "List") else {
+        return of_one(text);
+    };
+    let item = |i, item: &&RawValue| {
+        let said = of_one(item.get()).into_iter();
+        said.map(|said| within(i, said)).collect::<Vec<_>>()
+    };
+    each(&items, item).into_iter().flatten().collect()
+}
+
+/// What a manifest says.
+fn of_one(text: &str) -> Vec<Said> {
+    guarded(|| match k8s::parse_json(text) {
+        Ok(parsed) => said_of(parsed),
+        // Its text is well-formed, or it would not be here: a number too large, or too deep a nest.
+        Err(error) => vec![refused(format!("is not JSON: {error}"))],
+    })
+}
+
+/// Counts lines up to growing offsets.
+struct Lines<'a> {
+    text: &'a str,
+    offset: usize,
+    line: usize,
+}
+
+impl Lines<'_> {
+    /// The line of the first thing at or after an offset.
+    fn of_next(&mut self, offset: usize) -> usize {
+        let rest = self.text.get(offset..).unwrap_or_default();
+        let blank = rest.len().saturating_sub(rest.trim_start().len());
+        let end = offset.saturating_add(blank);
+        let passed = self.text.get(self.offset..end).unwrap_or_default();
+        self.line = self.line.saturating_add(passed.matches('\n').count());
+        self.offset = end;
+        self.line
+    }
+}

@@ -131,6 +131,9 @@ reasons! {
     TranslatedAffine = 48, "translated_affine", "sent to the backend that its client keeps (sessionAffinity)";
     /// Not programmed: an external IP that no Node and no load balancer of a Service has.
     ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
+    /// A TCP connect of one of the kernel's own sockets was sent on: it remembers nothing, and is not
+    /// counted, since its close is not seen.
+    TranslatedKernel = 50, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not counted, and peer names show the backend";
 }
 
 impl Reason {
@@ -156,7 +159,7 @@ impl Reason {
     pub const fn is_of_kernel(self) -> bool {
         matches!(
             self,
-            Self::LogLost | Self::NoLocalBackend | Self::TranslatedAffine
+            Self::LogLost | Self::NoLocalBackend | Self::TranslatedAffine | Self::TranslatedKernel
         ) || self.index() <= Self::Guarded.index()
     }
 }

@@ -4,14 +4,14 @@
 //! 64-bit accesses that LLVM would merge neighbours into.
 #![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
 
-use core::mem::offset_of;
+use core::{ffi::c_void, mem::offset_of, ptr};
 
 use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{bpf_sock, bpf_sock_addr},
     helpers::generated::{
         bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_ktime_get_ns,
-        bpf_set_retval,
+        bpf_probe_read_kernel, bpf_set_retval,
     },
     programs::SockAddrContext,
 };
@@ -44,6 +44,15 @@ static OWN_MARK: Global<u32> = Global::new(0);
 /// Whether connects to edge nodes are steered. Set by the loader.
 #[unsafe(no_mangle)]
 static STEERING: Global<u8> = Global::new(0);
+
+/// Where `struct sock` has the bit `sk_kern_sock`: the byte, and the bit in it. Set by the loader,
+/// from the kernel's description of its types; where the bit is 0 it is not known, and the verifier
+/// never sees the look at it.
+#[unsafe(no_mangle)]
+static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
+/// As [`KERN_SOCK_BYTE`].
+#[unsafe(no_mangle)]
+static KERN_SOCK_BIT: Global<u8> = Global::new(0);
 
 /// The steering prefixes that the guard keeps outsiders from: the network, then the mask, as words in network byte order. Set by the loader. A
 /// network that its own mask takes bits from is that of no address.
@@ -110,6 +119,14 @@ pub(crate) trait Sock {
         mark != 0 && field(self.context(), offset_of!(bpf_sock, mark)) == mark
     }
 
+    /// Whether the socket is one of the kernel's own (NFS, the inner ones of MPTCP), whose close runs
+    /// no hook.
+    #[inline(always)]
+    fn is_of_kernel(&self) -> bool {
+        let bit = KERN_SOCK_BIT.load();
+        bit != 0 && kernel_byte(self.context(), KERN_SOCK_BYTE.load()) & usize::from(bit) != 0
+    }
+
     /// The cookie of the network namespace that the socket is in.
     #[inline(always)]
     fn namespace(&self) -> u64 {
@@ -143,6 +160,25 @@ fn field(ctx: &SockAddrContext, offset: usize) -> u32 {
         .wrapping_byte_add(offset);
     // SAFETY: `sk` of `bpf_sock_addr` is never null, and the verifier checks the field.
     unsafe { place.read_volatile() }
+}
+
+/// Reads a byte of the kernel's `struct sock`; 0 if it can't be read.
+#[inline(always)]
+fn kernel_byte(ctx: &SockAddrContext, offset: u32) -> usize {
+    // The verifier refuses arithmetic on the pointer in the context, so its value is read as a number
+    // first: what the kernel hands over, `struct bpf_sock_addr_kern`, begins with it.
+    let mut word = 0_usize;
+    let place = &raw mut word;
+    // SAFETY: the helper writes a word of eight bytes, and checks the address that it reads from.
+    let failed = unsafe { bpf_probe_read_kernel(place.cast(), 8, ctx.as_ptr()) };
+    if failed != 0 {
+        return 0;
+    }
+    let from = ptr::without_provenance::<c_void>(word.wrapping_add(offset as usize));
+    word = 0;
+    // SAFETY: as above, of one byte.
+    unsafe { bpf_probe_read_kernel(place.cast(), 1, from) };
+    usize::from_le(word)
 }
 
 /// Reads a word of the context.

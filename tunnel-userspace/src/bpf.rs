@@ -10,6 +10,8 @@
 //! - `attach`: programs on a cgroup, by pinned links
 //! - `logging`: one program that logs its events, in the place of the plain one
 //! - `guard`: the program that keeps outsiders from the steering prefixes
+//! - `conns`: the counts of open connections
+//! - `kernel_sockets`: how a socket of the kernel's own is known
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `memory`: what sockets remember
 //! - `mounts`: the file systems that are needed, mounted
@@ -24,9 +26,11 @@ mod attach;
 mod beside;
 mod btf;
 mod cgroup;
+mod conns;
 mod folders;
 mod grace;
 mod guard;
+mod kernel_sockets;
 mod load;
 mod logging;
 mod maps;
@@ -45,6 +49,7 @@ pub use self::{
     cgroup::{CgroupError, check as check_cgroup, find_root},
     grace::RcuGrace,
     guard::{Guard, GuardError},
+    kernel_sockets::KernelSocketBit,
     load::{DataPath, LoadError, Switches},
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},

@@ -4,11 +4,13 @@
 //! - `actual`: what the maps hold, read once and then kept
 //! - `alloc`: which indices are free
 //! - `carry`: what maps hold, written into maps of other sizes
+//! - `changes`: what came of a Service in a pass
 //! - `concerns`: what an operator must act on
 //! - `diff`: what must change (pure)
 //! - `health`: what load balancers are told of Services
 //! - `measures`, `histogram`: what kube-proxy measures of its passes
 //! - `names`: which id belongs to which Service
+//! - `occupied`: indices of backends that are gone, which open connections keep
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
 //! - `grace`: what was taken out of reach, until it can be freed
@@ -20,6 +22,7 @@ mod access;
 mod actual;
 mod alloc;
 mod carry;
+mod changes;
 mod concerns;
 mod diff;
 mod grace;
@@ -27,6 +30,7 @@ mod health;
 mod histogram;
 mod measures;
 mod names;
+mod occupied;
 mod order;
 mod planning;
 mod run;
@@ -53,6 +57,7 @@ pub use self::{
 };
 use self::{
     actual::{Actual, Stray},
+    changes::{Changes, describe},
     diff::{Diff, Shortage},
     health::Health,
     measures::Measures,
@@ -145,11 +150,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         grace: &mut impl Grace,
         settings: Settings,
     ) -> Result<Self, AdoptError> {
-        let (actual, stray) = Actual::read(&maps, sizes)?;
+        let (mut actual, stray) = Actual::read(&maps, sizes)?;
         remove_stray(&mut maps, &stray)?;
         // What this process takes for free may still be read by a program that began before the
         // last process died, or before the keys above were removed.
         grace.wait().map_err(AdoptError::Grace)?;
+        actual.find_occupied(&maps);
         let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
         Ok(Self {
             maps,
@@ -260,25 +266,45 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.note(service, changes.problems);
     }
 
-    /// Gives back what no program can reach any more. `more` says whether more is on its way.
+    /// Gives back what no program can reach any more, but for what open connections keep. `more`
+    /// says whether more is on its way.
     pub fn free(&mut self, retired: &Retired, more: bool) {
-        self.actual.free(retired);
+        self.actual.free(retired, &self.maps);
         self.waiting = more;
         self.dirty.append(&mut self.starved);
+        self.look_at_occupied();
         if std::mem::take(&mut self.has_shrunk) {
-            let is_full = |problem: &Problem| {
-                matches!(
-                    problem.reason,
-                    Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull
-                )
-            };
-            let refused = self
-                .problems
-                .iter()
-                .filter(|(_, ports)| ports.values().any(is_full));
-            self.dirty
-                .extend(refused.map(|(service, _)| service.clone()));
+            self.try_refused();
         }
+    }
+
+    /// Gives back what open connections kept, as far as those have closed. What found no room before
+    /// is dirty then.
+    pub fn look_at_occupied(&mut self) {
+        if self.actual.look_at_occupied(&self.maps) > 0 {
+            self.try_refused();
+        }
+    }
+
+    /// How many indices of backends that are gone open connections keep.
+    #[must_use]
+    pub fn occupied(&self) -> usize {
+        self.actual.occupied()
+    }
+
+    fn try_refused(&mut self) {
+        let is_full = |problem: &Problem| {
+            matches!(
+                problem.reason,
+                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull
+            )
+        };
+        let refused = self
+            .problems
+            .iter()
+            .filter(|(_, ports)| ports.values().any(is_full));
+        self.dirty
+            .extend(refused.map(|(service, _)| service.clone()));
     }
 
     /// Reads the maps again and compares them with what is known of them. Where they differ, they
@@ -301,6 +327,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         }
         remove_stray(&mut self.maps, &stray)?;
         grace.wait().map_err(AdoptError::Grace)?;
+        fresh.find_occupied(&self.maps);
         fresh.take_names(&mut self.actual);
         self.actual = fresh;
         self.measures.all_anew();
@@ -351,20 +378,24 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             return;
         }
         let Some(id) = self.id(name, plan) else {
-            changes.refusal(name, Reason::FrontsFull, 0);
+            changes.refusal(name, Reason::FrontsFull, 0, 0);
             return;
         };
         let nothing = PortPlan::nothing();
         let plan = plan.unwrap_or(&nothing);
         let mut diff = Diff::between(&self.actual, id, plan);
         let mut result = self.order().upsert(name, plan, &diff);
+        if matches!(result, Err(Refused::Full(_))) && self.actual.look_at_occupied(&self.maps) > 0 {
+            result = self.order().upsert(name, plan, &diff);
+        }
         if let Err(Refused::Full(shortage)) = result {
             let is_passing = matches!(shortage, Shortage::Passing(_));
             if is_passing && (self.waiting || !self.retired.is_empty()) {
                 self.starved.insert(name.service.clone());
                 return;
             }
-            changes.refusal(name, shortage.reason(), plan.cluster.len());
+            let kept = self.actual.occupied();
+            changes.refusal(name, shortage.reason(), plan.cluster.len(), kept);
             let known = self.actual.ports.get(&id).map(|port| port.backends.clone());
             let known = known.unwrap_or_default();
             if known.is_empty() {
@@ -430,35 +461,6 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             writer: &mut self.maps,
             retired: &mut self.retired,
         }
-    }
-}
-
-/// What came of one Service in a pass.
-#[derive(Default)]
-struct Changes {
-    /// What is to be taken away once every Service has what it wants.
-    leftovers: Vec<(PortName, Diff)>,
-    problems: BTreeMap<PortName, Problem>,
-}
-
-impl Changes {
-    fn problem(&mut self, name: &PortName, reason: Reason, text: String) {
-        self.problems.insert(name.clone(), Problem { reason, text });
-    }
-
-    fn refusal(&mut self, name: &PortName, reason: Reason, backends: usize) {
-        self.problem(
-            name,
-            reason,
-            format!("{} ({backends} backends wanted)", reason.meaning()),
-        );
-    }
-}
-
-fn describe(refused: &Refused) -> String {
-    match refused {
-        Refused::Full(_) => refused.to_string(),
-        Refused::Write(error) => format!("{refused}: {error}: {}", error.source),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,13 +19,14 @@ use tunnel_common::{names, steering::Prefix};
 use super::{
     attach::{self, AttachError, Attached},
     beside::{self, Start},
+    conns::Conns,
     guard::Guard,
     maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::Features,
     shapes,
 };
-use crate::reconcile::{CarryError, ReadError, Sizes, WriteError};
+use crate::reconcile::{CarryError, Grace, ReadError, Sizes, WriteError};
 
 /// The object, as the build script compiled it.
 pub(super) static OBJECT: &[u8] =
@@ -112,7 +114,7 @@ impl Switches {
 
 /// The constants of the programs: the bytes of each, by its name in the object.
 #[derive(Clone, Debug)]
-pub(super) struct Globals([(&'static str, Vec<u8>); 5]);
+pub(super) struct Globals([(&'static str, Vec<u8>); 7]);
 
 impl Globals {
     pub(super) fn of(features: Features, switches: &Switches) -> Self {
@@ -120,7 +122,11 @@ impl Globals {
         let (network4, mask4) = switches.range(true);
         let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
         let (network6, mask6) = switches.range(false);
+        let kernel_sockets = features.kernel_sockets;
+        let (byte, bit) = kernel_sockets.map_or((0, 0), |known| (known.byte, known.bit));
         Self([
+            ("KERN_SOCK_BYTE", bytes(&[byte])),
+            ("KERN_SOCK_BIT", vec![bit]),
             ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
             ("OWN_MARK", bytes(&[switches.own_mark])),
             ("STEERING", vec![u8::from(!switches.prefixes.is_empty())]),
@@ -151,6 +157,7 @@ pub struct DataPath {
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
+    conns: Arc<Conns>,
     sizes: Sizes,
     features: Features,
     beside: Option<IsEmpty>,
@@ -213,8 +220,10 @@ impl DataPath {
         if let Start::Beside(beside) = start {
             beside.fill(&folder, now)?;
         }
+        let conns = Conns::open(&folder, &pins.replaced(&folder, names::CONNS)?)?;
         Ok(Self {
             ebpf,
+            conns: Arc::new(conns),
             maps: folder,
             links: pins.links(),
             globals,
@@ -245,6 +254,21 @@ impl DataPath {
             pins.promote()?;
             self.maps = pins.maps();
             self.beside = None;
+        }
+        Ok(())
+    }
+
+    /// Moves what the programs that were replaced counted, in maps that were replaced with them,
+    /// once none of them runs any more: to be called after [`Self::attach`], and before those maps
+    /// are swept away.
+    ///
+    /// # Errors
+    ///
+    /// The kernel gives no grace period.
+    pub fn settle(&self, grace: &mut impl Grace) -> io::Result<()> {
+        if !self.conns.is_settled() {
+            grace.wait()?;
+            self.conns.settle();
         }
         Ok(())
     }
@@ -295,12 +319,14 @@ impl DataPath {
             front: self.take(names::FRONT)?,
             slot: self.take(names::SLOT)?,
             be: self.take(names::BE)?,
+            conns: Arc::clone(&self.conns),
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
         Ok((
             maps,
             Counters {
                 count: count.into(),
+                conns: Arc::clone(&self.conns),
             },
         ))
     }

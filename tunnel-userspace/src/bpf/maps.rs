@@ -4,7 +4,7 @@ use std::{
     io,
     os::fd::AsFd as _,
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use aya::{
@@ -19,7 +19,7 @@ use tunnel_common::{
 };
 use zerocopy::FromBytes;
 
-use super::sys;
+use super::{conns::Conns, sys};
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
@@ -28,6 +28,7 @@ pub struct KernelMaps {
     pub(super) front: Array<MapData, Front>,
     pub(super) slot: Array<MapData, Slot>,
     pub(super) be: Array<MapData, Backend>,
+    pub(super) conns: Arc<Conns>,
 }
 
 /// Opens a pinned map.
@@ -52,6 +53,7 @@ impl KernelMaps {
             front: open(folder, names::FRONT, Map::Array)?,
             slot: open(folder, names::SLOT, Map::Array)?,
             be: open(folder, names::BE, Map::Array)?,
+            conns: Arc::new(Conns::open(folder, &[])?),
         })
     }
 }
@@ -150,8 +152,8 @@ impl MapWriter for KernelMaps {
         write(&mut self.front, names::FRONT, index, *front)
     }
 
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError> {
-        write(&mut self.slot, names::SLOT, index, Slot { backend })
+    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
+        write(&mut self.slot, names::SLOT, index, slot)
     }
 
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
@@ -201,6 +203,10 @@ impl MapReader for KernelMaps {
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         read_all(&self.be, names::BE, entries)
     }
+
+    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+        self.conns.of(index)
+    }
 }
 
 /// The steering maps in the kernel.
@@ -247,9 +253,16 @@ impl SteeringMaps for KernelSteering {
 /// The kernel's counters by reason.
 pub struct Counters {
     pub(super) count: Mutex<PerCpuArray<MapData, u64>>,
+    pub(super) conns: Arc<Conns>,
 }
 
 impl Counters {
+    /// How many open sockets remember a backend.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.conns.sum()
+    }
+
     /// How often the programs met each reason that they count, since the maps were made, on all
     /// CPUs together.
     ///

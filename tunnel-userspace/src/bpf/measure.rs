@@ -454,6 +454,7 @@ mod tests {
             let features = Features {
                 set_retval,
                 tcx: false,
+                kernel_sockets: None,
             };
             let variants = variants(features);
             variants.iter().map(|it| it.named(false)).collect()
@@ -467,6 +468,7 @@ mod tests {
         let all = variants(Features {
             set_retval: true,
             tcx: true,
+            kernel_sockets: None,
         });
         assert_eq!(all.iter().map(steer).collect::<Vec<_>>(), [0, 2, 0, 2]);
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{attach::Hook, load, rights, sys};
+use super::{attach::Hook, kernel_sockets::KernelSocketBit, load, rights, sys};
 
 /// What this kernel can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -12,6 +12,9 @@ pub struct Features {
     pub set_retval: bool,
     /// Programs at tc are attached by links (Linux 6.6). Otherwise by filters.
     pub tcx: bool,
+    /// How sockets of the kernel's own are known. Nothing where they can't be told from others; then
+    /// their connects are counted as open for ever.
+    pub kernel_sockets: Option<KernelSocketBit>,
 }
 
 /// A feature could not be asked for.
@@ -73,6 +76,10 @@ fn ask() -> Result<Features, ProbeError> {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
         tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError::Feature {
             feature: "links at tc",
+            source,
+        })?,
+        kernel_sockets: KernelSocketBit::find().map_err(|source| ProbeError::Feature {
+            feature: "a way to tell its own sockets from others",
             source,
         })?,
     })

@@ -2,6 +2,8 @@
 //! (aya 0.16 has them), information on what a pin is, map-in-map without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
+mod words;
+
 use std::{
     ffi::CString,
     fmt, io,
@@ -14,6 +16,8 @@ use std::{
 
 use aya::programs::ProgramFd;
 use zerocopy::FromBytes;
+
+pub(super) use self::words::{MMAPABLE, Words};
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;

@@ -13,11 +13,10 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::{
     btf::{Btf, Kind},
+    kernel_sockets::TYPES,
     sys,
 };
 
-/// Where the kernel describes its types.
-const TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// What an iterator over a socket storage is attached to.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
 /// How much is read at once.

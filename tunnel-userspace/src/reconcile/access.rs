@@ -103,7 +103,7 @@ pub trait MapWriter: Send {
     /// Writes a record that nothing leads to.
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
     /// Writes a slot that nothing leads to.
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
+    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError>;
     /// Writes a backend that nothing leads to.
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
     /// Says which sets a backend is in, which may be in use.
@@ -126,6 +126,8 @@ pub trait MapReader {
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
     /// A backend.
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
+    /// How many open sockets remember a backend, modulo 2^64. Only programs count.
+    fn open_at(&self, index: u32) -> Result<u64, ReadError>;
     /// The backends from the first on, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         (0..entries).map(|index| self.backend(index)).collect()

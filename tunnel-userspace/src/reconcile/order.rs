@@ -9,7 +9,7 @@ use tunnel_common::{
 
 use super::{
     MapWriter, WriteError,
-    actual::{Actual, Programmed, SetUse},
+    actual::{Actual, Programmed, SetUse, slots},
     diff::{Diff, SetChange, Shortage, record},
     grace::Retired,
 };
@@ -141,17 +141,16 @@ impl<W: MapWriter> Order<'_, W> {
             .free_slots
             .take(len)
             .ok_or(Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
-        let mut backends = Vec::with_capacity(targets.len());
-        for (place, target) in (base..).zip(targets) {
-            let Some(index) = self.actual.backend(id, target) else {
-                self.actual.free_slots.give(base, len);
-                return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
-            };
-            if let Err(error) = self.writer.write_slot(place, index) {
+        let backends = targets.iter().map(|target| self.actual.backend(id, target));
+        let Some(backends) = backends.collect::<Option<Vec<_>>>() else {
+            self.actual.free_slots.give(base, len);
+            return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
+        };
+        for (place, slot) in (base..).zip(slots(&backends)) {
+            if let Err(error) = self.writer.write_slot(place, slot) {
                 self.actual.free_slots.give(base, len);
                 return Err(error.into());
             }
-            backends.push(index);
         }
         self.actual.used_slots = self.actual.used_slots.saturating_add(len);
         self.actual.sets.insert(

@@ -32,6 +32,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// How long until what could not be steered is tried again.
 const STEERING_RETRY: Duration = Duration::from_secs(5);
+/// How long until indices that open connections keep are looked at again.
+const OCCUPIED_LOOK: Duration = Duration::from_secs(5);
 /// How many more updates one pass takes, so that a busy source can't keep it from writing.
 const MOST_UPDATES: usize = 64;
 
@@ -58,6 +60,9 @@ pub struct Stats {
     pub slots: u32,
     /// Backends in use.
     pub backends: u32,
+    /// Indices of backends that are gone, which open connections keep from being used again.
+    #[serde(default)]
+    pub occupied_backends: usize,
     /// Service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
     /// How often each reason was met by this process.
@@ -103,6 +108,8 @@ pub struct Loop<M, S, G> {
     retry_at: Option<Instant>,
     /// When what could not be steered is tried again.
     steer_at: Option<Instant>,
+    /// When indices that open connections keep are looked at again.
+    occupied_at: Option<Instant>,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
     /// How often backends went that no program can give to a socket any more.
@@ -135,6 +142,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         retry: FIRST_RETRY,
         retry_at: None,
         steer_at: None,
+        occupied_at: None,
         stats,
         concerns: watch::Sender::new(Arc::default()),
         gone: watch::Sender::default(),
@@ -215,6 +223,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let (retry_at, steer_at) = (self.retry_at, self.steer_at);
+            let occupied_at = self.occupied_at;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
@@ -251,6 +260,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                     self.stats.send_modify(|stats| stats.steering = view);
                     self.publish_concerns();
                 }
+                () = sleep_until(occupied_at.unwrap_or_else(Instant::now)), if occupied_at.is_some() => {
+                    self.look_at_occupied();
+                }
                 _ = audits.tick() => self.audit(),
             }
         }
@@ -268,7 +280,28 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             self.pass(None);
         } else {
             self.hand_over(Retired::default());
+            self.tell_occupied();
         }
+    }
+
+    /// Frees indices that open connections kept, and writes what waited for them.
+    fn look_at_occupied(&mut self) {
+        self.reconciler.look_at_occupied();
+        if self.reconciler.is_dirty() {
+            self.pass(None);
+        } else {
+            self.tell_occupied();
+        }
+    }
+
+    /// Tells how many indices open connections keep, and plans the next look at them.
+    fn tell_occupied(&mut self) {
+        let occupied = self.reconciler.occupied();
+        self.occupied_at = (occupied > 0).then(|| Instant::now() + OCCUPIED_LOOK);
+        self.stats.send_if_modified(|stats| {
+            let before = std::mem::replace(&mut stats.occupied_backends, occupied);
+            before != occupied
+        });
     }
 
     fn tell_gone(&self) {
@@ -354,6 +387,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
+        self.tell_occupied();
         self.publish_concerns();
         if let Some(checks) = self.reconciler.take_health() {
             self.health.send_replace(checks);
@@ -400,6 +434,7 @@ impl<M> Reconciler<M> {
         stats.fronts = usage.fronts;
         stats.slots = usage.slots;
         stats.backends = usage.backends;
+        stats.occupied_backends = self.actual.occupied();
         stats.drift = self.drift;
         stats.node_eligible = self.node_eligible;
         stats.problems = BTreeMap::new();

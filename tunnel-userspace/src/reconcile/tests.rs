@@ -2,6 +2,7 @@ mod adoption;
 mod carrying;
 mod histories;
 mod memory;
+mod occupied;
 mod owned;
 
 use std::{

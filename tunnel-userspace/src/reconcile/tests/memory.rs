@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tunnel_common::service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, State};
@@ -18,10 +19,22 @@ pub(crate) struct Memory {
     pub(crate) front: BTreeMap<u32, Front>,
     pub(crate) slot: BTreeMap<u32, Slot>,
     pub(crate) be: BTreeMap<u32, Backend>,
+    pub(crate) conns: Conns,
     pub(crate) writes: usize,
     /// How many writes succeed before all fail, as if the process were killed there.
     pub(crate) limit: usize,
     seen: Seen,
+}
+
+/// Open sockets, by the backend that they remember: programs count, whoever has the maps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Conns(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
+
+impl Conns {
+    pub(crate) fn of(&self, index: u32) -> u64 {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.get(&index).copied().unwrap_or(0)
+    }
 }
 
 /// Entries that a program may have come by.
@@ -40,6 +53,7 @@ impl Memory {
             front: BTreeMap::new(),
             slot: BTreeMap::new(),
             be: BTreeMap::new(),
+            conns: Conns::default(),
             writes: 0,
             limit: usize::MAX,
             seen: Seen::default(),
@@ -156,10 +170,10 @@ impl MapWriter for Memory {
         Ok(())
     }
 
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError> {
+    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
         assert!(index < self.sizes.slot_entries());
         self.write("slot", !self.seen.slots.contains(&index))?;
-        self.slot.insert(index, Slot { backend });
+        self.slot.insert(index, slot);
         Ok(())
     }
 
@@ -170,6 +184,8 @@ impl MapWriter for Memory {
             .get(&index)
             .map_or_else(State::default, |old| old.state);
         assert!(!old.is_serving(), "a backend that serves is written over");
+        let open = self.conns.of(index);
+        assert_eq!(open, 0, "open connections would become another backend's");
         assert_ne!(old, backend.state);
         self.write("be", !self.seen.backends.contains(&index))?;
         self.be.insert(index, *backend);
@@ -215,11 +231,13 @@ impl MapReader for Memory {
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
+        use zerocopy::FromZeros as _;
+
         Ok(self
             .slot
             .get(&index)
             .copied()
-            .unwrap_or(Slot { backend: 0 }))
+            .unwrap_or_else(Slot::new_zeroed))
     }
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
@@ -230,5 +248,9 @@ impl MapReader for Memory {
             .get(&index)
             .copied()
             .unwrap_or_else(Backend::new_zeroed))
+    }
+
+    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+        Ok(self.conns.of(index))
     }
 }

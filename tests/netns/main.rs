@@ -17,6 +17,8 @@ mod churn;
 #[cfg(test)]
 mod cleanup;
 #[cfg(test)]
+mod conns;
+#[cfg(test)]
 mod counters;
 #[cfg(test)]
 mod damaged;

@@ -45,6 +45,8 @@ mod kernel_log;
 #[cfg(test)]
 mod layouts;
 #[cfg(test)]
+mod least;
+#[cfg(test)]
 mod live;
 #[cfg(test)]
 mod names;

@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::Arc,
+    thread,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -196,6 +197,41 @@ fn a_socket_that_asks_several_services_counts_at_the_last() -> Result<()> {
             ask_to(&socket, way.to(vip, DNS))?;
             stage.until(counts.0, counts.1)?;
         }
+        drop(socket);
+        stage.until(0, 0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
+    let stage = Stage::new()?;
+    let times = Scale::from_environment().count(2000);
+
+    for way in Way::UDP {
+        let socket = way.udp(&stage.client)?;
+        // Datagrams from two threads to two Services each, and connects of a third.
+        let [web, other] = [WEB, OTHER].map(|vip| way.to(vip, DNS));
+        thread::scope(|scope| {
+            let send = |order: [SocketAddr; 2]| {
+                for to in order.into_iter().cycle().take(usize::try_from(times)?) {
+                    socket.send_to(b"at once", to)?;
+                }
+                anyhow::Ok(())
+            };
+            let senders =
+                [[web, other], [other, web]].map(|order| scope.spawn(move || send(order)));
+            for number in 0..times / 10 {
+                socket.connect(if number % 2 == 0 { web } else { other })?;
+            }
+            for sender in senders {
+                sender.join().ok().context("a sender panicked")??;
+            }
+            anyhow::Ok(())
+        })?;
+
+        socket.connect(web)?;
+        stage.until(1, 0)?;
         drop(socket);
         stage.until(0, 0)?;
     }

@@ -250,6 +250,7 @@ mod tests {
         hints_count_for_nothing_on_a_node_without_a_zone,
         hints_for_the_zone_of_this_node_leave_out_the_others,
         hints_for_this_node_go_before_those_for_its_zone,
+        least_conn_is_asked_for_by_a_name_of_ipvs,
         one_port_number_in_two_protocols_is_two_ports,
         one_ready_endpoint_without_hints_lets_all_in,
         round_robin_is_asked_for_by_annotation,

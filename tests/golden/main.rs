@@ -325,6 +325,7 @@ mod tests {
         hints_count_for_nothing_on_a_node_without_a_zone,
         hints_for_the_zone_of_this_node_leave_out_the_others,
         hints_for_this_node_go_before_those_for_its_zone,
+        least_conn_is_asked_for_by_a_name_of_ipvs,
         load_balancers_are_told_of_none_while_the_last_endpoints_terminate,
         load_balancers_are_told_of_the_ready_endpoints_of_this_node_in_each_family,
         load_balancers_have_no_port_to_ask_with_the_policy_cluster,

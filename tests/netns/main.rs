@@ -17,6 +17,8 @@ mod churn;
 #[cfg(test)]
 mod cleanup;
 #[cfg(test)]
+mod conns;
+#[cfg(test)]
 mod counters;
 #[cfg(test)]
 mod damaged;
@@ -42,6 +44,8 @@ mod hooks;
 mod kernel_log;
 #[cfg(test)]
 mod layouts;
+#[cfg(test)]
+mod least;
 #[cfg(test)]
 mod listeners;
 #[cfg(test)]

@@ -35,6 +35,8 @@ pub enum Feature {
     IpVs,
     /// A limit of its own on the memory of socket options for each network namespace (Linux 6.12).
     OwnOptmem,
+    /// Multipath TCP (Linux 5.6, where it is configured).
+    Mptcp,
 }
 
 impl Display for Feature {
@@ -46,6 +48,7 @@ impl Display for Feature {
             Self::Dummy => "dummy",
             Self::IpVs => "ipvs",
             Self::OwnOptmem => "own_optmem",
+            Self::Mptcp => "mptcp",
         })
     }
 }
@@ -70,10 +73,11 @@ fn ask(feature: Feature) -> Result<bool> {
     match feature {
         Feature::Tcx => Ok(bpf::probe()?.tcx),
         Feature::SetRetval => Ok(bpf::probe()?.set_retval),
-        Feature::Sctp => sctp(),
+        Feature::Sctp => makes(Protocol::SCTP),
         Feature::Dummy => dummy(),
         Feature::IpVs => ipvs::is_there(),
         Feature::OwnOptmem => own_optmem(),
+        Feature::Mptcp => makes(Protocol::MPTCP),
     }
 }
 
@@ -94,11 +98,12 @@ fn own_optmem() -> Result<bool> {
     in_own_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?))
 }
 
-fn sctp() -> Result<bool> {
-    match Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::SCTP)) {
+/// Whether there are streams of a protocol.
+fn makes(protocol: Protocol) -> Result<bool> {
+    match Socket::new(Domain::IPV4, Type::STREAM, Some(protocol)) {
         Ok(_socket) => Ok(true),
         Err(error) => match error.raw_os_error() {
-            Some(libc::EPROTONOSUPPORT | libc::ESOCKTNOSUPPORT) => Ok(false),
+            Some(libc::EPROTONOSUPPORT | libc::ESOCKTNOSUPPORT | libc::ENOPROTOOPT) => Ok(false),
             _ => Err(error.into()),
         },
     }

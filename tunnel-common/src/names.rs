@@ -10,6 +10,8 @@ pub const SLOT: &str = "slot";
 pub const SOURCE: &str = "source";
 /// Array: backends.
 pub const BE: &str = "be";
+/// Array: how many open sockets remember each backend.
+pub const CONNS: &str = "conns";
 /// Socket storage: what a socket remembers.
 pub const ORIGIN: &str = "origin";
 /// LRU hash: older translations of unconnected sockets.
@@ -28,15 +30,16 @@ pub const STEERED: &str = "steered";
 pub const HOST: &str = "host";
 
 /// Every map of the object, in the order in which they are created.
-pub const MAPS: [&str; 13] = [
-    SVC, FRONT, SLOT, SOURCE, BE, ORIGIN, OVERFLOW, COUNT, TURN, AFFINITY, STEER, STEERED, HOST,
+pub const MAPS: [&str; 14] = [
+    SVC, FRONT, SLOT, SOURCE, BE, CONNS, ORIGIN, OVERFLOW, COUNT, TURN, AFFINITY, STEER, STEERED,
+    HOST,
 ];
 
 /// The maps that are taken over from every older layout, since what they hold means the same in all
-/// of them: what hangs on sockets, which can't be converted, counters, and what steering addresses
-/// stand for. A layout that changes one of them otherwise than in its reserve takes it out of this
-/// list; `origin` may never go.
-pub const LASTING: [&str; 6] = [ORIGIN, OVERFLOW, COUNT, STEER, STEERED, HOST];
+/// of them: what hangs on sockets, which can't be converted, the counts that go down when those
+/// close, counters, and what steering addresses stand for. A layout that changes one of them
+/// otherwise than in its reserve takes it out of this list; `origin` and `conns` may never go.
+pub const LASTING: [&str; 7] = [ORIGIN, OVERFLOW, CONNS, COUNT, STEER, STEERED, HOST];
 
 /// The program at tc of the uplinks: nothing from outside reaches a steering prefix.
 pub const GUARD: &str = "guard";

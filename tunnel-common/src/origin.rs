@@ -43,7 +43,7 @@ pub struct Origin {
     pub protocol: Protocol,
     /// [`ORIGIN_VERSION`].
     pub version: u8,
-    /// Bits of [`Origin::OVERFLOWED`].
+    /// Bits of [`Origin::OVERFLOWED`] and [`Origin::COUNTED`].
     pub flags: u16,
     /// Zero.
     pub reserved: u32,
@@ -52,9 +52,24 @@ pub struct Origin {
 impl Origin {
     /// Flag: older translations of this socket are in `overflow`.
     pub const OVERFLOWED: u16 = 1;
+    /// Flag: the map `conns` counts the socket that remembers this, at [`Origin::index`]. What was
+    /// remembered before there was such a map lacks it, and so does what a socket of the kernel's
+    /// remembers, whose close is not seen.
+    pub const COUNTED: u16 = 2;
 
     /// The index, and the service port, of a translation that led to no backend but to the tunnel.
     pub const NOBODY: u32 = u32::MAX;
+
+    /// The backend at which the socket that remembers this is counted, if it is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn counted(&self) -> Option<u32> {
+        if self.flags & Self::COUNTED == 0 {
+            None
+        } else {
+            Some(self.index)
+        }
+    }
 
     /// Whether this is the translation of `key`.
     #[inline(always)]

@@ -137,6 +137,9 @@ reasons! {
     SourceUnknown = 51, "source_unknown", "refused: only loadBalancerSourceRanges may use this address, and this kernel does not show the client's";
     /// Not programmed: no room for the ranges that may use the address of a load balancer.
     SourcesFull = 52, "sources_full", "not programmed: bpf.maps.sources is used up";
+    /// A TCP connect of one of the kernel's own sockets was sent on: it remembers nothing, and is not
+    /// counted, since its close is not seen.
+    TranslatedKernel = 53, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not counted, and peer names show the backend";
 }
 
 impl Reason {
@@ -167,6 +170,7 @@ impl Reason {
                 | Self::TranslatedAffine
                 | Self::SourceRefused
                 | Self::SourceUnknown
+                | Self::TranslatedKernel
         ) || self.index() <= Self::Guarded.index()
     }
 }

@@ -28,6 +28,48 @@ pub const fn place(set: Set, number: u32) -> Option<u32> {
     }
 }
 
+/// Two different places in a set of two slots or more, each pair of them as likely as any other to
+/// within `len / 2^32` where the numbers are uniform random ones.
+#[inline(always)]
+#[must_use]
+pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
+    if set.len < 2 {
+        return None;
+    }
+    let first = number % set.len;
+    let second = other % set.len.wrapping_sub(1);
+    // What is not before the first moves up by one.
+    let second = if second < first {
+        second
+    } else {
+        second.wrapping_add(1)
+    };
+    Some((first, second))
+}
+
+/// Whether another backend of a set has fewer open connections for its share than one: each by its
+/// connections, modulo 2^64, and its slots.
+///
+/// A count below zero (of sockets that another map counted when they were opened) counts as none.
+#[inline(always)]
+#[must_use]
+pub const fn is_emptier((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
+    // A fraction is smaller if its numerator is, when both have the same denominator.
+    at_least_none(other).wrapping_mul(widened(share))
+        < at_least_none(open).wrapping_mul(widened(its_share))
+}
+
+#[inline(always)]
+#[expect(clippy::as_conversions, reason = "`From` is not const")]
+const fn widened(share: u32) -> u64 {
+    share as u64
+}
+
+#[inline(always)]
+const fn at_least_none(open: u64) -> u64 {
+    if open > u64::MAX / 2 { 0 } else { open }
+}
+
 /// A number that depends on every bit of some words, the same on every machine. The steps are those
 /// of SplitMix64's output function, one round a word.
 #[inline(always)]
@@ -231,6 +273,34 @@ mod tests {
             is_sticky(&choice, 3, serving, 4),
             "another thread was quicker"
         );
+    }
+
+    #[test]
+    fn the_emptier_of_two_has_fewer_connections_for_its_share() {
+        assert!(is_emptier((2, 1), (1, 1)));
+        assert!(!is_emptier((1, 1), (1, 1)), "the first of two alike");
+        assert!(is_emptier((2, 1), (5, 3)), "5/3 is less than 2");
+        assert!(!is_emptier((2, 1), (6, 3)));
+        assert!(!is_emptier((5, 3), (2, 1)));
+        assert!(is_emptier((1, 1), (u64::MAX, 1)), "below zero is none");
+        assert!(!is_emptier((0, 1), (u64::MAX, 1)));
+    }
+
+    #[test]
+    fn each_pair_of_places_is_drawn_alike() {
+        let set = Set { base: 0, len: 4 };
+        let mut counts = [[0_u32; 4]; 4];
+        for (number, other) in (0..4).flat_map(|one| (0..3).map(move |other| (one, other))) {
+            let (first, second) = two(set, number, other).expect("four places");
+            counts[first as usize][second as usize] += 1;
+        }
+
+        for (first, row) in counts.into_iter().enumerate() {
+            for (second, count) in row.into_iter().enumerate() {
+                assert_eq!(count, u32::from(first != second));
+            }
+        }
+        assert_eq!(two(Set { base: 0, len: 1 }, 3, 3), None);
     }
 
     proptest! {

@@ -100,6 +100,9 @@ impl Algorithm {
     pub const DESTINATION_HASH: Self = Self(3);
     /// By the client, from a set that is a Maglev table.
     pub const MAGLEV: Self = Self(4);
+    /// Of two places that are drawn at random, the one whose backend has fewer open connections for
+    /// its share of the set.
+    pub const LEAST_CONN: Self = Self(5);
 
     /// Whether what is chosen depends on who asks, or for what, and on nothing else.
     #[inline(always)]
@@ -117,6 +120,7 @@ impl Algorithm {
             Self::SOURCE_HASH => "source-hash",
             Self::DESTINATION_HASH => "destination-hash",
             Self::MAGLEV => "maglev",
+            Self::LEAST_CONN => "least-conn",
             _ => "unknown",
         }
     }
@@ -134,8 +138,8 @@ pub struct Near {
     pub address: Address,
     /// Where connections go.
     pub port: Port,
-    /// Zero.
-    pub reserved: u16,
+    /// As [`Slot::share`].
+    pub share: u16,
     /// Its index in the array `be`.
     pub index: u32,
 }
@@ -145,7 +149,7 @@ impl Near {
     pub const NONE: Self = Self {
         address: Address::UNSPECIFIED,
         port: Port::from_network(0),
-        reserved: 0,
+        share: 0,
         index: 0,
     };
 }
@@ -237,6 +241,8 @@ impl Front {
 pub struct Slot {
     /// Index into the array `be`.
     pub backend: u32,
+    /// How many slots of the set lead to this backend: its weight beside the others.
+    pub share: u32,
 }
 
 /// Value of the array `source`: a write-once range of addresses that may use a front.
@@ -365,7 +371,7 @@ const _: () = {
     assert!(offset_of!(Front, local) == 108);
     assert!(offset_of!(Front, sources) == 120);
     assert!(size_of::<Source>() == 32);
-    assert!(size_of::<Slot>() == 4);
+    assert!(size_of::<Slot>() == 8);
     assert!(size_of::<Backend>() == 32);
     assert!(offset_of!(Backend, service) == 20);
     assert!(offset_of!(Backend, state) == 24);

@@ -46,6 +46,15 @@ static OWN_MARK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static STEERING: Global<u8> = Global::new(0);
 
+/// Where `struct sock` has the bit `sk_kern_sock`: the byte, and the bit in it. Set by the loader,
+/// from the kernel's description of its types; where the bit is 0 it is not known, and the verifier
+/// never sees the look at it.
+#[unsafe(no_mangle)]
+static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
+/// As [`KERN_SOCK_BYTE`].
+#[unsafe(no_mangle)]
+static KERN_SOCK_BIT: Global<u8> = Global::new(0);
+
 /// The steering prefixes that the guard keeps outsiders from: the network, then the mask, as words in network byte order. Set by the loader. A
 /// network that its own mask takes bits from is that of no address.
 #[unsafe(no_mangle)]
@@ -176,6 +185,19 @@ pub(crate) trait Sock {
     fn is_own(&self) -> bool {
         let mark = OWN_MARK.load();
         mark != 0 && field(self.context(), offset_of!(bpf_sock, mark)) == mark
+    }
+
+    /// Whether the socket is one of the kernel's own (NFS, the inner ones of MPTCP), whose close runs
+    /// no hook.
+    #[inline(always)]
+    fn is_of_kernel(&self) -> bool {
+        let bit = KERN_SOCK_BIT.load();
+        if bit == 0 {
+            return false;
+        }
+        let byte = address_of_socket(self.context())
+            .and_then(|socket| peek::<u8>(socket + KERN_SOCK_BYTE.load() as usize));
+        byte.is_some_and(|byte| byte & bit != 0)
     }
 
     /// The cookie of the network namespace that the socket is in.

@@ -103,6 +103,35 @@ fn of_index(index: u32, reason: Reason) -> Result<Choice, NoChoice> {
     })
 }
 
+/// Of two places in the set that sockets choose from, drawn at random, the one whose backend has
+/// fewer open connections for its share of the set; the first if they have the same.
+#[inline(always)]
+fn emptier(front: &Front) -> Option<u32> {
+    let set = front.of_sockets();
+    let (one, other) = select::two(set, context::random(), context::random())?;
+    let (first, second) = (load_at(front, one)?, load_at(front, other)?);
+    Some(if select::is_emptier(first, second) {
+        other
+    } else {
+        one
+    })
+}
+
+/// The open connections, and the share, of the backend at a place in the set that sockets choose
+/// from.
+#[inline(always)]
+fn load_at(front: &Front, place: u32) -> Option<(u64, u32)> {
+    let set = front.of_sockets();
+    let (index, share) = if set.len as usize <= NEAR {
+        let near = front.near.get(place as usize)?;
+        (near.index, near.share.into())
+    } else {
+        let slot = maps::slot(set.base.wrapping_add(place))?;
+        (slot.backend, slot.share)
+    };
+    Some((maps::open_at(index), share))
+}
+
 /// A place in the set that sockets choose from, by the front's algorithm.
 #[inline(always)]
 fn place(front: &Front, client: impl Fn() -> Client) -> Option<u32> {
@@ -111,6 +140,8 @@ fn place(front: &Front, client: impl Fn() -> Client) -> Option<u32> {
         0
     } else if front.algorithm == Algorithm::ROUND_ROBIN {
         maps::turn(front.service)?
+    } else if front.algorithm == Algorithm::LEAST_CONN {
+        return emptier(front);
     } else if front.algorithm.is_hash() {
         if front.algorithm == Algorithm::DESTINATION_HASH {
             select::hash(front.key.words())

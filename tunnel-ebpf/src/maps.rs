@@ -31,6 +31,9 @@ static SLOT: Array<Slot, 1> = Array::new();
 static SOURCE: Array<Source, 1> = Array::new();
 #[btf_map(name = "be")]
 static BE: Array<Backend, 1> = Array::new();
+// The daemon maps it into its memory too.
+#[btf_map(name = "conns")]
+static CONNS: Array<u64, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "turn")]
 static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
 #[btf_map(name = "affinity")]
@@ -49,6 +52,7 @@ static STEERED: Array<Steered, 1> = Array::new();
 static HOST: Array<u64, 2> = Array::new();
 
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
+const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
 
@@ -99,6 +103,28 @@ pub(crate) fn sets(backend: &Backend) -> Membership {
     unsafe { (&raw const backend.sets).read_volatile() }
 }
 
+/// How many open sockets remember a backend.
+#[inline(always)]
+pub(crate) fn open_at(index: u32) -> u64 {
+    // SAFETY: the entry stays mapped; one aligned word, which changes under it.
+    CONNS
+        .get_ptr(index)
+        .map_or(0, |count| unsafe { count.read_volatile() })
+}
+
+/// Counts a socket that remembers a backend from now on.
+#[inline(always)]
+pub(crate) fn count_opened(index: u32) {
+    add(CONNS.get_ptr_mut(index), 1);
+}
+
+/// Counts a socket that remembers a backend no more.
+#[inline(always)]
+pub(crate) fn count_closed(index: u32) {
+    // One less: the sum is taken modulo 2^64.
+    add(CONNS.get_ptr_mut(index), u64::MAX);
+}
+
 /// The next number in turn for a service, on this CPU.
 #[inline(always)]
 pub(crate) fn turn(service: u32) -> Option<u32> {
@@ -133,8 +159,9 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
 #[inline(always)]
 pub(crate) fn mark_overflowed(origin: &'static Origin) {
     let flags = (&raw const origin.flags).cast_mut();
-    // SAFETY: the value is in socket storage, where programs may write; one aligned word.
-    unsafe { flags.write_volatile(Origin::OVERFLOWED) };
+    // SAFETY: the value is in socket storage, where programs may write; one aligned word, which only
+    // the holder of the socket's lock changes.
+    unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
 }
 
 /// Makes the socket remember a translation if it remembers none. Gives what it remembers now,
@@ -148,11 +175,12 @@ pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Optio
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Makes the socket forget. Readers that hold the value keep it as it was.
+/// Makes the socket forget. Readers that hold the value keep it as it was. Says whether there was
+/// one.
 #[inline(always)]
-pub(crate) fn remove_origin(ctx: &SockAddrContext) {
+pub(crate) fn remove_origin(ctx: &SockAddrContext) -> bool {
     // SAFETY: the helper takes the socket of the context. It fails only if there is no value.
-    let _absent: Result<(), i32> = unsafe { ORIGIN.delete(context::socket(ctx)) };
+    unsafe { ORIGIN.delete(context::socket(ctx)) }.is_ok()
 }
 
 /// What a socket that is being closed remembers.
@@ -262,12 +290,19 @@ pub(crate) fn note_host(cookie: u64) {
 /// Counts a reason, on this CPU.
 #[inline(always)]
 pub(crate) fn count(reason: Reason) {
-    if let Some(counter) = COUNT.get_ptr_mut(reason.index()) {
-        // SAFETY: the counter is an aligned word of 64 bits in the map. The addition is atomic
-        // because another program may preempt this one. It is written out because `core` has no
-        // atomic addition for this target, and because Linux 5.10 has none that gives a result.
+    add(COUNT.get_ptr_mut(reason.index()), 1);
+}
+
+/// Adds to a counter, if there is one.
+#[inline(always)]
+fn add(counter: Option<*mut u64>, number: u64) {
+    if let Some(counter) = counter {
+        // SAFETY: the counter is an aligned word of 64 bits in a map. The addition is atomic because
+        // another program may preempt this one, or count there on another CPU. It is written out
+        // because `core` has no atomic addition for this target, and because Linux 5.10 has none
+        // that gives a result.
         unsafe {
-            asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack));
+            asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) number, options(nostack));
         }
     }
 }

@@ -125,6 +125,9 @@ pub(crate) fn peername<S: Sock>(sock: &S) {
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
+        if let Some(index) = origin.counted() {
+            maps::count_closed(index);
+        }
         maps::count(Reason::SocketReleased);
         log::released(origin);
     }
@@ -187,14 +190,17 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
         chosen(sock, key, front)?
     };
     origin.used = now;
-    if !remember(sock, current, &mut origin) {
-        if is_udp {
+    origin.flags |= Origin::COUNTED;
+    match remember(sock, current, &mut origin) {
+        Memory::Kept => {}
+        Memory::OfKernel => reason = Reason::TranslatedKernel,
+        Memory::Full if is_udp => {
             return Err(Refusal {
                 reason: Reason::StorageFull,
                 error: ENOMEM,
             });
         }
-        reason = Reason::TranslatedUntracked;
+        Memory::Full => reason = Reason::TranslatedUntracked,
     }
     maps::count(reason);
     sock.set(&origin.backend, origin.backend_port);
@@ -289,43 +295,82 @@ fn sticky<S: Sock>(
     Some(kept)
 }
 
+/// What became of a translation that a socket was to remember.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Memory {
+    /// It is remembered.
+    Kept,
+    /// A TCP socket of the kernel's own remembers nothing.
+    OfKernel,
+    /// There is no memory for it.
+    Full,
+}
+
 /// Makes the socket remember a translation; what it remembered moves to `overflow` if it is a UDP
-/// socket. Says whether it could.
+/// socket.
 ///
-/// The value is replaced, not changed: another thread that sends on the same socket sees the old
-/// translation or the new one, never a mixture of two.
+/// The value is replaced, not changed: a reader sees the old translation or the new one, never a
+/// mixture of two. The kernel holds the socket's lock while a connect or send hook runs
+/// (`BPF_CGROUP_RUN_SA_PROG_LOCK` of include/linux/bpf-cgroup.h; TCP's connect has it already), and
+/// the close comes when no call is left that could: so one program at a time counts a socket up
+/// with the value that it puts there, and down with the one that it takes away.
 #[inline(always)]
 pub(crate) fn remember<S: Sock>(
     sock: &S,
     current: Option<&'static Origin>,
     origin: &mut Origin,
-) -> bool {
+) -> Memory {
     let ctx = sock.context();
     if let Some(old) = current {
         if is_same(old, origin) {
             maps::touch(old, origin.used);
-            return true;
+            return Memory::Kept;
         }
         if origin.protocol == Protocol::UDP {
             overflow(sock.cookie(), old);
             origin.flags |= Origin::OVERFLOWED;
         }
-        maps::remove_origin(ctx);
+        drop_origin(sock, old);
+    }
+    let is_of_kernel = sock.is_of_kernel();
+    if is_of_kernel {
+        if origin.protocol == Protocol::TCP {
+            return Memory::OfKernel;
+        }
+        // Its datagrams must come back, but nobody sees it close.
+        origin.flags &= !Origin::COUNTED;
     }
     let Some(stored) = maps::insert_origin(ctx, origin) else {
-        if current.is_some() {
+        if current.is_some() && !is_of_kernel {
             maps::count(Reason::SocketReleased);
         }
-        return false;
+        return Memory::Full;
     };
     if !is_same(stored, origin) {
         // Another thread was quicker: its translation stays, and this one is kept beside it.
         overflow(sock.cookie(), origin);
         maps::mark_overflowed(stored);
-    } else if current.is_none() && origin.flags & Origin::OVERFLOWED == 0 {
+        return Memory::Kept;
+    }
+    if let Some(index) = origin.counted() {
+        maps::count_opened(index);
+    }
+    if current.is_none() && origin.flags & Origin::OVERFLOWED == 0 && !is_of_kernel {
         maps::count(Reason::SocketTracked);
     }
-    true
+    Memory::Kept
+}
+
+/// Makes a socket forget what it remembers, and counts it no more at that backend.
+#[inline(always)]
+fn drop_origin<S: Sock>(sock: &S, old: &Origin) {
+    // Read before: the value may be reused once it is gone.
+    let counted = old.counted();
+    if maps::remove_origin(sock.context())
+        && let Some(index) = counted
+    {
+        maps::count_closed(index);
+    }
 }
 
 /// Whether two translations lead from the same VIP to the same backend.
@@ -365,8 +410,10 @@ fn forget<S: Sock>(sock: &S, key: &FrontKey) {
         maps::remove_overflow(&key);
     }
     if origin.leads_to(&key.address, key.port) {
-        maps::remove_origin(sock.context());
-        maps::count(Reason::SocketReleased);
+        drop_origin(sock, origin);
+        if !sock.is_of_kernel() {
+            maps::count(Reason::SocketReleased);
+        }
     }
 }
 
@@ -422,7 +469,7 @@ fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i
         flags: 0,
         reserved: 0,
     };
-    if !remember(sock, maps::origin(sock.context()), &mut origin) {
+    if remember(sock, maps::origin(sock.context()), &mut origin) != Memory::Kept {
         return DENY;
     }
     sock.set(&loopback, refusing);

@@ -11,7 +11,8 @@ use tunnel_common::{
 
 use crate::{
     context::{self, Sock},
-    log, maps, socket,
+    log, maps,
+    socket::{self, Memory},
 };
 
 /// How often a record is looked up that turns out to be another key's.
@@ -79,8 +80,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
         reserved: 0,
     };
     let current = maps::origin(sock.context());
-    let is_remembered = socket::remember(sock, current, &mut origin);
-    let reason = if is_remembered {
+    let reason = if socket::remember(sock, current, &mut origin) == Memory::Kept {
         Reason::Steered
     } else {
         Reason::SteeredUntracked

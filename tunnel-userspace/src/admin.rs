@@ -95,6 +95,8 @@ pub struct Views {
     pub source: Box<Sources>,
     /// The kernel's counters.
     pub counters: Box<Counters>,
+    /// How many open sockets were sent to a backend, by the kernel's count.
+    pub connections: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Ports that are not ours yet, and why.
     pub listening: watch::Sender<BTreeMap<String, String>>,
     /// Health check ports of Services.

@@ -10,6 +10,7 @@
 //! - `attach`: programs on a cgroup, by pinned links
 //! - `logging`: one program that logs its events, in the place of the plain one
 //! - `guard`: the program that keeps outsiders from the steering prefixes
+//! - `conns`: the counts of open connections
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `memory`: what sockets remember
 //! - `mounts`: the file systems that are needed, mounted
@@ -25,6 +26,7 @@ mod attach;
 mod beside;
 mod btf;
 mod cgroup;
+mod conns;
 mod folders;
 mod grace;
 mod guard;
@@ -47,7 +49,7 @@ pub use self::{
     cgroup::{CgroupError, check as check_cgroup, find_root},
     grace::RcuGrace,
     guard::{Guard, GuardError},
-    kernel::Places,
+    kernel::{KernelSocketBit, Places},
     load::{DataPath, LoadError, Switches},
     logging::{KernelLog, KernelLogError, Logging},
     maps::{Counters, KernelMaps, KernelSteering},

@@ -120,8 +120,8 @@ pub enum Reason {
     #[error("{0:?} is not an address with a prefix length")]
     Cidr(String),
     #[error(
-        "{0:?} is not random, weighted, round-robin, source-hash, destination-hash or maglev, nor \
-         their name in IPVS"
+        "{0:?} is not random, weighted, round-robin, source-hash, destination-hash, maglev or \
+         least-conn, nor their name in IPVS"
     )]
     Algorithm(String),
     #[error("{0:?} is not of the form <pod>=<0 to 100>, zone:<zone>=… or *=…")]

@@ -300,6 +300,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
             model::Algorithm::SourceHash => Algorithm::SOURCE_HASH,
             model::Algorithm::DestinationHash => Algorithm::DESTINATION_HASH,
             model::Algorithm::Maglev => Algorithm::MAGLEV,
+            model::Algorithm::LeastConn => Algorithm::LEAST_CONN,
         },
         affinity: service.affinity,
         for_sockets: !service.not_for_sockets,

@@ -10,6 +10,7 @@
 //! - `measures`, `histogram`: what kube-proxy measures of its passes
 //! - `names`: which id belongs to which Service
 //! - `listeners`: where something of this node listens on the address of a Service itself
+//! - `occupied`: indices of backends that are gone, which open connections keep
 //! - `order`: the writes, in an order that is safe at every step
 //! - `planning`: what is to be programmed, planned anew where something changed
 //! - `problems`: what is not as planned
@@ -31,6 +32,7 @@ mod histogram;
 mod listeners;
 mod measures;
 mod names;
+mod occupied;
 mod order;
 mod planning;
 mod problems;
@@ -144,11 +146,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         grace: &mut impl Grace,
         settings: Settings,
     ) -> Result<Self, AdoptError> {
-        let (actual, stray) = Actual::read(&maps, sizes)?;
+        let (mut actual, stray) = Actual::read(&maps, sizes)?;
         remove_stray(&mut maps, &stray)?;
         // What this process takes for free may still be read by a program that began before the
         // last process died, or before the keys above were removed.
         grace.wait().map_err(AdoptError::Grace)?;
+        actual.find_occupied(&maps);
         let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
         let node: Arc<str> = settings.node_name.into();
         Ok(Self {
@@ -257,28 +260,45 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.note(service, changes.problems);
     }
 
-    /// Gives back what no program can reach any more. `more` says whether more is on its way.
+    /// Gives back what no program can reach any more, but for what open connections keep. `more`
+    /// says whether more is on its way.
     pub fn free(&mut self, retired: &Retired, more: bool) {
-        self.actual.free(retired);
+        self.actual.free(retired, &self.maps);
         self.waiting = more;
         self.dirty.append(&mut self.starved);
+        self.look_at_occupied();
         if std::mem::take(&mut self.has_shrunk) {
-            let is_full = |problem: &Problem| {
-                matches!(
-                    problem.reason,
-                    Reason::FrontsFull
-                        | Reason::SlotsFull
-                        | Reason::BackendsFull
-                        | Reason::SourcesFull
-                )
-            };
-            let refused = self
-                .problems
-                .iter()
-                .filter(|(_, ports)| ports.values().any(is_full));
-            self.dirty
-                .extend(refused.map(|(service, _)| service.clone()));
+            self.try_refused();
         }
+    }
+
+    /// Gives back what open connections kept, as far as those have closed. What found no room before
+    /// is dirty then.
+    pub fn look_at_occupied(&mut self) {
+        if self.actual.look_at_occupied(&self.maps) > 0 {
+            self.try_refused();
+        }
+    }
+
+    /// How many indices of backends that are gone open connections keep.
+    #[must_use]
+    pub fn occupied(&self) -> usize {
+        self.actual.occupied()
+    }
+
+    fn try_refused(&mut self) {
+        let is_full = |problem: &Problem| {
+            matches!(
+                problem.reason,
+                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull
+            )
+        };
+        let refused = self
+            .problems
+            .iter()
+            .filter(|(_, ports)| ports.values().any(is_full));
+        self.dirty
+            .extend(refused.map(|(service, _)| service.clone()));
     }
 
     /// Reads the maps again and compares them with what is known of them. Where they differ, they
@@ -301,6 +321,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         }
         remove_stray(&mut self.maps, &stray)?;
         grace.wait().map_err(AdoptError::Grace)?;
+        fresh.find_occupied(&self.maps);
         fresh.take_names(&mut self.actual);
         self.actual = fresh;
         self.measures.all_anew();
@@ -353,20 +374,24 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             return;
         }
         let Some(id) = self.id(name, plan) else {
-            changes.refusal(name, Reason::FrontsFull, 0);
+            changes.refusal(name, Reason::FrontsFull, 0, 0);
             return;
         };
         let nothing = PortPlan::nothing();
         let plan = plan.unwrap_or(&nothing);
         let mut diff = Diff::between(&self.actual, id, plan);
         let mut result = self.order().upsert(name, plan, &diff);
+        if matches!(result, Err(Refused::Full(_))) && self.actual.look_at_occupied(&self.maps) > 0 {
+            result = self.order().upsert(name, plan, &diff);
+        }
         if let Err(Refused::Full(shortage)) = result {
             let is_passing = matches!(shortage, Shortage::Passing(_));
             if is_passing && (self.waiting || !self.retired.is_empty()) {
                 self.starved.insert(name.service.clone());
                 return;
             }
-            changes.refusal(name, shortage.reason(), plan.cluster.len());
+            let kept = self.actual.occupied();
+            changes.refusal(name, shortage.reason(), plan.cluster.len(), kept);
             let reduced = if shortage.reason() == Reason::SourcesFull {
                 plan.with_sources(self.actual.sources_of(id))
             } else {

@@ -16,7 +16,7 @@ use nix::{
 use tokio::sync::{mpsc, watch};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, Backend, Front, FrontKey, Membership, NEAR, Near, Set, State},
+    service::{Algorithm, Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, State},
 };
 use tunnel_tests::{instance::NODE, manifest};
 use tunnel_userspace::{
@@ -269,12 +269,18 @@ impl Hasty {
         for (slot, address) in (base..).zip(change.addresses()) {
             let number = u32::from(address.octets()[3] - 1);
             let index = backend_index(change.service) + number;
-            self.maps.write_slot(slot, index)?;
+            self.maps.write_slot(
+                slot,
+                Slot {
+                    backend: index,
+                    share: 1,
+                },
+            )?;
             if let Some(near) = near.get_mut(usize::try_from(len)?) {
                 *near = Near {
                     address: Address::from_ip(address.into()),
                     port: Port::from_host(port),
-                    reserved: 0,
+                    share: 1,
                     index,
                 };
             }

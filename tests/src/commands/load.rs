@@ -66,6 +66,9 @@ pub(crate) enum Load {
         /// How many sockets there are of each kind and address.
         #[arg(long)]
         each: u32,
+        /// How many are opened and closed before.
+        #[arg(long, default_value_t = 0)]
+        before: u32,
     },
 }
 
@@ -143,8 +146,19 @@ pub(crate) fn run(load: Load) -> Result<()> {
                 Duration::from_millis(millis),
             ))
         }
-        Load::Hold { tcp, udp, each } => {
-            let held = load::hold::sockets(&load::hold::Plan { tcp, udp, each })?;
+        Load::Hold {
+            tcp,
+            udp,
+            each,
+            before,
+        } => {
+            let plan = load::hold::Plan {
+                tcp,
+                udp,
+                each,
+                before,
+            };
+            let held = load::hold::sockets(&plan)?;
             println!("{} sockets", held.len());
             park()
         }

@@ -16,6 +16,7 @@ struct Report {
 struct Features {
     set_retval: bool,
     tcx: bool,
+    kernel_sockets: bool,
 }
 
 /// Loads every program in each variant that this kernel takes, and prints what its verifier made
@@ -26,6 +27,7 @@ pub(crate) fn run() -> Result<()> {
     let features = Features {
         set_retval: probed.set_retval,
         tcx: probed.tcx,
+        kernel_sockets: probed.kernel_sockets.is_some(),
     };
     crate::print(&Report { features, verifier })
 }

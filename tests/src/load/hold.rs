@@ -1,8 +1,10 @@
 //! Sockets that are connected and then held, until the process that owns them ends.
 
 use std::{
+    collections::VecDeque,
     io,
     net::{SocketAddr, UdpSocket},
+    time::Duration,
 };
 
 use socket2::{Domain, Socket, Type};
@@ -19,6 +21,15 @@ pub struct Plan {
     pub udp: Vec<SocketAddr>,
     /// How many sockets there are of each kind and address.
     pub each: u32,
+    /// How many are opened and closed before, while as many as are held in the end are open.
+    pub before: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Tcp,
+    Connected,
+    Unconnected,
 }
 
 /// Makes the sockets.
@@ -27,20 +38,44 @@ pub struct Plan {
 ///
 /// When one of them can't connect or send.
 pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
-    let mut held = Vec::new();
-    for _ in 0..plan.each {
-        for to in &plan.tcp {
-            let socket = own_sockets(Domain::for_address(*to), Type::STREAM)?;
-            place::connect_within(&socket, *to, patience())?;
-            held.push(socket);
+    let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
+    let udp = plan.udp.iter();
+    let udp = udp.flat_map(|to| [(Kind::Connected, *to), (Kind::Unconnected, *to)]);
+    let kinds: Vec<_> = tcp.chain(udp).collect();
+    let each = usize::try_from(plan.each).map_err(io::Error::other)?;
+    let before = usize::try_from(plan.before).map_err(io::Error::other)?;
+    let held = each * kinds.len();
+    let mut open = VecDeque::new();
+    for (kind, to) in kinds.into_iter().cycle().take(before + held) {
+        if open.len() == held {
+            open.pop_front();
         }
-        for to in &plan.udp {
-            let connected = UdpSocket::from(own_sockets(Domain::for_address(*to), Type::DGRAM)?);
-            connected.connect(to)?;
-            let unconnected = UdpSocket::from(own_sockets(Domain::for_address(*to), Type::DGRAM)?);
-            unconnected.send_to(b"held", to)?;
-            held.extend([connected.into(), unconnected.into()]);
+        open.push_back(socket(kind, to, before > 0)?);
+    }
+    Ok(open.into())
+}
+
+/// A socket of a kind; a TCP one is reset when it is closed, so that nothing is left of it.
+fn socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
+    let domain = Domain::for_address(to);
+    match kind {
+        Kind::Tcp => {
+            let socket = own_sockets(domain, Type::STREAM)?;
+            if resets {
+                socket.set_linger(Some(Duration::ZERO))?;
+            }
+            place::connect_within(&socket, to, patience())?;
+            Ok(socket)
+        }
+        Kind::Connected => {
+            let socket = UdpSocket::from(own_sockets(domain, Type::DGRAM)?);
+            socket.connect(to)?;
+            Ok(socket.into())
+        }
+        Kind::Unconnected => {
+            let socket = UdpSocket::from(own_sockets(domain, Type::DGRAM)?);
+            socket.send_to(b"held", to)?;
+            Ok(socket.into())
         }
     }
-    Ok(held)
 }

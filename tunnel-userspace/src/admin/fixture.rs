@@ -39,6 +39,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         tunnel: TunnelViews::default(),
         source: Box::new(Report::default),
         counters: Box::new(|| Ok(Vec::new())),
+        connections: Box::new(|| 0),
         listening: watch::Sender::new(BTreeMap::new()),
         checks: watch::Sender::default(),
     }

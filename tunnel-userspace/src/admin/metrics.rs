@@ -183,7 +183,7 @@ impl Collector for Metrics {
             "From the last change to its last write",
             delay,
         )?;
-        self.sockets(&mut out)?;
+        self.sockets(&mut out, &stats)?;
         self.steering(&mut out, &stats)?;
         self.tunnel(&mut out)?;
         kube_proxy::encode(&mut out, &stats, &self.answers)
@@ -274,7 +274,14 @@ impl Metrics {
         out.gauges("culvert_service_ports_refused", help, "reason", refused)
     }
 
-    fn sockets(&self, out: &mut Out<'_>) -> fmt::Result {
+    fn sockets(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
+        let help = "Open sockets that were sent to a backend";
+        let open = (self.views.connections)();
+        let open = number(usize::try_from(open).unwrap_or(usize::MAX));
+        out.gauge("culvert_open_connections", help, open)?;
+        let help = "Indices of backends that are gone, which open connections keep";
+        let kept = number(stats.occupied_backends);
+        out.gauge("culvert_occupied_backends", help, kept)?;
         let sockets = self.views.sockets.borrow().clone();
         let good = sockets.looks.saturating_sub(sockets.failures);
         let looks = [

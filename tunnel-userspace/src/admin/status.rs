@@ -102,6 +102,9 @@ pub struct Status {
     pub source: serde_json::Value,
     /// How often the kernel met each reason since the maps were made.
     pub reasons: BTreeMap<String, u64>,
+    /// How many open sockets were sent to a backend, by the kernel's count.
+    #[serde(default)]
+    pub connections: u64,
     /// Ports that are not ours yet, and why.
     pub not_listening: BTreeMap<String, String>,
     /// Health check ports of Services.
@@ -137,6 +140,7 @@ impl Status {
             identity: (views.tunnel.identity)(),
             source: source.unwrap_or_default(),
             reasons,
+            connections: (views.connections)(),
             not_listening: views.listening.borrow().clone(),
             health_checks: views.checks.borrow().clone(),
         }

@@ -56,6 +56,12 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
     match pins.check()? {
         Found::Nothing => Ok(Start::Here(wanted)),
         Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
+        // Programs may still be counting in the maps that an earlier start replaced, and only two
+        // such maps are added up.
+        Found::Ours(had) if !pins.replaced(&pins.maps(), names::CONNS)?.is_empty() => {
+            warn!("an earlier change of the maps is ended first; sizes change at the next start");
+            Ok(Start::Here(had))
+        }
         Found::Ours(had) => resize(pins.maps(), had, wanted, now),
         Found::Older(from) => convert(from, wanted, now),
     }
@@ -97,16 +103,10 @@ fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Sta
 /// New maps in the place of those of an older layout.
 fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
-    let entries = |map: &str| -> Result<Option<u32>, LoadError> {
-        let pin = from.join(map);
-        if !pin.exists() {
-            return Ok(None);
-        }
-        let found = sys::open_pin(&pin).and_then(|map| sys::shape(map.as_fd()));
-        let shape = found.map_err(failed("look at", &pin))?;
-        Ok(Some(shape.entries))
-    };
-    let steering = match (entries(names::STEER)?, entries(names::STEERED)?) {
+    let steering = match (
+        entries(&from, names::STEER)?,
+        entries(&from, names::STEERED)?,
+    ) {
         (Some(steer), Some(_)) => {
             carry_steering(&from, shapes::steering_of(steer), &mut sizes, now)?
         }
@@ -120,6 +120,17 @@ fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadErr
         services: None,
         steering,
     })))
+}
+
+/// How many entries a pinned map has; nothing if there is none.
+fn entries(folder: &Path, map: &str) -> Result<Option<u32>, PinError> {
+    let pin = folder.join(map);
+    if !pin.exists() {
+        return Ok(None);
+    }
+    let found = sys::open_pin(&pin).and_then(|map| sys::shape(map.as_fd()));
+    let shape = found.map_err(failed("look at", &pin))?;
+    Ok(Some(shape.entries))
 }
 
 /// What the steering maps hold, if they are to have another size. They keep theirs where it doesn't
@@ -178,6 +189,9 @@ impl Beside {
             } else if map == names::AFFINITY {
                 self.had
                     .is_none_or(|had| had.affinity != self.sizes.affinity)
+            } else if map == names::CONNS {
+                // A larger one stays: sockets are counted there.
+                entries(&self.from, map)?.is_none_or(|had| had < self.sizes.backend_entries())
             } else {
                 STEERING.contains(&map) && (self.steering.is_some() || !are_there(&STEERING))
             };

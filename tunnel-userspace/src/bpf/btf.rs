@@ -51,6 +51,11 @@ struct Type<'a> {
 pub(super) struct Member {
     /// Bytes from the beginning of the structure.
     pub(super) offset: u32,
+    /// Where it begins in that byte, if it is a bit field: bits from the lowest on, or from the
+    /// highest on where machines put the highest byte of a number first.
+    pub(super) bit: u32,
+    /// How many bits it has, if it is a bit field; else 0.
+    pub(super) width: u32,
     /// The number of its type.
     kind: u32,
 }
@@ -118,11 +123,20 @@ impl<'a> Btf<'a> {
         let members = outer.rest.chunks_exact(MEMBER).take(outer.count);
         for member in members {
             let place = word(member, 8)?;
-            let bits = if outer.flag { place & 0xff_ffff } else { place };
+            let (bits, width) = if outer.flag {
+                (place & 0xff_ffff, place >> 24)
+            } else {
+                (place, 0)
+            };
             let (offset, kind) = (bits / 8, word(member, 4)?);
             let own = word(member, 0)?;
             if self.is_named(own, name) {
-                return Some(Member { offset, kind });
+                return Some(Member {
+                    offset,
+                    bit: bits % 8,
+                    width,
+                    kind,
+                });
             }
             if self.is_named(own, "")
                 && let Some(inner) = self.member_within(kind, name, depth)

@@ -8,7 +8,15 @@ use tunnel_common::kernel::{
     V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
 };
 
-use super::btf::{Btf, Kind, TYPES};
+use super::btf::{Btf, Kind, Member, TYPES};
+
+/// What the kernel says of its types, if it does.
+pub(super) fn description() -> Option<Vec<u8>> {
+    let description = fs::read(TYPES).inspect_err(|error| {
+        tracing::debug!(%error, path = TYPES, "the kernel does not describe its types");
+    });
+    description.ok()
+}
 
 /// Bytes from the beginning of each structure, by the constants of `tunnel_common::kernel`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -33,16 +41,8 @@ const NAMES: [(usize, &str, &str); PLACES] = [
 ];
 
 impl Places {
-    /// Those of this kernel, if it describes them all.
-    pub(super) fn read() -> Option<Self> {
-        let description = fs::read(TYPES);
-        let description = description.inspect_err(|error| {
-            tracing::debug!(%error, path = TYPES, "the kernel does not describe its types");
-        });
-        Self::find(&description.ok()?)
-    }
-
-    fn find(description: &[u8]) -> Option<Self> {
+    /// Those of a kernel, if it describes them all.
+    pub(super) fn find(description: &[u8]) -> Option<Self> {
         let btf = Btf::parse(description)?;
         let mut places = [0; PLACES];
         for (place, structure, member) in NAMES {
@@ -62,6 +62,36 @@ impl Places {
     }
 }
 
+/// Where `struct sock` has the bit by which a socket of the kernel's own is known (`sk_kern_sock`):
+/// connects of such run the hooks, their close runs none (`inet_release` in net/ipv4/af_inet.c).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct KernelSocketBit {
+    /// The byte, from the beginning of the structure.
+    pub byte: u32,
+    /// The bit in it, as a number with nothing but that set.
+    pub bit: u8,
+}
+
+impl KernelSocketBit {
+    /// That of a kernel, if it describes it.
+    pub(super) fn find(description: &[u8]) -> Option<Self> {
+        let btf = Btf::parse(description)?;
+        Self::of(btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?)
+    }
+
+    fn of(member: Member) -> Option<Self> {
+        let bit = if cfg!(target_endian = "little") {
+            1_u8.checked_shl(member.bit)
+        } else {
+            0x80_u8.checked_shr(member.bit)
+        };
+        Some(Self {
+            byte: member.offset,
+            bit: bit.filter(|_| member.width == 1)?,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,7 +105,8 @@ mod tests {
 
     #[test]
     fn this_kernel_tells_its_places() {
-        let Places(places) = Places::read().expect("a kernel with a description of its types");
+        let description = description().expect("a kernel with a description of its types");
+        let Places(places) = Places::find(&description).expect("places");
 
         // Not the first members of their structures, on any kernel.
         for place in [
@@ -89,5 +120,15 @@ mod tests {
             assert!(places[place] > 0, "{place}");
         }
         assert_eq!(Places::find(&[]), None);
+    }
+
+    #[test]
+    fn this_kernel_tells_where_the_bit_of_its_own_sockets_is() {
+        let description = description().expect("a kernel with a description of its types");
+        let found = KernelSocketBit::find(&description).expect("a kernel with sockets");
+
+        assert_eq!(found.bit.count_ones(), 1);
+        assert!(found.byte > 0 && found.byte < 4096, "{found:?}");
+        assert_eq!(KernelSocketBit::find(&description[..4096]), None);
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,6 +19,7 @@ use tunnel_common::{names, steering::Prefix};
 use super::{
     attach::{self, AttachError, Attached},
     beside::{self, Start},
+    conns::Conns,
     guard::Guard,
     kernel::Places,
     maps::{Counters, KernelMaps, KernelSteering},
@@ -25,7 +27,7 @@ use super::{
     probe::Features,
     shapes,
 };
-use crate::reconcile::{CarryError, ReadError, Sizes, WriteError};
+use crate::reconcile::{CarryError, Grace, ReadError, Sizes, WriteError};
 
 /// The object, as the build script compiled it.
 pub(super) static OBJECT: &[u8] =
@@ -113,7 +115,7 @@ impl Switches {
 
 /// The constants of the programs: the bytes of each, by its name in the object.
 #[derive(Clone, Debug)]
-pub(super) struct Globals([(&'static str, Vec<u8>); 6]);
+pub(super) struct Globals([(&'static str, Vec<u8>); 8]);
 
 impl Globals {
     pub(super) fn of(features: Features, switches: &Switches) -> Self {
@@ -121,7 +123,11 @@ impl Globals {
         let (network4, mask4) = switches.range(true);
         let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
         let (network6, mask6) = switches.range(false);
+        let kernel_sockets = features.kernel_sockets;
+        let (byte, bit) = kernel_sockets.map_or((0, 0), |known| (known.byte, known.bit));
         Self([
+            ("KERN_SOCK_BYTE", bytes(&[byte])),
+            ("KERN_SOCK_BIT", vec![bit]),
             ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
             ("KERNEL_PLACES", bytes(&Places::words(features.addresses))),
             ("OWN_MARK", bytes(&[switches.own_mark])),
@@ -153,6 +159,7 @@ pub struct DataPath {
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
+    conns: Arc<Conns>,
     sizes: Sizes,
     features: Features,
     beside: Option<IsEmpty>,
@@ -215,8 +222,10 @@ impl DataPath {
         if let Start::Beside(beside) = start {
             beside.fill(&folder, now)?;
         }
+        let conns = Conns::open(&folder, &pins.replaced(&folder, names::CONNS)?)?;
         Ok(Self {
             ebpf,
+            conns: Arc::new(conns),
             maps: folder,
             links: pins.links(),
             globals,
@@ -247,6 +256,21 @@ impl DataPath {
             pins.promote()?;
             self.maps = pins.maps();
             self.beside = None;
+        }
+        Ok(())
+    }
+
+    /// Moves what the programs that were replaced counted, in maps that were replaced with them,
+    /// once none of them runs any more: to be called after [`Self::attach`], and before those maps
+    /// are swept away.
+    ///
+    /// # Errors
+    ///
+    /// The kernel gives no grace period.
+    pub fn settle(&self, grace: &mut impl Grace) -> io::Result<()> {
+        if !self.conns.is_settled() {
+            grace.wait()?;
+            self.conns.settle();
         }
         Ok(())
     }
@@ -298,12 +322,14 @@ impl DataPath {
             slot: self.take(names::SLOT)?,
             source: self.take(names::SOURCE)?,
             be: self.take(names::BE)?,
+            conns: Arc::clone(&self.conns),
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
         Ok((
             maps,
             Counters {
                 count: count.into(),
+                conns: Arc::clone(&self.conns),
             },
         ))
     }

@@ -4,7 +4,7 @@ use std::{
     io,
     os::fd::AsFd as _,
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use aya::{
@@ -19,7 +19,7 @@ use tunnel_common::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::sys;
+use super::{conns::Conns, sys};
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
@@ -29,6 +29,7 @@ pub struct KernelMaps {
     pub(super) slot: Array<MapData, Slot>,
     pub(super) source: Array<MapData, Source>,
     pub(super) be: Array<MapData, Backend>,
+    pub(super) conns: Arc<Conns>,
 }
 
 /// Opens a pinned map.
@@ -54,6 +55,7 @@ impl KernelMaps {
             slot: open(folder, names::SLOT, Map::Array)?,
             source: open(folder, names::SOURCE, Map::Array)?,
             be: open(folder, names::BE, Map::Array)?,
+            conns: Arc::new(Conns::open(folder, &[])?),
         })
     }
 }
@@ -163,22 +165,17 @@ impl MapWriter for KernelMaps {
         write(&mut self.front, names::FRONT, index, *front)
     }
 
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError> {
-        write(&mut self.slot, names::SLOT, index, Slot { backend })
+    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
+        write(&mut self.slot, names::SLOT, index, slot)
     }
 
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
         write(&mut self.source, names::SOURCE, index, *source)
     }
 
-    fn write_slots(&mut self, first: u32, backends: &[u32]) -> Result<(), WriteError> {
-        let (_, written) = write_many(
-            &self.slot,
-            names::SLOT,
-            (first..)
-                .zip(backends)
-                .map(|(index, backend)| (index, Slot { backend: *backend })),
-        );
+    fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
+        let slots = (first..).zip(slots.iter().copied());
+        let (_, written) = write_many(&self.slot, names::SLOT, slots);
         written
     }
 
@@ -237,6 +234,10 @@ impl MapReader for KernelMaps {
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         read_all(&self.be, names::BE, entries)
     }
+
+    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+        self.conns.of(index)
+    }
 }
 
 /// The steering maps in the kernel.
@@ -283,9 +284,16 @@ impl SteeringMaps for KernelSteering {
 /// The kernel's counters by reason.
 pub struct Counters {
     pub(super) count: Mutex<PerCpuArray<MapData, u64>>,
+    pub(super) conns: Arc<Conns>,
 }
 
 impl Counters {
+    /// How many open sockets remember a backend.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.conns.sum()
+    }
+
     /// How often the programs met each reason that they count, since the maps were made, on all
     /// CPUs together.
     ///

@@ -455,6 +455,7 @@ mod tests {
                 set_retval,
                 tcx: false,
                 addresses: None,
+                kernel_sockets: None,
             };
             let variants = variants(features);
             variants.iter().map(|it| it.named(false)).collect()
@@ -469,6 +470,7 @@ mod tests {
             set_retval: true,
             tcx: true,
             addresses: None,
+            kernel_sockets: None,
         });
         assert_eq!(all.iter().map(steer).collect::<Vec<_>>(), [0, 2, 0, 2]);
     }

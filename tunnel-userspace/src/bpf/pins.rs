@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -273,6 +273,28 @@ impl Pins {
         .collect()
     }
 
+    /// The other folders of maps that hold another map of a name than the given folder.
+    pub(super) fn replaced(&self, folder: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
+        let number = |folder: &Path| {
+            let pin = folder.join(map);
+            match fs::metadata(&pin) {
+                Ok(found) => Ok(Some(found.ino())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(failed("look at", &pin)(error)),
+            }
+        };
+        let own = number(folder)?;
+        let mut replaced = Vec::new();
+        for other in self.folders()? {
+            let other = self.path(other);
+            let found = number(&other)?;
+            if found.is_some() && found != own {
+                replaced.push(other);
+            }
+        }
+        Ok(replaced)
+    }
+
     /// Makes the folders for maps and links.
     pub(super) fn make_folders(&self, maps: &Path) -> Result<(), PinError> {
         for folder in [maps, &self.links()] {
@@ -465,8 +487,6 @@ pub(super) fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> P
 /// The process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>
 /// <major>:<minor>:<inode> 0 EOF`.
 fn find_holder(folder: &File) -> Option<u32> {
-    use std::os::unix::fs::MetadataExt as _;
-
     let inode = format!(":{}", folder.metadata().ok()?.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {

@@ -2,7 +2,11 @@
 
 use std::io;
 
-use super::{attach::Hook, kernel::Places, load, rights, sys};
+use super::{
+    attach::Hook,
+    kernel::{self, KernelSocketBit, Places},
+    load, rights, sys,
+};
 
 /// What this kernel can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -15,6 +19,9 @@ pub struct Features {
     /// Where the kernel keeps the addresses of network namespaces, if it says so and lets the programs
     /// look. Otherwise the address of a client is known only of sockets that were bound to one.
     pub addresses: Option<Places>,
+    /// How sockets of the kernel's own are known. Nothing where they can't be told from others; then
+    /// their connects are counted as open for ever.
+    pub kernel_sockets: Option<KernelSocketBit>,
 }
 
 /// A feature could not be asked for.
@@ -72,17 +79,16 @@ pub fn probe() -> Result<Features, ProbeError> {
 }
 
 fn ask() -> Result<Features, ProbeError> {
+    let reads = answer("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
+    let description = if reads { kernel::description() } else { None };
     Ok(Features {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
         tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError::Feature {
             feature: "links at tc",
             source,
         })?,
-        addresses: if answer("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)? {
-            Places::read()
-        } else {
-            None
-        },
+        addresses: description.as_deref().and_then(Places::find),
+        kernel_sockets: description.as_deref().and_then(KernelSocketBit::find),
     })
 }
 

@@ -9,7 +9,7 @@ use tunnel_common::{
     steering::{Steered, SteeringKey},
 };
 
-use super::sys::Shape;
+use super::sys::{self, Shape};
 use crate::reconcile::{Sizes, without_spare};
 
 const HASH: u32 = 1;
@@ -35,6 +35,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
         names::SLOT => shape(ARRAY, 4, bytes::<Slot>(), 0, 0),
         names::SOURCE => shape(ARRAY, 4, bytes::<Source>(), 0, 0),
         names::BE => shape(ARRAY, 4, bytes::<Backend>(), 0, 0),
+        names::CONNS => shape(ARRAY, 4, 8, 0, sys::MMAPABLE),
         names::TURN => shape(PERCPU_ARRAY, 4, 4, 0, 0),
         names::ORIGIN => shape(SK_STORAGE, 4, bytes::<Origin>(), 0, NO_PREALLOC),
         names::OVERFLOW => shape(
@@ -54,13 +55,14 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
 }
 
 /// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 9] {
+pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 10] {
     [
         (names::SVC, sizes.fronts),
         (names::FRONT, sizes.front_entries()),
         (names::SLOT, sizes.slot_entries()),
         (names::SOURCE, sizes.source_entries()),
         (names::BE, sizes.backend_entries()),
+        (names::CONNS, sizes.backend_entries()),
         (names::TURN, sizes.front_entries()),
         (names::STEER, sizes.steer_entries()),
         (names::STEERED, sizes.steered_entries()),

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod arrays;
+mod words;
 
 use std::{
     ffi::CString,
@@ -16,7 +17,10 @@ use std::{
 
 use aya::programs::ProgramFd;
 
-pub(super) use self::arrays::{array_values, write_array};
+pub(super) use self::{
+    arrays::{array_values, write_array},
+    words::{MMAPABLE, Words},
+};
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;

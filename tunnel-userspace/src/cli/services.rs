@@ -93,7 +93,9 @@ fn front(front: &FrontView) -> Vec<String> {
     ]
 }
 
-const ENDPOINT: [&str; 7] = ["ENDPOINT", "POD", "NODE", "ZONE", "SETS", "WEIGHT", "STATE"];
+const ENDPOINT: [&str; 8] = [
+    "ENDPOINT", "POD", "NODE", "ZONE", "SETS", "WEIGHT", "OPEN", "STATE",
+];
 
 fn endpoint(endpoint: &EndpointView) -> Vec<String> {
     let known = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
@@ -109,6 +111,9 @@ fn endpoint(endpoint: &EndpointView) -> Vec<String> {
         known(&endpoint.zone),
         sets,
         endpoint.weight.to_string(),
+        endpoint
+            .open
+            .map_or_else(|| "-".to_owned(), |open| open.to_string()),
         endpoint.why.clone(),
     ]
 }
@@ -195,7 +200,8 @@ mod tests {
             category: "ready".to_owned(),
             sets: sets.iter().map(|set| (*set).to_owned()).collect(),
             weight: 1,
-            programmed: true,
+            programmed: pod.is_some(),
+            open: pod.map(|_| 12),
             why: why.to_owned(),
         }
     }
@@ -240,9 +246,9 @@ FRONT                 KIND         SOCKETS   PACKETS
 10.96.0.1:80/TCP      cluster IP   Cluster   Cluster
 192.0.2.1:30080/TCP   node port    Cluster   Local
 
-ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
-10.1.0.1:80   web-0   node-a   -      cluster, local   1        used
-10.1.0.2:80   -       -        -      -                1        not used";
+ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
+10.1.0.1:80   web-0   node-a   -      cluster, local   1        12     used
+10.1.0.2:80   -       -        -      -                1        -      not used";
 
         assert_eq!(render_each(&[service()]), shown);
     }
@@ -266,9 +272,9 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
     #[test]
     fn backends_stand_in_a_line_each() {
         let shown = "\
-SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   STATE
-shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        used
-                           10.1.0.2:80   -       -        -      -                1        not used";
+SERVICE    PORT            ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
+shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local   1        12     used
+                           10.1.0.2:80   -       -        -      -                1        -      not used";
 
         assert_eq!(render_backends(&[service()]), shown);
     }

@@ -35,14 +35,12 @@ pub(super) fn render(status: &Status) -> String {
             "slots",
             format!("{} of {}", programmed.slots, setup.maps.slots),
         ),
-        row(
-            "backends",
-            format!("{} of {}", programmed.backends, setup.maps.backends),
-        ),
+        row("backends", backends(status)),
         row(
             "sources",
             format!("{} of {}", programmed.sources, setup.maps.sources),
         ),
+        row("connections", format!("{} open", status.connections)),
         row("last write", last_write(status)),
     ];
     if let Some(since) = &programmed.failing_since {
@@ -66,6 +64,18 @@ pub(super) fn render(status: &Status) -> String {
 
 fn row(name: &str, value: impl std::fmt::Display) -> String {
     format!("  {name:<13}{value}")
+}
+
+fn backends(status: &Status) -> String {
+    let (programmed, room) = (&status.programmed, status.setup.maps.backends);
+    let mut text = format!("{} of {room}", programmed.backends);
+    if programmed.occupied_backends > 0 {
+        text.push_str(&format!(
+            "; open connections keep the indices of {} that are gone",
+            programmed.occupied_backends
+        ));
+    }
+    text
 }
 
 fn last_write(status: &Status) -> String {

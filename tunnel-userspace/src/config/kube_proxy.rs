@@ -262,7 +262,7 @@ fn scheduler(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refu
     match Algorithm::named(name) {
         Some(algorithm) => put(&mut meaning.config, "service.algorithm", json!(algorithm)),
         None => {
-            let why = format!("`{name}` is not built yet; backends are chosen at random");
+            let why = format!("`{name}` is no choice here; backends are chosen at random");
             meaning.warn(FIELD, why);
         }
     }

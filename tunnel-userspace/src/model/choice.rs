@@ -27,6 +27,15 @@ pub enum Algorithm {
     /// By the client, so that few clients change their backend when the backends change.
     #[serde(alias = "mh")]
     Maglev,
+    /// Of two that are drawn at random, by weight, the one with fewer open connections for its weight.
+    #[serde(
+        alias = "lc",
+        alias = "wlc",
+        alias = "sed",
+        alias = "nq",
+        alias = "LeastConn"
+    )]
+    LeastConn,
 }
 
 impl Algorithm {

@@ -27,7 +27,8 @@ pub(super) fn slots(
         Algorithm::Random
         | Algorithm::RoundRobin
         | Algorithm::SourceHash
-        | Algorithm::DestinationHash => spread(&weighted),
+        | Algorithm::DestinationHash
+        | Algorithm::LeastConn => spread(&weighted),
     }
 }
 

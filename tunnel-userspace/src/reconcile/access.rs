@@ -111,14 +111,14 @@ pub trait MapWriter: Send {
     /// Writes a record that nothing leads to.
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
     /// Writes a slot that nothing leads to.
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError>;
+    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError>;
     /// Writes a range of clients that nothing leads to.
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
     /// Writes slots that nothing leads to, one behind another from the first place on. Where one
     /// fails, others may be written.
-    fn write_slots(&mut self, first: u32, backends: &[u32]) -> Result<(), WriteError> {
-        let mut slots = (first..).zip(backends);
-        slots.try_for_each(|(index, backend)| self.write_slot(index, *backend))
+    fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
+        let mut slots = (first..).zip(slots);
+        slots.try_for_each(|(index, slot)| self.write_slot(index, *slot))
     }
     /// Writes a backend that nothing leads to.
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
@@ -154,6 +154,8 @@ pub trait MapReader {
     fn source(&self, index: u32) -> Result<Source, ReadError>;
     /// A backend.
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
+    /// How many open sockets remember a backend, modulo 2^64. Only programs count.
+    fn open_at(&self, index: u32) -> Result<u64, ReadError>;
     /// The backends from the first on, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         (0..entries).map(|index| self.backend(index)).collect()

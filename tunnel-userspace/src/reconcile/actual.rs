@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tunnel_common::service::{
-    Backend, Front, FrontKey, Membership, NEAR, Near, Set, Source, State,
+    Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State,
 };
 
 use super::{
     MapReader, ReadError, Sizes,
     alloc::{Indices, Ranges, count},
     grace::Retired,
+    occupied::Occupied,
     sources::Sources,
 };
 use crate::{
@@ -33,6 +34,30 @@ pub(crate) struct SetUse {
     pub(crate) records: u32,
     /// The backends of its slots.
     pub(crate) backends: Vec<u32>,
+}
+
+/// The slots of a set with these backends.
+pub(super) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
+    let mut shares: HashMap<u32, u32> = HashMap::new();
+    for backend in backends {
+        let share = shares.entry(*backend).or_default();
+        *share = share.saturating_add(1);
+    }
+    let slot = move |backend: &u32| Slot {
+        backend: *backend,
+        share: shares.get(backend).copied().unwrap_or_default(),
+    };
+    backends.iter().map(slot)
+}
+
+/// A backend as a record holds it.
+pub(super) fn near(target: &Target, slot: Slot) -> Near {
+    Near {
+        address: target.address,
+        port: target.port,
+        share: u16::try_from(slot.share).unwrap_or(u16::MAX),
+        index: slot.backend,
+    }
 }
 
 /// What is programmed for one service id.
@@ -78,12 +103,15 @@ pub(crate) struct Actual {
     pub(crate) free_fronts: Indices,
     pub(crate) free_slots: Ranges,
     pub(crate) free_backends: Indices,
+    /// Neither in use nor free.
+    pub(super) occupied: Occupied,
     pub(crate) free_ids: Indices,
 }
 
 impl Actual {
     /// Reads the maps. What they hold that makes no sense is left out of the result and named in
-    /// its second part.
+    /// its second part. Indices of backends that are gone count as free, until
+    /// [`Self::find_occupied`] was asked.
     pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
         let (backends, standings) = Self::read_backends(reader, sizes)?;
         let mut actual = Self {
@@ -99,6 +127,7 @@ impl Actual {
             free_fronts: Indices::new(0, &BTreeSet::new()),
             free_slots: Ranges::new(sizes.slot_entries()),
             free_backends: Indices::new(0, &BTreeSet::new()),
+            occupied: Occupied::default(),
             free_ids: Indices::new(0, &BTreeSet::new()),
         };
         let mut stray = Stray::default();
@@ -109,11 +138,7 @@ impl Actual {
         }
         stray.backends = actual.adopt_backends(&backends);
         let used_fronts = actual.fronts.values().map(|front| front.index).collect();
-        let used_backends: BTreeSet<u32> = actual
-            .ports
-            .values()
-            .flat_map(|port| port.backends.values().copied())
-            .collect();
+        let used_backends = actual.used_backends();
         let used_ids = actual.ports.keys().copied().collect();
         actual.used_backends = u32::try_from(used_backends.len()).unwrap_or(u32::MAX);
         actual.free_fronts = Indices::new(sizes.front_entries(), &used_fronts);
@@ -137,6 +162,14 @@ impl Actual {
             .zip(all)
             .filter(|(_, backend)| backend.state.is_serving());
         Ok((serving.collect(), standings))
+    }
+
+    /// The indices of the backends that serve.
+    pub(super) fn used_backends(&self) -> BTreeSet<u32> {
+        let ports = self.ports.values();
+        ports
+            .flat_map(|port| port.backends.values().copied())
+            .collect()
     }
 
     /// The last state of a backend index.
@@ -217,14 +250,14 @@ impl Actual {
         if end.is_none_or(|end| end > self.sizes.slot_entries()) {
             return Ok(false);
         }
-        let mut indices = Vec::new();
-        for place in set.base..set.base.saturating_add(set.len) {
-            let index = reader.slot(place)?.backend;
-            let is_own = |backend: &Backend| backend.service == record.service;
-            if !backends.get(&index).is_some_and(is_own) {
-                return Ok(false);
-            }
-            indices.push(index);
+        let places = set.base..set.base.saturating_add(set.len);
+        let held = places.map(|place| reader.slot(place));
+        let held = held.collect::<Result<Vec<_>, _>>()?;
+        let indices: Vec<_> = held.iter().map(|slot| slot.backend).collect();
+        let is_own = |backend: &Backend| backend.service == record.service;
+        let are_own = |index: &u32| backends.get(index).is_some_and(is_own);
+        if !indices.iter().all(are_own) || !slots(&indices).eq(held) {
+            return Ok(false);
         }
         if !self.free_slots.take_at(set.base, set.len) {
             return Ok(false);
@@ -248,16 +281,15 @@ impl Actual {
             .filter(|_| (1..=NEAR).contains(&count(of_sockets.len)))
             .map(|set| set.backends.as_slice());
         let mut wanted = [Near::NONE; NEAR];
-        for (place, index) in wanted.iter_mut().zip(indices.unwrap_or_default()) {
-            let Some(backend) = backends.get(index) else {
+        for (place, slot) in wanted.iter_mut().zip(slots(indices.unwrap_or_default())) {
+            let Some(backend) = backends.get(&slot.backend) else {
                 return false;
             };
-            *place = Near {
+            let target = Target {
                 address: backend.address,
                 port: backend.port,
-                reserved: 0,
-                index: *index,
             };
+            *place = near(&target, slot);
         }
         record.near == wanted
     }
@@ -351,7 +383,7 @@ impl Actual {
     }
 
     /// Gives back what no program can reach any more.
-    pub(crate) fn free(&mut self, retired: &Retired) {
+    pub(crate) fn free(&mut self, retired: &Retired, reader: &impl MapReader) {
         for index in &retired.fronts {
             self.free_fronts.give(*index);
         }
@@ -362,7 +394,7 @@ impl Actual {
             self.sources.give(*set);
         }
         for index in &retired.backends {
-            self.free_backends.give(*index);
+            self.free_backend(reader, *index);
         }
         for id in &retired.ids {
             self.free_ids.give(*id);

@@ -16,7 +16,7 @@ use tunnel_common::{
 use super::{
     MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError,
     access::with_spare,
-    actual::Actual,
+    actual::{Actual, slots},
     steering::{QUARANTINE, nanos},
     without_spare,
 };
@@ -124,8 +124,8 @@ impl CarriedServices {
         let sets: BTreeMap<_, _> = self.actual.sets.iter().collect();
         for (base, set) in sets {
             bases.insert(*base, next);
-            for backend in &set.backends {
-                to.write_slot(next, *backend)?;
+            for slot in slots(&set.backends) {
+                to.write_slot(next, slot)?;
                 next = next.saturating_add(1);
             }
         }

@@ -8,7 +8,10 @@ use tunnel_common::{
     service::{Front, FrontKey, Membership, NEAR, Near, Set, Source},
 };
 
-use super::{actual::Actual, alloc::count};
+use super::{
+    actual::{Actual, near, slots},
+    alloc::count,
+};
 use crate::{
     model::TrafficPolicy,
     plan::{FrontPlan, PortPlan, Target},
@@ -265,7 +268,7 @@ pub(crate) fn record(
         algorithm: plan.algorithm,
         flags,
         reserved: 0,
-        near: near(actual, id, of_sockets),
+        near: all_near(actual, id, of_sockets),
         local,
         affinity: plan.affinity,
         sources: match restricted {
@@ -276,19 +279,17 @@ pub(crate) fn record(
 }
 
 /// The backends that a record holds itself: all of a small set, none of a larger one.
-fn near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
-    let mut near = [Near::NONE; NEAR];
+fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
+    let mut held = [Near::NONE; NEAR];
     if targets.len() <= NEAR {
-        for (place, target) in near.iter_mut().zip(targets) {
-            *place = Near {
-                address: target.address,
-                port: target.port,
-                reserved: 0,
-                index: actual.backend(id, target).unwrap_or_default(),
-            };
+        let index = |target| actual.backend(id, target).unwrap_or_default();
+        let indices: Vec<_> = targets.iter().map(index).collect();
+        let backends = targets.iter().zip(slots(&indices));
+        for (place, (target, slot)) in held.iter_mut().zip(backends) {
+            *place = near(target, slot);
         }
     }
-    near
+    held
 }
 
 fn set_change(

@@ -9,7 +9,7 @@ use tunnel_common::{
 
 use super::{
     MapWriter, WriteError,
-    actual::{Actual, Programmed, SetUse},
+    actual::{Actual, Programmed, SetUse, slots},
     diff::{Diff, SetChange, Shortage, record},
     grace::Retired,
 };
@@ -156,15 +156,13 @@ impl<W: MapWriter> Order<'_, W> {
             .free_slots
             .take(len)
             .ok_or(Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
-        let mut backends = Vec::with_capacity(targets.len());
-        for target in targets {
-            let Some(index) = self.actual.backend(id, target) else {
-                self.actual.free_slots.give(base, len);
-                return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
-            };
-            backends.push(index);
-        }
-        if let Err(error) = self.writer.write_slots(base, &backends) {
+        let backends = targets.iter().map(|target| self.actual.backend(id, target));
+        let Some(backends) = backends.collect::<Option<Vec<_>>>() else {
+            self.actual.free_slots.give(base, len);
+            return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
+        };
+        let slots: Vec<_> = slots(&backends).collect();
+        if let Err(error) = self.writer.write_slots(base, &slots) {
             self.actual.free_slots.give(base, len);
             return Err(error.into());
         }

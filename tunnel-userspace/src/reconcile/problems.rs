@@ -21,7 +21,7 @@ impl fmt::Display for Problem {
 }
 
 /// What came of one Service in a pass.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Changes {
     /// What is to be taken away once every Service has what it wants.
     pub(super) leftovers: Vec<(PortName, Diff)>,
@@ -33,12 +33,16 @@ impl Changes {
         self.problems.insert(name.clone(), Problem { reason, text });
     }
 
-    pub(super) fn refusal(&mut self, name: &PortName, reason: Reason, backends: usize) {
-        self.problem(
-            name,
-            reason,
-            format!("{} ({backends} backends wanted)", reason.meaning()),
-        );
+    /// Notes that there is no room for the backends of a plan.
+    pub(super) fn refusal(&mut self, name: &PortName, reason: Reason, wanted: usize, kept: usize) {
+        let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
+        if reason == Reason::BackendsFull && kept > 0 {
+            text.push_str(&format!(
+                "; open connections keep the indices of {kept} backends that are gone"
+            ));
+        }
+        text.push(')');
+        self.problem(name, reason, text);
     }
 }
 

@@ -32,6 +32,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// How long until what could not be steered is tried again.
 const STEERING_RETRY: Duration = Duration::from_secs(5);
+/// How long until indices that open connections keep are looked at again.
+const OCCUPIED_LOOK: Duration = Duration::from_secs(5);
 /// How many more updates one pass takes, so that a busy source can't keep it from writing.
 const MOST_UPDATES: usize = 64;
 
@@ -61,6 +63,9 @@ pub struct Stats {
     /// Ranges of clients in use.
     #[serde(default)]
     pub sources: u32,
+    /// Indices of backends that are gone, which open connections keep from being used again.
+    #[serde(default)]
+    pub occupied_backends: usize,
     /// Service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
     /// How often each reason was met by this process.
@@ -108,6 +113,8 @@ pub struct Loop<M, S, G> {
     steer_at: Option<Instant>,
     /// How it is looked for listeners on addresses of Services.
     looks: Option<Looks>,
+    /// When indices that open connections keep are looked at again.
+    occupied_at: Option<Instant>,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
     /// How often backends went that no program can give to a socket any more.
@@ -141,6 +148,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
         retry_at: None,
         steer_at: None,
         looks: None,
+        occupied_at: None,
         stats,
         concerns: watch::Sender::new(Arc::default()),
         gone: watch::Sender::default(),
@@ -228,6 +236,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         loop {
             let (retry_at, steer_at) = (self.retry_at, self.steer_at);
             let look_at = self.looks.as_ref().and_then(Looks::at);
+            let occupied_at = self.occupied_at;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
@@ -270,6 +279,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                         self.pass(None);
                     }
                 }
+                () = sleep_until(occupied_at.unwrap_or_else(Instant::now)), if occupied_at.is_some() => {
+                    self.look_at_occupied();
+                }
                 _ = audits.tick() => self.audit(),
             }
         }
@@ -287,7 +299,28 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             self.pass(None);
         } else {
             self.hand_over(Retired::default());
+            self.tell_occupied();
         }
+    }
+
+    /// Frees indices that open connections kept, and writes what waited for them.
+    fn look_at_occupied(&mut self) {
+        self.reconciler.look_at_occupied();
+        if self.reconciler.is_dirty() {
+            self.pass(None);
+        } else {
+            self.tell_occupied();
+        }
+    }
+
+    /// Tells how many indices open connections keep, and plans the next look at them.
+    fn tell_occupied(&mut self) {
+        let occupied = self.reconciler.occupied();
+        self.occupied_at = (occupied > 0).then(|| Instant::now() + OCCUPIED_LOOK);
+        self.stats.send_if_modified(|stats| {
+            let before = std::mem::replace(&mut stats.occupied_backends, occupied);
+            before != occupied
+        });
     }
 
     fn tell_gone(&self) {
@@ -381,6 +414,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
+        self.tell_occupied();
         self.publish_concerns();
         if let Some(checks) = self.reconciler.take_health() {
             self.health.send_replace(checks);
@@ -428,6 +462,7 @@ impl<M> Reconciler<M> {
         stats.slots = usage.slots;
         stats.backends = usage.backends;
         stats.sources = usage.sources;
+        stats.occupied_backends = self.actual.occupied();
         stats.drift = self.drift;
         stats.node_eligible = self.node_eligible;
         stats.problems = BTreeMap::new();

@@ -4,6 +4,7 @@ mod cost;
 mod histories;
 mod listeners;
 mod memory;
+mod occupied;
 mod owned;
 mod pools;
 mod sources;

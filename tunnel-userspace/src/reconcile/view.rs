@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use tunnel_common::service::{FrontKey, Source};
 
-use super::{Reconciler, actual::PortUse};
+use super::{MapReader, Reconciler, actual::PortUse};
 use crate::{
     model::{ObjectName, ServiceState, TrafficPolicy},
     plan::{self, FrontKind, FrontPlan, PortName, PortPlan, Target},
@@ -93,11 +93,15 @@ pub struct EndpointView {
     pub weight: u32,
     /// Whether the maps have it as a backend, for new connections or those that it has.
     pub programmed: bool,
+    /// How many open sockets were sent there by this Service port, where it is programmed: TCP, and
+    /// UDP whose last choice it is.
+    #[serde(default)]
+    pub open: Option<u64>,
     /// Why new connections go there, or don't.
     pub why: String,
 }
 
-impl<M> Reconciler<M> {
+impl<M: MapReader> Reconciler<M> {
     /// The Services that were read and what is programmed of them: those of a name, which may begin
     /// with the namespace and a slash, or all.
     #[must_use]
@@ -176,6 +180,7 @@ impl<M> Reconciler<M> {
                 let sets = [(it.cluster, "cluster"), (it.local, "local")];
                 let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
                 let endpoint = it.endpoint;
+                let index = used.and_then(|port| port.backends.get(&it.target).copied());
                 let category = if endpoint.ready {
                     "ready"
                 } else if endpoint.serving && endpoint.terminating {
@@ -191,7 +196,8 @@ impl<M> Reconciler<M> {
                     category: category.to_owned(),
                     sets: sets.map(|(_, set)| set.to_owned()).collect(),
                     weight: it.weight,
-                    programmed: used.is_some_and(|port| port.backends.contains_key(&it.target)),
+                    programmed: index.is_some(),
+                    open: index.and_then(|index| self.maps.open_at(index).ok()),
                     why: it.why.text().to_owned(),
                 }
             })

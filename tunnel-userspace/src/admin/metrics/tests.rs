@@ -18,6 +18,7 @@ fn views(stats: Stats, server: Server) -> Arc<Views> {
         source: Box::new(source),
         tunnel,
         counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
+        connections: Box::new(|| 5),
         ..fixture::views(watch::channel(stats).1)
     })
 }

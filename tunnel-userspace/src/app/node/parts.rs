@@ -34,7 +34,7 @@ pub(super) struct Parts {
     cgroup: PathBuf,
     features: Features,
     data_path: DataPath,
-    counters: Option<Counters>,
+    counters: Arc<Counters>,
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     /// What each index of a steering address stands for.
     targets: watch::Receiver<Arc<Targets>>,
@@ -104,7 +104,7 @@ impl Parts {
             cgroup,
             features,
             data_path,
-            counters: Some(counters),
+            counters: Arc::new(counters),
             owner,
             targets,
             mark: mark(config),
@@ -119,13 +119,12 @@ impl Parts {
     }
 
     pub(super) fn views(
-        &mut self,
+        &self,
         config: &Config,
         source: Box<admin::Sources>,
         ready: watch::Receiver<Option<String>>,
         queries: mpsc::Sender<Query>,
     ) -> Views {
-        let counters = self.counters.take();
         let sizes = self.data_path.sizes();
         let refusing = if self.features.set_retval {
             "bpf_set_retval"
@@ -154,10 +153,10 @@ impl Parts {
                 sources: sizes.sources,
             },
         };
-        let read = move || match &counters {
-            Some(counters) => counters.read().map_err(|error| error.to_string()),
-            None => Ok(Vec::new()),
-        };
+        let counters = Arc::clone(&self.counters);
+        let read = move || counters.read().map_err(|error| error.to_string());
+        let counters = Arc::clone(&self.counters);
+        let connections = move || counters.connections();
         Views {
             setup,
             config: config.effective(),
@@ -171,6 +170,7 @@ impl Parts {
             tunnel: TunnelViews::default(),
             source,
             counters: Box::new(read),
+            connections: Box::new(connections),
             listening: watch::Sender::new(BTreeMap::new()),
             checks: watch::Sender::default(),
         }
@@ -242,14 +242,24 @@ impl Parts {
         // Links that are not pinned end here if the canary did not arrive.
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
-        if let Err(error) = self.pins.sweep() {
-            // They take room, and the next start tries again.
-            let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot remove the maps that were replaced");
-        }
+        self.sweep();
         self.steps.done(Step::Attach);
         self.start_log();
         Ok(())
+    }
+
+    /// Takes what was counted in the maps that were replaced, and removes them. Where that fails they
+    /// take room, and the next start tries again.
+    fn sweep(&self) {
+        let settled = RcuGrace::new().and_then(|mut grace| self.data_path.settle(&mut grace));
+        if let Err(error) = settled {
+            warn!(%error, "cannot take over what the replaced maps counted");
+            return;
+        }
+        if let Err(error) = self.pins.sweep() {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot remove the maps that were replaced");
+        }
     }
 
     /// Lets a program log its events, where that is wanted. It is a look at the data path: where

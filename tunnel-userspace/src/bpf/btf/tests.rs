@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const STRINGS: &[u8] = b"\0outer\0inner\0plain\0hidden\0walk\0alias\0";
+const STRINGS: &[u8] = b"\0outer\0inner\0plain\0hidden\0walk\0alias\0bits\0flag\0";
 
 fn at(name: &str) -> u32 {
     let found = STRINGS
@@ -15,6 +15,9 @@ fn kind(name: u32, kind: u32, count: u32, of: u32, rest: &[u32]) -> Vec<u8> {
     let words = [&[name, kind << 24 | count, of], rest].concat();
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
+
+/// What says, beside the kind, that members give the size of bit fields: bit 31.
+const FLAG: u32 = 1 << 7;
 
 /// An integer; a structure of it; a union without a name; a structure of all; a function.
 fn description() -> Vec<u8> {
@@ -31,6 +34,14 @@ fn description() -> Vec<u8> {
         ),
         kind(at("walk"), FUNC, 0, 1, &[]),
         kind(at("alias"), TYPEDEF, 0, 2, &[]),
+        // With bit fields: 3 bits from the 17th on.
+        kind(
+            at("bits"),
+            FLAG | STRUCT,
+            1,
+            4,
+            &[at("flag"), 1, 3 << 24 | 17],
+        ),
     ]
     .concat();
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short");
@@ -63,11 +74,30 @@ fn functions_structures_and_members_are_found_by_name() {
 }
 
 #[test]
+fn a_bit_field_is_found_by_its_byte_and_bits() {
+    let whole = description();
+    let btf = Btf::parse(&whole).expect("a description");
+    let member = |of: &str, name: &str| {
+        let outer = btf.find(Kind::Struct, of).expect("there");
+        let Member {
+            offset,
+            bit,
+            width,
+            kind: _,
+        } = btf.member(outer, name).expect("there");
+        (offset, bit, width)
+    };
+
+    assert_eq!(member("bits", "flag"), (2, 1, 3));
+    assert_eq!(member("inner", "plain"), (4, 0, 0));
+}
+
+#[test]
 fn a_kind_that_is_not_known_ends_the_reading() {
     let mut whole = description();
     // Of the last one, so that nothing behind it can be amiss.
     let strings = whole.len() - STRINGS.len();
-    whole[strings - 5] = 30;
+    whole[strings - 17] = 30;
 
     assert!(Btf::parse(&whole).is_none());
 }

@@ -139,6 +139,10 @@ fn each_field_that_means_something_is_taken_over() {
         "mode: ipvs\nipvs: { scheduler: sh }",
         "service: { algorithm: source-hash }",
     );
+    is(
+        "mode: ipvs\nipvs: { scheduler: wlc }",
+        "service: { algorithm: least-conn }",
+    );
 }
 
 #[test]
@@ -202,7 +206,7 @@ fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
         ("ipvs: { strictARP: true }", "ipvs.strictARP"),
         ("ipvs: { excludeCIDRs: [10.0.0.0/8] }", "ipvs.excludeCIDRs"),
         ("ipvs: { scheduler: rr }", "ipvs.scheduler"),
-        ("mode: ipvs\nipvs: { scheduler: wlc }", "ipvs.scheduler"),
+        ("mode: ipvs\nipvs: { scheduler: lblc }", "ipvs.scheduler"),
         (
             "mode: nftables\niptables: { localhostNodePorts: false }",
             "iptables.localhostNodePorts",
@@ -245,12 +249,12 @@ fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
 }
 
 #[test]
-fn a_scheduler_that_is_not_there_yet_leaves_the_default() {
-    let fields = "mode: ipvs\nipvs: { scheduler: wlc }";
+fn a_scheduler_that_is_not_there_leaves_the_default() {
+    let fields = "mode: ipvs\nipvs: { scheduler: lblc }";
 
     assert_eq!(config(fields).service.algorithm, Algorithm::Random);
     let warning = meaning(fields).warnings.pop().expect("one").to_string();
-    assert!(warning.contains("`wlc` is not built yet"), "{warning}");
+    assert!(warning.contains("`lblc` is no choice here"), "{warning}");
 }
 
 #[test]

@@ -221,7 +221,7 @@ fn a_service_with_an_unknown_algorithm_is_served_by_the_default_and_told_of() {
     assert_eq!(
         ignored(manifest),
         [
-            "metadata.annotations[culvert.dev/algorithm]: \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash or maglev, nor their name in IPVS"
+            "metadata.annotations[culvert.dev/algorithm]: \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash, maglev or least-conn, nor their name in IPVS"
         ]
     );
 }

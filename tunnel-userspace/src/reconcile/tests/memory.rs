@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tunnel_common::service::{
@@ -21,6 +22,7 @@ pub(crate) struct Memory {
     pub(crate) slot: BTreeMap<u32, Slot>,
     pub(crate) source: BTreeMap<u32, Source>,
     pub(crate) be: BTreeMap<u32, Backend>,
+    pub(crate) conns: Conns,
     pub(crate) writes: usize,
     /// How many writes succeed before all fail, as if the process were killed there.
     pub(crate) limit: usize,
@@ -28,6 +30,17 @@ pub(crate) struct Memory {
     /// much, it is only looked at after a grace period.
     pub(crate) is_watched: bool,
     seen: Seen,
+}
+
+/// Open sockets, by the backend that they remember: programs count, whoever has the maps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Conns(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
+
+impl Conns {
+    pub(crate) fn of(&self, index: u32) -> u64 {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.get(&index).copied().unwrap_or(0)
+    }
 }
 
 /// Entries that a program may have come by.
@@ -48,6 +61,7 @@ impl Memory {
             slot: BTreeMap::new(),
             source: BTreeMap::new(),
             be: BTreeMap::new(),
+            conns: Conns::default(),
             writes: 0,
             limit: usize::MAX,
             is_watched: true,
@@ -176,10 +190,10 @@ impl MapWriter for Memory {
         Ok(())
     }
 
-    fn write_slot(&mut self, index: u32, backend: u32) -> Result<(), WriteError> {
+    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
         assert!(index < self.sizes.slot_entries());
         self.write("slot", !self.seen.slots.contains(&index))?;
-        self.slot.insert(index, Slot { backend });
+        self.slot.insert(index, slot);
         Ok(())
     }
 
@@ -197,6 +211,8 @@ impl MapWriter for Memory {
             .get(&index)
             .map_or_else(State::default, |old| old.state);
         assert!(!old.is_serving(), "a backend that serves is written over");
+        let open = self.conns.of(index);
+        assert_eq!(open, 0, "open connections would become another backend's");
         assert_ne!(old, backend.state);
         self.write("be", !self.seen.backends.contains(&index))?;
         self.be.insert(index, *backend);
@@ -242,11 +258,13 @@ impl MapReader for Memory {
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
+        use zerocopy::FromZeros as _;
+
         Ok(self
             .slot
             .get(&index)
             .copied()
-            .unwrap_or(Slot { backend: 0 }))
+            .unwrap_or_else(Slot::new_zeroed))
     }
 
     fn source(&self, index: u32) -> Result<Source, ReadError> {
@@ -267,5 +285,9 @@ impl MapReader for Memory {
             .get(&index)
             .copied()
             .unwrap_or_else(Backend::new_zeroed))
+    }
+
+    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+        Ok(self.conns.of(index))
     }
 }

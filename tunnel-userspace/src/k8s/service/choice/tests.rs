@@ -29,6 +29,11 @@ fn algorithms_are_known_by_their_names_and_by_those_of_ipvs() {
         ("dh", Algorithm::DestinationHash),
         ("maglev", Algorithm::Maglev),
         (" mh ", Algorithm::Maglev),
+        ("least-conn", Algorithm::LeastConn),
+        ("lc", Algorithm::LeastConn),
+        ("wlc", Algorithm::LeastConn),
+        ("sed", Algorithm::LeastConn),
+        ("nq", Algorithm::LeastConn),
     ] {
         let (found, ignored) = read(&[("culvert.dev/algorithm", name)], algorithm);
         assert_eq!(found, Some(wanted), "{name}");
@@ -40,7 +45,7 @@ fn algorithms_are_known_by_their_names_and_by_those_of_ipvs() {
         ignored,
         [
             "metadata.annotations[culvert.dev/algorithm]: \"lblc\" is not random, weighted, \
-             round-robin, source-hash, destination-hash or maglev, nor their name in IPVS"
+             round-robin, source-hash, destination-hash, maglev or least-conn, nor their name in IPVS"
         ]
     );
 }

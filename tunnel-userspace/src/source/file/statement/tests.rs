@@ -270,7 +270,7 @@ fn a_field_that_is_left_out_is_named_beside_its_object() {
         [
             "1:2 Service default/web",
             "1:2 ignored Service default/web metadata.annotations[culvert.dev/algorithm] \
-             \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash or maglev, nor their name in IPVS",
+             \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash, maglev or least-conn, nor their name in IPVS",
         ]
     );
 }

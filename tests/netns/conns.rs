@@ -1,0 +1,422 @@
+//! Open connections, as the programs count them at each backend: exactly, whatever sockets and their
+//! owners do.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::Arc,
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use socket2::{Domain, Protocol as Transport, Type};
+use tunnel_tests::{
+    feature::{self, Feature},
+    manifest::Protocol,
+    node::Node,
+    place::{ANSWER, Place, Process, connect_within},
+    pod::Pod,
+    scale::Scale,
+    test_name, wait,
+};
+
+use crate::support::{
+    Backends, CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, clients, counted,
+    http, ports, same,
+};
+
+pub(crate) const WEB: Vip = Vip::of(50);
+const OTHER: Vip = Vip::of(51);
+/// A port of `other` that leads to one where nobody listens.
+const CLOSED: u16 = 81;
+
+/// A node with a Service of three backends, and one of a single other.
+pub(crate) struct Stage {
+    pub(crate) node: Node,
+    pub(crate) client: Arc<Pod>,
+    pub(crate) backends: Backends,
+    _other: Backends,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Result<Self> {
+        let node = Node::new()?;
+        let client = node.pod("client")?;
+        let backends = Backends::new(&node, &["one", "two", "three"])?;
+        let other = Backends::new(&node, &["other"])?;
+        node.apply(WEB.service("web").backends(backends.all()))?;
+        let service = OTHER.service("other").port(Protocol::Tcp, CLOSED, 9);
+        node.apply(service.backends(other.all()))?;
+        node.start()?;
+        Ok(Self {
+            node,
+            client,
+            backends,
+            _other: other,
+        })
+    }
+
+    /// Waits until so many connections are counted at `web` and `other`, and no more at anybody.
+    fn until(&self, web: u64, other: u64) -> Result<()> {
+        let (mut seen, mut all) = ([0, 0], 0);
+        wait::until(Scale::from_environment().patience(CHANGE), || {
+            let sum = |name| open(&self.node, name).map(|open| open.values().sum());
+            seen = ["web", "other"].map(|name| sum(name).unwrap_or(u64::MAX));
+            all = connections(&self.node).unwrap_or(u64::MAX);
+            seen == [web, other] && all == web + other
+        })
+        .with_context(|| format!("{seen:?} of {all} are counted, not {web} and {other}"))
+    }
+}
+
+/// How many connections the kernel counts at all backends together.
+pub(crate) fn connections(node: &Node) -> Result<u64> {
+    let status = node.status()?;
+    status["connections"].as_u64().context("no connections")
+}
+
+/// How many connections are counted at each endpoint of a Service.
+pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>> {
+    let mut open = BTreeMap::new();
+    for port in ports(&node.services()?, name) {
+        for endpoint in port["endpoints"].as_array().into_iter().flatten() {
+            let at: SocketAddr = endpoint["endpoint"].as_str().context("no name")?.parse()?;
+            if let Some(count) = endpoint["open"].as_u64() {
+                *open.entry(at).or_default() += count;
+            }
+        }
+    }
+    Ok(open)
+}
+
+/// Where a way leads to on a pod.
+fn at(pod: &Pod, way: Way, port: u16) -> SocketAddr {
+    let address = match way {
+        Way::V6 => pod.v6(),
+        Way::V4 | Way::Mapped | Way::V4OnV6 => pod.v4(),
+    };
+    (address, port).into()
+}
+
+/// A socket that asked `web`, and who answered.
+fn asked(place: &Place, way: Way, is_connected: bool) -> Result<(UdpSocket, String)> {
+    let socket = way.udp(place)?;
+    let name = if is_connected {
+        socket.connect(way.to(WEB, DNS))?;
+        ask(&socket)?
+    } else {
+        ask_to(&socket, way.to(WEB, DNS))?;
+        ask_to(&socket, way.to(WEB, DNS))?.0
+    };
+    Ok((socket, name))
+}
+
+#[test]
+fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_close() -> Result<()> {
+    const EACH: u64 = 12;
+    let stage = Stage::new()?;
+
+    for (from, place) in clients(stage.node.host(), &stage.client) {
+        for way in Way::UDP {
+            for is_connected in [true, false] {
+                let asked = (0..EACH).map(|_| asked(place, way, is_connected));
+                let asked = asked.collect::<Result<Vec<_>>>()?;
+                let mut expected = BTreeMap::new();
+                for (_, name) in &asked {
+                    let backend = stage.backends.named(name)?;
+                    *expected.entry(at(backend, way, DNS_TARGET)).or_default() += 1;
+                }
+                let mut counts = open(&stage.node, "web")?;
+                counts.retain(|_, count| *count > 0);
+                same(&format!("{way:?} from the {from}"), counts, expected)?;
+                drop(asked);
+                stage.until(0, 0)?;
+            }
+        }
+        for way in Way::TCP {
+            let connect = |_| way.connect(place, WEB, HTTP);
+            let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
+            stage.until(EACH, 0)?;
+            http(held.pop().context("none")?)?;
+            stage.until(EACH - 1, 0)?;
+            drop(held);
+            stage.until(0, 0)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_second_connect_moves_the_count() -> Result<()> {
+    let stage = Stage::new()?;
+    let other = stage.node.pod("other")?;
+
+    for way in Way::UDP {
+        let socket = way.udp(&stage.client)?;
+        for _ in 0..3 {
+            socket.connect(way.to(WEB, DNS))?;
+            stage.until(1, 0)?;
+            socket.connect(way.to(OTHER, DNS))?;
+            stage.until(0, 1)?;
+            // The same once more.
+            socket.connect(way.to(OTHER, DNS))?;
+            stage.until(0, 1)?;
+        }
+        // To the backend itself, which is none of the Service.
+        socket.connect(way.to(Vip::of_pod(&other), DNS_TARGET))?;
+        stage.until(0, 0)?;
+        drop(socket);
+        stage.until(0, 0)?;
+    }
+    for way in Way::TCP {
+        let socket = way.tcp(&stage.client)?;
+        let refused = connect_within(&socket, way.to(OTHER, CLOSED), ANSWER);
+        ensure!(refused.is_err(), "somebody listens at {CLOSED}");
+        stage.until(0, 1)?;
+        connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
+        stage.until(1, 0)?;
+        drop(socket);
+        stage.until(0, 0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_socket_that_asks_several_services_counts_at_the_last() -> Result<()> {
+    let stage = Stage::new()?;
+
+    for way in Way::UDP {
+        let socket = way.udp(&stage.client)?;
+        for number in 0..20 {
+            let (vip, counts) = if number % 3 == 0 {
+                (OTHER, (0, 1))
+            } else {
+                (WEB, (1, 0))
+            };
+            ask_to(&socket, way.to(vip, DNS))?;
+            stage.until(counts.0, counts.1)?;
+        }
+        drop(socket);
+        stage.until(0, 0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
+    let stage = Stage::new()?;
+    let times = Scale::from_environment().count(2000);
+
+    for way in Way::UDP {
+        let socket = way.udp(&stage.client)?;
+        // Datagrams from two threads to two Services each, and connects of a third.
+        let [web, other] = [WEB, OTHER].map(|vip| way.to(vip, DNS));
+        thread::scope(|scope| {
+            let send = |order: [SocketAddr; 2]| {
+                for to in order.into_iter().cycle().take(usize::try_from(times)?) {
+                    socket.send_to(b"at once", to)?;
+                }
+                anyhow::Ok(())
+            };
+            let senders =
+                [[web, other], [other, web]].map(|order| scope.spawn(move || send(order)));
+            for number in 0..times / 10 {
+                socket.connect(if number % 2 == 0 { web } else { other })?;
+            }
+            for sender in senders {
+                sender.join().ok().context("a sender panicked")??;
+            }
+            anyhow::Ok(())
+        })?;
+
+        socket.connect(web)?;
+        stage.until(1, 0)?;
+        drop(socket);
+        stage.until(0, 0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
+        return Ok(());
+    }
+    let stage = Stage::new()?;
+    let room = "net.core.optmem_max";
+    let path = "/proc/sys/net/core/optmem_max";
+    let before = stage.client.run(&["cat", path])?;
+
+    for way in Way::UDP {
+        let socket = way.udp(&stage.client)?;
+        socket.connect(way.to(WEB, DNS))?;
+        stage.until(1, 0)?;
+        stage.client.sysctl(room, "1")?;
+        // What it remembered is gone, and nothing new is there.
+        let moved = socket.connect(way.to(OTHER, DNS));
+        ensure!(moved.is_err(), "it has room");
+        stage.until(0, 0)?;
+        let tcp = Way::V6.connect(&stage.client, WEB, HTTP)?;
+        stage.until(0, 0)?;
+        stage.client.sysctl(room, before.trim())?;
+        drop(tcp);
+        socket.connect(way.to(OTHER, DNS))?;
+        stage.until(0, 1)?;
+        drop(socket);
+        stage.until(0, 0)?;
+    }
+    Ok(())
+}
+
+/// A process in a place that holds sockets of every kind to `web`, after it has opened and closed
+/// others.
+fn hold(place: &Place, each: u32, before: u32, log: Option<File>) -> Result<Process> {
+    let (each, before) = (each.to_string(), before.to_string());
+    let mut words: Vec<_> = ["load", "hold", "--each", &each, "--before", &before]
+        .map(str::to_owned)
+        .into();
+    for way in [Way::V4, Way::V6, Way::Mapped] {
+        words.extend(["--tcp".to_owned(), way.to(WEB, HTTP).to_string()]);
+        words.extend(["--udp".to_owned(), way.to(WEB, DNS).to_string()]);
+    }
+    let mut command = place.lab_command(&words)?;
+    if let Some(log) = log {
+        command = command.log(log);
+    }
+    command.start()
+}
+
+/// Of TCP one of each family, of UDP two.
+const KINDS: u32 = 9;
+
+#[test]
+fn sockets_of_owners_that_are_killed_with_9_count_no_more_and_the_daemon_need_not_live()
+-> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let each = Scale::from_environment().count(120);
+    let held = u64::from(each * KINDS);
+
+    let holders = [
+        hold(&stage.client, each, 0, None)?,
+        hold(node.host(), each, 0, None)?,
+        hold(&stage.client, each, 0, None)?,
+    ];
+    stage.until(3 * held, 0)?;
+    let [first, second, third] = holders;
+    drop(first);
+    stage.until(2 * held, 0)?;
+    node.kill9()?;
+    drop(second);
+    let fourth = hold(node.host(), each, 0, None)?;
+    node.start()?;
+    stage.until(2 * held, 0)?;
+    node.kill9()?;
+    drop((third, fourth));
+    node.start()?;
+    stage.until(0, 0)
+}
+
+/// The sockets that a place has, by their peer; those without one by an address without a port.
+fn listed(place: &Place) -> Result<BTreeMap<SocketAddr, u64>> {
+    let mut listed = BTreeMap::new();
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let text = place.run(&["cat", &format!("/proc/net/{table}")])?;
+        for line in text.lines().skip(1) {
+            let mut words = line.split_whitespace().skip(2);
+            let (peer, state) = words.next().zip(words.next()).context("a short line")?;
+            let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
+            // Listening, and what is left of sockets that were closed.
+            if !["0A", "06"].contains(&state) {
+                *listed.entry(peer).or_default() += 1;
+            }
+        }
+    }
+    Ok(listed)
+}
+
+/// An address as the kernel lists it: words of 32 bits as they lie in memory, in hexadecimal.
+fn peer_of(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
+    let mut octets = Vec::new();
+    for at in (0..address.len()).step_by(8) {
+        octets.extend(word(at)?.to_ne_bytes());
+    }
+    let ip = match <[u8; 4]>::try_from(octets.as_slice()) {
+        Ok(octets) => IpAddr::from(octets),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(octets).ok()?).to_canonical(),
+    };
+    Some((ip, u16::from_str_radix(port, 16).ok()?).into())
+}
+
+#[test]
+fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the_kernel_lists()
+-> Result<()> {
+    const SOCKETS: u32 = 100_000;
+    let stage = Stage::new()?;
+    let before = Scale::from_environment().count(SOCKETS / 2);
+    let places = [&**stage.client, stage.node.host()];
+
+    let folder = stage.node.topology().lab().folder();
+    let logs = ["pod.log", "host.log"].map(|name| folder.join(name));
+    let mut holders = Vec::new();
+    for (place, log) in places.into_iter().zip(&logs) {
+        holders.push(hold(place, 20, before, Some(File::create(log)?))?);
+    }
+    // They say so when they have come to those that stay.
+    let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
+    let patience = Scale::from_environment().patience(6 * CHANGE);
+    wait::until(patience, || logs.iter().all(is_done)).context("still opening sockets")?;
+
+    let mut all = BTreeMap::new();
+    for place in places {
+        for (peer, count) in listed(place)? {
+            *all.entry(peer).or_default() += count;
+        }
+    }
+    let counts = open(&stage.node, "web")?;
+    let mut unconnected = 0;
+    for (at, count) in &counts {
+        let connected = all.get(at).copied().unwrap_or(0);
+        // Sockets that are not connected have no peer in the list.
+        let rest = count.checked_sub(connected);
+        unconnected += rest.with_context(|| format!("{at}: {count} of {connected}"))?;
+        ensure!(
+            at.port() != HTTP_TARGET || rest == Some(0),
+            "{at}: {count} of {connected}"
+        );
+    }
+    same("unconnected", unconnected, 2 * 20 * 3)?;
+    stage.until(2 * 20 * u64::from(KINDS), 0)?;
+
+    drop(holders);
+    stage.until(0, 0)
+}
+
+#[test]
+fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Mptcp])? {
+        return Ok(());
+    }
+    let stage = Stage::new()?;
+    let reasons = ["translated_kernel", "translated", "socket_tracked"];
+
+    for (from, place) in clients(stage.node.host(), &stage.client) {
+        for (domain, way) in [(Domain::IPV4, Way::V4), (Domain::IPV6, Way::V6)] {
+            let (stream, grown) = counted(&stage.node, &reasons, || {
+                let socket = place.socket_of(domain, Type::STREAM, Transport::MPTCP)?;
+                socket.set_read_timeout(Some(ANSWER))?;
+                connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
+                Ok(socket)
+            })?;
+            same(from, grown, vec![1, 0, 0])?;
+            stage.until(0, 0)?;
+            let server = http(stream.into())?;
+            ensure!(["one", "two", "three"].contains(&&*server), "{server}");
+            stage.until(0, 0)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! What the counts of open connections are for: the emptier backend is chosen, and the index of one
+//! that is gone is not used again while connections there are open. And the counts over starts that
+//! make the maps anew.
+
+use std::{fs, net::UdpSocket};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{node::Node, place::Place, pod::Pod, scale::Scale, wait};
+
+use crate::{
+    carried,
+    conns::{Stage, WEB, connections, open},
+    support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, same, until_backends},
+};
+
+const ALGORITHM: &str = "culvert.dev/algorithm";
+const WEIGHTS: &str = "culvert.dev/weights";
+
+/// A socket that is connected to the Service `web`, and who answers.
+fn connected(place: &Place, way: Way) -> Result<(UdpSocket, String)> {
+    let socket = way.udp(place)?;
+    socket.connect(way.to(WEB, DNS))?;
+    let server = ask(&socket)?;
+    Ok((socket, server))
+}
+
+/// How many of some sockets each of these servers answers.
+fn by_server<const N: usize>(sockets: &[(UdpSocket, String)], names: [&str; N]) -> [usize; N] {
+    names.map(|name| sockets.iter().filter(|(_, server)| server == name).count())
+}
+
+#[test]
+fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
+    let stage = Stage::new()?;
+    let two = stage.backends.without("three");
+    let service = WEB.service("web").annotated(ALGORITHM, "least-conn");
+    stage.node.apply(service.backends(two))?;
+    until_backends(&stage.node, "web", 2)?;
+    let names = ["one", "two"];
+
+    for way in Way::UDP {
+        let connect = |_| connected(&stage.client, way);
+        let mut held = (0..20).map(connect).collect::<Result<Vec<_>>>()?;
+        same("both", by_server(&held, names), [10, 10])?;
+        held.retain(|(_, server)| server == "one");
+        // Two are empty, and take all that come until both are alike.
+        let more = (0..10).map(connect).collect::<Result<Vec<_>>>()?;
+        same("the emptier one", by_server(&more, names), [0, 10])?;
+    }
+    for way in Way::TCP {
+        let connect = |_| way.connect(&stage.client, WEB, HTTP);
+        let held = (0..20).map(connect).collect::<Result<Vec<_>, _>>()?;
+        let counts = open(&stage.node, "web")?;
+        let counts: Vec<u64> = counts.into_values().filter(|count| *count > 0).collect();
+        same(&format!("{way:?}"), counts, vec![10, 10])?;
+        drop(held);
+    }
+    Ok(())
+}
+
+#[test]
+fn connections_are_held_by_weight() -> Result<()> {
+    const ROUNDS: usize = 24;
+    let stage = Stage::new()?;
+    // A small set is in the record, a larger one in slots: 2 + 1, and 3 + 1 + 1.
+    for (weights, south, expected) in [
+        ("zone:north=2", &["two"][..], [2, 1, 0]),
+        ("zone:north=3", &["two", "three"], [3, 1, 1]),
+    ] {
+        let service = WEB.service("web").annotated(ALGORITHM, "wlc");
+        let mut service = service.annotated(WEIGHTS, weights);
+        for (zone, names) in [("north", &["one"][..]), ("south", south)] {
+            let pods = names.iter().map(|name| stage.backends.named(name));
+            let pods = pods.collect::<Result<Vec<_>>>()?;
+            service = service.within(zone).backends(addresses(&pods));
+        }
+        stage.node.apply(service)?;
+        until_backends(&stage.node, "web", 1 + south.len())?;
+
+        for way in [Way::V4, Way::V6] {
+            let slots: usize = expected.iter().sum();
+            let connect = |_| connected(&stage.client, way);
+            let held = (0..ROUNDS * slots).map(connect);
+            let held = held.collect::<Result<Vec<_>>>()?;
+            let counts = by_server(&held, ["one", "two", "three"]);
+            // A pair of slots with two backends goes to the emptier one for its weight, which is four
+            // pairs of six or seven of ten; the others are too few to lead further away than this.
+            for (count, weight) in counts.into_iter().zip(expected) {
+                let is_near = count.abs_diff(ROUNDS * weight) <= 5;
+                ensure!(is_near, "{way:?}, {weights}: {counts:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many indices of backends that are gone open connections keep.
+fn occupied(node: &Node) -> Option<u64> {
+    node.status().ok()?["programmed"]["occupiedBackends"].as_u64()
+}
+
+#[test]
+fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_daemon() -> Result<()>
+{
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let patience = Scale::from_environment().patience(2 * CHANGE);
+    let until = |wanted: u64| {
+        let mut seen = None;
+        wait::until(patience, || {
+            seen = occupied(node);
+            seen == Some(wanted)
+        })
+        .with_context(|| format!("{seen:?} indices are kept, not {wanted}"))
+    };
+    let replaced = |names: &[&str]| -> Result<()> {
+        let pods = names.iter().map(|name| stage.backends.named(name));
+        let pods = pods.collect::<Result<Vec<_>>>()?;
+        node.apply(WEB.service("web").backends(addresses(&pods)))?;
+        until_backends(node, "web", names.len())
+    };
+    replaced(&["one"])?;
+    until(0)?;
+
+    let held = Way::TCP.map(|way| way.connect(&stage.client, WEB, HTTP));
+    let held = held.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let udp = Way::UDP.map(|way| connected(&stage.client, way));
+    let udp = udp.into_iter().collect::<Result<Vec<_>>>()?;
+    // Of each protocol and family one.
+    replaced(&["two"])?;
+    until(4)?;
+    for round in 0..3 {
+        // A new use of any of these indices would show the connections of the old one.
+        for names in [&["three"][..], &["one", "two", "three"], &["two"]] {
+            replaced(names)?;
+            let counts = open(node, "web")?;
+            ensure!(counts.values().all(|count| *count == 0), "{counts:?}");
+        }
+        match round {
+            0 => node.kill9()?,
+            _ => node.stop()?,
+        }
+        node.start()?;
+        until(4)?;
+        same("open", connections(node)?, 7)?;
+    }
+    drop(held);
+    until(2)?;
+    drop(udp);
+    until(0)
+}
+
+#[test]
+fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
+    let stage = carried::Stage::new()?;
+    let node = &stage.node;
+    let until = |wanted: u64| {
+        let mut seen = None;
+        wait::until(Scale::from_environment().patience(CHANGE), || {
+            seen = connections(node).ok();
+            seen == Some(wanted)
+        })
+        .with_context(|| format!("{seen:?} connections are counted, not {wanted}"))
+    };
+    let connect = || connected_to(&stage.client, carried::WEB);
+    let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+    until(10)?;
+
+    // Larger; smaller, which keeps the map of the counts; larger than that.
+    for size in [4096, 64, 128, 8192] {
+        stage.resize([64, 64, size])?;
+        if size == 128 {
+            // Some close while nobody looks.
+            node.kill9()?;
+            held.truncate(7);
+        } else {
+            node.stop()?;
+        }
+        node.start()?;
+        stage.is_tidy()?;
+        let expected = u64::try_from(held.len())?;
+        until(expected)?;
+        held.push(connect()?);
+        until(expected + 1)?;
+        held.swap_remove(0);
+        held.swap_remove(0);
+        until(expected - 1)?;
+    }
+    // An older layout: the indices begin anew, and the counts go on.
+    node.kill9()?;
+    fs::rename(node.bpffs().join("v3"), node.bpffs().join("v1"))?;
+    node.start()?;
+    until(u64::try_from(held.len())?)?;
+    drop(held);
+    until(0)
+}
+
+fn connected_to(client: &Pod, vip: Vip) -> Result<UdpSocket> {
+    let socket = Way::V6.udp(client)?;
+    socket.connect(Way::V6.to(vip, DNS))?;
+    ask(&socket)?;
+    Ok(socket)
+}
+
+#[test]
+fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> {
+    let stage = carried::Stage::new()?;
+    let sizes = [4096, 64, 8192];
+
+    stage.under_load(sizes.len(), |number| {
+        // Each larger than any before it, or smaller.
+        let size = sizes[number % sizes.len()] + u32::try_from(number)?;
+        stage.resize([size, size, size])?;
+        if number % 2 == 0 {
+            stage.node.kill9()?;
+        } else {
+            stage.node.stop()?;
+        }
+        stage.node.start()?;
+        stage.is_tidy()
+    })?;
+
+    let mut seen = None;
+    wait::until(Scale::from_environment().patience(CHANGE), || {
+        seen = connections(&stage.node).ok();
+        seen == Some(0)
+    })
+    .with_context(|| format!("{seen:?} connections are counted, and none is open"))
+}

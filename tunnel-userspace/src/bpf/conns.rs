@@ -1,0 +1,92 @@
+//! The counts of open connections in the kernel, by the index of the backend.
+//!
+//! Only programs count. Where a larger map takes the place of one, the sockets that are open then are
+//! counted in the old one, and those that follow in the new one; which of the two a close is
+//! counted in depends on the program that sees it. So the sum of both is right at any time, and
+//! each by itself is once the old one's numbers are moved over, when no program reaches it any more.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use tunnel_common::names;
+
+use super::sys::Words;
+use crate::reconcile::ReadError;
+
+/// The counts.
+#[derive(Debug)]
+pub(super) struct Conns {
+    now: Words,
+    /// Those of maps that were replaced, and that programs may still be counting in.
+    before: Vec<Words>,
+}
+
+impl Conns {
+    /// Opens the map in a folder, and those in the folders that were replaced by it.
+    pub(super) fn open(folder: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
+        let open = |folder: &Path| {
+            Words::open(&folder.join(names::CONNS)).map_err(|source| ReadError {
+                map: names::CONNS,
+                source,
+            })
+        };
+        let before = replaced.iter().map(|folder| open(folder));
+        Ok(Self {
+            now: open(folder)?,
+            before: before.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// How many open sockets remember a backend.
+    pub(super) fn of(&self, index: u32) -> Result<u64, ReadError> {
+        let absent = || ReadError {
+            map: names::CONNS,
+            source: io::Error::other(format!("it has no entry {index}")),
+        };
+        let place = usize::try_from(index).map_err(|_too_large| absent())?;
+        // What was replaced is read first: a socket that is counted there may close in the new one
+        // meanwhile, and none of the new one's in the old.
+        let before = self
+            .before
+            .iter()
+            .filter_map(|words| words.get().get(place));
+        let before = before.fold(0, |sum: u64, word| sum.wrapping_add(read(word)));
+        let now = self.now.get().get(place).ok_or_else(absent)?;
+        Ok(before.wrapping_add(read(now)))
+    }
+
+    /// How many open sockets remember a backend, of all backends.
+    pub(super) fn sum(&self) -> u64 {
+        let before = self.before.iter().flat_map(Words::get);
+        let all = before.chain(self.now.get());
+        all.fold(0, |sum: u64, word| sum.wrapping_add(read(word)))
+    }
+
+    /// Whether there are such.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.before.is_empty()
+    }
+
+    /// Moves what was counted in the maps that were replaced. No program may reach those any more:
+    /// they are off their hooks, and a grace period is over.
+    pub(super) fn settle(&self) {
+        for words in &self.before {
+            for (old, new) in words.get().iter().zip(self.now.get()) {
+                let count = read(old);
+                if count != 0 {
+                    // In this order, so that a kill between the two leaves an index that rests for
+                    // too long, and none that is used too early.
+                    new.fetch_add(count, Ordering::SeqCst);
+                    old.fetch_sub(count, Ordering::SeqCst);
+                }
+            }
+        }
+    }
+}
+
+fn read(word: &AtomicU64) -> u64 {
+    word.load(Ordering::SeqCst)
+}

@@ -1,0 +1,131 @@
+//! Backends that are gone, and sockets that were sent there and are still open.
+
+use super::{memory::Conns, *};
+
+/// What programs count there from now on.
+fn open(conns: &Conns, index: u32, count: u64) {
+    conns.0.lock().unwrap().insert(index, count);
+}
+
+/// The index of the last use of an endpoint's address, and whether it serves.
+fn index(reconciler: &Reconciler<Memory>, last: u8) -> (u32, bool) {
+    let ip = Address::from_ip(IpAddr::V4(Ipv4Addr::new(10, 1, 0, last)));
+    let mut all = reconciler.maps.be.iter();
+    let found = all.rfind(|(_, backend)| backend.address == ip);
+    let (index, backend) = found.expect("was written");
+    (*index, backend.state.is_serving())
+}
+
+/// A Service whose endpoints 1 and 2 went while this many sockets were open at each, and one that is
+/// left.
+fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    apply(&mut reconciler, vec![set("web", 1, &[1, 2, 3])]);
+    let indices = [1, 2].map(|last| index(&reconciler, last).0);
+    for (index, count) in indices.into_iter().zip(counts) {
+        open(&reconciler.maps.conns, index, count);
+    }
+    apply(&mut reconciler, vec![set("web", 1, &[3])]);
+    (reconciler, indices)
+}
+
+#[test]
+fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
+    let (mut reconciler, [first, second]) = gone([3, 0]);
+    assert_eq!(reconciler.occupied(), 1);
+
+    // The memory refuses a write to an index that counts connections.
+    apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
+    let [fourth, fifth] = [4, 5].map(|last| index(&reconciler, last).0);
+    assert!(fourth == second || fifth == second, "a free index rests");
+    assert!(fourth != first && fifth != first);
+
+    open(&reconciler.maps.conns, first, 1);
+    reconciler.look_at_occupied();
+    assert_eq!(reconciler.occupied(), 1);
+    open(&reconciler.maps.conns, first, 0);
+    reconciler.look_at_occupied();
+    assert_eq!(reconciler.occupied(), 0);
+    apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
+    assert_eq!(index(&reconciler, 6), (first, true));
+}
+
+#[test]
+fn a_restart_finds_which_indices_open_connections_keep() {
+    let (reconciler, [first, second]) = gone([1, 2]);
+
+    let mut second_life = adopt(reconciler.maps);
+    assert_eq!(second_life.occupied(), 2);
+    apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
+
+    for last in [4, 5] {
+        let (taken, is_serving) = index(&second_life, last);
+        assert!(is_serving && taken != first && taken != second);
+    }
+}
+
+#[test]
+fn a_program_that_runs_during_the_start_may_still_count() {
+    /// Counts one more connection, and is over.
+    struct Counting(Conns, u32);
+
+    impl Grace for Counting {
+        fn wait(&mut self) -> io::Result<()> {
+            open(&self.0, self.1, 1);
+            Ok(())
+        }
+    }
+
+    let (reconciler, [first, _]) = gone([0, 0]);
+    assert_eq!(reconciler.occupied(), 0);
+    let mut grace = Counting(reconciler.maps.conns.clone(), first);
+    let settings = Settings {
+        node_name: "node-a".to_owned(),
+        algorithm: Algorithm::Random,
+        node_ports: vec![NodePortAddresses::All],
+        external_ips: ExternalIps::Any,
+        topology_keys: TopologyKeys::Ignore,
+    };
+
+    let second = Reconciler::adopt(reconciler.maps, ROOMY, &mut grace, settings);
+
+    assert_eq!(second.expect("adopted").occupied(), 1);
+}
+
+#[test]
+fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_close() {
+    const SMALL: Sizes = Sizes {
+        backends: 8,
+        ..ROOMY
+    };
+    let mut reconciler = adopt(Memory::new(SMALL));
+    // The array has 73 places, and each use of one is kept from the next.
+    let mut kept = Vec::new();
+    for round in 0..9 {
+        let endpoints: Vec<u8> = (0..8).map(|number| 10 + 8 * round + number).collect();
+        apply(&mut reconciler, vec![set("web", 1, &endpoints)]);
+        for last in endpoints {
+            let (index, _) = index(&reconciler, last);
+            open(&reconciler.maps.conns, index, 1);
+            kept.push(index);
+        }
+        apply(&mut reconciler, vec![set("web", 1, &[])]);
+    }
+    assert_eq!(reconciler.occupied(), 72);
+
+    apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
+    let problems = &reconciler.problems[&ObjectName::new("default", "db")];
+    let told = problems.values().next().expect("no room");
+    assert_eq!(told.reason, Reason::BackendsFull);
+    assert!(
+        told.text.contains("keep the indices of 72 backends"),
+        "{told}"
+    );
+    assert_eq!(backends(&reconciler, 2), None);
+
+    open(&reconciler.maps.conns, kept[0], 0);
+    reconciler.look_at_occupied();
+    settle(&mut reconciler);
+    assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));
+    assert_eq!(problem(&reconciler, "db"), None);
+}

@@ -3,10 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Result, ensure};
+use aya::maps::MapInfo;
+use tunnel_common::{LAYOUT_VERSION, names};
 use tunnel_tests::{
+    instance::Settings,
     manifest::{Protocol, Service},
     node::Node,
     scale::Scale,
+    site::Site,
     wait,
 };
 
@@ -191,4 +195,26 @@ fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
     ensure!(is_met && stage.has("v3"), "{}", node.logs());
 
     stage.cleanup_removes_all()
+}
+
+/// How many entries the maps of steering have room for.
+fn room_for_steering(node: &Node) -> Result<[u32; 2]> {
+    let pins = node.bpffs().join(format!("v{LAYOUT_VERSION}"));
+    let entries = |name| MapInfo::from_pin(pins.join(name)).map(|info| info.max_entries());
+    Ok([entries(names::STEER)?, entries(names::STEERED)?])
+}
+
+#[test]
+fn maps_of_steering_have_room_only_where_something_is_steered() -> Result<()> {
+    let settings = Settings::from_environment()?;
+    let wanted = settings.steering;
+
+    let alone = Node::with(settings.clone())?;
+    alone.start()?;
+    same("room without", room_for_steering(&alone)?, [2, 3])?;
+
+    let site = Site::set(settings)?;
+    site.node().start()?;
+    let room = room_for_steering(site.node())?;
+    same("room with", room, [wanted + 1, 2 * wanted + 1])
 }

@@ -4,7 +4,7 @@
 //! 64-bit accesses that LLVM would merge neighbours into.
 #![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
 
-use core::{ffi::c_void, mem::offset_of, ptr};
+use core::{arch::asm, ffi::c_void, mem::offset_of, ptr};
 
 use aya_ebpf::{
     EbpfContext as _, Global,
@@ -360,4 +360,14 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn random() -> u32 {
     // SAFETY: the helper has no precondition.
     unsafe { bpf_get_prandom_u32() }
+}
+
+/// The same number, in a register from here on. Of one that the compiler keeps on the stack, and loads
+/// once to compare it and once more to use it, the verifiers of Linux 5.10 and 6.1 don't know the bounds.
+#[inline(always)]
+pub(crate) fn in_register(number: u32) -> usize {
+    let mut number = number as usize;
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {0} */", inout(reg) number, options(nomem, nostack, preserves_flags)) };
+    number
 }

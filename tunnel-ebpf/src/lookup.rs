@@ -80,7 +80,8 @@ pub(crate) fn choose(front: &Front, client: impl Fn() -> Client) -> Result<Choic
     }
     let place = place(front, client).ok_or(NoChoice::Broken)?;
     if set.len as usize <= NEAR {
-        let near = front.near.get(place as usize).ok_or(NoChoice::Broken)?;
+        let place = context::in_register(place);
+        let near = front.near.get(place).ok_or(NoChoice::Broken)?;
         return Ok(Choice {
             index: near.index,
             address: near.address,
@@ -123,7 +124,7 @@ fn emptier(front: &Front) -> Option<u32> {
 fn load_at(front: &Front, place: u32) -> Option<(u64, u32)> {
     let set = front.of_sockets();
     let (index, share) = if set.len as usize <= NEAR {
-        let near = front.near.get(place as usize)?;
+        let near = front.near.get(context::in_register(place))?;
         (near.index, near.share.into())
     } else {
         let slot = maps::slot(set.base.wrapping_add(place))?;

@@ -11,6 +11,7 @@ mod hooks;
 mod log;
 mod lookup;
 mod maps;
+mod refusal;
 mod socket;
 mod steering;
 

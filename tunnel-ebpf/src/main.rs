@@ -12,6 +12,7 @@ mod hooks;
 mod log;
 mod lookup;
 mod maps;
+mod refusal;
 mod socket;
 mod steering;
 

@@ -1,4 +1,4 @@
-//! What the socket hooks do: translate, remember, refuse, and put the VIP back.
+//! What the socket hooks do: translate, remember, and put the VIP back.
 
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
@@ -15,25 +15,9 @@ use crate::{
     log,
     lookup::{self, Choice, Lookup, NoChoice},
     maps,
+    refusal::{Call, ECONNREFUSED, EHOSTUNREACH, ENOMEM, Refusal, UNSTABLE, refuse},
     steering::{self, Steering},
 };
-
-const ECONNREFUSED: i32 = 111;
-const ENOMEM: i32 = 12;
-const EHOSTUNREACH: i32 = 113;
-
-/// Whether a hook runs once for a connection or for each datagram.
-#[derive(Clone, Copy, PartialEq)]
-enum Call {
-    Connect,
-    Send,
-}
-
-/// Why a connect or datagram is refused, and the error that the caller sees.
-struct Refusal {
-    reason: Reason,
-    error: i32,
-}
 
 /// `connect(2)` of TCP and UDP sockets.
 #[inline(always)]
@@ -101,11 +85,6 @@ fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup {
         Lookup::Found(_) | Lookup::None | Lookup::Unstable => found,
     }
 }
-
-const UNSTABLE: Refusal = Refusal {
-    reason: Reason::RecordUnstable,
-    error: ECONNREFUSED,
-};
 
 /// `recvfrom(2)` and `recvmsg(2)` of UDP sockets: the sender's address becomes the VIP again.
 #[inline(always)]
@@ -415,65 +394,6 @@ fn forget<S: Sock>(sock: &S, key: &FrontKey) {
             maps::count(Reason::SocketReleased);
         }
     }
-}
-
-/// Makes the system call fail.
-///
-/// Where the error can't be set (before Linux 6.1), a connect is sent to a place that refuses at
-/// once: TCP to port 0 of loopback, UDP to port 1 of it, TCP of a socket bound to a device (which
-/// can't reach loopback), or that is to find no route, to an address that has none. The rest gets
-/// EPERM.
-#[inline(always)]
-fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
-    maps::count(refusal.reason);
-    log::refused(key, refusal.reason);
-    if context::set_error(refusal.error) || call == Call::Send {
-        return DENY;
-    }
-    let leads_nowhere = sock.is_bound_to_device() || refusal.error == EHOSTUNREACH;
-    let v4 = key.address.is_v4();
-    let loopback = if v4 {
-        Address::LOOPBACK_V4
-    } else {
-        Address::LOOPBACK_V6
-    };
-    if key.protocol == Protocol::TCP {
-        if leads_nowhere {
-            let nowhere = if v4 {
-                Address::BROADCAST_V4
-            } else {
-                Address::MULTICAST_V6
-            };
-            sock.set(&nowhere, key.port);
-        } else {
-            sock.set(&loopback, Port::from_host(0));
-        }
-        return ALLOW;
-    }
-    if leads_nowhere {
-        return DENY;
-    }
-    // Port 1, unlike port 0, is refused for v4-mapped sockets too, and keeps the peer's name.
-    let refusing = Port::from_host(1);
-    let mut origin = Origin {
-        used: context::now(),
-        vip: key.address,
-        backend: loopback,
-        index: 0,
-        state: State::default(),
-        service: 0,
-        vip_port: key.port,
-        backend_port: refusing,
-        protocol: key.protocol,
-        version: ORIGIN_VERSION,
-        flags: 0,
-        reserved: 0,
-    };
-    if remember(sock, maps::origin(sock.context()), &mut origin) != Memory::Kept {
-        return DENY;
-    }
-    sock.set(&loopback, refusing);
-    ALLOW
 }
 
 #[inline(always)]

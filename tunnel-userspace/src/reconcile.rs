@@ -290,10 +290,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let is_full = |problem: &Problem| {
             matches!(
                 problem.reason,
-                Reason::FrontsFull
-                    | Reason::SlotsFull
-                    | Reason::BackendsFull
-                    | Reason::SourcesFull
+                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull | Reason::SourcesFull
             )
         };
         let refused = self

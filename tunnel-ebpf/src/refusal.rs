@@ -1,0 +1,96 @@
+//! Connects and datagrams that are refused: why, and how the caller sees it.
+
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    origin::{ORIGIN_VERSION, Origin},
+    reason::Reason,
+    service::{FrontKey, State},
+};
+
+use crate::{
+    context::{self, ALLOW, DENY, Sock},
+    log, maps,
+    socket::{self, Memory},
+};
+
+pub(crate) const ECONNREFUSED: i32 = 111;
+pub(crate) const ENOMEM: i32 = 12;
+pub(crate) const EHOSTUNREACH: i32 = 113;
+
+/// Whether a hook runs once for a connection or for each datagram.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Call {
+    Connect,
+    Send,
+}
+
+/// Why a connect or datagram is refused, and the error that the caller sees.
+pub(crate) struct Refusal {
+    pub(crate) reason: Reason,
+    pub(crate) error: i32,
+}
+
+/// A record kept changing while it was read.
+pub(crate) const UNSTABLE: Refusal = Refusal {
+    reason: Reason::RecordUnstable,
+    error: ECONNREFUSED,
+};
+
+/// Makes the system call fail.
+///
+/// Where the error can't be set (before Linux 6.1), a connect is sent to a place that refuses at
+/// once: TCP to port 0 of loopback, UDP to port 1 of it, TCP of a socket bound to a device (which
+/// can't reach loopback), or that is to find no route, to an address that has none. The rest gets
+/// EPERM.
+#[inline(always)]
+pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
+    maps::count(refusal.reason);
+    log::refused(key, refusal.reason);
+    if context::set_error(refusal.error) || call == Call::Send {
+        return DENY;
+    }
+    let leads_nowhere = sock.is_bound_to_device() || refusal.error == EHOSTUNREACH;
+    let v4 = key.address.is_v4();
+    let loopback = if v4 {
+        Address::LOOPBACK_V4
+    } else {
+        Address::LOOPBACK_V6
+    };
+    if key.protocol == Protocol::TCP {
+        if leads_nowhere {
+            let nowhere = if v4 {
+                Address::BROADCAST_V4
+            } else {
+                Address::MULTICAST_V6
+            };
+            sock.set(&nowhere, key.port);
+        } else {
+            sock.set(&loopback, Port::from_host(0));
+        }
+        return ALLOW;
+    }
+    if leads_nowhere {
+        return DENY;
+    }
+    // Port 1, unlike port 0, is refused for v4-mapped sockets too, and keeps the peer's name.
+    let refusing = Port::from_host(1);
+    let mut origin = Origin {
+        used: context::now(),
+        vip: key.address,
+        backend: loopback,
+        index: 0,
+        state: State::default(),
+        service: 0,
+        vip_port: key.port,
+        backend_port: refusing,
+        protocol: key.protocol,
+        version: ORIGIN_VERSION,
+        flags: 0,
+        reserved: 0,
+    };
+    if socket::remember(sock, maps::origin(sock.context()), &mut origin) != Memory::Kept {
+        return DENY;
+    }
+    sock.set(&loopback, refusing);
+    ALLOW
+}

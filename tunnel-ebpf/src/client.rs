@@ -1,4 +1,5 @@
 //! Who asks for a backend: the address that a socket has, or will have.
+#![expect(unsafe_code, reason = "two functions have names of their own")]
 
 use tunnel_common::{
     addr::Address,
@@ -31,8 +32,7 @@ pub(crate) fn of<S: Sock>(sock: &S, is_v4: bool) -> Client {
 /// The address that a socket has, or else the first of that family that its network namespace has.
 #[inline(always)]
 pub(crate) fn address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
-    sock.own_address(is_v4)
-        .or_else(|| of_namespace(sock, is_v4))
+    sock.own_address(is_v4).or_else(|| of_namespace(sock, is_v4))
 }
 
 #[inline(always)]
@@ -42,14 +42,41 @@ fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
         return None;
     }
     let socket = context::address_of_socket(sock.context())?;
-    let net: usize = peek(socket + place::<SOCK_NET>())?;
-    let words = first(net + place::<NET_DEVICES>(), is_v4)?;
-    Some(Address::from_words(words))
+    let found = if is_v4 {
+        first_v4(socket)
+    } else {
+        first_v6(socket)
+    };
+    if found == 0 {
+        None
+    } else if is_v4 {
+        peek(found).map(Address::from_v4_word)
+    } else {
+        peek(found).map(Address::from_words)
+    }
 }
 
-/// The first address of the devices in a list that are up and no loopback.
+/// Where the first IPv4 address is that the network namespace of a socket has, and that is not for a
+/// link only; 0 if there is none. A function with a name of its own is verified once, and not again
+/// with everything that comes after each of its ends.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn first_v4(socket: usize) -> usize {
+    first(socket, first_v4_of).unwrap_or(0)
+}
+
+/// As [`first_v4`], of IPv6.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn first_v6(socket: usize) -> usize {
+    first(socket, first_v6_of).unwrap_or(0)
+}
+
+/// What is found first on the devices that are up and no loopback.
 #[inline(always)]
-fn first(devices: usize, is_v4: bool) -> Option<[u32; 4]> {
+fn first(socket: usize, of: impl Fn(usize) -> Option<usize>) -> Option<usize> {
+    let net: usize = peek(socket + place::<SOCK_NET>())?;
+    let devices = net + place::<NET_DEVICES>();
     let mut next: usize = peek(devices)?;
     // Bounded by DEVICES for the verifier.
     for _ in 0..DEVICES {
@@ -59,11 +86,7 @@ fn first(devices: usize, is_v4: bool) -> Option<[u32; 4]> {
         let device = next - place::<DEVICE_LIST>();
         let flags: u32 = peek(device + place::<DEVICE_FLAGS>())?;
         if flags & (IFF_UP | IFF_LOOPBACK) == IFF_UP {
-            let found = if is_v4 {
-                first_v4(device)
-            } else {
-                first_v6(device)
-            };
+            let found = of(device);
             if found.is_some() {
                 return found;
             }
@@ -73,9 +96,9 @@ fn first(devices: usize, is_v4: bool) -> Option<[u32; 4]> {
     None
 }
 
-/// The first IPv4 address of a device that is not for its link only, in the form that is v4-mapped.
+/// The first IPv4 address of a device that is not for its link only.
 #[inline(always)]
-fn first_v4(device: usize) -> Option<[u32; 4]> {
+fn first_v4_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V4>())?;
     if known == 0 {
         return None;
@@ -87,8 +110,7 @@ fn first_v4(device: usize) -> Option<[u32; 4]> {
             return None;
         }
         if peek::<u8>(next + place::<V4_SCOPE>())? < RT_SCOPE_LINK {
-            let word = peek(next + place::<V4_ADDRESS>())?;
-            return Some(Address::from_v4_word(word).words());
+            return Some(next + place::<V4_ADDRESS>());
         }
         next = peek(next + place::<V4_NEXT>())?;
     }
@@ -97,7 +119,7 @@ fn first_v4(device: usize) -> Option<[u32; 4]> {
 
 /// The first IPv6 address of a device that is not for its link only.
 #[inline(always)]
-fn first_v6(device: usize) -> Option<[u32; 4]> {
+fn first_v6_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V6>())?;
     if known == 0 {
         return None;
@@ -110,9 +132,8 @@ fn first_v6(device: usize) -> Option<[u32; 4]> {
             return None;
         }
         let address = next - place::<V6_LIST>() + place::<V6_ADDRESS>();
-        let words: [u32; 4] = peek(address)?;
-        if !Address::from_words(words).is_link_local() {
-            return Some(words);
+        if !Address::from_words(peek(address)?).is_link_local() {
+            return Some(address);
         }
         next = peek(next)?;
     }

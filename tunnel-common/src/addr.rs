@@ -80,6 +80,13 @@ impl Address {
         [u64::from_be(upper), u64::from_be(lower)]
     }
 
+    /// The address of these halves.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_halves([upper, lower]: [u64; 2]) -> Self {
+        Self(zerocopy::transmute!([upper.to_be(), lower.to_be()]))
+    }
+
     /// Whether this is an IPv4 address.
     #[inline(always)]
     #[must_use]
@@ -383,6 +390,7 @@ mod tests {
             };
             prop_assert_eq!(Address::from_ip(ip).to_ip(), ip);
             prop_assert_eq!(Address::from_words(Address::from_ip(ip).words()), Address::from_ip(ip));
+            prop_assert_eq!(Address::from_halves(Address::from_ip(ip).halves()), Address::from_ip(ip));
         }
 
         #[test]

@@ -44,10 +44,13 @@ pub const LASTING: [&str; 7] = [ORIGIN, OVERFLOW, CONNS, COUNT, STEER, STEERED, 
 /// The program at tc of the uplinks: nothing from outside reaches a steering prefix.
 pub const GUARD: &str = "guard";
 
+/// The program at the close of a socket.
+pub const SOCK_RELEASE: &str = "sock_release";
+
 /// Every program of a cgroup, named as its hook, in the order in which they are attached:
 /// what brings a VIP back stands before what takes it away.
 pub const PROGRAMS: [&str; 9] = [
-    "sock_release",
+    SOCK_RELEASE,
     "getpeername4",
     "getpeername6",
     "recvmsg4",

@@ -1,5 +1,5 @@
 //! Who asks for a backend: the address that a socket has, or will have.
-#![expect(unsafe_code, reason = "two functions have names of their own")]
+#![expect(unsafe_code, reason = "some functions have names of their own")]
 
 use tunnel_common::{
     addr::Address,
@@ -9,9 +9,14 @@ use tunnel_common::{
         RT_SCOPE_LINK, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES,
         V6_LIST,
     },
+    select,
+    service::Set,
 };
 
-use crate::context::{self, Sock, peek, place};
+use crate::{
+    context::{self, Sock, peek, place},
+    maps,
+};
 
 /// How many devices of a namespace are looked at. Fallback devices of tunnels, up to nine, may come
 /// before that of a pod.
@@ -32,7 +37,8 @@ pub(crate) fn of<S: Sock>(sock: &S, is_v4: bool) -> Client {
 /// The address that a socket has, or else the first of that family that its network namespace has.
 #[inline(always)]
 pub(crate) fn address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
-    sock.own_address(is_v4).or_else(|| of_namespace(sock, is_v4))
+    sock.own_address(is_v4)
+        .or_else(|| of_namespace(sock, is_v4))
 }
 
 #[inline(always)]
@@ -70,6 +76,21 @@ extern "C" fn first_v4(socket: usize) -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
     first(socket, first_v6_of).unwrap_or(0)
+}
+
+/// Whether an address is among the clients that may use a front.
+#[inline(always)]
+pub(crate) fn is_among(sources: Set, address: &Address) -> bool {
+    let [upper, lower] = address.halves();
+    is_among_sources(sources.base, sources.len, upper, lower) != 0
+}
+
+/// As [`is_among`], verified by itself as [`first_v4`] is.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
+    let address = Address::from_halves([upper, lower]);
+    select::is_among(Set { base, len }, &address, maps::source).into()
 }
 
 /// What is found first on the devices that are up and no loopback.

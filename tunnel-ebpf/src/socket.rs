@@ -205,7 +205,7 @@ fn admit<S: Sock>(sock: &S, front: &Front) -> Result<(), Refusal> {
         Reason::SourceRefused
     } else {
         match client::address(sock, is_v4) {
-            Some(address) if select::is_among(front.sources, &address, maps::source) => {
+            Some(address) if client::is_among(front.sources, &address) => {
                 return Ok(());
             }
             Some(_) => Reason::SourceRefused,

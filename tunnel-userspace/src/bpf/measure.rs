@@ -5,12 +5,13 @@ use std::{
     collections::{HashMap, HashSet},
     io,
     net::IpAddr,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData},
+    programs::Program,
 };
 use aya_obj::{Object, generated::bpf_insn};
 use serde::Serialize;
@@ -131,14 +132,20 @@ pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
         }
         for (variant, globals) in variants.iter().zip(&told) {
             globals.tell(&mut loader);
-            let maps = loader.load(bytes).map_err(MeasureError::Maps)?;
+            let mut maps = loader.load(bytes).map_err(MeasureError::Maps)?;
+            let types = types(&mut maps)?;
             let mut patches: HashMap<_, _> = globals.by_name().collect();
             if is_logged {
                 patches.insert(aya_log::LEVEL, std::slice::from_ref(&level));
             }
             let object = relocate(object.clone(), &patches, &maps)?;
             for program in names::PROGRAMS.into_iter().chain([names::GUARD]) {
-                measured.push(verify(&object, program, variant.named(is_logged))?);
+                measured.push(verify(
+                    &object,
+                    program,
+                    variant.named(is_logged),
+                    types.as_fd(),
+                )?);
             }
         }
     }
@@ -249,6 +256,20 @@ fn relocate(
     Ok(object)
 }
 
+/// What the kernel was told of the types in an object: it keeps that with the smallest program.
+fn types(loaded: &mut Ebpf) -> Result<OwnedFd, MeasureError> {
+    let name = names::SOCK_RELEASE;
+    let missing = || MeasureError::Missing {
+        name: name.to_owned(),
+    };
+    let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
+        return Err(missing());
+    };
+    program.load().map_err(failed("load a program of"))?;
+    let info = program.info().map_err(failed("ask for the types of"))?;
+    sys::open_btf(info.btf_id().ok_or_else(missing)?).map_err(failed("open the types of"))
+}
+
 /// The map behind a kind that the object has.
 fn data_of(map: &Map) -> Option<&MapData> {
     match Some(map) {
@@ -278,18 +299,25 @@ fn verify(
     object: &Object,
     program: &'static str,
     variant: &'static str,
+    types: BorrowedFd<'_>,
 ) -> Result<Measured, MeasureError> {
     let missing = || MeasureError::Missing {
         name: program.to_owned(),
     };
     let found = object.programs.get(program).ok_or_else(missing)?;
     let function = object.functions.get(&found.function_key());
-    let instructions = words(&function.ok_or_else(missing)?.instructions);
+    let function = function.ok_or_else(missing)?;
+    let instructions = words(&function.instructions);
+    let functions = function.func_info.func_info_bytes();
     let (kind, attach_type) = kind_of(program).ok_or_else(missing)?;
     let raw = sys::Program {
         kind,
         attach_type,
         instructions: &instructions,
+        functions: Some(sys::Functions {
+            btf: types,
+            records: &functions,
+        }),
     };
     let unasked = |source| MeasureError::Unasked { program, source };
     let begun = Instant::now();
@@ -408,82 +436,4 @@ fn stack(depth: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOG: &str = "verification time 1234 usec\n\
-        stack depth 152+16+8\n\
-        processed 5678 insns (limit 1000000) max_states_per_insn 4 total_states 200 \
-        peak_states 150 mark_read 30\n";
-
-    #[test]
-    fn figures_are_read_from_the_log_of_a_success() {
-        let figures = Figures {
-            instructions: 5678,
-            stack: 168,
-            microseconds: 1234,
-        };
-        assert_eq!(Figures::read(LOG), Some(figures));
-        // What stands around them does not matter.
-        let warned = format!("func#0 @0\n{LOG}and more\n");
-        assert_eq!(Figures::read(&warned), Some(figures));
-    }
-
-    #[test]
-    fn the_depth_of_the_stack_is_taken_from_a_kernel_that_tells_it() {
-        let told = LOG.replace(
-            "stack depth 152+16+8\n",
-            "stack depth max 176\nsubprog 0 (<unknown>) main insns_self 21 insns_total 21 stack 152\n",
-        );
-
-        assert_eq!(Figures::read(&told).map(|figures| figures.stack), Some(176));
-    }
-
-    #[test]
-    fn a_log_without_all_figures_gives_none() {
-        for line in LOG.lines() {
-            assert_eq!(Figures::read(&LOG.replace(line, "")), None, "{line}");
-        }
-        assert_eq!(Figures::read(&LOG.replace("152+", "152-")), None);
-        assert_eq!(Figures::read(""), None);
-    }
-
-    #[test]
-    fn only_variants_that_the_kernel_can_load_are_measured() {
-        let names = |set_retval| -> Vec<_> {
-            let features = Features {
-                set_retval,
-                tcx: false,
-                addresses: None,
-                kernel_sockets: None,
-            };
-            let variants = variants(features);
-            variants.iter().map(|it| it.named(false)).collect()
-        };
-        assert_eq!(names(false), ["rewrite", "rewrite-steering"]);
-        assert_eq!(
-            names(true),
-            ["rewrite", "rewrite-steering", "retval", "retval-steering"]
-        );
-        let steer = |variant: &Variant| variant.switches.prefixes.len();
-        let all = variants(Features {
-            set_retval: true,
-            tcx: true,
-            addresses: None,
-            kernel_sockets: None,
-        });
-        assert_eq!(all.iter().map(steer).collect::<Vec<_>>(), [0, 2, 0, 2]);
-    }
-
-    #[test]
-    fn an_instruction_keeps_its_place_in_memory() {
-        // `r1 = 0x12345678` and `*(u16 *)(r10 - 2) = r3`, as the compiler writes them.
-        let bytes = [
-            [0xb7, 1, 0, 0, 0x78, 0x56, 0x34, 0x12],
-            [0x6b, 0x3a, 0xfe, 0xff, 0, 0, 0, 0],
-        ];
-        let instructions = aya_obj::obj::copy_instructions(&bytes.concat()).unwrap();
-
-        assert_eq!(words(&instructions), bytes.map(u64::from_ne_bytes));
-    }
-}
+mod tests;

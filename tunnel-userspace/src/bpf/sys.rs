@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod arrays;
+mod functions;
 mod words;
 
 use std::{
@@ -19,6 +20,7 @@ use aya::programs::ProgramFd;
 
 pub(super) use self::{
     arrays::{array_values, write_array},
+    functions::{Functions, open_btf},
     words::{MMAPABLE, Words},
 };
 
@@ -395,6 +397,7 @@ fn load(instructions: &[u64], kind: u32, attach_type: u32) -> io::Result<OwnedFd
         kind,
         attach_type,
         instructions,
+        functions: None,
     };
     load_with(&program, Attr::new())
 }
@@ -405,6 +408,7 @@ pub(super) fn load_iterator(instructions: &[u64], target: u32) -> io::Result<Own
         kind: BPF_PROG_TYPE_TRACING,
         attach_type: BPF_TRACE_ITER,
         instructions,
+        functions: None,
     };
     load_with(&program, Attr::new().u32(108, target))
 }
@@ -438,6 +442,8 @@ pub(super) struct Program<'a> {
     pub(super) attach_type: u32,
     /// Its instructions, each as it lies in memory.
     pub(super) instructions: &'a [u64],
+    /// What it says of its functions, if it says anything.
+    pub(super) functions: Option<Functions<'a>>,
 }
 
 /// Loads a program and has the verifier write a log. Whether it loaded, and what there was room
@@ -467,6 +473,10 @@ fn load_with(program: &Program<'_>, attr: Attr) -> io::Result<OwnedFd> {
         .pointer(8, program.instructions.as_ptr())
         .pointer(16, license.as_ptr())
         .u32(68, program.attach_type);
+    let attr = match program.functions {
+        Some(functions) => functions.told(attr)?,
+        None => attr,
+    };
     // SAFETY: the instructions are as many as the attribute says, the licence is a C string, a log
     // has the room that is said, all outlive the call; the command gives a descriptor.
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }

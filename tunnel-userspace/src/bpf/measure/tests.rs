@@ -1,0 +1,77 @@
+use super::*;
+
+const LOG: &str = "verification time 1234 usec\n\
+    stack depth 152+16+8\n\
+    processed 5678 insns (limit 1000000) max_states_per_insn 4 total_states 200 \
+    peak_states 150 mark_read 30\n";
+
+#[test]
+fn figures_are_read_from_the_log_of_a_success() {
+    let figures = Figures {
+        instructions: 5678,
+        stack: 168,
+        microseconds: 1234,
+    };
+    assert_eq!(Figures::read(LOG), Some(figures));
+    // What stands around them does not matter.
+    let warned = format!("func#0 @0\n{LOG}and more\n");
+    assert_eq!(Figures::read(&warned), Some(figures));
+}
+
+#[test]
+fn the_depth_of_the_stack_is_taken_from_a_kernel_that_tells_it() {
+    let told = LOG.replace(
+        "stack depth 152+16+8\n",
+        "stack depth max 176\nsubprog 0 (<unknown>) main insns_self 21 insns_total 21 stack 152\n",
+    );
+
+    assert_eq!(Figures::read(&told).map(|figures| figures.stack), Some(176));
+}
+
+#[test]
+fn a_log_without_all_figures_gives_none() {
+    for line in LOG.lines() {
+        assert_eq!(Figures::read(&LOG.replace(line, "")), None, "{line}");
+    }
+    assert_eq!(Figures::read(&LOG.replace("152+", "152-")), None);
+    assert_eq!(Figures::read(""), None);
+}
+
+#[test]
+fn only_variants_that_the_kernel_can_load_are_measured() {
+    let names = |set_retval| -> Vec<_> {
+        let features = Features {
+            set_retval,
+            tcx: false,
+            addresses: None,
+            kernel_sockets: None,
+        };
+        let variants = variants(features);
+        variants.iter().map(|it| it.named(false)).collect()
+    };
+    assert_eq!(names(false), ["rewrite", "rewrite-steering"]);
+    assert_eq!(
+        names(true),
+        ["rewrite", "rewrite-steering", "retval", "retval-steering"]
+    );
+    let steer = |variant: &Variant| variant.switches.prefixes.len();
+    let all = variants(Features {
+        set_retval: true,
+        tcx: true,
+        addresses: None,
+        kernel_sockets: None,
+    });
+    assert_eq!(all.iter().map(steer).collect::<Vec<_>>(), [0, 2, 0, 2]);
+}
+
+#[test]
+fn an_instruction_keeps_its_place_in_memory() {
+    // `r1 = 0x12345678` and `*(u16 *)(r10 - 2) = r3`, as the compiler writes them.
+    let bytes = [
+        [0xb7, 1, 0, 0, 0x78, 0x56, 0x34, 0x12],
+        [0x6b, 0x3a, 0xfe, 0xff, 0, 0, 0, 0],
+    ];
+    let instructions = aya_obj::obj::copy_instructions(&bytes.concat()).unwrap();
+
+    assert_eq!(words(&instructions), bytes.map(u64::from_ne_bytes));
+}

@@ -18,8 +18,9 @@ const PAGE: &str = "docs/kernel-support.md";
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
 /// How much of each limit a program may use, in percent. What the verifier looks at differs between
-/// kernels and releases of the compiler, the stack does not.
-const MOST: [u64; 2] = [70, 90];
+/// kernels and releases of the compiler; so does the stack, a little: Linux 7.3 rounds the part of each
+/// function up to more bytes than earlier ones.
+const MOST: [u64; 2] = [70, 94];
 /// How much more than what is written down, in percent.
 const GROWTH: u64 = 10;
 
@@ -311,7 +312,7 @@ mod tests {
         };
         assert_eq!(problems(&budget, &other), (1, 0));
 
-        budget.take("6.1", "6.1.0", &report(700_001, 461));
-        assert_eq!(problems(&budget, &report(700_001, 461)), (0, 2));
+        budget.take("6.1", "6.1.0", &report(700_001, 482));
+        assert_eq!(problems(&budget, &report(700_001, 482)), (0, 2));
     }
 }

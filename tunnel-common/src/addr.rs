@@ -178,8 +178,11 @@ impl core::hash::Hash for Address {
 }
 
 impl Ord for Address {
+    /// By halves: kernel programs compare addresses too, and the verifier follows each comparison.
+    #[inline(always)]
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
-        self.0.map(u32::from_be).cmp(&other.0.map(u32::from_be))
+        let ([a, b], [c, d]) = (self.halves(), other.halves());
+        if a == c { b.cmp(&d) } else { a.cmp(&c) }
     }
 }
 

@@ -106,22 +106,15 @@ pub fn is_among<'a>(
         let Some(range) = source(middle) else {
             return false;
         };
-        if compare(address, &range.first) == Ordering::Less {
+        if address.cmp(&range.first) == Ordering::Less {
             high = middle;
-        } else if compare(address, &range.last) == Ordering::Greater {
+        } else if address.cmp(&range.last) == Ordering::Greater {
             low = middle.wrapping_add(1);
         } else {
             return true;
         }
     }
     false
-}
-
-/// Which of two addresses comes first, compared by halves: the verifier follows each comparison.
-#[inline(always)]
-fn compare(one: &Address, other: &Address) -> Ordering {
-    let ([a, b], [c, d]) = (one.halves(), other.halves());
-    if a == c { b.cmp(&d) } else { a.cmp(&c) }
 }
 
 /// Whether a remembered UDP choice still holds: the front belongs to the same service port, the

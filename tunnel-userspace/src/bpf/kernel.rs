@@ -42,8 +42,7 @@ const NAMES: [(usize, &str, &str); PLACES] = [
 
 impl Places {
     /// Those of a kernel, if it describes them all.
-    pub(super) fn find(description: &[u8]) -> Option<Self> {
-        let btf = Btf::parse(description)?;
+    pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         let mut places = [0; PLACES];
         for (place, structure, member) in NAMES {
             let id = btf.find(Kind::Struct, structure)?;
@@ -74,8 +73,7 @@ pub struct KernelSocketBit {
 
 impl KernelSocketBit {
     /// That of a kernel, if it describes it.
-    pub(super) fn find(description: &[u8]) -> Option<Self> {
-        let btf = Btf::parse(description)?;
+    pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         Self::of(btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?)
     }
 
@@ -96,6 +94,10 @@ impl KernelSocketBit {
 mod tests {
     use super::*;
 
+    fn in_description<T>(description: &[u8], find: fn(&Btf<'_>) -> Option<T>) -> Option<T> {
+        find(&Btf::parse(description)?)
+    }
+
     #[test]
     fn every_place_has_a_name() {
         for place in 0..PLACES {
@@ -106,7 +108,7 @@ mod tests {
     #[test]
     fn this_kernel_tells_its_places() {
         let description = description().expect("a kernel with a description of its types");
-        let Places(places) = Places::find(&description).expect("places");
+        let Places(places) = in_description(&description, Places::find).expect("places");
 
         // Not the first members of their structures, on any kernel.
         for place in [
@@ -119,16 +121,20 @@ mod tests {
         ] {
             assert!(places[place] > 0, "{place}");
         }
-        assert_eq!(Places::find(&[]), None);
+        assert_eq!(in_description(&[], Places::find), None);
     }
 
     #[test]
     fn this_kernel_tells_where_the_bit_of_its_own_sockets_is() {
         let description = description().expect("a kernel with a description of its types");
-        let found = KernelSocketBit::find(&description).expect("a kernel with sockets");
+        let found =
+            in_description(&description, KernelSocketBit::find).expect("a kernel with sockets");
 
         assert_eq!(found.bit.count_ones(), 1);
         assert!(found.byte > 0 && found.byte < 4096, "{found:?}");
-        assert_eq!(KernelSocketBit::find(&description[..4096]), None);
+        assert_eq!(
+            in_description(&description[..4096], KernelSocketBit::find),
+            None
+        );
     }
 }

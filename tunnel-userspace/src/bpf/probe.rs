@@ -4,6 +4,7 @@ use std::io;
 
 use super::{
     attach::Hook,
+    btf::Btf,
     kernel::{self, KernelSocketBit, Places},
     load, rights, sys,
 };
@@ -81,14 +82,15 @@ pub fn probe() -> Result<Features, ProbeError> {
 fn ask() -> Result<Features, ProbeError> {
     let reads = answer("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
     let description = if reads { kernel::description() } else { None };
+    let types = description.as_deref().and_then(Btf::parse);
     Ok(Features {
         set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
         tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError::Feature {
             feature: "links at tc",
             source,
         })?,
-        addresses: description.as_deref().and_then(Places::find),
-        kernel_sockets: description.as_deref().and_then(KernelSocketBit::find),
+        addresses: types.as_ref().and_then(Places::find),
+        kernel_sockets: types.as_ref().and_then(KernelSocketBit::find),
     })
 }
 

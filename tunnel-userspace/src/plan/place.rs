@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::Here;
+use super::{Here, sources};
 use crate::model::{Family, Node, ZONE};
 
 /// Some addresses of this node that node ports are dialled on (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
@@ -162,25 +162,8 @@ impl Place {
             NodePortAddresses::All => true,
             NodePortAddresses::Primary => self.primary.contains(&ip),
             NodePortAddresses::Localhost => ip.is_loopback(),
-            NodePortAddresses::Range(network, length) => is_in(ip, network, length),
+            NodePortAddresses::Range(network, length) => sources::is_in(ip, network, length),
         }
-    }
-}
-
-/// Whether an address is in a range.
-fn is_in(ip: IpAddr, network: IpAddr, length: u8) -> bool {
-    let cut = |bits: u128, width: u32| {
-        bits.checked_shr(width.saturating_sub(u32::from(length)))
-            .unwrap_or(0)
-    };
-    match (ip, network) {
-        (IpAddr::V4(ip), IpAddr::V4(network)) => {
-            cut(ip.to_bits().into(), 32) == cut(network.to_bits().into(), 32)
-        }
-        (IpAddr::V6(ip), IpAddr::V6(network)) => {
-            cut(ip.to_bits(), 128) == cut(network.to_bits(), 128)
-        }
-        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
     }
 }
 

@@ -42,6 +42,11 @@ pub(super) fn admit_host(sources: &[Source], vip: IpAddr, here: &Here) -> Option
     Some(sources.iter().any(|range| holds(range, source)))
 }
 
+/// Whether an address is in a range of its family.
+pub(super) fn is_in(ip: IpAddr, network: IpAddr, length: u8) -> bool {
+    Family::of(ip) == Family::of(network) && holds(&range(network, length), ip)
+}
+
 fn holds(range: &Source, ip: IpAddr) -> bool {
     (range.first..=range.last).contains(&Address::from_ip(ip))
 }

@@ -53,6 +53,15 @@ pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
 /// What the next start makes of a process that was killed after so many writes of a history.
 /// `Memory` checks at each write that no front leads to another's backend.
 pub(super) fn killed_after(history: &[Step], cut: usize) -> Reconciler<Memory> {
+    killed(history, cut, take)
+}
+
+/// The same of any history, with what its steps do.
+pub(super) fn killed<T>(
+    history: &[T],
+    cut: usize,
+    take: impl Fn(&mut Reconciler<Memory>, &T),
+) -> Reconciler<Memory> {
     let mut first = adopt(Memory::new(ROOMY));
     first.maps.limit = cut;
     for step in history {

@@ -7,8 +7,9 @@ use tunnel_common::service::Source;
 
 use super::{
     super::{CarriedServices, Reconciler, ServiceState, Sizes},
-    Arc, BTreeSet, Ipv4Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt, apply, problem,
-    settle, state, update, vip,
+    Arc, BTreeSet, Ipv4Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt, apply,
+    histories::killed,
+    problem, state, update, vip,
 };
 use crate::model::{Node, ObjectName, Update};
 
@@ -125,21 +126,7 @@ proptest! {
         cut in 0..200_usize,
         grown in 0..64_u32,
     ) {
-        let mut first = adopt(Memory::new(ROOMY));
-        first.maps.limit = cut;
-        for step in &history {
-            first.update(told(step));
-            let retired = first.pass();
-            if first.maps.writes < cut {
-                first.maps.grace();
-                first.free(&retired, false);
-            }
-        }
-        let mut maps = first.maps;
-        maps.limit = usize::MAX;
-        let mut second = adopt(maps);
-        history.iter().for_each(|step| second.update(told(step)));
-        settle(&mut second);
+        let mut second = killed(&history, cut, |reconciler, step| reconciler.update(told(step)));
         prop_assert_eq!(found(&second.maps), wanted(&history));
         prop_assert_eq!(used(&second), entries(&history));
         prop_assert_eq!(second.audit(&mut NoGrace).expect("read"), 0);

@@ -24,16 +24,12 @@ mod sources;
 mod steering;
 mod uses;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
 pub use claims::{Claims, Rank};
 pub use gaps::{Gaps, gaps};
 pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
+use litemap::LiteMap;
 pub use owners::Owners;
 pub use place::{NodePortAddresses, Place};
 pub use pools::Pools;
@@ -93,7 +89,7 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortPlan {
     /// The addresses that are translated.
-    pub fronts: BTreeMap<FrontKey, FrontPlan>,
+    pub fronts: LiteMap<FrontKey, FrontPlan>,
     /// The backends for the policies Cluster, in the order of their slots, those of which more is
     /// wanted several times; none where no front has such a policy.
     pub cluster: Vec<Target>,
@@ -102,8 +98,8 @@ pub struct PortPlan {
     /// Whether there are endpoints at all: without them connects are refused, and with them but
     /// without any for a policy Local they lead nowhere.
     pub has_endpoints: bool,
-    /// Every backend that still serves, chosen for new connections or not.
-    pub serving: BTreeSet<Target>,
+    /// Every backend that still serves, chosen for new connections or not, in ascending order.
+    pub serving: Vec<Target>,
     /// How a slot is chosen.
     pub algorithm: Algorithm,
     /// Client-IP affinity in seconds, or 0.
@@ -120,11 +116,11 @@ impl PortPlan {
     #[must_use]
     pub const fn nothing() -> Self {
         Self {
-            fronts: BTreeMap::new(),
+            fronts: LiteMap::new(),
             cluster: Vec::new(),
             local: Vec::new(),
             has_endpoints: false,
-            serving: BTreeSet::new(),
+            serving: Vec::new(),
             algorithm: Algorithm::RANDOM,
             affinity: 0,
             for_sockets: true,
@@ -167,7 +163,7 @@ impl PortPlan {
             cluster: only(&self.cluster),
             local: only(&self.local),
             has_endpoints: self.has_endpoints,
-            serving: self.serving.iter().copied().filter(&known).collect(),
+            serving: only(&self.serving),
             algorithm: self.algorithm,
             affinity: self.affinity,
             for_sockets: self.for_sockets,
@@ -239,14 +235,15 @@ impl Here {
 
 /// The plans of one Service, by port and family. They are shared, as they are large beside their
 /// names.
-pub type ServicePlan = BTreeMap<PortName, Arc<PortPlan>>;
+pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 
 /// Plans a Service: each port in each family that it has a cluster IP of. Its other addresses of
 /// another family are not served (kube-proxy `pkg/proxy/serviceport.go`, `newBaseServiceInfo`).
 #[must_use]
 pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
     let service = &state.service;
-    let mut plans = ServicePlan::new();
+    let families = service.cluster_ips.len();
+    let mut plans = ServicePlan::with_capacity(families.saturating_mul(service.ports.len()));
     for ip in &service.cluster_ips {
         for port in service
             .ports
@@ -293,7 +290,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
         local: used(TrafficPolicy::Local, &endpoints.local),
         fronts,
         has_endpoints,
-        serving: endpoints.serving,
+        serving: endpoints.serving.into_iter().collect(),
         algorithm: match algorithm {
             model::Algorithm::Random => Algorithm::RANDOM,
             model::Algorithm::RoundRobin => Algorithm::ROUND_ROBIN,
@@ -315,7 +312,7 @@ fn fronts(
     ip: IpAddr,
     port: &ServicePort,
     (here, sources): (&Here, &[Source]),
-) -> BTreeMap<FrontKey, FrontPlan> {
+) -> LiteMap<FrontKey, FrontPlan> {
     let key = |ip: IpAddr, number| {
         FrontKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
     };
@@ -338,7 +335,8 @@ fn fronts(
         admits_host: Some(true),
         has_listener: false,
     };
-    let mut fronts = BTreeMap::from([(key(ip, port.port), cluster_ip)]);
+    let mut fronts = LiteMap::with_capacity(1);
+    fronts.insert(key(ip, port.port), cluster_ip);
     let node_ports = port.node_port.into_iter();
     let node_ports = node_ports.flat_map(|number| {
         let ips = here.node_port_addresses.iter();

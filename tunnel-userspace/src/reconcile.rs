@@ -47,6 +47,7 @@ use std::{
     sync::Arc,
 };
 
+use litemap::LiteMap;
 use tunnel_common::{reason::Reason, service::FrontKey};
 
 pub use self::{
@@ -251,7 +252,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             .ids
             .get(service)
             .into_iter()
-            .flat_map(BTreeMap::keys);
+            .flat_map(LiteMap::keys);
         let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
         for name in names {
             self.upsert(&name, wanted.get(&name).map(|plan| &**plan), &mut changes);

@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use litemap::LiteMap;
 use tunnel_common::service::FrontKey;
 
 use super::{FrontKind, PortName};
@@ -27,8 +28,8 @@ impl Rank {
 /// Who claims which front.
 #[derive(Debug, Default)]
 pub struct Claims {
-    fronts: HashMap<FrontKey, BTreeSet<(Rank, PortName)>>,
-    services: BTreeMap<ObjectName, BTreeSet<(FrontKey, Rank, PortName)>>,
+    fronts: HashMap<FrontKey, LiteMap<(Rank, PortName), ()>>,
+    services: BTreeMap<ObjectName, LiteMap<(FrontKey, Rank, PortName), ()>>,
 }
 
 impl Claims {
@@ -39,10 +40,11 @@ impl Claims {
         service: &ObjectName,
         claims: impl Iterator<Item = (FrontKey, Rank, PortName)>,
     ) -> BTreeSet<ObjectName> {
-        let new: BTreeSet<_> = claims.collect();
+        let mut new = LiteMap::with_capacity(1);
+        new.extend(claims.map(|claim| (claim, ())));
         let old = self.services.remove(service).unwrap_or_default();
         let mut moved = BTreeSet::new();
-        for (key, rank, name) in old.difference(&new) {
+        for (key, rank, name) in old.keys().filter(|claim| !new.contains_key(*claim)) {
             let before = self.owner(key).cloned();
             if let Some(claims) = self.fronts.get_mut(key) {
                 claims.remove(&(*rank, name.clone()));
@@ -52,12 +54,12 @@ impl Claims {
             }
             self.note_move(key, before, &mut moved);
         }
-        for (key, rank, name) in new.difference(&old) {
+        for (key, rank, name) in new.keys().filter(|claim| !old.contains_key(*claim)) {
             let before = self.owner(key).cloned();
             self.fronts
                 .entry(*key)
-                .or_default()
-                .insert((*rank, name.clone()));
+                .or_insert_with(|| LiteMap::with_capacity(1))
+                .insert((*rank, name.clone()), ());
             self.note_move(key, before, &mut moved);
         }
         if !new.is_empty() {
@@ -70,7 +72,7 @@ impl Claims {
     /// The service port that owns a front.
     #[must_use]
     pub fn owner(&self, key: &FrontKey) -> Option<&PortName> {
-        self.fronts.get(key)?.first().map(|(_, name)| name)
+        self.fronts.get(key)?.first().map(|((_, name), ())| name)
     }
 
     fn note_move(

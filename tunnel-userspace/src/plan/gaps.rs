@@ -33,10 +33,7 @@ fn lacks_local(port: &PortPlan, is_internal: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::{BTreeMap, BTreeSet},
-        net::IpAddr,
-    };
+    use std::net::IpAddr;
 
     use tunnel_common::{
         addr::{Address, Port, Protocol},
@@ -88,10 +85,9 @@ mod tests {
             fronts: fronts.map(front).collect(),
             local: (1..=local).map(target).collect(),
             has_endpoints,
-            serving: BTreeSet::new(),
             ..PortPlan::nothing()
         };
-        BTreeMap::from([(name, std::sync::Arc::new(port))])
+        ServicePlan::from_iter([(name, std::sync::Arc::new(port))])
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use litemap::LiteMap;
 use tunnel_common::service::{
     Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State,
 };
@@ -64,9 +65,9 @@ pub(super) fn near(target: &Target, slot: Slot) -> Near {
 #[derive(Debug, Default)]
 pub(crate) struct PortUse {
     /// The fronts whose records carry the id.
-    pub(crate) fronts: BTreeSet<FrontKey>,
+    pub(crate) fronts: LiteMap<FrontKey, ()>,
     /// The backends that serve.
-    pub(crate) backends: BTreeMap<Target, u32>,
+    pub(crate) backends: LiteMap<Target, u32>,
 }
 
 /// The words of a backend that change.
@@ -95,7 +96,7 @@ pub(crate) struct Actual {
     pub(super) sources: Sources,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
-    pub(crate) ids: BTreeMap<ObjectName, BTreeMap<PortName, u32>>,
+    pub(crate) ids: BTreeMap<ObjectName, LiteMap<PortName, u32>>,
     /// The last standing of each backend index, 0 of one that was never used.
     standings: Vec<Standing>,
     pub(crate) used_slots: u32,
@@ -228,7 +229,7 @@ impl Actual {
                 .entry(record.service)
                 .or_default()
                 .fronts
-                .insert(key);
+                .insert(key, ());
         }
         Ok(is_sound)
     }
@@ -330,8 +331,9 @@ impl Actual {
 
     /// Gives an id to a port.
     pub(crate) fn set_id(&mut self, name: PortName, id: u32) {
-        let ids = self.ids.entry(name.service.clone()).or_default();
-        ids.insert(name, id);
+        let ids = self.ids.entry(name.service.clone());
+        ids.or_insert_with(|| LiteMap::with_capacity(1))
+            .insert(name, id);
     }
 
     /// The ids that hold some of these fronts.
@@ -351,7 +353,7 @@ impl Actual {
 
     /// The clients that may use some front of a port, as they are programmed.
     pub(crate) fn sources_of(&self, id: u32) -> Option<Vec<Source>> {
-        let fronts = self.ports.get(&id)?.fronts.iter();
+        let fronts = self.ports.get(&id)?.fronts.keys();
         let mut fronts = fronts.filter_map(|key| self.fronts.get(key));
         let sources = fronts.find_map(|front| self.sources.ranges(front.record.sources))?;
         Some(sources.to_vec())

@@ -98,7 +98,7 @@ impl Diff {
         let port = actual.ports.get(&id);
         let deletes = port
             .into_iter()
-            .flat_map(|port| &port.fronts)
+            .flat_map(|port| port.fronts.keys())
             .filter(|key| !plan.fronts.contains_key(key))
             .copied()
             .collect();
@@ -168,7 +168,7 @@ impl Diff {
         let Some(port) = actual.ports.get(&self.id) else {
             return 0;
         };
-        let records = port.fronts.iter().filter_map(|key| actual.fronts.get(key));
+        let records = port.fronts.keys().filter_map(|key| actual.fronts.get(key));
         let mut uses = BTreeMap::<_, (u32, Set)>::new();
         for set in records.map(|front| front.record.sources) {
             let (uses, known) = uses.entry((set.base, set.len)).or_insert((0, set));
@@ -187,7 +187,7 @@ impl Diff {
             return 0;
         };
         let mut left = BTreeSet::new();
-        for key in &port.fronts {
+        for key in port.fronts.keys() {
             let Some(front) = actual.fronts.get(key) else {
                 continue;
             };
@@ -312,7 +312,7 @@ fn set_change(
         .ports
         .get(&id)
         .into_iter()
-        .flat_map(|port| &port.fronts);
+        .flat_map(|port| port.fronts.keys());
     let known = fronts
         .filter_map(|key| actual.fronts.get(key))
         .map(|front| of(&front.record))

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use litemap::LiteMap;
 use tokio::time::Instant;
 use tracing::{info, warn};
 use tunnel_common::service::FrontKey;
@@ -51,7 +52,7 @@ impl Listeners {
     /// Takes the plan of a Service as it is now. Node ports don't count: they are this node's
     /// addresses by their nature.
     pub(super) fn put(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
-        let ports = plan.into_iter().flat_map(BTreeMap::values);
+        let ports = plan.into_iter().flat_map(LiteMap::values);
         let fronts = ports.flat_map(|port| &port.fronts);
         let is_local = |(key, front): &(&FrontKey, &FrontPlan)| {
             front.kind != FrontKind::NodePort && self.addresses.contains(&key.address.to_ip())

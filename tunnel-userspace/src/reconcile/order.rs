@@ -237,7 +237,7 @@ impl<W: MapWriter> Order<'_, W> {
             .entry(record.service)
             .or_default()
             .fronts
-            .insert(key);
+            .insert(key, ());
         Ok(())
     }
 

@@ -138,7 +138,7 @@ impl<M: MapReader> Reconciler<M> {
         let sources = sources.unwrap_or_default();
         let problem = self.problems.get(&name.service);
         let problem = problem.and_then(|problems| problems.get(name));
-        let fronts = used.into_iter().flat_map(|port| &port.fronts);
+        let fronts = used.into_iter().flat_map(|port| port.fronts.keys());
         let noted = |key: &FrontKey| {
             let front = plan.fronts.get(key);
             front.map(|front| self.listeners.noted(key, *front))
@@ -206,7 +206,7 @@ impl<M: MapReader> Reconciler<M> {
 
     /// The backends that the sets of a port lead to.
     fn placed(&self, port: Option<&PortUse>) -> BTreeSet<u32> {
-        let fronts = port.into_iter().flat_map(|port| &port.fronts);
+        let fronts = port.into_iter().flat_map(|port| port.fronts.keys());
         fronts
             .filter_map(|key| self.actual.fronts.get(key))
             .flat_map(|front| [front.record.cluster, front.record.local])

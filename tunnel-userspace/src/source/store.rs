@@ -4,6 +4,8 @@ use std::{
     time::Duration,
 };
 
+use litemap::LiteMap;
+
 use super::standing::Standing;
 use crate::model::{
     ConfigMap, EndpointSlice, Kind, Node, Object, ObjectId, ObjectName, Service, ServiceCidr,
@@ -16,7 +18,7 @@ use crate::model::{
 pub struct Store {
     services: BTreeMap<ObjectName, Arc<Service>>,
     /// Slices by the Service that owns them, then by their own name.
-    slices: BTreeMap<ObjectName, BTreeMap<Arc<str>, Arc<EndpointSlice>>>,
+    slices: BTreeMap<ObjectName, LiteMap<Arc<str>, Arc<EndpointSlice>>>,
     /// The owner of each slice.
     owners: HashMap<ObjectName, ObjectName>,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
@@ -92,8 +94,11 @@ impl Store {
             self.remove_slice(&slice.name, at);
         }
         self.owners.insert(slice.name.clone(), owner.clone());
-        let name = Arc::clone(&slice.name.name);
-        if replace(self.slices.entry(owner.clone()).or_default(), &name, slice) {
+        let slices = self.slices.entry(owner.clone());
+        let slices = slices.or_insert_with(|| LiteMap::with_capacity(1));
+        let known = slices.get(&*slice.name.name);
+        if known.is_none_or(|known| **known != *slice) {
+            slices.insert(Arc::clone(&slice.name.name), slice);
             self.endpoints_changed(owner, at);
         }
     }
@@ -103,7 +108,7 @@ impl Store {
             return;
         };
         if let Some(slices) = self.slices.get_mut(&owner) {
-            slices.remove(&name.name);
+            slices.remove(&*name.name);
             if slices.is_empty() {
                 self.slices.remove(&owner);
             }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use litemap::LiteMap;
 use proptest::prelude::*;
 
 use super::{
@@ -117,7 +118,7 @@ proptest! {
         prop_assert_eq!(found(&second), wanted(&history));
         prop_assert_eq!(second.maps.misplaced(), Vec::<u32>::new());
         let usage = second.actual.usage();
-        let backends: usize = second.plans.values().flat_map(BTreeMap::values)
+        let backends: usize = second.plans.values().flat_map(LiteMap::values)
             .filter(|plan| plan.fronts.keys().any(|key| second.claims.owner(key)
                 .is_some_and(|name| second.plans[&name.service].get(name) == Some(*plan))))
             .map(|plan| plan.serving.len()).sum();

@@ -8,6 +8,7 @@ use nix::{
     unistd::Pid,
 };
 use tunnel_tests::{
+    admin,
     load::{self, Plan, udp::Mode},
     node::Node,
     place::Place,
@@ -16,9 +17,13 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::{CHANGE, DNS, HTTP, Vip, Way, addresses, clients, counted, http, same, serve};
+use crate::support::{
+    CHANGE, DNS, HTTP, Vip, Way, addresses, ask_to, clients, counted, http, ports, same, serve,
+};
 
 const WEB: Vip = Vip::of(10);
+/// Of a Service without endpoints.
+const OTHER: Vip = Vip::of(11);
 /// How many connects are spread.
 const SAMPLE: u64 = 300;
 
@@ -81,6 +86,66 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         same(from, until_released(&node)?, before + attempts)?;
     }
     Ok(())
+}
+
+/// What the metrics say of Service `web`: the sum over its ports of one family.
+fn of_web(node: &Node, metric: &str, family: &str) -> Result<u64> {
+    let metrics = node.metrics()?;
+    let of_port = |(port, protocol)| {
+        let labels = format!(
+            "namespace=\"default\",service=\"web\",port=\"{port}\",protocol=\"{protocol}\",\
+             ip_family=\"{family}\""
+        );
+        let name = format!("culvert_service_{metric}{{{labels}}}");
+        admin::metric(&metrics, &name).with_context(|| format!("no {name} in {metrics}"))
+    };
+    let ports = [
+        (format!("tcp-{HTTP}"), "TCP"),
+        (format!("udp-{DNS}"), "UDP"),
+    ];
+    ports.into_iter().map(of_port).sum()
+}
+
+#[test]
+fn each_service_port_has_counts_of_its_own() -> Result<()> {
+    let (node, _servers) = start(None)?;
+    let client = node.pod("client")?;
+    node.apply(OTHER.service("other"))?;
+    let of_other = |node: &Node| Ok::<_, anyhow::Error>(ports(&node.services()?, "other"));
+    wait::until(CHANGE, || {
+        of_other(&node).is_ok_and(|ports| ports.len() == 4)
+    })?;
+    for (times, place) in [(2_u64, node.host()), (3, &*client)] {
+        for _ in 0..times {
+            for way in [Way::V4, Way::V6, Way::Mapped] {
+                http(way.connect(place, WEB, HTTP)?)?;
+                let socket = way.udp(place)?;
+                // Only the first of them is a flow; the others find their backend chosen.
+                for _ in 0..3 {
+                    ask_to(&socket, way.to(WEB, DNS))?;
+                }
+                ensure!(way.connect(place, OTHER, HTTP).is_err());
+            }
+        }
+    }
+
+    // IPv4 and v4-mapped are of one family; each asks TCP and UDP once.
+    for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
+        same(family, of_web(&node, "sent_total", family)?, sent)?;
+        same(family, of_web(&node, "refused_total", family)?, 0)?;
+    }
+    let refused = |node: &Node| -> Result<u64> {
+        let of = |port: &serde_json::Value| port["refused"].as_u64().context("no count");
+        of_other(node)?.iter().map(of).sum()
+    };
+    same("refused", refused(&node)?, 5 * 3)?;
+
+    // What was counted is in the maps, not in the daemon.
+    node.kill9()?;
+    http(Way::V4.connect(&client, WEB, HTTP)?)?;
+    node.start()?;
+    same("sent", of_web(&node, "sent_total", "IPv4")?, 5 * 4 + 1)?;
+    same("refused", refused(&node)?, 5 * 3)
 }
 
 #[test]

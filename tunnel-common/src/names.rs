@@ -18,7 +18,9 @@ pub const ORIGIN: &str = "origin";
 pub const OVERFLOW: &str = "overflow";
 /// Per-CPU array: counters by reason.
 pub const COUNT: &str = "count";
-/// Per-CPU array: round-robin counters by service.
+/// Array: what was sent on and refused, by service port.
+pub const TALLY: &str = "tally";
+/// Per-CPU array: round-robin counters by service port.
 pub const TURN: &str = "turn";
 /// LRU hash: which backend a client keeps.
 pub const AFFINITY: &str = "affinity";
@@ -30,9 +32,9 @@ pub const STEERED: &str = "steered";
 pub const HOST: &str = "host";
 
 /// Every map of the object, in the order in which they are created.
-pub const MAPS: [&str; 14] = [
-    SVC, FRONT, SLOT, SOURCE, BE, CONNS, ORIGIN, OVERFLOW, COUNT, TURN, AFFINITY, STEER, STEERED,
-    HOST,
+pub const MAPS: [&str; 15] = [
+    SVC, FRONT, SLOT, SOURCE, BE, CONNS, ORIGIN, OVERFLOW, COUNT, TALLY, TURN, AFFINITY, STEER,
+    STEERED, HOST,
 ];
 
 /// The maps that are taken over from every older layout, since what they hold means the same in all

@@ -162,7 +162,7 @@ pub struct Front {
     /// stale index and looks up again.
     pub key: FrontKey,
     /// The service port that owns the front; the owner of its backends, and the index of its
-    /// round-robin counter.
+    /// [`Tally`] and of its round-robin counter.
     pub service: u32,
     /// The backends for `internalTrafficPolicy` and `externalTrafficPolicy` Cluster.
     pub cluster: Set,
@@ -266,6 +266,18 @@ pub struct Source {
     pub first: Address,
     /// The last address.
     pub last: Address,
+}
+
+/// Value of the array `tally`: what is counted of a service port.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(C)]
+pub struct Tally {
+    /// Connections and UDP flows that were sent to a backend.
+    pub sent: u64,
+    /// Connections and datagrams that were refused.
+    pub refused: u64,
 }
 
 /// A word of a backend that changes: whether it serves, and which use of its index this is. The
@@ -372,6 +384,7 @@ const _: () = {
     assert!(offset_of!(Front, sources) == 120);
     assert!(size_of::<Source>() == 32);
     assert!(size_of::<Slot>() == 8);
+    assert!(size_of::<Tally>() == 16);
     assert!(size_of::<Backend>() == 32);
     assert!(offset_of!(Backend, service) == 20);
     assert!(offset_of!(Backend, state) == 24);
@@ -381,7 +394,7 @@ const _: () = {
 mod pod {
     #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
-    use super::{Backend, Front, FrontKey, Slot, Source};
+    use super::{Backend, Front, FrontKey, Slot, Source, Tally};
 
     // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes`
     // that every bit pattern is a value.
@@ -394,6 +407,8 @@ mod pod {
     unsafe impl aya::Pod for Source {}
     // SAFETY: as for `FrontKey`.
     unsafe impl aya::Pod for Backend {}
+    // SAFETY: as for `FrontKey`.
+    unsafe impl aya::Pod for Tally {}
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use tunnel_common::{
     affinity::{Affinity, AffinityKey},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Slot, Source, State},
+    service::{Backend, Front, FrontKey, Membership, Slot, Source, State, Tally},
     steering::{Steered, SteeringKey},
 };
 
@@ -34,6 +34,8 @@ static BE: Array<Backend, 1> = Array::new();
 // The daemon maps it into its memory too.
 #[btf_map(name = "conns")]
 static CONNS: Array<u64, 1, MMAPABLE> = Array::new();
+#[btf_map(name = "tally")]
+static TALLY: Array<Tally, 1> = Array::new();
 #[btf_map(name = "turn")]
 static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
 #[btf_map(name = "affinity")]
@@ -123,6 +125,37 @@ pub(crate) fn count_opened(index: u32) {
 pub(crate) fn count_closed(index: u32) {
     // One less: the sum is taken modulo 2^64.
     add(CONNS.get_ptr_mut(index), u64::MAX);
+}
+
+/// Counts a connection or flow of a service port that is sent to a backend.
+#[inline(always)]
+pub(crate) fn count_sent(service: u32) {
+    count_at_service(service, 0);
+}
+
+/// Counts a connection or datagram of a service port that is refused.
+#[inline(always)]
+pub(crate) fn count_refused(service: u32) {
+    count_at_service(service, 1);
+}
+
+/// A function with a name of its own has a frame of its own: its caller has little room left. A
+/// service port that has no counts is none.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
+    let Some(tally) = TALLY.get_ptr_mut(service) else {
+        return 0;
+    };
+    let counter = if is_refused == 0 {
+        // SAFETY: the entry stays mapped.
+        unsafe { &raw mut (*tally).sent }
+    } else {
+        // SAFETY: as above.
+        unsafe { &raw mut (*tally).refused }
+    };
+    add(Some(counter), 1);
+    1
 }
 
 /// The next number in turn for a service, on this CPU.

@@ -174,6 +174,7 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
         Memory::Kept => {}
         Memory::OfKernel => reason = Reason::TranslatedKernel,
         Memory::Full if is_udp => {
+            maps::count_refused(origin.service);
             return Err(Refusal {
                 reason: Reason::StorageFull,
                 error: ENOMEM,
@@ -218,25 +219,39 @@ fn admit<S: Sock>(sock: &S, front: &Front) -> Result<(), Refusal> {
     })
 }
 
-/// A new choice for a front.
+/// A new choice for a front, which is counted there.
 #[inline(always)]
 fn chosen<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(Origin, Reason), Refusal> {
+    match choose(sock, key, front) {
+        Ok(choice) => {
+            maps::count_sent(front.service);
+            Ok((origin_of(key, front.service, &choice), choice.reason))
+        }
+        Err(refusal) => {
+            maps::count_refused(front.service);
+            Err(refusal)
+        }
+    }
+}
+
+/// Chooses a backend for a client that may use a front.
+#[inline(always)]
+fn choose<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<Choice, Refusal> {
     admit(sock, front)?;
-    match lookup::choose(front, || client::of(sock, key.address.is_v4())) {
-        Ok(choice) => Ok((origin_of(key, front.service, &choice), choice.reason)),
-        Err(NoChoice::Empty) => Err(Refusal {
+    lookup::choose(front, || client::of(sock, key.address.is_v4())).map_err(|none| match none {
+        NoChoice::Empty => Refusal {
             reason: Reason::NoBackend,
             error: ECONNREFUSED,
-        }),
-        Err(NoChoice::Elsewhere) => Err(Refusal {
+        },
+        NoChoice::Elsewhere => Refusal {
             reason: Reason::NoLocalBackend,
             error: EHOSTUNREACH,
-        }),
-        Err(NoChoice::Broken) => Err(Refusal {
+        },
+        NoChoice::Broken => Refusal {
             reason: Reason::RecordBroken,
             error: ECONNREFUSED,
-        }),
-    }
+        },
+    })
 }
 
 /// The choice that a UDP flow already has, if it still holds. A socket that remembers nothing may

@@ -87,6 +87,8 @@ pub struct Views {
     pub network: watch::Receiver<View>,
     /// The ending of sockets.
     pub sockets: watch::Receiver<SocketsView>,
+    /// Of how many Service ports there are metrics of their own.
+    pub service_metrics: usize,
     /// Questions to the owner of the maps.
     pub queries: mpsc::Sender<Query>,
     /// The tunnel.

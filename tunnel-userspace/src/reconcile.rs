@@ -5,6 +5,7 @@
 //! - `alloc`: which indices are free
 //! - `carry`: what maps hold, written into maps of other sizes
 //! - `concerns`: what an operator must act on
+//! - `counted`: what the programs counted, by service port
 //! - `diff`: what must change (pure)
 //! - `health`: what load balancers are told of Services
 //! - `measures`, `histogram`: what kube-proxy measures of its passes
@@ -25,6 +26,7 @@ mod actual;
 mod alloc;
 mod carry;
 mod concerns;
+mod counted;
 mod diff;
 mod grace;
 mod health;
@@ -53,6 +55,7 @@ use tunnel_common::{reason::Reason, service::FrontKey};
 pub use self::{
     access::{MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError, without_spare},
     carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
+    counted::{Counted, PortCounts},
     grace::{Grace, Retired},
     histogram::Histogram,
     listeners::{Found, LookError},
@@ -264,6 +267,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// Gives back what no program can reach any more, but for what open connections keep. `more`
     /// says whether more is on its way.
     pub fn free(&mut self, retired: &Retired, more: bool) {
+        self.count_anew(&retired.ids);
         self.actual.free(retired, &self.maps);
         self.waiting = more;
         self.dirty.append(&mut self.starved);

@@ -33,6 +33,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         start: watch::Sender::default().subscribe(),
         stats,
         kernel_log: watch::channel(None).1,
+        service_metrics: 0,
         queries: mpsc::channel(1).0,
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),

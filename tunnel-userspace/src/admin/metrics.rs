@@ -2,6 +2,7 @@
 
 mod kube_proxy;
 mod out;
+mod service_ports;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -17,7 +18,7 @@ use self::out::{Out, number};
 use super::{AgentStatus, StartTimes, Views};
 use crate::{
     identity::State,
-    reconcile::Stats,
+    reconcile::{Counted, Stats},
     source::{Report, Server},
     tunnel::{ConnectionState, NodeView},
 };
@@ -29,10 +30,15 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 pub(super) type Answers = BTreeMap<(&'static str, u16), u64>;
 
 /// Every metric, as text.
-pub(super) fn render(views: &Arc<Views>, answers: Answers) -> Result<String, fmt::Error> {
+pub(super) fn render(
+    views: &Arc<Views>,
+    answers: Answers,
+    counted: Counted,
+) -> Result<String, fmt::Error> {
     collect(Metrics {
         views: Arc::clone(views),
         answers,
+        counted,
     })
 }
 
@@ -128,6 +134,7 @@ fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
 struct Metrics {
     views: Arc<Views>,
     answers: Answers,
+    counted: Counted,
 }
 
 impl fmt::Debug for Metrics {
@@ -184,6 +191,7 @@ impl Collector for Metrics {
             delay,
         )?;
         self.sockets(&mut out, &stats)?;
+        service_ports::encode(&mut out, &self.counted)?;
         self.steering(&mut out, &stats)?;
         self.tunnel(&mut out)?;
         kube_proxy::encode(&mut out, &stats, &self.answers)

@@ -6,12 +6,16 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Response, StatusCode};
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
+};
 
 use super::{
     Views, health, metrics,
@@ -70,6 +74,9 @@ impl Endpoint {
 /// How Services are translated, where kube-proxy says `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
+/// How long metrics wait for the owner of the maps, which may be in the middle of a pass.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 type Answers = Arc<Mutex<metrics::Answers>>;
 
 struct Node {
@@ -127,7 +134,7 @@ impl Site for Node {
             "/status" => json(StatusCode::OK, &Status::of(&self.views)),
             "/services" => self.services(query).await,
             "/nodes" => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
-            "/metrics" => self.metrics(),
+            "/metrics" => self.metrics().await,
             "/proxyMode" => text(StatusCode::OK, PROXY_MODE.to_owned()),
             "/configz" => json(StatusCode::OK, &self.views.config),
             // Beside the metrics it says no more than that somebody answers, as kube-proxy's does.
@@ -145,33 +152,36 @@ impl Site for Node {
 impl Node {
     /// All Services, or those of the name that is asked for.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
-        let (reply, answer) = oneshot::channel();
         let mut asked = query.split('&');
         let name = asked.find_map(|asked| asked.strip_prefix("name="));
         let name = name.map(str::to_owned);
-        if self
-            .views
-            .queries
-            .send(Query::Services(name, reply))
-            .await
-            .is_ok()
-            && let Ok(services) = answer.await
-        {
-            return json(StatusCode::OK, &services);
+        match self.ask(|reply| Query::Services(name, reply)).await {
+            Some(services) => json(StatusCode::OK, &services),
+            None => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the daemon is stopping\n".into(),
+            ),
         }
-        text(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the daemon is stopping\n".into(),
-        )
     }
 
-    fn metrics(&self) -> Response<Full<Bytes>> {
+    /// What the owner of the maps says; nothing if it has ended.
+    async fn ask<A>(&self, query: impl FnOnce(oneshot::Sender<A>) -> Query) -> Option<A> {
+        let (reply, answer) = oneshot::channel();
+        self.views.queries.send(query(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Everything, or what doesn't need the owner of the maps where that has no time.
+    async fn metrics(&self) -> Response<Full<Bytes>> {
+        let most = self.views.service_metrics;
+        let counted = self.ask(|reply| Query::Counted(most, reply));
+        let counted = timeout(PATIENCE, counted).await.ok().flatten();
         let answers = self
             .answers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        match metrics::render(&self.views, answers) {
+        match metrics::render(&self.views, answers, counted.unwrap_or_default()) {
             Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }

@@ -323,6 +323,7 @@ impl DataPath {
             source: self.take(names::SOURCE)?,
             be: self.take(names::BE)?,
             conns: Arc::clone(&self.conns),
+            tally: self.take(names::TALLY)?,
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
         Ok((

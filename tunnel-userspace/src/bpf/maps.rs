@@ -14,7 +14,7 @@ use aya::{
 use tunnel_common::{
     names,
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Slot, Source},
+    service::{Backend, Front, FrontKey, Membership, Slot, Source, Tally},
     steering::{Steered, SteeringKey},
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -30,6 +30,7 @@ pub struct KernelMaps {
     pub(super) source: Array<MapData, Source>,
     pub(super) be: Array<MapData, Backend>,
     pub(super) conns: Arc<Conns>,
+    pub(super) tally: Array<MapData, Tally>,
 }
 
 /// Opens a pinned map.
@@ -56,6 +57,7 @@ impl KernelMaps {
             source: open(folder, names::SOURCE, Map::Array)?,
             be: open(folder, names::BE, Map::Array)?,
             conns: Arc::new(Conns::open(folder, &[])?),
+            tally: open(folder, names::TALLY, Map::Array)?,
         })
     }
 }
@@ -194,6 +196,10 @@ impl MapWriter for KernelMaps {
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
         self.change_backend(index, |backend| backend.state = backend.state.gone())
     }
+
+    fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
+        write(&mut self.tally, names::TALLY, service, Tally::default())
+    }
 }
 
 impl KernelMaps {
@@ -237,6 +243,10 @@ impl MapReader for KernelMaps {
 
     fn open_at(&self, index: u32) -> Result<u64, ReadError> {
         self.conns.of(index)
+    }
+
+    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+        read(&self.tally, names::TALLY, service)
     }
 }
 

@@ -5,7 +5,7 @@ use tunnel_common::{
     names,
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Slot, Source},
+    service::{Backend, Front, FrontKey, Slot, Source, Tally},
     steering::{Steered, SteeringKey},
 };
 
@@ -36,6 +36,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
         names::SOURCE => shape(ARRAY, 4, bytes::<Source>(), 0, 0),
         names::BE => shape(ARRAY, 4, bytes::<Backend>(), 0, 0),
         names::CONNS => shape(ARRAY, 4, 8, 0, sys::MMAPABLE),
+        names::TALLY => shape(ARRAY, 4, bytes::<Tally>(), 0, 0),
         names::TURN => shape(PERCPU_ARRAY, 4, 4, 0, 0),
         names::ORIGIN => shape(SK_STORAGE, 4, bytes::<Origin>(), 0, NO_PREALLOC),
         names::OVERFLOW => shape(
@@ -55,7 +56,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
 }
 
 /// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 10] {
+pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 11] {
     [
         (names::SVC, sizes.fronts),
         (names::FRONT, sizes.front_entries()),
@@ -63,6 +64,7 @@ pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 10] {
         (names::SOURCE, sizes.source_entries()),
         (names::BE, sizes.backend_entries()),
         (names::CONNS, sizes.backend_entries()),
+        (names::TALLY, sizes.front_entries()),
         (names::TURN, sizes.front_entries()),
         (names::STEER, sizes.steer_entries()),
         (names::STEERED, sizes.steered_entries()),

@@ -69,6 +69,8 @@ fn block(name: &str, port: &PortView) -> String {
         lines.push(format!("sources    of the load balancer: only {only}"));
     }
     lines.push(format!("state      {}", state(port)));
+    let (sent, refused) = (port.sent, port.refused);
+    lines.push(format!("counted    {sent} sent on, {refused} refused"));
     let fronts: Vec<_> = port.fronts.iter().map(front).collect();
     let endpoints: Vec<_> = port.endpoints.iter().map(endpoint).collect();
     [
@@ -218,6 +220,8 @@ mod tests {
                 affinity_seconds: 30,
                 not_for_sockets: false,
                 sources: vec!["10.0.0.0-10.0.0.255".to_owned()],
+                sent: 40,
+                refused: 2,
                 fronts: vec![
                     front("10.96.0.1:80/TCP", "cluster IP", "Cluster"),
                     front("192.0.2.1:30080/TCP", "node port", "Local"),
@@ -241,6 +245,7 @@ shop/web  http TCP IPv4
 choice     random; a client keeps its backend for 30 s
 sources    of the load balancer: only 10.0.0.0-10.0.0.255
 state      programmed
+counted    40 sent on, 2 refused
 
 FRONT                 KIND         SOCKETS   PACKETS
 10.96.0.1:80/TCP      cluster IP   Cluster   Cluster

@@ -225,16 +225,19 @@ impl Default for Maps {
 
 /// Metrics and status.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Admin {
     /// The address of `/metrics` and `/status`.
     pub address: SocketAddr,
+    /// Of how many Service ports, the first by name, `/metrics` has counts of their own.
+    pub service_metrics: u32,
 }
 
 impl Default for Admin {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 10_249)),
+            service_metrics: 1000,
         }
     }
 }

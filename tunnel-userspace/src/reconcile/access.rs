@@ -3,7 +3,7 @@
 use std::io;
 
 use tunnel_common::{
-    service::{Backend, Front, FrontKey, Membership, Slot, Source},
+    service::{Backend, Front, FrontKey, Membership, Slot, Source, Tally},
     steering::{Steered, SteeringKey},
 };
 
@@ -136,6 +136,8 @@ pub trait MapWriter: Send {
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as gone.
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
+    /// Lets the counts of a service port begin anew.
+    fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
 }
 
 /// Reads the service maps.
@@ -156,6 +158,8 @@ pub trait MapReader {
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
     /// How many open sockets remember a backend, modulo 2^64. Only programs count.
     fn open_at(&self, index: u32) -> Result<u64, ReadError>;
+    /// What the programs counted of a service port, since it came or the maps were made.
+    fn tally(&self, service: u32) -> Result<Tally, ReadError>;
     /// The backends from the first on, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         (0..entries).map(|index| self.backend(index)).collect()

@@ -18,8 +18,8 @@ use tracing::{error, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Found, Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps, SteeringView,
-    SyncStats, grace::Waiter, listeners::Looks, view::ServiceView,
+    Counted, Found, Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps,
+    SteeringView, SyncStats, grace::Waiter, listeners::Looks, view::ServiceView,
 };
 use crate::{
     clock::{monotonic, since_boot},
@@ -41,6 +41,8 @@ const MOST_UPDATES: usize = 64;
 pub enum Query {
     /// Services of a name, or all, and what is programmed of them.
     Services(Option<String>, oneshot::Sender<Vec<ServiceView>>),
+    /// What was counted of so many service ports.
+    Counted(usize, oneshot::Sender<Counted>),
 }
 
 /// What the loop did, for metrics and status. Published after each pass.
@@ -329,15 +331,15 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     }
 
     fn answer(&self, query: Query) {
-        match query {
+        let is_told = match query {
             Query::Services(name, reply) => {
-                if reply
-                    .send(self.reconciler.services(name.as_deref()))
-                    .is_err()
-                {
-                    tracing::debug!("nobody waits for the answer any more");
-                }
+                let services = self.reconciler.services(name.as_deref());
+                reply.send(services).is_ok()
             }
+            Query::Counted(most, reply) => reply.send(self.reconciler.counted(most)).is_ok(),
+        };
+        if !is_told {
+            tracing::debug!("nobody waits for the answer any more");
         }
     }
 

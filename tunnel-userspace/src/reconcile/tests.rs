@@ -1,6 +1,7 @@
 mod adoption;
 mod carrying;
 mod cost;
+mod counted;
 mod histories;
 mod listeners;
 mod memory;

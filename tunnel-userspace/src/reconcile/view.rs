@@ -42,6 +42,12 @@ pub struct PortView {
     /// Who may use the addresses of the load balancer, first and last address of each range; empty
     /// where all may.
     pub sources: Vec<String>,
+    /// Connections and UDP flows that were sent to a backend, as the programs counted them.
+    #[serde(default)]
+    pub sent: u64,
+    /// Connections and datagrams that were refused.
+    #[serde(default)]
+    pub refused: u64,
     /// The fronts that are programmed.
     pub fronts: Vec<FrontView>,
     /// The backends that new connections go to.
@@ -136,6 +142,8 @@ impl<M: MapReader> Reconciler<M> {
             .id(name)
             .and_then(|id| self.actual.sources_of(id));
         let sources = sources.unwrap_or_default();
+        let tally = id.and_then(|id| self.maps.tally(id).ok());
+        let tally = tally.unwrap_or_default();
         let problem = self.problems.get(&name.service);
         let problem = problem.and_then(|problems| problems.get(name));
         let fronts = used.into_iter().flat_map(|port| port.fronts.keys());
@@ -153,6 +161,8 @@ impl<M: MapReader> Reconciler<M> {
             affinity_seconds: plan.affinity,
             not_for_sockets: !plan.for_sockets,
             sources: sources.iter().map(source_view).collect(),
+            sent: tally.sent,
+            refused: tally.refused,
             fronts: fronts.collect(),
             backends: names(backends),
             leaving: names(leaving),

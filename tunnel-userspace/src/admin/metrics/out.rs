@@ -36,12 +36,12 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// As [`Self::gauges`], with two labels.
-    pub(super) fn labelled_gauges<'a>(
+    /// As [`Self::gauges`], with several labels.
+    pub(super) fn labelled_gauges<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
-        values: impl IntoIterator<Item = ([(&'a str, &'a str); 2], f64)>,
+        values: impl IntoIterator<Item = ([(&'a str, &'a str); N], f64)>,
     ) -> fmt::Result {
         let mut encoder = self
             .0
@@ -78,11 +78,11 @@ impl Out<'_> {
         ConstCounter::new(value).encode(encoder)
     }
 
-    pub(super) fn counters<'a>(
+    pub(super) fn counters<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
-        values: impl IntoIterator<Item = ([(&'a str, &'a str); 1], u64)>,
+        values: impl IntoIterator<Item = ([(&'a str, &'a str); N], u64)>,
     ) -> fmt::Result {
         let mut encoder = self
             .0

@@ -1,9 +1,15 @@
 use std::collections::BTreeSet;
 
 use tokio::sync::watch;
+use tunnel_common::addr::Protocol;
 
 use super::*;
-use crate::admin::{AgentSetup, TunnelViews, fixture};
+use crate::{
+    admin::{AgentSetup, TunnelViews, fixture},
+    model::{Family, ObjectName},
+    plan::PortName,
+    reconcile::PortCounts,
+};
 
 fn views(stats: Stats, server: Server) -> Arc<Views> {
     let source = move || Report {
@@ -23,15 +29,36 @@ fn views(stats: Stats, server: Server) -> Arc<Views> {
     })
 }
 
+/// What was counted of one service port.
+fn counted() -> Counted {
+    let name = PortName {
+        service: ObjectName::new("shop", "web"),
+        port: "http".into(),
+        protocol: Protocol::TCP,
+        family: Family::V6,
+    };
+    let port = PortCounts {
+        name,
+        sent: 11,
+        refused: 12,
+        open: 13,
+    };
+    Counted {
+        ports: vec![port],
+        left_out: 14,
+    }
+}
+
 fn rendered(stats: Stats) -> String {
     let answers = Answers::from([(("/healthz", 200), 3), (("/livez", 503), 1)]);
-    render(&views(stats, Server::default()), answers).expect("rendered")
+    render(&views(stats, Server::default()), answers, counted()).expect("rendered")
 }
 
 #[test]
 fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
     let said = |server: Server| {
-        let page = render(&views(Stats::default(), server), Answers::new()).expect("rendered");
+        let page =
+            render(&views(Stats::default(), server), Answers::new(), counted()).expect("rendered");
         let lines = page.lines().map(str::to_owned);
         let ours = |line: &String| {
             line.starts_with("culvert_api_server_up") || line.starts_with("culvert_source_stale")
@@ -110,6 +137,21 @@ fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
 }
 
 #[test]
+fn what_was_counted_of_a_service_port_has_its_name() {
+    let page = rendered(Stats::default());
+
+    let labels = r#"{namespace="shop",service="web",port="http",protocol="TCP",ip_family="IPv6"}"#;
+    for line in [
+        format!("culvert_service_sent_total{labels} 11"),
+        format!("culvert_service_refused_total{labels} 12"),
+        format!("culvert_service_open_connections{labels} 13.0"),
+        "culvert_service_ports_left_out 14.0".to_owned(),
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+}
+
+#[test]
 fn only_steps_of_the_start_that_are_done_have_a_time() {
     let start = StartTimes {
         load: Some(0.25),
@@ -121,7 +163,7 @@ fn only_steps_of_the_start_that_are_done_have_a_time() {
         ..fixture::views(watch::channel(Stats::default()).1)
     };
 
-    let page = render(&Arc::new(views), Answers::new()).expect("rendered");
+    let page = render(&Arc::new(views), Answers::new(), Counted::default()).expect("rendered");
 
     let lines = page.lines();
     let ours: Vec<_> = lines

@@ -165,6 +165,7 @@ impl Parts {
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),
             queries,
+            service_metrics: usize::try_from(config.admin.service_metrics).unwrap_or(usize::MAX),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: TunnelViews::default(),

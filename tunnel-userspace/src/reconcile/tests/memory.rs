@@ -8,7 +8,7 @@ use std::{
 };
 
 use tunnel_common::service::{
-    Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State,
+    Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State, Tally,
 };
 
 use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
@@ -23,6 +23,7 @@ pub(crate) struct Memory {
     pub(crate) source: BTreeMap<u32, Source>,
     pub(crate) be: BTreeMap<u32, Backend>,
     pub(crate) conns: Conns,
+    pub(crate) tallies: BTreeMap<u32, Tally>,
     pub(crate) writes: usize,
     /// How many writes succeed before all fail, as if the process were killed there.
     pub(crate) limit: usize,
@@ -62,6 +63,7 @@ impl Memory {
             source: BTreeMap::new(),
             be: BTreeMap::new(),
             conns: Conns::default(),
+            tallies: BTreeMap::new(),
             writes: 0,
             limit: usize::MAX,
             is_watched: true,
@@ -240,6 +242,12 @@ impl MapWriter for Memory {
         self.watch();
         Ok(())
     }
+
+    fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
+        self.write("tally", true)?;
+        self.tallies.remove(&service);
+        Ok(())
+    }
 }
 
 impl MapReader for Memory {
@@ -289,5 +297,9 @@ impl MapReader for Memory {
 
     fn open_at(&self, index: u32) -> Result<u64, ReadError> {
         Ok(self.conns.of(index))
+    }
+
+    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+        Ok(self.tallies.get(&service).copied().unwrap_or_default())
     }
 }

@@ -1,0 +1,49 @@
+//! What the programs counted, by service port.
+
+use std::fmt;
+
+use tunnel_common::addr::Protocol;
+
+use super::out::{Out, number};
+use crate::reconcile::{Counted, PortCounts};
+
+pub(super) fn encode(out: &mut Out<'_>, counted: &Counted) -> fmt::Result {
+    let each = |of: fn(&PortCounts) -> u64| {
+        let ports = counted.ports.iter();
+        ports.map(move |port| (labels(port), of(port)))
+    };
+    let help = "Connections and UDP flows that were sent to a backend of a service port";
+    out.counters("culvert_service_sent", help, each(|port| port.sent))?;
+    let help = "Connections and datagrams to a service port that were refused";
+    out.counters("culvert_service_refused", help, each(|port| port.refused))?;
+    let help = "Open sockets that were sent to a backend of a service port";
+    let open = each(|port| port.open).map(|(labels, open)| (labels, saturated(open)));
+    out.labelled_gauges("culvert_service_open_connections", help, open)?;
+    let help = "Service ports that have no counts of their own here";
+    let left_out = number(counted.left_out);
+    out.gauge("culvert_service_ports_left_out", help, left_out)
+}
+
+fn labels(port: &PortCounts) -> [(&str, &str); 5] {
+    let name = &port.name;
+    [
+        ("namespace", &*name.service.namespace),
+        ("service", &*name.service.name),
+        ("port", &*name.port),
+        ("protocol", protocol(name.protocol)),
+        ("ip_family", name.family.label()),
+    ]
+}
+
+const fn protocol(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::TCP => "TCP",
+        Protocol::UDP => "UDP",
+        // No socket of it is translated.
+        _ => "other",
+    }
+}
+
+fn saturated(count: u64) -> f64 {
+    number(usize::try_from(count).unwrap_or(usize::MAX))
+}

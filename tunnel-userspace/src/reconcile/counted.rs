@@ -1,0 +1,66 @@
+//! What the programs counted, by service port.
+
+use super::{MapReader, MapWriter, Reconciler};
+use crate::plan::{PortName, ServicePlan};
+
+/// What was counted of some service ports.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Counted {
+    /// The first service ports by their names.
+    pub ports: Vec<PortCounts>,
+    /// How many more there are.
+    pub left_out: usize,
+}
+
+/// What was counted of a service port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortCounts {
+    /// Whose counts these are.
+    pub name: PortName,
+    /// Connections and UDP flows that were sent to a backend.
+    pub sent: u64,
+    /// Connections and datagrams that were refused.
+    pub refused: u64,
+    /// Open sockets that remember one of its backends.
+    pub open: u64,
+}
+
+impl<M: MapReader> Reconciler<M> {
+    /// What was counted of the first service ports by their names, at most so many.
+    #[must_use]
+    pub fn counted(&self, most: usize) -> Counted {
+        let all: usize = self.plans.values().map(ServicePlan::len).sum();
+        let names = self.plans.values().flat_map(ServicePlan::keys);
+        Counted {
+            ports: names.take(most).map(|name| self.counts(name)).collect(),
+            left_out: all.saturating_sub(most),
+        }
+    }
+
+    /// What can't be read, or is not programmed, counts as nothing.
+    fn counts(&self, name: &PortName) -> PortCounts {
+        let id = self.actual.id(name);
+        let tally = id.and_then(|id| self.maps.tally(id).ok());
+        let tally = tally.unwrap_or_default();
+        let port = id.and_then(|id| self.actual.ports.get(&id));
+        let backends = port.into_iter().flat_map(|port| port.backends.values());
+        let open = backends.filter_map(|index| self.maps.open_at(*index).ok());
+        PortCounts {
+            name: name.clone(),
+            sent: tally.sent,
+            refused: tally.refused,
+            open: open.fold(0, u64::wrapping_add),
+        }
+    }
+}
+
+impl<M: MapWriter> Reconciler<M> {
+    /// Lets what is counted for ids that no program uses any more begin anew.
+    pub(super) fn count_anew(&mut self, ids: &[u32]) {
+        for id in ids {
+            if let Err(error) = self.maps.reset_tally(*id) {
+                tracing::warn!(id, %error, "the counts of a service port that is gone stay");
+            }
+        }
+    }
+}

@@ -146,8 +146,9 @@ fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Ta
     }
     let is_product = cli.proxy == Which::Culvert;
     println!("run Kubernetes' own specs ...");
-    for case in upstream::run(cluster, &range)? {
-        table.add(Row::from(upstream::judge(case, is_product)));
+    let (cases, fates) = upstream::run(cluster, &range)?;
+    for case in cases {
+        table.add(Row::from(upstream::judge(case, is_product, &fates)));
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ impl From<Case> for Row {
             verdict,
             took,
             message,
+            log: _,
         } = case;
         Self {
             name,

@@ -8,9 +8,10 @@ use anyhow::{Result, ensure};
 use tunnel_tests::cluster::{
     Cluster,
     ginkgo::{self, Case, Choice, Verdict},
+    trace::Fates,
 };
 
-use self::not_yet::NOT_YET;
+use self::not_yet::{NODE_PORTS, NOT_YET};
 
 /// What stands before the names of all specs of the network.
 const GROUP: &str = "[sig-network] ";
@@ -55,10 +56,21 @@ const NOT_HERE: [&str; 9] = [
 ];
 
 /// What a spec of Kubernetes' own came to, measured by what the product is known not to pass yet. A
-/// spec that passes in spite of that is a failure, so that the list stays true.
-pub(crate) fn judge(mut case: Case, is_product: bool) -> Case {
+/// spec that passes in spite of that is a failure, so that the list stays true; and so is one that is
+/// said to fail for node ports of other nodes, if no packet shows it.
+pub(crate) fn judge(mut case: Case, is_product: bool, fates: &Fates) -> Case {
     if let Some(missing) = missing(&case.name).filter(|_| is_product) {
         (case.verdict, case.message) = match case.verdict {
+            Verdict::Failed if missing == NODE_PORTS => match lost(&case.log, fates) {
+                lost if lost.is_empty() => (
+                    Verdict::Failed,
+                    format!("no packet to a {missing} was lost: {}", case.message),
+                ),
+                lost => (
+                    Verdict::NotYet,
+                    format!("not built yet: {missing}\n{}", lost.join("\n")),
+                ),
+            },
             Verdict::Failed => (Verdict::NotYet, format!("not built yet: {missing}")),
             Verdict::Passed => (
                 Verdict::Failed,
@@ -68,6 +80,27 @@ pub(crate) fn judge(mut case: Case, is_product: bool) -> Case {
         };
     }
     case
+}
+
+/// The node ports that a spec names in its log and that answered nothing, and what became of what was
+/// sent there.
+fn lost(log: &str, fates: &Fates) -> Vec<String> {
+    let unanswered = fates.iter().filter(|(_, fate)| fate.answered == 0);
+    let named = unanswered.filter(|((at, _), _)| {
+        let (ip, port) = (at.ip(), at.port());
+        [
+            format!("{at}"),
+            format!("{ip} {port}"),
+            format!("{ip}:{port}"),
+            format!("host={ip}&port={port}"),
+            format!("host=[{ip}]&port={port}"),
+        ]
+        .iter()
+        .any(|words| log.contains(words))
+    });
+    named
+        .map(|((at, protocol), fate)| format!("{at}/{protocol}: {fate}"))
+        .collect()
 }
 
 /// What the product lacks for a spec, if anything.
@@ -137,9 +170,12 @@ impl Range {
     }
 }
 
-/// Runs them; they come sorted, as they run in any order.
-pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<Vec<Case>> {
+/// Runs them; they come sorted, as they run in any order. The second value is what became meanwhile of
+/// packets to node ports of other nodes.
+pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<(Vec<Case>, Fates)> {
+    let trace = cluster.trace()?;
     let mut cases = ginkgo::run(cluster, &range.choice())?;
+    let fates = trace.end()?;
     if let Some(count) = range.count() {
         let found = cases.len();
         ensure!(
@@ -148,12 +184,13 @@ pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<Vec<Case>> {
         );
     }
     cases.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(cases)
+    Ok((cases, fates))
 }
 
 #[cfg(test)]
 mod tests {
     use regex_lite::Regex;
+    use tunnel_tests::cluster::trace::Fate;
 
     use super::*;
 
@@ -163,7 +200,22 @@ mod tests {
             verdict,
             took: Duration::ZERO,
             message: "no answer".to_owned(),
+            log: "Running 'nc -v 172.30.1.1 31000'; dial?host=fd00:30:1::1&port=31001".to_owned(),
         }
+    }
+
+    /// What became of packets to node ports: the address, how often it was asked, and how often it
+    /// answered.
+    fn fates(ports: &[(&str, u64, u64)]) -> Fates {
+        let fate = |&(at, asked, answered): &(&str, u64, u64)| {
+            let fate = Fate {
+                asked,
+                answered,
+                refused: asked - answered,
+            };
+            ((at.parse().unwrap(), "TCP"), fate)
+        };
+        ports.iter().map(fate).collect()
     }
 
     const KNOWN: &str =
@@ -171,21 +223,41 @@ mod tests {
 
     #[test]
     fn a_spec_that_is_known_to_fail_must_fail_and_its_message_is_what_is_missing() {
-        let failed = judge(case(KNOWN, Verdict::Failed), true);
-        let passed = judge(case(KNOWN, Verdict::Passed), true);
+        let fates = fates(&[
+            ("172.30.1.1:31000", 3, 0),
+            ("[fd00:30:1::1]:31001", 2, 0),
+            ("172.30.1.1:31002", 9, 0),
+        ]);
+        let failed = judge(case(KNOWN, Verdict::Failed), true, &fates);
+        let passed = judge(case(KNOWN, Verdict::Passed), true, &fates);
 
         assert_eq!(failed.verdict, Verdict::NotYet);
-        assert!(failed.message.contains("node ports"), "{}", failed.message);
+        assert_eq!(
+            failed.message,
+            "not built yet: node ports of other nodes\n\
+             172.30.1.1:31000/TCP: 3 asked, 3 refused, 0 answered\n\
+             [fd00:30:1::1]:31001/TCP: 2 asked, 2 refused, 0 answered"
+        );
         assert_eq!(passed.verdict, Verdict::Failed);
+    }
+
+    #[test]
+    fn a_spec_that_fails_while_its_node_ports_answer_fails_for_another_reason() {
+        for ports in [&[][..], &[("172.30.1.1:31000", 3, 3)]] {
+            let failed = judge(case(KNOWN, Verdict::Failed), true, &fates(ports));
+
+            assert_eq!(failed.verdict, Verdict::Failed);
+            assert!(failed.message.contains("no answer"), "{}", failed.message);
+        }
     }
 
     #[test]
     fn a_longer_name_and_another_proxy_are_judged_by_how_the_spec_ended() {
         let other = case(&format!("{KNOWN}s"), Verdict::Failed);
 
-        assert_eq!(judge(other.clone(), true), other);
+        assert_eq!(judge(other.clone(), true, &Fates::new()), other);
         assert_eq!(
-            judge(case(KNOWN, Verdict::Passed), false).verdict,
+            judge(case(KNOWN, Verdict::Passed), false, &Fates::new()).verdict,
             Verdict::Passed
         );
     }

@@ -27,6 +27,7 @@ mod objects;
 mod pki;
 pub mod product;
 pub mod proxy;
+pub mod trace;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -46,6 +47,7 @@ use self::{
     node::Node,
     pki::Pki,
     proxy::Proxy,
+    trace::Trace,
 };
 use crate::{lab::Lab, wait};
 
@@ -144,6 +146,15 @@ impl Cluster {
     #[must_use]
     pub const fn kubectl(&self) -> &Kubectl {
         &self.kubectl
+    }
+
+    /// Captures what asks for node ports from other nodes.
+    ///
+    /// # Errors
+    ///
+    /// When tcpdump doesn't begin.
+    pub fn trace(&self) -> Result<Trace> {
+        Trace::start(self.network.router(), &self.kit, &self.logs)
     }
 
     /// Kills the API server.

@@ -1,10 +1,13 @@
 //! Specs of Kubernetes' own that the product doesn't pass yet.
 
+/// What comes by packets from another node, or from outside.
+pub(super) const NODE_PORTS: &str = "node ports of other nodes";
+
 /// What isn't built yet, and the specs that fail for want of it: their whole names, but for
 /// `[sig-network] ` in front and the labels behind.
 pub(super) const NOT_YET: [(&str, &[&str]); 2] = [
     (
-        "node ports of other nodes",
+        NODE_PORTS,
         &[
             "Conntrack should be able to cleanup conntrack entries when UDP service target port changes for a NodePort service",
             "Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service",

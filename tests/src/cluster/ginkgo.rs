@@ -33,6 +33,8 @@ pub struct Case {
     pub took: Duration,
     /// What it said, if it failed.
     pub message: String,
+    /// Everything it told on the way.
+    pub log: String,
 }
 
 /// How a spec ended.
@@ -135,6 +137,7 @@ fn case(name: &str, verdict: Verdict, took: Duration, rest: &str) -> Case {
         verdict,
         took,
         message: message.unwrap_or_default(),
+        log: unescaped(rest),
     }
 }
 
@@ -142,7 +145,11 @@ fn case(name: &str, verdict: Verdict, took: Duration, rest: &str) -> Case {
 fn attribute(head: &str, name: &str) -> Option<String> {
     let (_, rest) = head.split_once(&format!("{name}=\""))?;
     let (value, _) = rest.split_once('"')?;
-    let mut plain = value.to_owned();
+    Some(unescaped(value))
+}
+
+fn unescaped(text: &str) -> String {
+    let mut plain = text.to_owned();
     for (entity, letter) in [
         ("&#34;", "\""),
         ("&quot;", "\""),
@@ -156,7 +163,7 @@ fn attribute(head: &str, name: &str) -> Option<String> {
     ] {
         plain = plain.replace(entity, letter);
     }
-    Some(plain)
+    plain
 }
 
 /// Without the labels that stand behind a name, each in brackets.

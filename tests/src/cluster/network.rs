@@ -122,6 +122,11 @@ impl Network {
         &self.hosts[CLOUD]
     }
 
+    /// What all packets between nodes pass.
+    pub(super) const fn router(&self) -> &Place {
+        &self.wire
+    }
+
     /// Whether the edge can only open connections, and takes none.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::vm::{
 };
 
 /// What is unpacked, whether the machine has it or not.
-const PACKAGES: [&str; 12] = [
+const PACKAGES: [&str; 13] = [
     "bind9-dnsutils",
     "conntrack",
     "containerd",
@@ -27,6 +27,7 @@ const PACKAGES: [&str; 12] = [
     "nftables",
     "procps",
     "runc",
+    "tcpdump",
     "wget",
 ];
 

@@ -122,16 +122,15 @@ impl<'a, M: Memory> Known<'a, M> {
         if was_refused || origin.index == Origin::NOBODY {
             return Ok(false);
         }
-        Ok(match backend.map(|backend| standing(backend, origin)) {
-            Some(Standing::Serves) => false,
-            Some(Standing::Gone) => true,
-            Some(Standing::Unknown) | None => !self.serves_still(origin)?,
-        })
+        if backend.is_some_and(|backend| serves(backend, origin)) {
+            return Ok(false);
+        }
+        Ok(!self.serves_still(origin)?)
     }
 
     /// Whether the service port that has what was dialled has a backend that serves in the place that
-    /// a socket was sent to: where the index has come to another use since, or is that of an older
-    /// layout's map.
+    /// a socket was sent to: the index may have come to another use since, or be that of an older
+    /// layout's map, and the address may have gone over to another port with the same endpoints.
     fn serves_still(&self, origin: &Origin) -> io::Result<bool> {
         let dialled = FrontKey::new(origin.vip, origin.vip_port, origin.protocol);
         let Some(service) = self.memory.owner(&dialled)? else {
@@ -168,30 +167,17 @@ fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Resu
     Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 
-/// How it is with the backend that a socket was given, as its index says.
-enum Standing {
-    Serves,
-    Gone,
-    /// The index is in another use.
-    Unknown,
-}
-
+/// Whether the backend that a socket was given serves, as its index says.
+///
 /// UDP sockets note in which use of the index they were given it. TCP sockets don't, so that the index
 /// in a later use counts as the same if it leads to the same place for the same service port.
-fn standing(backend: &Backend, origin: &Origin) -> Standing {
-    let is_serving = backend.state.is_serving();
+fn serves(backend: &Backend, origin: &Origin) -> bool {
     let is_same_use = if origin.protocol == Protocol::UDP {
         backend.state.gone() == origin.state.gone()
     } else {
-        is_serving
-            && backend.service == origin.service
-            && origin.leads_to(&backend.address, backend.port)
+        backend.service == origin.service && origin.leads_to(&backend.address, backend.port)
     };
-    match (is_same_use, is_serving) {
-        (true, true) => Standing::Serves,
-        (true, false) => Standing::Gone,
-        (false, _) => Standing::Unknown,
-    }
+    backend.state.is_serving() && is_same_use
 }
 
 #[cfg(test)]

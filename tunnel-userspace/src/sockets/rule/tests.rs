@@ -153,6 +153,22 @@ fn where_an_index_is_in_another_use_what_the_cluster_ip_leads_to_now_counts() {
 }
 
 #[test]
+fn a_socket_stays_where_its_address_went_to_another_port_with_the_same_endpoint() {
+    let origin = origin(Protocol::UDP, first());
+    let mut maps = Maps::with(Protocol::UDP, first().gone());
+    maps.owner = Some(4);
+    assert!(outlived("10.0.0.9", &origin, &maps));
+
+    let taken_over = Backend {
+        service: 4,
+        ..backend(Protocol::UDP, first())
+    };
+    maps.backends.insert(INDEX + 1, taken_over);
+
+    assert!(!outlived("10.0.0.9", &origin, &maps));
+}
+
+#[test]
 fn a_choice_that_was_made_while_the_backend_went_has_outlived_it() {
     let origin = origin(Protocol::UDP, first().gone());
     let maps = Maps::with(Protocol::UDP, first().gone());

@@ -43,21 +43,24 @@ impl Stage {
         Ok(stage)
     }
 
-    fn is_translated(&self) -> bool {
+    /// Whether each connect, from the host and a pod, over either family, is translated.
+    fn connects(&self) -> impl Iterator<Item = bool> {
         let places: [&Place; 2] = [self.node.host(), &self.client];
-        places
-            .iter()
-            .all(|place| Way::V4.connect(place, WEB, HTTP).is_ok())
+        let each = places
+            .into_iter()
+            .flat_map(|place| Way::TCP.map(|way| (place, way)));
+        each.map(|(place, way)| way.connect(place, WEB, HTTP).is_ok())
+    }
+
+    fn is_translated(&self) -> bool {
+        self.connects().all(|is_translated| is_translated)
     }
 
     /// Waits until nothing is translated any more: the kernel takes a link down a moment after its
     /// last pin has gone.
     fn until_untouched(&self) -> Result<()> {
-        let places: [&Place; 2] = [self.node.host(), &self.client];
         wait::until(CHANGE, || {
-            places
-                .iter()
-                .all(|place| Way::V4.connect(place, WEB, HTTP).is_err())
+            self.connects().all(|is_translated| !is_translated)
         })
     }
 
@@ -178,11 +181,15 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     beside.instance.start()?;
     until_backends(&beside.instance, "web", 1)?;
 
-    let ask = |place: &Place| http(Way::V4.connect(place, WEB, HTTP)?);
-    let (first, grown) = counted(&beside.instance, &["translated"], || ask(&stage.client))?;
-    same("server", (first, grown), ("backend".to_owned(), vec![0]))?;
-    let (second, grown) = counted(&stage.node, &["translated"], || ask(&beside.client))?;
-    same("server", (second, grown), ("other".to_owned(), vec![0]))?;
+    let ask_by = |way: Way, place: &Place| http(way.connect(place, WEB, HTTP)?);
+    let ask = |place: &Place| ask_by(Way::V4, place);
+    for way in Way::TCP {
+        let ask = |place: &Place| ask_by(way, place);
+        let (first, grown) = counted(&beside.instance, &["translated"], || ask(&stage.client))?;
+        same("server", (first, grown), ("backend".to_owned(), vec![0]))?;
+        let (second, grown) = counted(&stage.node, &["translated"], || ask(&beside.client))?;
+        same("server", (second, grown), ("other".to_owned(), vec![0]))?;
+    }
 
     beside.instance.stop()?;
     let output = beside.instance.culvert(&["cleanup"])?;

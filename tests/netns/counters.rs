@@ -202,14 +202,14 @@ fn until_count(node: &Node, released: u64) -> Result<u64> {
 }
 
 /// Which servers answer connects of this thread, kept to one CPU.
-fn spread(client: &Pod) -> Result<BTreeMap<String, u64>> {
+fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
     let mut cpus = CpuSet::new();
     cpus.set(0)?;
     // The thread is this test's own.
     sched_setaffinity(Pid::from_raw(0), &cpus)?;
     let mut servers = BTreeMap::new();
     for _ in 0..SAMPLE {
-        let name = http(Way::V4.connect(client, WEB, HTTP)?)?;
+        let name = http(way.connect(client, WEB, HTTP)?)?;
         *servers.entry(name).or_default() += 1;
     }
     Ok(servers)
@@ -220,13 +220,15 @@ fn round_robin_gives_each_backend_the_same_from_one_cpu() -> Result<()> {
     let (node, _servers) = start(Some("round-robin"))?;
     let client = node.pod("client")?;
 
-    let servers = spread(&client)?;
+    for way in [Way::V4, Way::V6] {
+        let servers = spread(&client, way)?;
 
-    same("servers", servers.len(), 3)?;
-    ensure!(
-        servers.values().all(|count| *count == SAMPLE / 3),
-        "{servers:?}"
-    );
+        same("servers", servers.len(), 3)?;
+        ensure!(
+            servers.values().all(|count| *count == SAMPLE / 3),
+            "{way:?}: {servers:?}"
+        );
+    }
     Ok(())
 }
 
@@ -235,18 +237,20 @@ fn random_gives_each_backend_about_the_same() -> Result<()> {
     let (node, _servers) = start(Some("random"))?;
     let client = node.pod("client")?;
 
-    let servers = spread(&client)?;
-
-    // 100 are expected of each, with a deviation of 8.
-    same("servers", servers.len(), 3)?;
-    ensure!(
-        servers.values().all(|count| (50..=150).contains(count)),
-        "{servers:?}"
-    );
+    let mut counts: Vec<u64> = Vec::new();
+    for way in [Way::V4, Way::V6] {
+        let servers = spread(&client, way)?;
+        // 100 are expected of each, with a deviation of 8.
+        same("servers", servers.len(), 3)?;
+        ensure!(
+            servers.values().all(|count| (50..=150).contains(count)),
+            "{way:?}: {servers:?}"
+        );
+        counts.extend(servers.values());
+    }
     // In turn they would all be 100, each time.
-    let mut counts: Vec<u64> = servers.values().copied().collect();
-    for _ in 0..5 {
-        counts.extend(spread(&client)?.values());
+    for _ in 0..4 {
+        counts.extend(spread(&client, Way::V4)?.values());
     }
     ensure!(
         counts.iter().any(|count| *count != SAMPLE / 3),

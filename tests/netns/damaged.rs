@@ -43,9 +43,11 @@ impl Stage {
     /// That the Service is translated, from the host and a pod.
     fn translates(&self) -> Result<()> {
         for place in [self.node.host(), &*self.node.pod("backend")?] {
-            let stream = Way::V4.connect(place, WEB, HTTP)?;
-            same("peer", stream.peer_addr()?, Way::V4.shown(WEB, HTTP))?;
-            same("server", http(stream)?, "backend".to_owned())?;
+            for way in Way::TCP {
+                let stream = way.connect(place, WEB, HTTP)?;
+                same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
+                same("server", http(stream)?, "backend".to_owned())?;
+            }
         }
         Ok(())
     }

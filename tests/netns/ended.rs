@@ -254,7 +254,7 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
         let (_, from) = listener.recv_from(&mut [0; 64])?;
         waiting.push((client, socket, from));
     }
-    let more = stage.open(&[Way::V4], |client| {
+    let more = stage.open(&Way::UDP, |client| {
         let socket = client.way.udp(client.place)?;
         socket.connect(client.way.to(WEB, DNS))?;
         Ok(socket)

@@ -116,25 +116,23 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<
 #[test]
 fn new_sockets_are_spread_over_all_backends() -> Result<()> {
     let stage = Stage::new()?;
-    let mut tcp = BTreeSet::new();
-    let mut connected = BTreeSet::new();
-    let mut unconnected = BTreeSet::new();
-
-    // The chance that one of three isn't met in 60 tries is 10^-10.
-    for _ in 0..60 {
-        tcp.insert(http(Way::V4.connect(&stage.client, WEB, HTTP)?)?);
-        let socket = Way::V4.udp(&stage.client)?;
-        unconnected.insert(ask_to(&socket, Way::V4.to(WEB, DNS))?.0);
-        let socket = Way::V4.udp(&stage.client)?;
-        socket.connect(Way::V4.to(WEB, DNS))?;
-        connected.insert(ask(&socket)?);
+    for way in [Way::V4, Way::V6, Way::Mapped] {
+        let mut tcp = BTreeSet::new();
+        let mut connected = BTreeSet::new();
+        let mut unconnected = BTreeSet::new();
+        // The chance that one of three isn't met in 60 tries is 10^-10.
+        for _ in 0..60 {
+            tcp.insert(http(way.connect(&stage.client, WEB, HTTP)?)?);
+            let socket = way.udp(&stage.client)?;
+            unconnected.insert(ask_to(&socket, way.to(WEB, DNS))?.0);
+            let socket = way.udp(&stage.client)?;
+            socket.connect(way.to(WEB, DNS))?;
+            connected.insert(ask(&socket)?);
+        }
+        let servers = [tcp.len(), connected.len(), unconnected.len()];
+        same("servers", servers, [3; 3])?;
     }
-
-    same(
-        "servers",
-        [tcp.len(), connected.len(), unconnected.len()],
-        [3; 3],
-    )
+    Ok(())
 }
 
 #[test]
@@ -173,9 +171,12 @@ fn a_socket_without_room_to_remember_is_counted_and_udp_is_refused() -> Result<(
     }
 
     stage.client.sysctl(room, before.trim())?;
-    let (stream, grown) = counted(&stage.node, &reasons, || {
-        Ok(Way::V4.connect(&stage.client, WEB, HTTP)?)
-    })?;
-    same("counted", grown, vec![0, 0, 1])?;
-    same("peer", stream.peer_addr()?, Way::V4.shown(WEB, HTTP))
+    for way in Way::TCP {
+        let (stream, grown) = counted(&stage.node, &reasons, || {
+            Ok(way.connect(&stage.client, WEB, HTTP)?)
+        })?;
+        same("counted", grown, vec![0, 0, 1])?;
+        same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
+    }
+    Ok(())
 }

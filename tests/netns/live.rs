@@ -31,8 +31,15 @@ fn problems(node: &Node) -> Vec<String> {
     problems.unwrap_or_default().into_iter().map(text).collect()
 }
 
+/// Who answers, over every family.
 fn ask(node: &Node, vip: Vip) -> Result<String> {
-    http(Way::V4.connect(&*node.pod("client")?, vip, HTTP)?)
+    let client = node.pod("client")?;
+    let by = |way: Way| http(way.connect(&client, vip, HTTP)?);
+    let name = by(Way::V4)?;
+    for way in [Way::V6, Way::Mapped] {
+        same("server", by(way)?, name.clone())?;
+    }
+    Ok(name)
 }
 
 #[test]
@@ -106,12 +113,10 @@ fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
 
     node.apply(OTHER.service("other"))?;
     until_backends(&node, "other", 0)?;
-    let refused = Way::V4.connect(&client, OTHER, HTTP);
-    same(
-        "error",
-        crate::support::errno(refused),
-        nix::errno::Errno::ECONNREFUSED,
-    )?;
+    for way in Way::TCP {
+        let refused = crate::support::errno(way.connect(&client, OTHER, HTTP));
+        same("error", refused, nix::errno::Errno::ECONNREFUSED)?;
+    }
 
     node.withdraw("other.yaml")?;
     until_gone(&node, "other")?;
@@ -174,7 +179,8 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
     same("ready", metric(&metrics, "culvert_ready"), Some(1))?;
     let translated = "culvert_reason_total{reason=\"translated\"}";
     // The Service's, and the one by which the daemon tried its way.
-    same("translated", metric(&metrics, translated), Some(2))?;
+    let connects = u64::try_from(Way::TCP.len())? + 1;
+    same("translated", metric(&metrics, translated), Some(connects))?;
     passes_are_measured(&metrics)?;
     let (code, status) = ask_host(admin, "/status")?;
     let status: serde_json::Value = serde_json::from_str(&status)?;

@@ -51,6 +51,8 @@ mod listeners;
 #[cfg(test)]
 mod live;
 #[cfg(test)]
+mod masquerade;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod natives;

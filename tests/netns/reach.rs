@@ -173,8 +173,10 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
         .with_context(|| format!("from {name}"))?;
     }
     host.ip(&format!("addr del {}/32 dev uplink", new.v4))?;
-    let gone = || Way::V4.connect(host, new, NODE_HTTP).is_err();
-    wait::until(CHANGE, gone).context("the address that went is still served")
+    host.ip(&format!("addr del {}/128 dev uplink", new.v6))?;
+    let gone = || Way::TCP.map(|way| way.connect(host, new, NODE_HTTP).is_err());
+    wait::until(CHANGE, || gone().into_iter().all(|is_gone| is_gone))
+        .context("the address that went is still served")
 }
 
 #[test]
@@ -182,8 +184,9 @@ fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alon
     let stage = Stage::new()?;
     let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
     let balancer = format!(
-        "{{ip: \"{}\"}}, {{ip: \"{}\", ipMode: VIP}}, {{ip: \"{}\", ipMode: Proxy}}",
-        BALANCER.v4, BALANCER.v6, PROXIED.v4
+        "{{ip: \"{}\"}}, {{ip: \"{}\", ipMode: VIP}}, \
+         {{ip: \"{}\", ipMode: Proxy}}, {{ip: \"{}\", ipMode: Proxy}}",
+        BALANCER.v4, BALANCER.v6, PROXIED.v4, PROXIED.v6
     );
     let web = Stage::service()
         .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
@@ -196,8 +199,10 @@ fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alon
         for vip in [BALANCER, EXTERNAL] {
             answers(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
         }
-        let proxied = failure(place, Way::V4.to(PROXIED, HTTP))?;
-        ensure!(proxied != Errno::ECONNREFUSED, "{proxied}");
+        for way in [Way::V4, Way::V6] {
+            let proxied = failure(place, way.to(PROXIED, HTTP))?;
+            ensure!(proxied != Errno::ECONNREFUSED, "{way:?}: {proxied}");
+        }
     }
     Ok(())
 }
@@ -252,10 +257,14 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
     stage
         .node
         .apply(Stage::service().spec("internalTrafficPolicy: Local"))?;
-    let is_refused = || {
-        failure(stage.node.host(), Way::V4.to(WEB, HTTP)).is_ok_and(|it| it == Errno::ECONNREFUSED)
-    };
-    wait::until(CHANGE, is_refused).context("it is not refused")
+    for way in [Way::V4, Way::V6] {
+        let is_refused = || {
+            let failed = failure(stage.node.host(), way.to(WEB, HTTP));
+            failed.is_ok_and(|it| it == Errno::ECONNREFUSED)
+        };
+        wait::until(CHANGE, is_refused).with_context(|| format!("{way:?} is not refused"))?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -1,0 +1,165 @@
+//! Whom a backend sees: the pod or the host that dialled, whatever address it dialled. Where kube-proxy
+//! puts the node's address in its place, there is no packet to be changed here.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    instance,
+    manifest::{Protocol, Service},
+    node::Node,
+    place::Place,
+    pod::Pod,
+    topology, wait,
+};
+
+use crate::support::{
+    CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ports, same,
+};
+
+const WEB: Vip = Vip::of(20);
+const HOST: Vip = Vip {
+    v4: topology::HOST_V4,
+    v6: topology::HOST_V6,
+};
+/// Addresses that lead nowhere by themselves.
+const BALANCER: Vip = Vip::of(200);
+const EXTERNAL: Vip = Vip::of(201);
+const NODE_HTTP: u16 = 30_080;
+const NODE_DNS: u16 = 30_053;
+
+/// The addresses of the Service, with the ports there.
+const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
+    ("the cluster IP", WEB, [HTTP, DNS]),
+    ("the node port", HOST, [NODE_HTTP, NODE_DNS]),
+    ("the load balancer", BALANCER, [HTTP, DNS]),
+    ("the external IP", EXTERNAL, [HTTP, DNS]),
+];
+
+struct Stage {
+    node: Node,
+    client: Arc<Pod>,
+    backend: Arc<Pod>,
+}
+
+impl Stage {
+    /// A Service of one backend, with this policy for traffic from outside.
+    fn new(policy: &str) -> Result<Self> {
+        let node = Node::new()?;
+        let client = node.pod("client")?;
+        let backend = node.pod("backend")?;
+        let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
+        let balancer = format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", BALANCER.v4, BALANCER.v6);
+        let web = Service::new("web", [WEB.v4.into(), WEB.v6.into()])
+            .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+            .node_port(NODE_HTTP)
+            .port(Protocol::Udp, DNS, DNS_TARGET)
+            .node_port(NODE_DNS)
+            .spec(&format!("externalTrafficPolicy: {policy}"))
+            .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
+            .load_balancer(&balancer)
+            .on(instance::NODE)
+            .backends(addresses(&[&backend]));
+        node.apply(web)?;
+        node.start()?;
+        let is_whole = || {
+            let services = node.services();
+            services.is_ok_and(|services| ports(&services, "web").len() == 4)
+        };
+        wait::until(CHANGE, is_whole)?;
+        Ok(Self {
+            node,
+            client,
+            backend,
+        })
+    }
+
+    /// Whom the backend sees when a place dials each address of the Service over each protocol and
+    /// family: that place, by the address that it has.
+    fn sees(&self, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
+        let listening = Listening::new(&self.backend)?;
+        for (what, vip, [http, dns]) in ADDRESSES {
+            for (way, as_whom) in [Way::V4, Way::V6].into_iter().zip(as_whom) {
+                let (own, seen) = listening
+                    .tcp(place, way, way.to(vip, http))
+                    .with_context(|| format!("{way:?} to {what}"))?;
+                same(what, (own, seen.ip()), (seen, as_whom))?;
+                let seen = listening
+                    .udp(place, way, way.to(vip, dns))
+                    .with_context(|| format!("{way:?} to {what}, UDP"))?;
+                same(what, seen, as_whom)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the backend listens with, in either family.
+struct Listening {
+    tcp: [TcpListener; 2],
+    udp: [UdpSocket; 2],
+}
+
+impl Listening {
+    fn new(pod: &Pod) -> Result<Self> {
+        let ips: [IpAddr; 2] = [pod.v4(), pod.v6()];
+        let [tcp4, tcp6] = ips.map(|ip| pod.listen((ip, HTTP_TARGET)));
+        let [udp4, udp6] = ips.map(|ip| pod.udp((ip, DNS_TARGET)));
+        Ok(Self {
+            tcp: [tcp4?, tcp6?],
+            udp: [udp4?, udp6?],
+        })
+    }
+
+    const fn of(way: Way) -> usize {
+        match way {
+            Way::V6 => 1,
+            Way::V4 | Way::Mapped | Way::V4OnV6 => 0,
+        }
+    }
+
+    /// The address of a client that connects, as it knows it, and as the backend sees it.
+    fn tcp(&self, place: &Place, way: Way, to: SocketAddr) -> Result<(SocketAddr, SocketAddr)> {
+        let client = place.connect(to)?;
+        let (_stream, seen) = self.tcp[Self::of(way)].accept()?;
+        Ok((client.local_addr()?, seen))
+    }
+
+    /// The address of a client that sends a datagram, as the backend sees it.
+    fn udp(&self, place: &Place, way: Way, to: SocketAddr) -> Result<IpAddr> {
+        way.udp(place)?.send_to(b"who am I?", to)?;
+        let (_, seen) = self.udp[Self::of(way)].recv_from(&mut [0; 16])?;
+        Ok(seen.ip())
+    }
+}
+
+#[test]
+fn a_backend_sees_the_pod_that_dials_whatever_address_that_dials() -> Result<()> {
+    for policy in ["Cluster", "Local"] {
+        let stage = Stage::new(policy)?;
+        let client = &stage.client;
+        let own = [client.v4(), client.v6()];
+        stage.sees(client, own).context(policy)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_backend_sees_the_node_where_its_host_dials() -> Result<()> {
+    for policy in ["Cluster", "Local"] {
+        let stage = Stage::new(policy)?;
+        let own = [HOST.v4.into(), HOST.v6.into()];
+        stage.sees(stage.node.host(), own).context(policy)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_reaches_itself_through_its_service_sees_itself() -> Result<()> {
+    let stage = Stage::new("Cluster")?;
+    let backend = &stage.backend;
+    stage.sees(backend, [backend.v4(), backend.v6()])
+}

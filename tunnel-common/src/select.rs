@@ -65,8 +65,11 @@ const fn widened(share: u32) -> u64 {
     share as u64
 }
 
+/// A count of open connections; none where the sum is below, modulo 2^64, as other maps counted some of
+/// their beginnings.
 #[inline(always)]
-const fn at_least_none(open: u64) -> u64 {
+#[must_use]
+pub const fn at_least_none(open: u64) -> u64 {
     if open > u64::MAX / 2 { 0 } else { open }
 }
 

@@ -9,6 +9,7 @@
 //! - `load`: the object, loaded on the pinned maps
 //! - `attach`: programs on a cgroup, by pinned links
 //! - `logging`: one program that logs its events, in the place of the plain one
+//! - `held`: writes to maps that wait for others
 //! - `guard`: the program that keeps outsiders from the steering prefixes
 //! - `conns`: the counts of open connections
 //! - `maps`: the service maps, the steering maps, and the counters
@@ -30,6 +31,7 @@ mod conns;
 mod folders;
 mod grace;
 mod guard;
+mod held;
 mod kernel;
 mod load;
 mod logging;

@@ -153,13 +153,26 @@ impl PortPlan {
         plan
     }
 
-    /// The same plan with no other backends than those. It needs no more room than the plan that
-    /// is programmed, so it can be followed when the maps are full.
+    /// The same plan with no other fronts and backends than those, and where slots are short with each
+    /// backend once. It needs no more room than the plan that is programmed, so it can be followed when
+    /// the maps are full.
     #[must_use]
-    pub fn restricted_to(&self, known: impl Fn(&Target) -> bool) -> Self {
-        let only = |targets: &[Target]| targets.iter().copied().filter(&known).collect();
+    pub fn restricted_to(
+        &self,
+        has: impl Fn(&FrontKey) -> bool,
+        known: impl Fn(&Target) -> bool,
+        slots_are_short: bool,
+    ) -> Self {
+        let only = |targets: &[Target]| {
+            let mut seen = BTreeSet::new();
+            let known = targets.iter().copied().filter(&known);
+            let chosen = known.filter(|target| seen.insert(*target) || !slots_are_short);
+            chosen.collect()
+        };
+        let mut fronts = self.fronts.clone();
+        fronts.retain(|key, _| has(key));
         Self {
-            fronts: self.fronts.clone(),
+            fronts,
             cluster: only(&self.cluster),
             local: only(&self.local),
             has_endpoints: self.has_endpoints,

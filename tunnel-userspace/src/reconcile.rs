@@ -13,6 +13,7 @@
 //! - `listeners`: where something of this node listens on the address of a Service itself
 //! - `occupied`: indices of backends that are gone, which open connections keep
 //! - `order`: the writes, in an order that is safe at every step
+//! - `passing`: a pass over what changed, and what follows from writes that were refused
 //! - `planning`: what is to be programmed, planned anew where something changed
 //! - `problems`: what is not as planned
 //! - `grace`: what was taken out of reach, until it can be freed
@@ -36,6 +37,7 @@ mod measures;
 mod names;
 mod occupied;
 mod order;
+mod passing;
 mod planning;
 mod problems;
 mod run;
@@ -121,6 +123,10 @@ pub struct Reconciler<M> {
     held: BTreeSet<ObjectName>,
     seeded: bool,
     drift: u64,
+    /// Whether no pass was made yet.
+    is_first: bool,
+    /// Whether some writes of the first pass were refused, and which is not known.
+    in_doubt: bool,
 }
 
 /// What planning needs to know of this node.
@@ -158,7 +164,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         actual.find_occupied(&maps);
         let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
         let node: Arc<str> = settings.node_name.into();
-        Ok(Self {
+        let mut reconciler = Self {
             maps,
             actual,
             states: BTreeMap::new(),
@@ -186,7 +192,11 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             held: BTreeSet::new(),
             seeded: false,
             drift,
-        })
+            is_first: true,
+            in_doubt: false,
+        };
+        reconciler.count_unused_anew()?;
+        Ok(reconciler)
     }
 
     /// The maps.
@@ -213,38 +223,6 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.synced && (!self.dirty.is_empty() || self.whole && !self.orphans.is_empty())
-    }
-
-    /// Writes what changed. What can't be written stays dirty. Gives what was taken out of reach,
-    /// to be given back to [`Self::free`] after a grace period.
-    pub fn pass(&mut self) -> Retired {
-        if !self.synced {
-            return Retired::default();
-        }
-        if !self.seeded {
-            self.seed();
-        }
-        let before = self.actual.usage();
-        let dirty = std::mem::take(&mut self.dirty);
-        let mut leftovers = Vec::new();
-        for service in &dirty {
-            self.write_service(service, &mut leftovers);
-        }
-        // Orphans come after the Services that may take one over.
-        if self.whole {
-            for orphan in std::mem::take(&mut self.orphans) {
-                self.write_service(&orphan, &mut leftovers);
-            }
-        }
-        // Deletions come last, so that an address that moves from one Service to another is never
-        // without an owner.
-        for (name, diff) in leftovers {
-            self.finish(&name, &diff);
-        }
-        self.has_shrunk |= before.exceeds(&self.actual.usage());
-        let retired = std::mem::take(&mut self.retired);
-        self.waiting |= !retired.is_empty();
-        retired
     }
 
     fn write_service(&mut self, service: &ObjectName, leftovers: &mut Vec<(PortName, Diff)>) {
@@ -306,37 +284,6 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             .extend(refused.map(|(service, _)| service.clone()));
     }
 
-    /// Reads the maps again and compares them with what is known of them. Where they differ, they
-    /// are taken over anew and everything is planned again. Gives the number of differences.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::adopt`]; what was known stays.
-    pub fn audit(&mut self, grace: &mut impl Grace) -> Result<u64, AdoptError> {
-        if self.waiting || !self.seeded {
-            return Ok(0);
-        }
-        let (mut fresh, stray) = Actual::read(&self.maps, self.actual.sizes)?;
-        let differences = fresh
-            .differences(&self.actual)
-            .saturating_add(stray.fronts.len())
-            .saturating_add(stray.backends.len());
-        if differences == 0 {
-            return Ok(0);
-        }
-        remove_stray(&mut self.maps, &stray)?;
-        grace.wait().map_err(AdoptError::Grace)?;
-        fresh.find_occupied(&self.maps);
-        fresh.take_names(&mut self.actual);
-        self.actual = fresh;
-        self.measures.all_anew();
-        self.dirty.extend(self.plans.keys().cloned());
-        self.dirty.extend(self.actual.ids.keys().cloned());
-        let differences = u64::try_from(differences).unwrap_or(u64::MAX);
-        self.drift = self.drift.saturating_add(differences);
-        Ok(differences)
-    }
-
     /// The plan of a Service without the fronts that others own.
     fn wanted(&self, service: &ObjectName, changes: &mut Changes) -> ServicePlan {
         let Some(plans) = self.plans.get(service) else {
@@ -387,6 +334,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let mut diff = Diff::between(&self.actual, id, plan);
         let mut result = self.order().upsert(name, plan, &diff);
         if matches!(result, Err(Refused::Full(_))) && self.actual.look_at_occupied(&self.maps) > 0 {
+            // Some of it may be written by now.
+            diff = Diff::between(&self.actual, id, plan);
             result = self.order().upsert(name, plan, &diff);
         }
         if let Err(Refused::Full(shortage)) = result {
@@ -400,13 +349,15 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             let reduced = if shortage.reason() == Reason::SourcesFull {
                 plan.with_sources(self.actual.sources_of(id))
             } else {
-                let known = self.actual.ports.get(&id).map(|port| port.backends.clone());
-                let known = known.unwrap_or_default();
-                if known.is_empty() {
+                let Some(port) = self.actual.ports.get(&id) else {
                     self.forget_unused(name, id);
                     return;
-                }
-                plan.restricted_to(|target| known.contains_key(target))
+                };
+                plan.restricted_to(
+                    |key| port.fronts.contains_key(key),
+                    |target| port.backends.contains_key(target),
+                    shortage.reason() == Reason::SlotsFull,
+                )
             };
             diff = Diff::between(&self.actual, id, &reduced);
             result = self.order().upsert(name, &reduced, &diff);

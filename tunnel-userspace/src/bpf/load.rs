@@ -324,6 +324,7 @@ impl DataPath {
             be: self.take(names::BE)?,
             conns: Arc::clone(&self.conns),
             tally: self.take(names::TALLY)?,
+            held: None,
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
         Ok((

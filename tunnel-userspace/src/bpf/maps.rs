@@ -19,7 +19,7 @@ use tunnel_common::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{conns::Conns, sys};
+use super::{conns::Conns, held::Held, sys};
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
@@ -31,6 +31,8 @@ pub struct KernelMaps {
     pub(super) be: Array<MapData, Backend>,
     pub(super) conns: Arc<Conns>,
     pub(super) tally: Array<MapData, Tally>,
+    /// What waits, while it may.
+    pub(super) held: Option<Held>,
 }
 
 /// Opens a pinned map.
@@ -58,6 +60,7 @@ impl KernelMaps {
             be: open(folder, names::BE, Map::Array)?,
             conns: Arc::new(Conns::open(folder, &[])?),
             tally: open(folder, names::TALLY, Map::Array)?,
+            held: None,
         })
     }
 }
@@ -100,7 +103,7 @@ fn write_many<V: Pod + IntoBytes + Immutable>(
     values: impl Iterator<Item = (u32, V)>,
 ) -> (usize, Result<(), WriteError>) {
     let (indices, values): (Vec<u32>, Vec<V>) = values.unzip();
-    let (written, result) = sys::write_array(array.map().fd().as_fd(), &indices, &values);
+    let (written, result) = sys::write_many(array.map().fd().as_fd(), &indices, &values);
     (written, result.map_err(|source| WriteError { map, source }))
 }
 
@@ -156,14 +159,29 @@ fn entries<K: Pod>(
 
 impl MapWriter for KernelMaps {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
-        insert(&mut self.svc, names::SVC, key, index)
+        let Some(held) = &mut self.held else {
+            return insert(&mut self.svc, names::SVC, key, index);
+        };
+        held.keys.push((*key, index));
+        if held.is_full() {
+            self.write_held();
+        }
+        Ok(())
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
+        self.write_held();
+        if self.is_refused() {
+            return Ok(());
+        }
         remove(&mut self.svc, names::SVC, key)
     }
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
+        if let Some(held) = &mut self.held {
+            held.fronts.push((index, *front));
+            return Ok(());
+        }
         write(&mut self.front, names::FRONT, index, *front)
     }
 
@@ -177,6 +195,10 @@ impl MapWriter for KernelMaps {
 
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
         let slots = (first..).zip(slots.iter().copied());
+        if let Some(held) = &mut self.held {
+            held.slots.extend(slots);
+            return Ok(());
+        }
         let (_, written) = write_many(&self.slot, names::SLOT, slots);
         written
     }
@@ -186,6 +208,10 @@ impl MapWriter for KernelMaps {
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
+        if let Some(held) = &mut self.held {
+            held.backends.extend_from_slice(backends);
+            return (backends.len(), Ok(()));
+        }
         write_many(&self.be, names::BE, backends.iter().copied())
     }
 
@@ -200,6 +226,16 @@ impl MapWriter for KernelMaps {
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
         write(&mut self.tally, names::TALLY, service, Tally::default())
     }
+
+    fn hold(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    fn flush(&mut self) -> Result<(), WriteError> {
+        self.write_held();
+        let held = self.held.take();
+        held.and_then(|held| held.refused).map_or(Ok(()), Err)
+    }
 }
 
 impl KernelMaps {
@@ -209,6 +245,10 @@ impl KernelMaps {
         index: u32,
         change: impl FnOnce(&mut Backend),
     ) -> Result<(), WriteError> {
+        self.write_held();
+        if self.is_refused() {
+            return Ok(());
+        }
         let read = read(&self.be, names::BE, index);
         let mut backend = read.map_err(|ReadError { map, source }| WriteError { map, source })?;
         change(&mut backend);
@@ -243,6 +283,10 @@ impl MapReader for KernelMaps {
 
     fn open_at(&self, index: u32) -> Result<u64, ReadError> {
         self.conns.of(index)
+    }
+
+    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
+        read_all(&self.tally, names::TALLY, entries)
     }
 
     fn tally(&self, service: u32) -> Result<Tally, ReadError> {

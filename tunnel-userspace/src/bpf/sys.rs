@@ -19,7 +19,7 @@ use std::{
 use aya::programs::ProgramFd;
 
 pub(super) use self::{
-    arrays::{array_values, write_array},
+    arrays::{array_values, write_many},
     functions::{Functions, open_btf},
     words::{MMAPABLE, Words},
 };

@@ -293,7 +293,8 @@ proptest! {
             for_sockets: true,
             sources: Vec::new(),
         };
-        let restricted = plan.restricted_to(|target| known.contains(&target.port.to_host()));
+        let is_known = |target: &Target| known.contains(&target.port.to_host());
+        let restricted = plan.restricted_to(|_| false, is_known, false);
         prop_assert_eq!(restricted.cluster.len(), known.len());
         prop_assert_eq!(restricted.serving.len(), known.len());
     }

@@ -136,6 +136,18 @@ pub trait MapWriter: Send {
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as gone.
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
+    /// Lets writes wait from now on, so that many go with one call: those of what nothing leads to, and
+    /// of keys. They are made in an order in which nothing leads to what isn't written, and before
+    /// anything that is in use changes. After one was refused, no other may be made.
+    fn hold(&mut self) {}
+    /// Makes the writes that wait; those that follow don't.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused some of them; which of them were made is not known.
+    fn flush(&mut self) -> Result<(), WriteError> {
+        Ok(())
+    }
     /// Lets the counts of a service port begin anew.
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
 }
@@ -160,6 +172,10 @@ pub trait MapReader {
     fn open_at(&self, index: u32) -> Result<u64, ReadError>;
     /// What the programs counted of a service port, since it came or the maps were made.
     fn tally(&self, service: u32) -> Result<Tally, ReadError>;
+    /// What the programs counted of the service ports from the first id on.
+    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
+        (0..entries).map(|service| self.tally(service)).collect()
+    }
     /// The backends from the first on, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         (0..entries).map(|index| self.backend(index)).collect()

@@ -37,16 +37,24 @@ pub(crate) struct SetUse {
     pub(crate) backends: Vec<u32>,
 }
 
+/// So many slots are counted faster than looked up.
+const FEW: usize = 16;
+
 /// The slots of a set with these backends.
 pub(super) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
     let mut shares: HashMap<u32, u32> = HashMap::new();
-    for backend in backends {
+    let looked_up = if backends.len() > FEW { backends } else { &[] };
+    for backend in looked_up {
         let share = shares.entry(*backend).or_default();
         *share = share.saturating_add(1);
     }
+    let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
     let slot = move |backend: &u32| Slot {
         backend: *backend,
-        share: shares.get(backend).copied().unwrap_or_default(),
+        share: match shares.get(backend) {
+            Some(share) => *share,
+            None => u32::try_from(counted(backend)).unwrap_or(u32::MAX),
+        },
     };
     backends.iter().map(slot)
 }

@@ -1,6 +1,8 @@
 //! What the programs counted, by service port.
 
-use super::{MapReader, MapWriter, Reconciler};
+use tunnel_common::{select, service::Tally};
+
+use super::{MapReader, MapWriter, ReadError, Reconciler};
 use crate::plan::{PortName, ServicePlan};
 
 /// What was counted of some service ports.
@@ -21,7 +23,7 @@ pub struct PortCounts {
     pub sent: u64,
     /// Connections and datagrams that were refused.
     pub refused: u64,
-    /// Open sockets that remember one of its backends.
+    /// Open sockets that remember one of its backends that serve.
     pub open: u64,
 }
 
@@ -45,16 +47,17 @@ impl<M: MapReader> Reconciler<M> {
         let port = id.and_then(|id| self.actual.ports.get(&id));
         let backends = port.into_iter().flat_map(|port| port.backends.values());
         let open = backends.filter_map(|index| self.maps.open_at(*index).ok());
+        let open = open.map(select::at_least_none);
         PortCounts {
             name: name.clone(),
             sent: tally.sent,
             refused: tally.refused,
-            open: open.fold(0, u64::wrapping_add),
+            open: open.fold(0, u64::saturating_add),
         }
     }
 }
 
-impl<M: MapWriter> Reconciler<M> {
+impl<M: MapReader + MapWriter> Reconciler<M> {
     /// Lets what is counted for ids that no program uses any more begin anew.
     pub(super) fn count_anew(&mut self, ids: &[u32]) {
         for id in ids {
@@ -62,5 +65,16 @@ impl<M: MapWriter> Reconciler<M> {
                 tracing::warn!(id, %error, "the counts of a service port that is gone stay");
             }
         }
+    }
+
+    /// As [`Self::count_anew`], for what an earlier process left.
+    pub(super) fn count_unused_anew(&mut self) -> Result<(), ReadError> {
+        let tallies = self.maps.tallies(self.actual.sizes.front_entries())?;
+        let counted = (0_u32..).zip(tallies);
+        let counted = counted.filter(|(_, tally)| *tally != Tally::default());
+        let unused = counted.filter(|(id, _)| !self.actual.ports.contains_key(id));
+        let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
+        self.count_anew(&unused);
+        Ok(())
     }
 }

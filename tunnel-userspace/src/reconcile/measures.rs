@@ -105,15 +105,15 @@ impl Measures {
             self.service_changes = self.service_changes.saturating_add(1);
             self.services.insert(name.clone());
         }
-        let (old, new) = (by_name(before), by_name(now));
-        for slice in old.values().filter(|slice| !new.contains_key(&slice.name)) {
+        let (old, new) = (slices(before), slices(now));
+        for slice in old.iter().filter(|slice| named(new, slice).is_none()) {
             // The time in it is that of its last change, not of its end.
             self.count(name, slice.family);
             self.triggers.remove(name);
         }
-        for (slice_name, slice) in new {
-            let is_same = |old: &&Arc<EndpointSlice>| Arc::ptr_eq(old, slice) || *old == slice;
-            if old.get(slice_name).is_some_and(is_same) {
+        for slice in new {
+            let is_same = |old: &Arc<EndpointSlice>| Arc::ptr_eq(old, slice) || old == slice;
+            if named(old, slice).is_some_and(is_same) {
                 continue;
             }
             self.count(name, slice.family);
@@ -180,9 +180,16 @@ impl Measures {
     }
 }
 
-fn by_name(state: Option<&ServiceState>) -> BTreeMap<&ObjectName, &Arc<EndpointSlice>> {
-    let slices = state.into_iter().flat_map(|state| &state.slices);
-    slices.map(|slice| (&slice.name, slice)).collect()
+fn slices(state: Option<&ServiceState>) -> &[Arc<EndpointSlice>] {
+    state.map_or(&[], |state| &state.slices)
+}
+
+/// The one of some slices that has the name of another.
+fn named<'a>(
+    slices: &'a [Arc<EndpointSlice>],
+    other: &EndpointSlice,
+) -> Option<&'a Arc<EndpointSlice>> {
+    slices.iter().find(|slice| slice.name == other.name)
 }
 
 #[cfg(test)]

@@ -186,6 +186,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         self.reconciler.is_programmed(service)
     }
 
+    /// Whether it is not known what the maps hold, and nothing is written.
+    #[must_use]
+    pub const fn is_in_doubt(&self) -> bool {
+        self.reconciler.is_in_doubt()
+    }
+
     /// Takes the addresses that this node has now, for what is planned from here on.
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
@@ -362,6 +368,21 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         }
     }
 
+    /// Writes what changed. What a first pass may have left undone is found out, and written.
+    fn write(&mut self) -> Retired {
+        let retired = self.reconciler.pass();
+        if !self.reconciler.is_in_doubt() {
+            return retired;
+        }
+        if let Err(error) = self.reconciler.begin_anew(&mut self.audit_grace) {
+            let error = &error as &dyn std::error::Error;
+            error!(error, "cannot begin anew");
+            return retired;
+        }
+        self.tell_gone();
+        self.reconciler.pass()
+    }
+
     /// Writes the steering maps. It has a pace of its own: Services must not wait for it.
     fn steer(&mut self) {
         self.steering.pass(since_boot());
@@ -381,7 +402,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     fn pass(&mut self, since: Option<Duration>) {
         let start = monotonic();
         self.look();
-        let retired = self.reconciler.pass();
+        let retired = self.write();
         self.hand_over(retired);
         if self.reconciler.is_dirty() {
             self.retry_at = Some(Instant::now() + self.retry);

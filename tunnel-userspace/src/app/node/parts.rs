@@ -1,6 +1,6 @@
 //! The data path of a node: its maps and programs, and their owner.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 use tokio::sync::{mpsc, watch};
 use tracing::{Level, error, info, warn};
@@ -207,6 +207,10 @@ impl Parts {
     pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
         let (since, whole, stale) = (first.since, first.whole, first.stale);
         self.owner.apply(first);
+        if self.owner.is_in_doubt() {
+            let error = io::Error::other("what they hold is not known");
+            return Err(failed("cannot write the maps")(error));
+        }
         self.steps.done(Step::Write);
         self.data_path
             .promote(&self.pins)

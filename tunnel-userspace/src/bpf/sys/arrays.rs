@@ -1,4 +1,4 @@
-//! Many values of an array with one call (aya has no batches).
+//! Many entries of a map with one call (aya has no batches).
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -46,29 +46,29 @@ pub(in crate::bpf) fn array_values<V: FromBytes>(
     values.map_err(|_size| io::Error::other("a value of another size"))
 }
 
-/// Writes values of an array, each at its index, with one call. Says how many were written, in their
-/// order, and what ended it if those are not all. The map's values must be of this type.
-pub(in crate::bpf) fn write_array<V: IntoBytes + Immutable>(
+/// Writes values, each under its key, with one call. Says how many were written, in their order, and
+/// what ended it if those are not all. The map's keys and values must be of these types.
+pub(in crate::bpf) fn write_many<K: IntoBytes + Immutable, V: IntoBytes + Immutable>(
     map: BorrowedFd<'_>,
-    indices: &[u32],
+    keys: &[K],
     values: &[V],
 ) -> (usize, io::Result<()>) {
-    let length = indices.len().min(values.len());
+    let length = keys.len().min(values.len());
     let Ok(count) = u32::try_from(length) else {
         return (0, Err(io::Error::other("too many values")));
     };
     if count == 0 {
         return (0, Ok(()));
     }
-    let mut keys = indices.to_vec();
+    let mut keys = keys.as_bytes().to_vec();
     let mut bytes = values.as_bytes().to_vec();
     let mut attr = Attr::new()
         .pointer(16, keys.as_mut_ptr())
         .pointer(24, bytes.as_mut_ptr())
         .u32(32, count)
         .fd(36, map);
-    // SAFETY: both buffers hold as many keys and values as the attribute says; a key has four bytes,
-    // and a value as many as its type, which is the map's.
+    // SAFETY: both buffers hold as many keys and values as the attribute says, and each of them has as
+    // many bytes as its type, which is the map's.
     match unsafe { attr.call_mut(BPF_MAP_UPDATE_BATCH) } {
         Ok(_) => (length, Ok(())),
         // The kernel writes down how many it came to, unless it didn't come to any.

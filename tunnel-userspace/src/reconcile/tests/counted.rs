@@ -61,6 +61,21 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
 }
 
 #[test]
+fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    apply(&mut reconciler, vec![set("old", 1, &[1])]);
+    count(&mut reconciler, 1, 7, 3);
+    reconciler.update(update(vec![("old", None)]));
+    // Killed before what went could be freed.
+    drop(reconciler.pass());
+    assert_eq!(reconciler.maps.tallies.len(), 1);
+
+    let next = adopt(reconciler.maps);
+
+    assert_eq!(next.maps.tallies.len(), 0);
+}
+
+#[test]
 fn no_more_service_ports_are_counted_than_asked_for() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let services = [("a", 1), ("b", 2), ("c", 3)];

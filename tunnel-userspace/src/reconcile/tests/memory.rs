@@ -13,6 +13,26 @@ use tunnel_common::service::{
 
 use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
 
+/// A write that waits.
+#[derive(Clone, Debug)]
+pub(crate) enum Held {
+    Backend(u32, Backend),
+    Slot(u32, Slot),
+    Front(u32, Box<Front>),
+    Key(FrontKey, u32),
+}
+
+impl Held {
+    const fn order(&self) -> u8 {
+        match self {
+            Self::Backend(..) => 0,
+            Self::Slot(..) => 1,
+            Self::Front(..) => 2,
+            Self::Key(..) => 3,
+        }
+    }
+}
+
 /// The maps, and what programs could be reading since the last grace period.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
@@ -24,6 +44,8 @@ pub(crate) struct Memory {
     pub(crate) be: BTreeMap<u32, Backend>,
     pub(crate) conns: Conns,
     pub(crate) tallies: BTreeMap<u32, Tally>,
+    held: Option<Vec<Held>>,
+    refused: Option<&'static str>,
     pub(crate) writes: usize,
     /// How many writes succeed before all fail, as if the process were killed there.
     pub(crate) limit: usize,
@@ -64,6 +86,8 @@ impl Memory {
             be: BTreeMap::new(),
             conns: Conns::default(),
             tallies: BTreeMap::new(),
+            held: None,
+            refused: None,
             writes: 0,
             limit: usize::MAX,
             is_watched: true,
@@ -165,8 +189,34 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Makes the writes that wait, what nothing leads to before what leads there, until one is refused.
+    fn write_held(&mut self) {
+        let Some(mut held) = self.held.take() else {
+            return;
+        };
+        held.sort_by_key(Held::order);
+        for write in held {
+            if self.refused.is_none() {
+                let written = match write {
+                    Held::Backend(index, backend) => self.write_backend(index, &backend),
+                    Held::Slot(index, slot) => self.write_slot(index, slot),
+                    Held::Front(index, front) => self.write_front(index, &front),
+                    Held::Key(key, index) => self.write_svc(&key, index),
+                };
+                self.refused = written.err().map(|error| error.map);
+            }
+        }
+        self.held = Some(Vec::new());
+    }
+}
+
 impl MapWriter for Memory {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+        if let Some(held) = &mut self.held {
+            held.push(Held::Key(*key, index));
+            return Ok(());
+        }
         self.write("svc", true)?;
         if !self.svc.contains_key(key) && self.svc.len() >= self.sizes.fronts as usize {
             return Err(WriteError {
@@ -180,12 +230,20 @@ impl MapWriter for Memory {
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
+        self.write_held();
+        if self.refused.is_some() {
+            return Ok(());
+        }
         self.write("svc", true)?;
         self.svc.remove(key);
         Ok(())
     }
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
+        if let Some(held) = &mut self.held {
+            held.push(Held::Front(index, Box::new(*front)));
+            return Ok(());
+        }
         assert!(index < self.sizes.front_entries());
         self.write("front", !self.seen.fronts.contains(&index))?;
         self.front.insert(index, *front);
@@ -193,6 +251,10 @@ impl MapWriter for Memory {
     }
 
     fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
+        if let Some(held) = &mut self.held {
+            held.push(Held::Slot(index, slot));
+            return Ok(());
+        }
         assert!(index < self.sizes.slot_entries());
         self.write("slot", !self.seen.slots.contains(&index))?;
         self.slot.insert(index, slot);
@@ -207,6 +269,10 @@ impl MapWriter for Memory {
     }
 
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
+        if let Some(held) = &mut self.held {
+            held.push(Held::Backend(index, *backend));
+            return Ok(());
+        }
         assert!(index < self.sizes.backend_entries());
         let old = self
             .be
@@ -222,6 +288,10 @@ impl MapWriter for Memory {
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
+        self.write_held();
+        if self.refused.is_some() {
+            return Ok(());
+        }
         self.write("be", true)?;
         let backend = self.be.get_mut(&index);
         assert!(backend.is_some(), "a backend that was never written moves");
@@ -233,6 +303,10 @@ impl MapWriter for Memory {
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
+        self.write_held();
+        if self.refused.is_some() {
+            return Ok(());
+        }
         self.write("be", true)?;
         let backend = self.be.get_mut(&index);
         assert!(backend.is_some(), "a backend that was never written goes");
@@ -241,6 +315,22 @@ impl MapWriter for Memory {
         }
         self.watch();
         Ok(())
+    }
+
+    fn hold(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    fn flush(&mut self) -> Result<(), WriteError> {
+        self.write_held();
+        self.held = None;
+        match self.refused.take() {
+            Some(map) => Err(WriteError {
+                map,
+                source: io::Error::other("killed"),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {

@@ -344,6 +344,7 @@ mod tests {
         sctp_is_read_and_not_translated,
         services_share_an_address_of_a_load_balancer_by_port_and_protocol,
         sockets_leave_a_service_alone_that_asks_for_it,
+        source_ranges_are_of_an_address_port_and_protocol,
         source_ranges_of_another_family_or_of_everything_restrict_nothing,
         terminating_endpoints_of_this_node_take_over_for_the_policy_local,
         terminating_endpoints_take_over_whatever_their_hints,

@@ -2,7 +2,7 @@
 //! the router, which every packet from one node to another passes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
@@ -25,7 +25,7 @@ const PORTS: RangeInclusive<u16> = 30_000..=32_767;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What became of the packets to a node port.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Fate {
     /// First packets of connections, and datagrams, on their way to the node.
     pub asked: u64,
@@ -33,6 +33,8 @@ pub struct Fate {
     pub answered: u64,
     /// What the node refused, by a reset or an ICMP message.
     pub refused: u64,
+    /// The ports that it was asked from.
+    pub from: BTreeSet<u16>,
 }
 
 impl fmt::Display for Fate {
@@ -94,7 +96,10 @@ fn fates(log: &str) -> Fates {
     for (key, event) in log.lines().filter_map(event) {
         let fate = fates.entry(key).or_default();
         let count = match event {
-            Event::Asked => &mut fate.asked,
+            Event::Asked(from) => {
+                fate.from.insert(from);
+                &mut fate.asked
+            }
             Event::Answered => &mut fate.answered,
             Event::Refused => &mut fate.refused,
         };
@@ -106,7 +111,8 @@ fn fates(log: &str) -> Fates {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Event {
-    Asked,
+    /// From that port.
+    Asked(u16),
     Answered,
     Refused,
 }
@@ -116,6 +122,8 @@ fn event(line: &str) -> Option<((SocketAddr, &'static str), Event)> {
     let packet = line.split_once(" IP ").or_else(|| line.split_once(" IP6 "));
     let (ends, what) = packet?.1.split_once(": ")?;
     let (from, to) = ends.split_once(" > ")?;
+    let (_, port) = from.rsplit_once('.').unwrap_or_default();
+    let asked = Event::Asked(port.parse().unwrap_or_default());
     let of = |end, protocol, event| Some(((node_port(end)?, protocol), event));
     if what.starts_with("ICMP") {
         // "... 192.0.2.1 udp port 31000 unreachable", "... unreachable port, 2001:db8::1 udp port 31000".
@@ -125,11 +133,11 @@ fn event(line: &str) -> Option<((SocketAddr, &'static str), Event)> {
         return Some(((place(ip, port)?, "UDP"), Event::Refused));
     }
     match what.strip_prefix("Flags [") {
-        Some(flags) if flags.starts_with("S]") => of(to, "TCP", Event::Asked),
+        Some(flags) if flags.starts_with("S]") => of(to, "TCP", asked),
         Some(flags) if flags.starts_with("S.") => of(from, "TCP", Event::Answered),
         Some(flags) if flags.starts_with('R') => of(from, "TCP", Event::Refused),
         Some(_) => None,
-        None => of(to, "UDP", Event::Asked).or_else(|| of(from, "UDP", Event::Answered)),
+        None => of(to, "UDP", asked).or_else(|| of(from, "UDP", Event::Answered)),
     }
 }
 
@@ -165,6 +173,15 @@ listening on any, link-type LINUX_SLL2 (Linux cooked v2), snapshot length 262144
 14:00:00.000012 to1   In  IP 10.244.1.7.8080 > 10.244.0.5.31999: Flags [R.], seq 0, length 0
 14:00:00.000013 to1   In  IP6 fe80::1 > ff02::1: ICMP6, neighbor solicitation, who has fd00:30:1::1, length 32
 ";
+
+    #[test]
+    fn who_asks_is_told_by_its_port() {
+        let fates = fates(LOG);
+
+        let from: Vec<_> = fates.values().map(|fate| &fate.from).collect();
+        assert_eq!(from[0], &[43_210, 43_211].into());
+        assert_eq!(from[1], &[43_213].into());
+    }
 
     #[test]
     fn what_is_asked_of_a_node_port_is_told_with_what_came_of_it() {

@@ -125,17 +125,22 @@ impl<'a, M: Memory> Known<'a, M> {
         if backend.is_some_and(|backend| serves(backend, origin)) {
             return Ok(false);
         }
-        Ok(!self.serves_still(origin)?)
+        let dialled = FrontKey::new(origin.vip, origin.vip_port, origin.protocol);
+        let Some(service) = self.memory.owner(&dialled)? else {
+            return Ok(true);
+        };
+        let has_left = backend.is_some_and(|backend| has_left(backend, origin));
+        // Nothing else can have taken its place then, which spares a look at all backends.
+        if has_left && service == origin.service {
+            return Ok(true);
+        }
+        Ok(!self.serves_at(service, origin)?)
     }
 
     /// Whether the service port that has what was dialled has a backend that serves in the place that
     /// a socket was sent to: the index may have come to another use since, or be that of an older
     /// layout's map, and the address may have gone over to another port with the same endpoints.
-    fn serves_still(&self, origin: &Origin) -> io::Result<bool> {
-        let dialled = FrontKey::new(origin.vip, origin.vip_port, origin.protocol);
-        let Some(service) = self.memory.owner(&dialled)? else {
-            return Ok(false);
-        };
+    fn serves_at(&self, service: u32, origin: &Origin) -> io::Result<bool> {
         let place = (service, origin.backend, origin.backend_port);
         if let Some(serving) = self.serving.get() {
             return Ok(serving.contains(&place));
@@ -178,6 +183,11 @@ fn serves(backend: &Backend, origin: &Origin) -> bool {
         backend.service == origin.service && origin.leads_to(&backend.address, backend.port)
     };
     backend.state.is_serving() && is_same_use
+}
+
+/// Whether the backend that a UDP socket was given is gone, and its index in no other use yet.
+fn has_left(backend: &Backend, origin: &Origin) -> bool {
+    origin.protocol == Protocol::UDP && backend.state == origin.state.gone()
 }
 
 #[cfg(test)]

@@ -1,10 +1,15 @@
 //! A pass over what changed, and what follows from writes that were refused.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use tunnel_common::reason::Reason;
 
 use super::{
-    Actual, AdoptError, Grace, MapReader, MapWriter, Reconciler, Retired, WriteError, remove_stray,
+    Actual, AdoptError, Grace, MapReader, MapWriter, Reconciler, Retired, SyncStats, WriteError,
+    remove_stray,
 };
+use crate::model::ObjectName;
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
     /// Writes what changed. What can't be written stays dirty. Gives what was taken out of reach,
@@ -118,5 +123,16 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let differences = u64::try_from(differences).unwrap_or(u64::MAX);
         self.drift = self.drift.saturating_add(differences);
         Ok(differences)
+    }
+}
+
+impl<M> Reconciler<M> {
+    /// Measures a pass that has just ended.
+    pub(super) fn measure(&mut self, stats: &mut SyncStats, took: Duration) {
+        if self.synced {
+            let (dirty, starved) = (&self.dirty, &self.starved);
+            let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
+            self.measures.pass(stats, took, Timestamp::now(), is_open);
+        }
     }
 }

@@ -187,7 +187,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     }
 
     /// Whether it is not known what the maps hold, and nothing is written.
-    #[must_use]
     pub const fn is_in_doubt(&self) -> bool {
         self.reconciler.is_in_doubt()
     }
@@ -375,8 +374,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             return retired;
         }
         if let Err(error) = self.reconciler.begin_anew(&mut self.audit_grace) {
-            let error = &error as &dyn std::error::Error;
-            error!(error, "cannot begin anew");
+            error!(
+                error = &error as &dyn std::error::Error,
+                "cannot begin anew"
+            );
             return retired;
         }
         self.tell_gone();
@@ -467,15 +468,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 }
 
 impl<M> Reconciler<M> {
-    /// Measures a pass that has just ended.
-    fn measure(&mut self, stats: &mut SyncStats, took: Duration) {
-        if self.synced {
-            let (dirty, starved) = (&self.dirty, &self.starved);
-            let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
-            self.measures.pass(stats, took, Timestamp::now(), is_open);
-        }
-    }
-
     pub(super) fn describe(&self, stats: &mut Stats) {
         let usage = self.actual.usage();
         stats.synced = self.synced;

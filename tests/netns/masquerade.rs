@@ -7,29 +7,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{
-    instance,
-    manifest::{Protocol, Service},
-    node::Node,
-    place::Place,
-    pod::Pod,
-    topology, wait,
-};
+use tunnel_tests::{instance, node::Node, place::Place, pod::Pod, wait};
 
-use crate::support::{
-    CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ports, same,
+use crate::{
+    reach::{self, BALANCER, EXTERNAL, HOST, NODE_DNS, NODE_HTTP, WEB},
+    support::{CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ports, same},
 };
-
-const WEB: Vip = Vip::of(20);
-const HOST: Vip = Vip {
-    v4: topology::HOST_V4,
-    v6: topology::HOST_V6,
-};
-/// Addresses that lead nowhere by themselves.
-const BALANCER: Vip = Vip::of(200);
-const EXTERNAL: Vip = Vip::of(201);
-const NODE_HTTP: u16 = 30_080;
-const NODE_DNS: u16 = 30_053;
 
 /// The addresses of the Service, with the ports there.
 const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
@@ -53,11 +36,7 @@ impl Stage {
         let backend = node.pod("backend")?;
         let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
         let balancer = format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", BALANCER.v4, BALANCER.v6);
-        let web = Service::new("web", [WEB.v4.into(), WEB.v6.into()])
-            .port(Protocol::Tcp, HTTP, HTTP_TARGET)
-            .node_port(NODE_HTTP)
-            .port(Protocol::Udp, DNS, DNS_TARGET)
-            .node_port(NODE_DNS)
+        let web = reach::Stage::service()
             .spec(&format!("externalTrafficPolicy: {policy}"))
             .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
             .load_balancer(&balancer)

@@ -22,8 +22,8 @@ use crate::support::{
     errno, http, no_way, same, serve, until_backends,
 };
 
-const WEB: Vip = Vip::of(20);
-const HOST: Vip = Vip {
+pub(crate) const WEB: Vip = Vip::of(20);
+pub(crate) const HOST: Vip = Vip {
     v4: topology::HOST_V4,
     v6: topology::HOST_V6,
 };
@@ -36,13 +36,13 @@ const OUTSIDE: Vip = Vip {
     v6: topology::OUTSIDE_V6,
 };
 /// Addresses that lead nowhere by themselves.
-const BALANCER: Vip = Vip::of(200);
-const EXTERNAL: Vip = Vip::of(201);
+pub(crate) const BALANCER: Vip = Vip::of(200);
+pub(crate) const EXTERNAL: Vip = Vip::of(201);
 const PROXIED: Vip = Vip::of(202);
-const NODE_HTTP: u16 = 30_080;
-const NODE_DNS: u16 = 30_053;
+pub(crate) const NODE_HTTP: u16 = 30_080;
+pub(crate) const NODE_DNS: u16 = 30_053;
 
-struct Stage {
+pub(crate) struct Stage {
     node: Node,
     client: Arc<Pod>,
     backend: Arc<Pod>,
@@ -68,7 +68,7 @@ impl Stage {
     }
 
     /// A Service with node ports, without endpoints yet.
-    fn service() -> Service {
+    pub(crate) fn service() -> Service {
         Service::new("web", [WEB.v4.into(), WEB.v6.into()])
             .port(Protocol::Tcp, HTTP, HTTP_TARGET)
             .node_port(NODE_HTTP)

@@ -166,7 +166,7 @@ impl PortPlan {
         let only = |targets: &[Target]| {
             let mut seen = BTreeSet::new();
             let known = targets.iter().copied().filter(&known);
-            let chosen = known.filter(|target| seen.insert(*target) || !slots_are_short);
+            let chosen = known.filter(|target| !slots_are_short || seen.insert(*target));
             chosen.collect()
         };
         let mut fronts = self.fronts.clone();

@@ -157,11 +157,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         settings: Settings,
     ) -> Result<Self, AdoptError> {
         let (mut actual, stray) = Actual::read(&maps, sizes)?;
-        remove_stray(&mut maps, &stray)?;
-        // What this process takes for free may still be read by a program that began before the
-        // last process died, or before the keys above were removed.
-        grace.wait().map_err(AdoptError::Grace)?;
-        actual.find_occupied(&maps);
+        make_usable(&mut actual, &mut maps, &stray, grace)?;
         let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
         let node: Arc<str> = settings.node_name.into();
         let mut reconciler = Self {
@@ -418,6 +414,22 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             retired: &mut self.retired,
         }
     }
+}
+
+/// Makes what was read from maps something to go by: without what made no sense in them, and with
+/// nothing free that is in use.
+fn make_usable<M: MapReader + MapWriter>(
+    actual: &mut Actual,
+    maps: &mut M,
+    stray: &Stray,
+    grace: &mut impl Grace,
+) -> Result<(), AdoptError> {
+    remove_stray(maps, stray)?;
+    // What counts as free may still be read by a program that began before the last process died, or
+    // before the keys above were removed.
+    grace.wait().map_err(AdoptError::Grace)?;
+    actual.find_occupied(maps);
+    Ok(())
 }
 
 fn remove_stray(maps: &mut impl MapWriter, stray: &Stray) -> Result<(), WriteError> {

@@ -1,18 +1,12 @@
 //! Writes to the service maps that wait, so that many of them go with one call.
 
-use std::{io, os::fd::AsFd as _};
-
-use aya::{
-    Pod,
-    maps::{Array, IterableMap as _, MapData},
-};
+use aya::maps::IterableMap as _;
 use tunnel_common::{
     names,
     service::{Backend, Front, FrontKey, Slot},
 };
-use zerocopy::{Immutable, IntoBytes};
 
-use super::{maps::KernelMaps, sys};
+use super::maps::{KernelMaps, write_many};
 use crate::reconcile::WriteError;
 
 /// How many of them wait at most, but for those of the last port.
@@ -39,50 +33,27 @@ impl Held {
 }
 
 impl KernelMaps {
-    /// Whether a write that waited was refused.
-    pub(super) fn is_refused(&self) -> bool {
-        self.held
-            .as_ref()
-            .is_some_and(|held| held.refused.is_some())
-    }
-
-    /// Writes what waits. What is refused is told by the end of the waiting.
-    pub(super) fn write_held(&mut self) {
+    /// Writes what waits; whether other writes may follow. What is refused is told by the end of the
+    /// waiting, and found by reading everything again: nothing is written after it.
+    pub(super) fn write_held(&mut self) -> bool {
         let Some(held) = &mut self.held else {
-            return;
+            return true;
         };
-        if held.refused.is_some() {
-            // What was refused is found by reading everything again.
-            let refused = held.refused.take();
-            *held = Held {
-                refused,
-                ..Held::default()
-            };
-            return;
-        }
-        let written = write(&self.be, names::BE, &mut held.backends)
-            .and_then(|()| write(&self.slot, names::SLOT, &mut held.slots))
-            .and_then(|()| write(&self.front, names::FRONT, &mut held.fronts))
-            .and_then(|()| {
-                let svc = self.svc.map().fd().as_fd();
-                let (keys, indices) = held.keys.drain(..).unzip::<_, _, Vec<_>, Vec<_>>();
-                let (_, written) = sys::write_many(svc, &keys, &indices);
-                written.map_err(|source| refused(names::SVC, source))
-            });
-        held.refused = written.err();
+        let Held {
+            backends,
+            slots,
+            fronts,
+            keys,
+            refused,
+        } = std::mem::take(held);
+        held.refused = refused.or_else(|| {
+            let written = write_many(self.be.map(), names::BE, backends)
+                .1
+                .and_then(|()| write_many(self.slot.map(), names::SLOT, slots).1)
+                .and_then(|()| write_many(self.front.map(), names::FRONT, fronts).1)
+                .and_then(|()| write_many(self.svc.map(), names::SVC, keys).1);
+            written.err()
+        });
+        held.refused.is_none()
     }
-}
-
-fn write<V: Pod + IntoBytes + Immutable>(
-    array: &Array<MapData, V>,
-    map: &'static str,
-    values: &mut Vec<(u32, V)>,
-) -> Result<(), WriteError> {
-    let (indices, values) = values.drain(..).unzip::<_, _, Vec<_>, Vec<_>>();
-    let (_, written) = sys::write_many(array.map().fd().as_fd(), &indices, &values);
-    written.map_err(|source| refused(map, source))
-}
-
-const fn refused(map: &'static str, source: io::Error) -> WriteError {
-    WriteError { map, source }
 }

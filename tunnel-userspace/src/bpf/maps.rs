@@ -96,14 +96,15 @@ fn write<V: Pod>(
     })
 }
 
-/// Writes values with one call; says how many were written, and what ended it if not all.
-fn write_many<V: Pod + IntoBytes + Immutable>(
-    array: &Array<MapData, V>,
+/// Writes values, each under its key, with one call; says how many were written, and what ended it if
+/// not all.
+pub(super) fn write_many<K: IntoBytes + Immutable, V: IntoBytes + Immutable>(
+    data: &MapData,
     map: &'static str,
-    values: impl Iterator<Item = (u32, V)>,
+    entries: impl IntoIterator<Item = (K, V)>,
 ) -> (usize, Result<(), WriteError>) {
-    let (indices, values): (Vec<u32>, Vec<V>) = values.unzip();
-    let (written, result) = sys::write_many(array.map().fd().as_fd(), &indices, &values);
+    let (keys, values): (Vec<K>, Vec<V>) = entries.into_iter().unzip();
+    let (written, result) = sys::write_many(data.fd().as_fd(), &keys, &values);
     (written, result.map_err(|source| WriteError { map, source }))
 }
 
@@ -170,8 +171,7 @@ impl MapWriter for KernelMaps {
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
-        self.write_held();
-        if self.is_refused() {
+        if !self.write_held() {
             return Ok(());
         }
         remove(&mut self.svc, names::SVC, key)
@@ -199,7 +199,7 @@ impl MapWriter for KernelMaps {
             held.slots.extend(slots);
             return Ok(());
         }
-        let (_, written) = write_many(&self.slot, names::SLOT, slots);
+        let (_, written) = write_many(self.slot.map(), names::SLOT, slots);
         written
     }
 
@@ -212,7 +212,7 @@ impl MapWriter for KernelMaps {
             held.backends.extend_from_slice(backends);
             return (backends.len(), Ok(()));
         }
-        write_many(&self.be, names::BE, backends.iter().copied())
+        write_many(self.be.map(), names::BE, backends.iter().copied())
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
@@ -245,8 +245,7 @@ impl KernelMaps {
         index: u32,
         change: impl FnOnce(&mut Backend),
     ) -> Result<(), WriteError> {
-        self.write_held();
-        if self.is_refused() {
+        if !self.write_held() {
             return Ok(());
         }
         let read = read(&self.be, names::BE, index);

@@ -39,11 +39,15 @@ impl<M: MapReader> Reconciler<M> {
         }
     }
 
-    /// What can't be read, or is not programmed, counts as nothing.
+    /// What was counted for an id. What can't be read, or is not programmed, counts as nothing.
+    pub(super) fn tally(&self, id: Option<u32>) -> Tally {
+        let tally = id.and_then(|id| self.maps.tally(id).ok());
+        tally.unwrap_or_default()
+    }
+
     fn counts(&self, name: &PortName) -> PortCounts {
         let id = self.actual.id(name);
-        let tally = id.and_then(|id| self.maps.tally(id).ok());
-        let tally = tally.unwrap_or_default();
+        let tally = self.tally(id);
         let port = id.and_then(|id| self.actual.ports.get(&id));
         let backends = port.into_iter().flat_map(|port| port.backends.values());
         let open = backends.filter_map(|index| self.maps.open_at(*index).ok());

@@ -7,7 +7,7 @@ use tunnel_common::reason::Reason;
 
 use super::{
     Actual, AdoptError, Grace, MapReader, MapWriter, Reconciler, Retired, SyncStats, WriteError,
-    remove_stray,
+    make_usable,
 };
 use crate::model::ObjectName;
 
@@ -79,9 +79,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
     pub fn begin_anew(&mut self, grace: &mut impl Grace) -> Result<(), AdoptError> {
         let (mut actual, stray) = Actual::read(&self.maps, self.actual.sizes)?;
-        remove_stray(&mut self.maps, &stray)?;
-        grace.wait().map_err(AdoptError::Grace)?;
-        actual.find_occupied(&self.maps);
+        make_usable(&mut actual, &mut self.maps, &stray, grace)?;
         self.actual = actual;
         self.count_unused_anew()?;
         self.retired = Retired::default();
@@ -112,9 +110,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         if differences == 0 {
             return Ok(0);
         }
-        remove_stray(&mut self.maps, &stray)?;
-        grace.wait().map_err(AdoptError::Grace)?;
-        fresh.find_occupied(&self.maps);
+        make_usable(&mut fresh, &mut self.maps, &stray, grace)?;
         fresh.take_names(&mut self.actual);
         self.actual = fresh;
         self.measures.all_anew();

@@ -142,8 +142,7 @@ impl<M: MapReader> Reconciler<M> {
             .id(name)
             .and_then(|id| self.actual.sources_of(id));
         let sources = sources.unwrap_or_default();
-        let tally = id.and_then(|id| self.maps.tally(id).ok());
-        let tally = tally.unwrap_or_default();
+        let tally = self.tally(id);
         let problem = self.problems.get(&name.service);
         let problem = problem.and_then(|problems| problems.get(name));
         let fronts = used.into_iter().flat_map(|port| port.fronts.keys());

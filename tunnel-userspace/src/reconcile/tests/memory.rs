@@ -190,10 +190,11 @@ impl Memory {
 }
 
 impl Memory {
-    /// Makes the writes that wait, what nothing leads to before what leads there, until one is refused.
-    fn write_held(&mut self) {
+    /// Makes the writes that wait, what nothing leads to before what leads there, until one is refused;
+    /// whether other writes may follow.
+    fn write_held(&mut self) -> bool {
         let Some(mut held) = self.held.take() else {
-            return;
+            return true;
         };
         held.sort_by_key(Held::order);
         for write in held {
@@ -208,6 +209,7 @@ impl Memory {
             }
         }
         self.held = Some(Vec::new());
+        self.refused.is_none()
     }
 }
 
@@ -230,8 +232,7 @@ impl MapWriter for Memory {
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
-        self.write_held();
-        if self.refused.is_some() {
+        if !self.write_held() {
             return Ok(());
         }
         self.write("svc", true)?;
@@ -288,8 +289,7 @@ impl MapWriter for Memory {
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
-        self.write_held();
-        if self.refused.is_some() {
+        if !self.write_held() {
             return Ok(());
         }
         self.write("be", true)?;
@@ -303,8 +303,7 @@ impl MapWriter for Memory {
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        self.write_held();
-        if self.refused.is_some() {
+        if !self.write_held() {
             return Ok(());
         }
         self.write("be", true)?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::{
-    sched::{CpuSet, sched_setaffinity},
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
 };
 use tunnel_tests::{
@@ -201,22 +201,27 @@ fn until_count(node: &Node, released: u64) -> Result<u64> {
     node.reason("socket_tracked")
 }
 
-/// Which servers answer connects of this thread, kept to one CPU.
+/// Which servers answer connects of this thread, from each CPU in turn.
 fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
-    let mut cpus = CpuSet::new();
-    cpus.set(0)?;
-    // The thread is this test's own.
-    sched_setaffinity(Pid::from_raw(0), &cpus)?;
+    let here = sched_getaffinity(Pid::from_raw(0))?;
+    let cpus: Vec<_> = (0..CpuSet::count())
+        .filter(|cpu| here.is_set(*cpu).unwrap_or(false))
+        .collect();
     let mut servers = BTreeMap::new();
-    for _ in 0..SAMPLE {
+    for (_, cpu) in (0..SAMPLE).zip(cpus.iter().cycle()) {
+        let mut cpus = CpuSet::new();
+        cpus.set(*cpu)?;
+        // The thread is this test's own.
+        sched_setaffinity(Pid::from_raw(0), &cpus)?;
         let name = http(way.connect(client, WEB, HTTP)?)?;
         *servers.entry(name).or_default() += 1;
     }
+    sched_setaffinity(Pid::from_raw(0), &here)?;
     Ok(servers)
 }
 
 #[test]
-fn round_robin_gives_each_backend_the_same_from_one_cpu() -> Result<()> {
+fn round_robin_gives_each_backend_the_same_from_all_cpus() -> Result<()> {
     let (node, _servers) = start(Some("round-robin"))?;
     let client = node.pod("client")?;
 

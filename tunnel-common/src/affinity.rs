@@ -21,16 +21,23 @@ const NANOSECONDS: u64 = 1_000_000_000;
 pub struct Client {
     /// The address; of a network namespace its cookie, in the last two words.
     address: Address,
-    /// 0 for an address, 1 for a network namespace.
+    /// [`Client::ADDRESS`], or 1 for a network namespace.
     kind: u32,
 }
 
 impl Client {
+    /// The kind of one that is known by its address.
+    pub const ADDRESS: u32 = 0;
+    const NAMESPACE: u32 = 1;
+
     /// The client of an address.
     #[inline(always)]
     #[must_use]
     pub const fn of_address(address: Address) -> Self {
-        Self { address, kind: 0 }
+        Self {
+            address,
+            kind: Self::ADDRESS,
+        }
     }
 
     /// The sockets of a network namespace, by its cookie.
@@ -44,7 +51,24 @@ impl Client {
     pub const fn of_namespace(cookie: u64) -> Self {
         Self {
             address: Address::from_words([0, 0, (cookie >> 32) as u32, cookie as u32]),
-            kind: 1,
+            kind: Self::NAMESPACE,
+        }
+    }
+
+    /// What it is made of, in scalars: its kind, and the halves of its address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn parts(&self) -> (u32, [u64; 2]) {
+        (self.kind, self.address.halves())
+    }
+
+    /// The client that is made of these.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_parts(kind: u32, halves: [u64; 2]) -> Self {
+        Self {
+            address: Address::from_halves(halves),
+            kind,
         }
     }
 
@@ -126,6 +150,19 @@ mod tests {
                 client: Client::of_namespace(9),
                 service: 3,
             },
+        }
+    }
+
+    #[test]
+    fn a_client_is_made_of_its_parts() {
+        for client in [
+            Client::of_address(Address::from_ip([10, 1, 2, 3].into())),
+            Client::of_address(Address::LOOPBACK_V6),
+            Client::of_namespace(0x0123_4567_89ab_cdef),
+        ] {
+            let (kind, halves) = client.parts();
+
+            assert_eq!(Client::from_parts(kind, halves), client);
         }
     }
 

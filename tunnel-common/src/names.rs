@@ -20,8 +20,6 @@ pub const OVERFLOW: &str = "overflow";
 pub const COUNT: &str = "count";
 /// Array: what was sent on and refused, by service port.
 pub const TALLY: &str = "tally";
-/// Per-CPU array: round-robin counters by service port.
-pub const TURN: &str = "turn";
 /// LRU hash: which backend a client keeps.
 pub const AFFINITY: &str = "affinity";
 /// Hash: address and port of an edge node to the index of its record.
@@ -32,9 +30,9 @@ pub const STEERED: &str = "steered";
 pub const HOST: &str = "host";
 
 /// Every map of the object, in the order in which they are created.
-pub const MAPS: [&str; 15] = [
-    SVC, FRONT, SLOT, SOURCE, BE, CONNS, ORIGIN, OVERFLOW, COUNT, TALLY, TURN, AFFINITY, STEER,
-    STEERED, HOST,
+pub const MAPS: [&str; 14] = [
+    SVC, FRONT, SLOT, SOURCE, BE, CONNS, ORIGIN, OVERFLOW, COUNT, TALLY, AFFINITY, STEER, STEERED,
+    HOST,
 ];
 
 /// The maps that are taken over from every older layout, since what they hold means the same in all

@@ -98,8 +98,26 @@ pub struct OverflowKey {
     pub port: Port,
     /// Which of the two this is.
     pub direction: Direction,
-    /// Zero.
-    pub reserved: [u8; 5],
+    reserved: u8,
+    reserved_word: u32,
+}
+
+impl OverflowKey {
+    /// The key of a socket, by its cookie, and a VIP or backend.
+    ///
+    /// The rest is no array of bytes: a program would fill it in a loop, and the verifier follows each.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(cookie: u64, address: Address, port: Port, direction: Direction) -> Self {
+        Self {
+            cookie,
+            address,
+            port,
+            direction,
+            reserved: 0,
+            reserved_word: 0,
+        }
+    }
 }
 
 /// Which way an entry of `overflow` leads.

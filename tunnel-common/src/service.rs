@@ -92,7 +92,7 @@ pub struct Algorithm(u8);
 impl Algorithm {
     /// A uniform random choice for each connection.
     pub const RANDOM: Self = Self(0);
-    /// In turn, counted per CPU and service.
+    /// In turn, by how much the service port was sent so far.
     pub const ROUND_ROBIN: Self = Self(1);
     /// By the client.
     pub const SOURCE_HASH: Self = Self(2);
@@ -162,7 +162,7 @@ pub struct Front {
     /// stale index and looks up again.
     pub key: FrontKey,
     /// The service port that owns the front; the owner of its backends, and the index of its
-    /// [`Tally`] and of its round-robin counter.
+    /// [`Tally`].
     pub service: u32,
     /// The backends for `internalTrafficPolicy` and `externalTrafficPolicy` Cluster.
     pub cluster: Set,

@@ -25,20 +25,49 @@ const DEVICES: u32 = 16;
 /// How many addresses of a device are looked at.
 const ADDRESSES: u32 = 8;
 
-/// The client that a socket is, as it dials an address of that family.
-#[inline(always)]
-pub(crate) fn of<S: Sock>(sock: &S, is_v4: bool) -> Client {
-    match address(sock, is_v4) {
-        Some(address) => Client::of_address(address),
-        None => Client::of_namespace(sock.namespace()),
+/// Who asks, in scalars, which go from function to function in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    /// As [`Client::parts`] has it.
+    pub(crate) kind: u32,
+    /// As above.
+    pub(crate) upper: u64,
+    /// As above.
+    pub(crate) lower: u64,
+}
+
+impl Caller {
+    /// Nobody in particular.
+    pub(crate) const NONE: Self = Self {
+        kind: 0,
+        upper: 0,
+        lower: 0,
+    };
+
+    #[inline(always)]
+    fn new(client: Client) -> Self {
+        let (kind, [upper, lower]) = client.parts();
+        Self { kind, upper, lower }
+    }
+
+    /// The client that it is.
+    #[inline(always)]
+    pub(crate) fn client(self) -> Client {
+        Client::from_parts(self.kind, [self.upper, self.lower])
     }
 }
 
-/// The address that a socket has, or else the first of that family that its network namespace has.
+/// The client that a socket is, as it dials an address of that family: the address that it has, or else
+/// the first of that family that its network namespace has, or else the namespace.
 #[inline(always)]
-pub(crate) fn address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
-    sock.own_address(is_v4)
-        .or_else(|| of_namespace(sock, is_v4))
+pub(crate) fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
+    let address = sock
+        .own_address(is_v4)
+        .or_else(|| of_namespace(sock, is_v4));
+    match address {
+        Some(address) => Caller::new(Client::of_address(address)),
+        None => Caller::new(Client::of_namespace(sock.namespace())),
+    }
 }
 
 #[inline(always)]
@@ -68,21 +97,23 @@ fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
-    first(socket, first_v4_of).unwrap_or(0)
+    first(socket, |device| first_v4_of(device)).unwrap_or(0)
 }
 
 /// As [`first_v4`], of IPv6.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
-    first(socket, first_v6_of).unwrap_or(0)
+    first(socket, |device| first_v6_of(device)).unwrap_or(0)
 }
 
-/// Whether an address is among the clients that may use a front.
+/// Whether the address of a client is among those that may use a front; nothing of one that is known by
+/// its namespace.
 #[inline(always)]
-pub(crate) fn is_among(sources: Set, address: &Address) -> bool {
-    let [upper, lower] = address.halves();
-    is_among_sources(sources.base, sources.len, upper, lower) != 0
+pub(crate) fn is_among(sources: Set, caller: Caller) -> Option<bool> {
+    let Caller { kind, upper, lower } = caller;
+    (kind == Client::ADDRESS)
+        .then(|| is_among_sources(sources.base, sources.len, upper, lower) != 0)
 }
 
 /// As [`is_among`], verified by itself as [`first_v4`] is.
@@ -95,7 +126,7 @@ extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u
 
 /// What is found first on the devices that are up and no loopback.
 #[inline(always)]
-fn first(socket: usize, of: impl Fn(usize) -> Option<usize>) -> Option<usize> {
+fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
     let net: usize = peek(socket + place::<SOCK_NET>())?;
     let devices = net + place::<NET_DEVICES>();
     let mut next: usize = peek(devices)?;
@@ -108,8 +139,8 @@ fn first(socket: usize, of: impl Fn(usize) -> Option<usize>) -> Option<usize> {
         let flags: u32 = peek(device + place::<DEVICE_FLAGS>())?;
         if flags & (IFF_UP | IFF_LOOPBACK) == IFF_UP {
             let found = of(device);
-            if found.is_some() {
-                return found;
+            if found != 0 {
+                return Some(found);
             }
         }
         next = peek(next)?;
@@ -117,9 +148,23 @@ fn first(socket: usize, of: impl Fn(usize) -> Option<usize>) -> Option<usize> {
     None
 }
 
-/// The first IPv4 address of a device that is not for its link only.
+/// Where the first IPv4 address of a device is that is not for its link only; 0 if it has none. With a
+/// name of its own, as [`first_v4`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn first_v4_of(device: usize) -> usize {
+    v4_of(device).unwrap_or(0)
+}
+
+/// As [`first_v4_of`], of IPv6.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn first_v6_of(device: usize) -> usize {
+    v6_of(device).unwrap_or(0)
+}
+
 #[inline(always)]
-fn first_v4_of(device: usize) -> Option<usize> {
+fn v4_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V4>())?;
     if known == 0 {
         return None;
@@ -138,9 +183,8 @@ fn first_v4_of(device: usize) -> Option<usize> {
     None
 }
 
-/// The first IPv6 address of a device that is not for its link only.
 #[inline(always)]
-fn first_v6_of(device: usize) -> Option<usize> {
+fn v6_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V6>())?;
     if known == 0 {
         return None;

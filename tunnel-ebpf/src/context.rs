@@ -4,7 +4,12 @@
 //! 64-bit accesses that LLVM would merge neighbours into.
 #![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
 
-use core::{arch::asm, ffi::c_void, mem::offset_of, ptr};
+use core::{
+    arch::asm,
+    ffi::c_void,
+    mem::{MaybeUninit, offset_of},
+    ptr,
+};
 
 use aya_ebpf::{
     EbpfContext as _, Global,
@@ -83,7 +88,7 @@ pub(crate) fn place<const PLACE: usize>() -> usize {
 }
 
 /// Plain numbers: every bit pattern is a value.
-pub(crate) trait Plain: Copy + Default {}
+pub(crate) trait Plain: Copy {}
 
 impl Plain for u8 {}
 impl Plain for u32 {}
@@ -107,12 +112,13 @@ pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
 
 #[inline(always)]
 fn copy<T: Plain>(from: *const c_void) -> Option<T> {
-    let mut value = T::default();
+    let mut value = MaybeUninit::<T>::uninit();
     #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
     let size = size_of::<T>() as u32;
     // SAFETY: the helper writes the value, and fails where nothing is mapped at the address.
-    let failed = unsafe { bpf_probe_read_kernel((&raw mut value).cast(), size, from) };
-    (failed == 0).then_some(value)
+    let failed = unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size, from) };
+    // SAFETY: the helper wrote it, in full, and every bit pattern is a value.
+    (failed == 0).then(|| unsafe { value.assume_init() })
 }
 
 /// Whether connects to edge nodes are steered.

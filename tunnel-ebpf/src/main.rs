@@ -4,6 +4,7 @@
 #![feature(asm_experimental_arch)]
 
 mod bytes;
+mod choice;
 mod client;
 mod context;
 mod guard;

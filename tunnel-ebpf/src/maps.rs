@@ -36,8 +36,6 @@ static BE: Array<Backend, 1> = Array::new();
 static CONNS: Array<u64, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tally")]
 static TALLY: Array<Tally, 1> = Array::new();
-#[btf_map(name = "turn")]
-static TURN: PerCpuArray<u32, 1> = PerCpuArray::new();
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
 #[btf_map(name = "origin")]
@@ -158,15 +156,15 @@ extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
     1
 }
 
-/// The next number in turn for a service, on this CPU.
+/// How much a service port was sent so far, modulo 2^32.
 #[inline(always)]
-pub(crate) fn turn(service: u32) -> Option<u32> {
-    let counter = TURN.get_ptr_mut(service)?;
-    // SAFETY: the counter belongs to this CPU. A program that preempts this one may count the
-    // same number again, which costs one turn and nothing else.
-    let number = unsafe { counter.read() };
-    // SAFETY: as above.
-    unsafe { counter.write(number.wrapping_add(1)) };
+pub(crate) fn sent(service: u32) -> Option<u32> {
+    let tally = TALLY.get_ptr(service)?;
+    // SAFETY: the entry stays mapped.
+    let sent = unsafe { &raw const (*tally).sent };
+    #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+    // SAFETY: as above; one aligned word, which changes under it.
+    let number = unsafe { sent.read_volatile() } as u32;
     Some(number)
 }
 

@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
-    addr::{Address, Port, Protocol},
+    addr::{Address, Protocol},
     origin::{Direction, ORIGIN_VERSION, Origin, Overflow, OverflowKey},
     reason::Reason,
     select,
@@ -10,10 +10,10 @@ use tunnel_common::{
 };
 
 use crate::{
-    client,
+    client::{self, Caller},
     context::{self, ALLOW, DENY, Sock},
     log,
-    lookup::{self, Choice, Lookup, NoChoice},
+    lookup::{self, Choice, Lookup, NoChoice, Record},
     maps,
     refusal::{Call, ECONNREFUSED, EHOSTUNREACH, ENOMEM, Refusal, UNSTABLE, refuse},
     steering::{self, Steering},
@@ -24,7 +24,7 @@ use crate::{
 pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.key() else { return ALLOW };
     let refusal = match front(sock, &key) {
-        Lookup::Found(front) => match translate(sock, &key, front) {
+        Lookup::Found(record) => match translate(sock, &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
         },
@@ -59,7 +59,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
         return ALLOW;
     }
     let refusal = match front(sock, &key) {
-        Lookup::Found(front) => match translate(sock, &key, front) {
+        Lookup::Found(record) => match translate(sock, &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
         },
@@ -78,7 +78,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
 fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup {
     let found = lookup::front(key);
     match found {
-        Lookup::Found(front) if front.flags & Front::NOT_SOCKETS != 0 => Lookup::None,
+        Lookup::Found(record) if record.front.flags & Front::NOT_SOCKETS != 0 => Lookup::None,
         Lookup::Found(_) if key.address.is_loopback() && !steering::is_known_host(sock) => {
             Lookup::None
         }
@@ -121,7 +121,7 @@ fn leads_back<S: Sock>(sock: &S, key: &FrontKey) -> bool {
     if origin.leads_to(&key.address, key.port) {
         return true;
     }
-    let reverse = |cookie| overflow_key(cookie, key.address, key.port, Direction::REVERSE);
+    let reverse = |cookie| OverflowKey::new(cookie, key.address, key.port, Direction::REVERSE);
     origin.flags & Origin::OVERFLOWED != 0 && maps::overflow(&reverse(sock.cookie())).is_some()
 }
 
@@ -137,7 +137,7 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
         return Some(origin);
     }
     if origin.flags & Origin::OVERFLOWED != 0 {
-        let key = overflow_key(sock.cookie(), address, port, Direction::REVERSE);
+        let key = OverflowKey::new(sock.cookie(), address, port, Direction::REVERSE);
         if let Some(older) = maps::overflow(&key)
             && older.leads_to(&address, port)
         {
@@ -150,7 +150,7 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
 
 /// Sends a connect or datagram on to a backend.
 #[inline(always)]
-fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Refusal> {
+fn translate<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<(), Refusal> {
     if sock.is_own() {
         return Ok(());
     }
@@ -159,14 +159,14 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
     let kept = if is_udp {
-        sticky(sock, current, key, front, now)
+        sticky(sock, current, key, record.front, now)
     } else {
         None
     };
     let (mut origin, mut reason) = if let Some(kept) = kept {
         (kept, Reason::TranslatedSticky)
     } else {
-        chosen(sock, key, front)?
+        chosen(sock, key, record)?
     };
     origin.used = now;
     origin.flags |= Origin::COUNTED;
@@ -188,47 +188,17 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(), Ref
     Ok(())
 }
 
-/// Whether the client is one that may use a front. Where only some may, the others find no way, as
-/// kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
-#[inline(always)]
-fn admit<S: Sock>(sock: &S, front: &Front) -> Result<(), Refusal> {
-    if front.sources.len == 0 {
-        return Ok(());
-    }
-    let is_v4 = front.key.address.is_v4();
-    let own = sock.own_address(is_v4);
-    let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
-    let reason = if own.is_none() && is_decided && steering::is_known_host(sock) {
-        // Which of its addresses the host would take is for the planner to say.
-        if front.flags & Front::ADMITS_HOST != 0 {
-            return Ok(());
-        }
-        Reason::SourceRefused
-    } else {
-        match client::address(sock, is_v4) {
-            Some(address) if client::is_among(front.sources, &address) => {
-                return Ok(());
-            }
-            Some(_) => Reason::SourceRefused,
-            None => Reason::SourceUnknown,
-        }
-    };
-    Err(Refusal {
-        reason,
-        error: EHOSTUNREACH,
-    })
-}
-
 /// A new choice for a front, which is counted there.
 #[inline(always)]
-fn chosen<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(Origin, Reason), Refusal> {
-    match choose(sock, key, front) {
+fn chosen<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<(Origin, Reason), Refusal> {
+    let service = record.front.service;
+    match choose(sock, key, record) {
         Ok(choice) => {
-            maps::count_sent(front.service);
-            Ok((origin_of(key, front.service, &choice), choice.reason))
+            maps::count_sent(service);
+            Ok((origin_of(key, service, &choice), choice.reason))
         }
         Err(refusal) => {
-            maps::count_refused(front.service);
+            maps::count_refused(service);
             Err(refusal)
         }
     }
@@ -236,9 +206,18 @@ fn chosen<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<(Origin, R
 
 /// Chooses a backend for a client that may use a front.
 #[inline(always)]
-fn choose<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<Choice, Refusal> {
-    admit(sock, front)?;
-    lookup::choose(front, || client::of(sock, key.address.is_v4())).map_err(|none| match none {
+fn choose<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<Choice, Refusal> {
+    let front = record.front;
+    let is_v4 = key.address.is_v4();
+    let caller = if lookup::depends_on_client(front) {
+        client::of(sock, is_v4)
+    } else {
+        Caller::NONE
+    };
+    if front.sources.len != 0 {
+        admit(sock, is_v4, front, caller)?;
+    }
+    lookup::choose(record, caller).map_err(|none| match none {
         NoChoice::Empty => Refusal {
             reason: Reason::NoBackend,
             error: ECONNREFUSED,
@@ -251,6 +230,29 @@ fn choose<S: Sock>(sock: &S, key: &FrontKey, front: &Front) -> Result<Choice, Re
             reason: Reason::RecordBroken,
             error: ECONNREFUSED,
         },
+    })
+}
+
+/// Whether a client is one of those that may use a front, where only some may. The others find no way,
+/// as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
+#[inline(always)]
+fn admit<S: Sock>(sock: &S, is_v4: bool, front: &Front, caller: Caller) -> Result<(), Refusal> {
+    let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
+    let is_bound = sock.own_address(is_v4).is_some();
+    let may = if !is_bound && is_decided && steering::is_known_host(sock) {
+        // Which of its addresses the host would take is for the planner to say.
+        Some(front.flags & Front::ADMITS_HOST != 0)
+    } else {
+        client::is_among(front.sources, caller)
+    };
+    let reason = match may {
+        Some(true) => return Ok(()),
+        Some(false) => Reason::SourceRefused,
+        None => Reason::SourceUnknown,
+    };
+    Err(Refusal {
+        reason,
+        error: EHOSTUNREACH,
     })
 }
 
@@ -268,7 +270,8 @@ fn sticky<S: Sock>(
         Some(current) if current.is_of(key) => *current,
         Some(current) if current.flags & Origin::OVERFLOWED == 0 => return None,
         Some(_) | None => {
-            let forward = overflow_key(sock.cookie(), key.address, key.port, Direction::FORWARD);
+            let forward =
+                OverflowKey::new(sock.cookie(), key.address, key.port, Direction::FORWARD);
             let mut older = maps::overflow(&forward)?;
             older.flags |= Origin::OVERFLOWED;
             older
@@ -380,13 +383,16 @@ fn is_same(one: &Origin, other: &Origin) -> bool {
 /// Keeps a translation beside the socket, under its VIP and under its backend.
 #[inline(always)]
 fn overflow(cookie: u64, origin: &Origin) {
-    // One entry, written twice: there is little room on the stack.
+    // One entry, written twice: there is little room on the stack. Addresses go by their halves: of a
+    // plain copy LLVM makes a call of a loop, which the verifier follows step by step.
+    let by_halves = |address: Address| Address::from_halves(address.halves());
+    let vip = by_halves(origin.vip);
     let mut entry = Overflow {
-        key: overflow_key(cookie, origin.vip, origin.vip_port, Direction::FORWARD),
+        key: OverflowKey::new(cookie, vip, origin.vip_port, Direction::FORWARD),
         origin: *origin,
     };
     maps::insert_overflow(&entry);
-    entry.key.address = origin.backend;
+    entry.key.address = by_halves(origin.backend);
     entry.key.port = origin.backend_port;
     entry.key.direction = Direction::REVERSE;
     maps::insert_overflow(&entry);
@@ -400,7 +406,7 @@ fn forget<S: Sock>(sock: &S, key: &FrontKey) {
         return;
     };
     if origin.flags & Origin::OVERFLOWED != 0 {
-        let key = overflow_key(sock.cookie(), key.address, key.port, Direction::REVERSE);
+        let key = OverflowKey::new(sock.cookie(), key.address, key.port, Direction::REVERSE);
         maps::remove_overflow(&key);
     }
     if origin.leads_to(&key.address, key.port) {
@@ -432,21 +438,5 @@ fn origin_of(key: &FrontKey, service: u32, choice: &Choice) -> Origin {
         version: ORIGIN_VERSION,
         flags: 0,
         reserved: 0,
-    }
-}
-
-#[inline(always)]
-const fn overflow_key(
-    cookie: u64,
-    address: Address,
-    port: Port,
-    direction: Direction,
-) -> OverflowKey {
-    OverflowKey {
-        cookie,
-        address,
-        port,
-        direction,
-        reserved: [0; 5],
     }
 }

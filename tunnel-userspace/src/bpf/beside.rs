@@ -20,14 +20,13 @@ use super::{
 use crate::reconcile::{CarriedServices, CarriedSteering, Misfit, Sizes, write_unused};
 
 /// The maps that hang together by their indices, and are made anew together.
-const SERVICES: [&str; 7] = [
+const SERVICES: [&str; 6] = [
     names::SVC,
     names::FRONT,
     names::SLOT,
     names::SOURCE,
     names::BE,
     names::TALLY,
-    names::TURN,
 ];
 const STEERING: [&str; 2] = [names::STEER, names::STEERED];
 

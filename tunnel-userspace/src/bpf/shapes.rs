@@ -37,7 +37,6 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
         names::BE => shape(ARRAY, 4, bytes::<Backend>(), 0, 0),
         names::CONNS => shape(ARRAY, 4, 8, 0, sys::MMAPABLE),
         names::TALLY => shape(ARRAY, 4, bytes::<Tally>(), 0, 0),
-        names::TURN => shape(PERCPU_ARRAY, 4, 4, 0, 0),
         names::ORIGIN => shape(SK_STORAGE, 4, bytes::<Origin>(), 0, NO_PREALLOC),
         names::OVERFLOW => shape(
             LRU_HASH,
@@ -56,7 +55,7 @@ pub(super) fn of_map(name: &str) -> Option<Shape> {
 }
 
 /// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 11] {
+pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 10] {
     [
         (names::SVC, sizes.fronts),
         (names::FRONT, sizes.front_entries()),
@@ -65,7 +64,6 @@ pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 11] {
         (names::BE, sizes.backend_entries()),
         (names::CONNS, sizes.backend_entries()),
         (names::TALLY, sizes.front_entries()),
-        (names::TURN, sizes.front_entries()),
         (names::STEER, sizes.steer_entries()),
         (names::STEERED, sizes.steered_entries()),
         (names::AFFINITY, sizes.affinity),

@@ -162,13 +162,12 @@ fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Resu
     if newest.flags & Origin::OVERFLOWED == 0 {
         return Ok(None);
     }
-    let older = memory.older(&OverflowKey {
-        cookie: place.cookie(),
+    let older = memory.older(&OverflowKey::new(
+        place.cookie(),
         address,
         port,
-        direction: Direction::REVERSE,
-        reserved: [0; 5],
-    })?;
+        Direction::REVERSE,
+    ))?;
     Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 

@@ -194,13 +194,12 @@ fn a_socket_that_asked_another_cluster_ip_since_it_connected_goes_with_its_own_b
     let now = |maps: &Maps| outlived("10.0.0.9", &other, maps);
     assert!(!now(&maps));
 
-    let key = OverflowKey {
-        cookie: COOKIE,
-        address: address("10.0.0.9"),
-        port: Port::from_host(5353),
-        direction: Direction::REVERSE,
-        reserved: [0; 5],
-    };
+    let key = OverflowKey::new(
+        COOKIE,
+        address("10.0.0.9"),
+        Port::from_host(5353),
+        Direction::REVERSE,
+    );
     maps.older = Some((key, origin(Protocol::UDP, first())));
 
     assert!(now(&maps));

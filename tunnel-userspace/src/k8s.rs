@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tunnel_common::addr::Protocol;
 
-use crate::model::{Kind, Object, ObjectId, ObjectName};
+use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// The domain of Culvert's own annotations and labels.
 pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
@@ -308,7 +308,7 @@ fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, In
     }
     Ok(ObjectId {
         kind,
-        name: ObjectName::new(namespace, name),
+        name: ObjectName::new(model::namespace(namespace), name),
     })
 }
 

@@ -4,6 +4,7 @@ mod by_family;
 mod choice;
 mod concern;
 mod endpoint;
+mod namespace;
 mod node;
 mod protocol;
 mod selector;
@@ -11,12 +12,13 @@ mod service;
 mod steering;
 mod update;
 
-use std::{fmt, sync::Arc};
+use std::{cmp::Ordering, fmt, sync::Arc};
 
 pub use by_family::ByFamily;
 pub use choice::{Algorithm, Weights};
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
+pub use namespace::namespace;
 pub use node::{ConfigMap, NODE_POOL, Node, ServiceCidr, ZONE};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
@@ -25,7 +27,7 @@ pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 
 /// Namespace and name of an object; the namespace of a cluster-wide object is empty.
-#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct ObjectName {
     /// The namespace, or empty.
     pub namespace: Arc<str>,
@@ -40,6 +42,27 @@ impl ObjectName {
             namespace: namespace.into(),
             name: name.into(),
         }
+    }
+}
+
+impl Ord for ObjectName {
+    /// By namespace, then by name. What is one piece of memory is equal without a look at it: most names
+    /// that are compared are of one namespace, and the one that is looked for is often the one there.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = |one: &Arc<str>, other: &Arc<str>| {
+            if Arc::ptr_eq(one, other) {
+                Ordering::Equal
+            } else {
+                one.cmp(other)
+            }
+        };
+        order(&self.namespace, &other.namespace).then_with(|| order(&self.name, &other.name))
+    }
+}
+
+impl PartialOrd for ObjectName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::{
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{Invalid, Reason, Taken, config_map, endpoint_slice, node, service, service_cidr};
-use crate::model::{Kind, Object, ObjectId, ObjectName};
+use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// A type of the API server that Culvert reads.
 pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
@@ -121,7 +121,7 @@ pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let uid = metadata.uid.as_deref().map(Arc::from);
     let owner = owner::<K>(metadata.labels.as_ref());
     let name = ObjectName::new(
-        metadata.namespace.take().unwrap_or_default(),
+        model::namespace(metadata.namespace.as_deref().unwrap_or_default()),
         metadata.name.take().unwrap_or_default(),
     );
     Ok(Arrived {
@@ -170,7 +170,10 @@ fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     Ok(Arrived {
         id: ObjectId {
             kind: K::READ_AS,
-            name: ObjectName::new(namespace.unwrap_or_default(), name),
+            name: ObjectName::new(
+                model::namespace(namespace.as_deref().unwrap_or_default()),
+                name,
+            ),
         },
         version: resource_version,
         uid,

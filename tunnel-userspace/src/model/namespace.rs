@@ -1,0 +1,48 @@
+//! The names of namespaces, which very many objects share.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// The names in use, and some that were.
+static KNOWN: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+
+/// The name of a namespace: one piece of memory for all that have it, so that names of objects in it are
+/// equal there at a glance.
+///
+/// What nobody has any more is forgotten whenever the number of names reaches a power of two.
+#[must_use]
+pub fn namespace(name: &str) -> Arc<str> {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(shared) = known.get(name) {
+        return Arc::clone(shared);
+    }
+    if known.len().is_power_of_two() {
+        known.retain(|name| Arc::strong_count(name) > 1);
+    }
+    let shared = Arc::<str>::from(name);
+    known.insert(Arc::clone(&shared));
+    shared
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_kept_once_and_as_long_as_it_is_in_use() {
+        let shop = namespace("shop-of-this-test");
+        assert!(Arc::ptr_eq(&shop, &namespace("shop-of-this-test")));
+
+        let gone = Arc::downgrade(&namespace("gone-of-this-test"));
+        for number in 0..10_000 {
+            drop(namespace(&format!("passing-{number}")));
+        }
+
+        assert_eq!(gone.strong_count(), 0);
+        assert!(Arc::ptr_eq(&shop, &namespace("shop-of-this-test")));
+        let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(known.len() < 5_000, "{}", known.len());
+    }
+}

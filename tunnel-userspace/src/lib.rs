@@ -16,8 +16,9 @@
 //! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], `unix`, [`clock`], [`failure`], [`telemetry`]: tasks with an owner; the
-//!   wish to stop; values that others follow; the monotonic clock; errors in words; logs
+//! - [`tasks`], [`drain`], [`latest`], `parallel`, `unix`, [`clock`], [`failure`], [`telemetry`]: tasks with an
+//!   owner; the wish to stop; values that others follow; work by several threads; the monotonic clock;
+//!   errors in words; logs
 pub mod admin;
 pub mod app;
 pub mod bpf;
@@ -32,6 +33,7 @@ pub mod k8s;
 pub mod latest;
 pub mod model;
 pub mod net;
+mod parallel;
 pub mod plan;
 pub mod reconcile;
 pub mod sockets;

@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     time::Duration,
 };
 
@@ -11,7 +11,8 @@ use crate::model::{Kind, Object, ObjectId};
 pub(super) struct Layer {
     objects: BTreeMap<ObjectId, Object>,
     counts: BTreeMap<Kind, usize>,
-    dirty: BTreeSet<ObjectId>,
+    /// What changed since the mux was told; nothing before it was told of everything for the first time.
+    dirty: Option<BTreeSet<ObjectId>>,
     standing: Standing,
 }
 
@@ -35,16 +36,19 @@ impl Layer {
     /// changes nothing.
     pub(super) fn apply(&mut self, object: Object, at: Duration) {
         let id = object.id();
-        match self.objects.get_mut(&id) {
-            Some(current) if *current == object => return,
-            Some(current) => *current = object,
-            None => {
-                let count = self.counts.entry(id.kind).or_default();
+        let changed = self.dirty.is_some().then(|| id.clone());
+        match self.objects.entry(id) {
+            Entry::Occupied(current) if *current.get() == object => return,
+            Entry::Occupied(mut current) => {
+                current.insert(object);
+            }
+            Entry::Vacant(place) => {
+                let count = self.counts.entry(place.key().kind).or_default();
                 *count = count.saturating_add(1);
-                self.objects.insert(id.clone(), object);
+                place.insert(object);
             }
         }
-        self.changed(id, at);
+        self.changed(changed, at);
     }
 
     /// Forgets an object.
@@ -52,12 +56,14 @@ impl Layer {
         if self.objects.remove(id).is_some() {
             let count = self.counts.entry(id.kind).or_default();
             *count = count.saturating_sub(1);
-            self.changed(id.clone(), at);
+            self.changed(Some(id.clone()), at);
         }
     }
 
-    fn changed(&mut self, id: ObjectId, at: Duration) {
-        self.dirty.insert(id);
+    fn changed(&mut self, id: Option<ObjectId>, at: Duration) {
+        if let Some(dirty) = &mut self.dirty {
+            dirty.extend(id);
+        }
         self.standing.changed(at);
     }
 
@@ -89,13 +95,22 @@ impl Layer {
     /// What changed since the last time; nothing if nothing did.
     pub(super) fn take_news(&mut self) -> Option<News> {
         let since = self.standing.told()?;
-        let changes = std::mem::take(&mut self.dirty).into_iter();
-        let changes = changes.map(|id| {
-            let object = self.objects.get(&id).cloned();
-            (id, object)
-        });
+        let changes = match self.dirty.replace(BTreeSet::new()) {
+            Some(dirty) => {
+                let now = |id| {
+                    let object = self.objects.get(&id).cloned();
+                    (id, object)
+                };
+                dirty.into_iter().map(now).collect()
+            }
+            None => {
+                let all = self.objects.iter();
+                all.map(|(id, object)| (id.clone(), Some(object.clone())))
+                    .collect()
+            }
+        };
         Some(News {
-            changes: changes.collect(),
+            changes,
             synced: self.standing.synced,
             whole: self.standing.whole,
             stale: self.standing.stale,

@@ -1,9 +1,10 @@
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
     time::Duration,
 };
 
+use foldhash::HashMap;
 use litemap::LiteMap;
 
 use super::standing::Standing;
@@ -24,10 +25,17 @@ pub struct Store {
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_maps: BTreeMap<ObjectName, Arc<ConfigMap>>,
     service_cidrs: BTreeMap<ObjectName, Arc<ServiceCidr>>,
-    dirty_services: BTreeSet<ObjectName>,
-    dirty_nodes: BTreeSet<ObjectName>,
-    dirty_config_maps: BTreeSet<ObjectName>,
+    /// What changed since the control loop was told; nothing before it was told of everything.
+    dirty: Option<Dirty>,
     standing: Standing,
+}
+
+/// The names of what changed.
+#[derive(Clone, Debug, Default)]
+struct Dirty {
+    services: BTreeSet<ObjectName>,
+    nodes: BTreeSet<ObjectName>,
+    config_maps: BTreeSet<ObjectName>,
 }
 
 impl Store {
@@ -124,17 +132,26 @@ impl Store {
     }
 
     fn service_changed(&mut self, name: ObjectName, at: Duration) {
-        self.dirty_services.insert(name);
-        self.standing.changed(at);
+        self.changed(at, |dirty| &mut dirty.services, name);
     }
 
     fn node_changed(&mut self, name: ObjectName, at: Duration) {
-        self.dirty_nodes.insert(name);
-        self.standing.changed(at);
+        self.changed(at, |dirty| &mut dirty.nodes, name);
     }
 
     fn config_map_changed(&mut self, name: ObjectName, at: Duration) {
-        self.dirty_config_maps.insert(name);
+        self.changed(at, |dirty| &mut dirty.config_maps, name);
+    }
+
+    fn changed(
+        &mut self,
+        at: Duration,
+        of: impl FnOnce(&mut Dirty) -> &mut BTreeSet<ObjectName>,
+        name: ObjectName,
+    ) {
+        if let Some(dirty) = &mut self.dirty {
+            of(dirty).insert(name);
+        }
         self.standing.changed(at);
     }
 
@@ -163,36 +180,30 @@ impl Store {
     /// update holds everything.
     pub fn take_update(&mut self) -> Option<Update> {
         let since = self.standing.told()?;
-        let services = std::mem::take(&mut self.dirty_services);
-        let nodes = std::mem::take(&mut self.dirty_nodes);
-        let config_maps = std::mem::take(&mut self.dirty_config_maps);
+        let dirty = self.dirty.replace(Dirty::default());
+        let dirty = dirty.unwrap_or_else(|| self.everything());
+        let service = |name| {
+            let state = self.service(&name);
+            (name, state)
+        };
         Some(Update {
-            services: services
-                .into_iter()
-                .map(|name| {
-                    let state = self.service(&name);
-                    (name, state)
-                })
-                .collect(),
-            nodes: nodes
-                .into_iter()
-                .map(|name| {
-                    let node = self.nodes.get(&name).map(Arc::clone);
-                    (name, node)
-                })
-                .collect(),
-            config_maps: config_maps
-                .into_iter()
-                .map(|name| {
-                    let config_map = self.config_maps.get(&name).map(Arc::clone);
-                    (name, config_map)
-                })
-                .collect(),
+            services: dirty.services.into_iter().map(service).collect(),
+            nodes: states(dirty.nodes, &self.nodes),
+            config_maps: states(dirty.config_maps, &self.config_maps),
             synced: self.standing.synced,
             whole: self.standing.whole,
             stale: self.standing.stale,
             since,
         })
+    }
+
+    /// The names of all that the control loop is told of.
+    fn everything(&self) -> Dirty {
+        Dirty {
+            services: self.services.keys().cloned().collect(),
+            nodes: self.nodes.keys().cloned().collect(),
+            config_maps: self.config_maps.keys().cloned().collect(),
+        }
     }
 
     /// A Service with its slices.
@@ -240,20 +251,32 @@ impl Store {
     }
 }
 
+/// The objects of some names, as they stand now.
+fn states<T>(
+    names: BTreeSet<ObjectName>,
+    objects: &BTreeMap<ObjectName, Arc<T>>,
+) -> Vec<(ObjectName, Option<Arc<T>>)> {
+    let state = |name| {
+        let object = objects.get(&name).map(Arc::clone);
+        (name, object)
+    };
+    names.into_iter().map(state).collect()
+}
+
 /// Puts a value in place; says whether that changed anything.
 fn replace<K: Clone + Ord, V: PartialEq>(
     values: &mut BTreeMap<K, Arc<V>>,
     key: &K,
     value: Arc<V>,
 ) -> bool {
-    match values.get_mut(key) {
-        Some(current) if **current == *value => false,
-        Some(current) => {
-            *current = value;
+    match values.entry(key.clone()) {
+        Entry::Occupied(current) if **current.get() == *value => false,
+        Entry::Occupied(mut current) => {
+            current.insert(value);
             true
         }
-        None => {
-            values.insert(key.clone(), value);
+        Entry::Vacant(place) => {
+            place.insert(value);
             true
         }
     }

@@ -96,6 +96,11 @@ pub(super) const USERSPACE: &[Rule] = &[
         never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
     },
     Rule {
+        module: "parallel",
+        may: &[],
+        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
+    },
+    Rule {
         module: "drain",
         may: &[],
         never: &[KERNEL, OBJECTS, CLIENT],
@@ -124,6 +129,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::drain",
             "crate::latest",
             "crate::failure",
+            "crate::parallel",
             "crate::tasks",
         ],
         never: &[KERNEL, CLIENT, "tunnel_common::service"],
@@ -182,6 +188,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::clock",
             "crate::drain",
             "crate::latest",
+            "crate::parallel",
             "crate::tasks",
         ],
         never: &[KERNEL, OBJECTS, CLIENT],

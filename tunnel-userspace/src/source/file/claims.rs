@@ -2,11 +2,13 @@
 //! can't be understood, and whose word counts where several speak of one object.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, hash_map::Entry},
     path::Path,
     sync::Arc,
     time::Duration,
 };
+
+use foldhash::HashMap;
 
 use super::statement::{Said, Statement};
 use crate::{
@@ -56,7 +58,8 @@ impl Claims {
         let before: Vec<ObjectId> = last.keys().cloned().collect();
         let mut file = File::default();
         let mut is_complete = true;
-        let mut documents: BTreeMap<ObjectId, usize> = BTreeMap::new();
+        // The documents that were refused.
+        let mut refused: BTreeMap<ObjectId, usize> = BTreeMap::new();
         for Statement {
             document,
             line,
@@ -87,32 +90,34 @@ impl Claims {
                 Said::Refused { id, field, reason } => {
                     file.problems.push(problem(id.as_ref(), field, reason));
                     is_complete &= id.is_some();
-                    if let Some(id) = id.filter(|id| !documents.contains_key(id)) {
-                        documents.insert(id.clone(), document);
+                    let is_said =
+                        |id: &ObjectId| refused.contains_key(id) || file.objects.contains_key(id);
+                    if let Some(id) = id.filter(|id| !is_said(id)) {
                         file.objects.extend(last.remove_entry(&id));
+                        refused.insert(id, document);
                     }
                     continue;
                 }
             };
-            if let Some(first) = documents.get(&id) {
+            let first = refused.get(&id).copied();
+            let first = first.or_else(|| Some(file.objects.get(&id)?.document));
+            if let Some(first) = first {
                 let reason = format!("is already described by document {first} of this file");
                 file.problems.push(problem(Some(&id), None, reason));
             } else {
-                documents.insert(id.clone(), document);
-                file.objects.insert(
-                    id,
-                    Claim {
-                        object,
-                        document,
-                        line,
-                    },
-                );
+                let claim = Claim {
+                    object,
+                    document,
+                    line,
+                };
+                file.objects.insert(id, claim);
             }
         }
         if !is_complete {
             let unsaid = last
                 .into_iter()
-                .filter(|(id, _)| !documents.contains_key(id));
+                .filter(|(id, _)| !refused.contains_key(id) && !file.objects.contains_key(id));
+            let unsaid: Vec<_> = unsaid.collect();
             file.objects.extend(unsaid);
         }
         self.put(path, before, file, layer, at);
@@ -164,20 +169,31 @@ impl Claims {
             .into_iter()
             .filter(|id| !file.objects.contains_key(id))
             .collect();
-        let said: Vec<ObjectId> = file.objects.keys().cloned().collect();
+        let mut unsettled = Vec::new();
+        for (id, claim) in &file.objects {
+            match self.holders.entry(id.clone()) {
+                // Nobody else speaks of it.
+                Entry::Vacant(place) => {
+                    place.insert(vec![Arc::clone(path)]);
+                    if let Some(object) = &claim.object {
+                        layer.apply(object.clone(), at);
+                    }
+                }
+                Entry::Occupied(mut holders) => {
+                    if let Err(place) = holders.get().binary_search(path) {
+                        holders.get_mut().insert(place, Arc::clone(path));
+                    }
+                    unsettled.push(id.clone());
+                }
+            }
+        }
         self.files.insert(Arc::clone(path), file);
         for id in &gone {
             if let Some(holders) = self.holders.get_mut(id) {
                 holders.retain(|holder| holder != path);
             }
         }
-        for id in &said {
-            let holders = self.holders.entry(id.clone()).or_default();
-            if let Err(place) = holders.binary_search(path) {
-                holders.insert(place, Arc::clone(path));
-            }
-        }
-        for id in gone.into_iter().chain(said) {
+        for id in gone.into_iter().chain(unsettled) {
             self.settle(id, layer, at);
         }
     }

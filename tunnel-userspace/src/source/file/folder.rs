@@ -12,6 +12,7 @@ use std::{
 };
 
 use super::statement::{self, Memory, Statement};
+use crate::parallel;
 
 /// Where manifests are: a folder, or one file in it.
 #[derive(Clone, Debug)]
@@ -69,6 +70,9 @@ impl Fingerprint {
 const CHASES: u32 = 16;
 /// How often a folder is listed anew that changes while it is listed.
 const LISTINGS: u32 = 8;
+
+/// Fewer files than these are read one after the other.
+const FEW: usize = 2;
 
 /// A file to read.
 #[derive(Debug)]
@@ -220,9 +224,9 @@ impl Target {
             return None;
         }
         let mut batch = Batch::default();
-        for job in jobs {
-            batch.readings.insert(Arc::clone(&job.path), self.read(job));
-        }
+        let readings = parallel::each(jobs, FEW, |_, job| self.read(job));
+        let paths = jobs.iter().map(|job| Arc::clone(&job.path));
+        batch.readings.extend(paths.zip(readings));
         for _ in 0..CHASES {
             if self.chase(jobs, &mut batch)? {
                 return Some(batch);

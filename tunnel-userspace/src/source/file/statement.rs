@@ -6,9 +6,8 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     iter,
-    panic::{catch_unwind, resume_unwind},
+    panic::catch_unwind,
     sync::Arc,
-    thread::{self, available_parallelism},
 };
 
 use serde_json::Value;
@@ -19,6 +18,7 @@ use super::documents::{self, Document};
 use crate::{
     k8s::{self, Manifest, Refused, Taken},
     model::{Object, ObjectId},
+    parallel,
 };
 
 /// One thing that a file says, and where.
@@ -91,7 +91,7 @@ pub(super) fn of_yaml(text: &str, last: Option<&Memory>) -> (Vec<Statement>, Mem
         .filter_map(|(document, (_, said))| said.is_none().then_some(*document))
         .collect();
     let read = |_, document: &Document<'_>| Words::from(of_document(*document));
-    let mut news = each(&news, read).into_iter();
+    let mut news = parallel::each(&news, FEW, read).into_iter();
     let mut statements = Vec::with_capacity(documents.len());
     for (document, (key, said)) in documents.into_iter().zip(known) {
         let Some(said) = said.or_else(|| news.next()) else {
@@ -107,39 +107,8 @@ pub(super) fn of_yaml(text: &str, last: Option<&Memory>) -> (Vec<Statement>, Mem
     (statements, memory)
 }
 
-/// At most so many threads parse at a time: a node has other things to do.
-const MOST_THREADS: usize = 4;
-
-/// Fewer things than these are parsed where they are.
+/// Fewer documents or items than these are parsed where they are.
 const FEW: usize = 64;
-
-/// Does something with each of many things, on several threads; the results are in their order.
-fn each<T: Sync, R: Send>(things: &[T], work: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
-    let threads = available_parallelism().map_or(1, usize::from);
-    let threads = threads.min(MOST_THREADS);
-    if threads == 1 || things.len() < FEW {
-        let numbered = things.iter().enumerate();
-        return numbered.map(|(i, thing)| work(i, thing)).collect();
-    }
-    let share = things.len().div_ceil(threads);
-    let work = &work;
-    thread::scope(|scope| {
-        let worker = |(number, things): (usize, &'_ [T])| {
-            let first = number.saturating_mul(share);
-            let numbered = (first..).zip(things);
-            numbered.map(|(i, thing)| work(i, thing)).collect()
-        };
-        let workers: Vec<_> = things
-            .chunks(share)
-            .enumerate()
-            .map(|chunk| scope.spawn(move || -> Vec<R> { worker(chunk) }))
-            .collect();
-        let done = |worker: thread::ScopedJoinHandle<'_, Vec<R>>| {
-            worker.join().unwrap_or_else(|panic| resume_unwind(panic))
-        };
-        workers.into_iter().flat_map(done).collect()
-    })
-}
 
 /// What one document of YAML says, with lines counted from 0 within it.
 fn of_document(document: Document<'_>) -> Vec<(usize, Said)> {

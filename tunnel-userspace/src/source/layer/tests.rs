@@ -13,28 +13,47 @@ fn object(name: &str, value: &str) -> Object {
     }))
 }
 
+fn words(news: &News) -> Vec<(String, bool)> {
+    let changes = news.changes.iter();
+    changes
+        .map(|(id, object)| (id.to_string(), object.is_some()))
+        .collect()
+}
+
 #[test]
 fn news_tell_each_changed_object_once_and_when_the_first_change_was_noticed() {
     let mut layer = Layer::default();
+    layer.apply(object("b", "1"), T1);
+    layer.take_news().expect("news");
     layer.apply(object("a", "1"), T2);
     layer.apply(object("a", "2"), T1);
-    layer.apply(object("b", "1"), T2);
     layer.remove(&object("b", "1").id(), T2);
 
     let news = layer.take_news().expect("news");
+
     assert_eq!(news.since, T1);
-    let words = news
-        .changes
-        .iter()
-        .map(|(id, object)| (id.to_string(), object.is_some()));
     assert_eq!(
-        words.collect::<Vec<_>>(),
+        words(&news),
         [
             ("ConfigMap shop/a".to_owned(), true),
             ("ConfigMap shop/b".to_owned(), false)
         ]
     );
     assert_eq!(layer.counts()[&Kind::ConfigMap], 1);
+}
+
+#[test]
+fn the_first_news_tell_what_is_there() {
+    let mut layer = Layer::default();
+    layer.apply(object("a", "1"), T2);
+    layer.apply(object("b", "1"), T1);
+    layer.remove(&object("b", "1").id(), T2);
+
+    let news = layer.take_news().expect("news");
+
+    assert_eq!(news.since, T1);
+    assert_eq!(words(&news), [("ConfigMap shop/a".to_owned(), true)]);
+    assert!(layer.take_news().is_none());
 }
 
 #[test]

@@ -1,0 +1,59 @@
+//! Work on many things by several threads.
+
+use std::{
+    panic::resume_unwind,
+    thread::{self, available_parallelism},
+};
+
+/// At most so many threads share some things: a node has other things to do. Where each shares its part
+/// again (files, and the documents of each), there are as many for each part.
+const MOST_THREADS: usize = 4;
+
+/// Does something with each of many things, on several threads unless there are fewer than `few`; the
+/// results are in their order.
+pub(crate) fn each<T: Sync, R: Send>(
+    things: &[T],
+    few: usize,
+    work: impl Fn(usize, &T) -> R + Sync,
+) -> Vec<R> {
+    let threads = available_parallelism().map_or(1, usize::from);
+    let threads = threads.min(MOST_THREADS);
+    if threads == 1 || things.len() < few {
+        let numbered = things.iter().enumerate();
+        return numbered.map(|(i, thing)| work(i, thing)).collect();
+    }
+    let share = things.len().div_ceil(threads);
+    let work = &work;
+    thread::scope(|scope| {
+        let worker = |(number, things): (usize, &'_ [T])| {
+            let first = number.saturating_mul(share);
+            let numbered = (first..).zip(things);
+            numbered.map(|(i, thing)| work(i, thing)).collect()
+        };
+        let workers: Vec<_> = things
+            .chunks(share)
+            .enumerate()
+            .map(|chunk| scope.spawn(move || -> Vec<R> { worker(chunk) }))
+            .collect();
+        let done = |worker: thread::ScopedJoinHandle<'_, Vec<R>>| {
+            worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        workers.into_iter().flat_map(done).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_the_things() {
+        for count in [0, 1, 2, 3, 100, 101] {
+            let things: Vec<usize> = (0..count).map(|number| number * 3).collect();
+
+            let done = each(&things, 2, |i, thing| (i, *thing));
+
+            assert_eq!(done, (0..count).map(|i| (i, i * 3)).collect::<Vec<_>>());
+        }
+    }
+}

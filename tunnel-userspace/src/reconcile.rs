@@ -156,9 +156,15 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         grace: &mut impl Grace,
         settings: Settings,
     ) -> Result<Self, AdoptError> {
-        let (mut actual, stray) = Actual::read(&maps, sizes)?;
-        make_usable(&mut actual, &mut maps, &stray, grace)?;
-        let drift = u64::try_from(stray.fronts.len()).unwrap_or(u64::MAX);
+        let is_new = maps.is_new();
+        let (actual, drift) = if is_new {
+            (Actual::empty(sizes), 0)
+        } else {
+            let (mut actual, stray) = Actual::read(&maps, sizes)?;
+            make_usable(&mut actual, &mut maps, &stray, grace)?;
+            (actual, stray.fronts.len())
+        };
+        let drift = u64::try_from(drift).unwrap_or(u64::MAX);
         let node: Arc<str> = settings.node_name.into();
         let mut reconciler = Self {
             maps,
@@ -191,7 +197,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             is_first: true,
             in_doubt: false,
         };
-        reconciler.count_unused_anew()?;
+        if !is_new {
+            reconciler.count_unused_anew()?;
+        }
         Ok(reconciler)
     }
 
@@ -224,15 +232,15 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     fn write_service(&mut self, service: &ObjectName, leftovers: &mut Vec<(PortName, Diff)>) {
         let mut changes = Changes::default();
         let wanted = self.wanted(service, &mut changes);
-        let known = self
-            .actual
-            .ids
-            .get(service)
-            .into_iter()
-            .flat_map(LiteMap::keys);
-        let names: BTreeSet<PortName> = known.chain(wanted.keys()).cloned().collect();
-        for name in names {
-            self.upsert(&name, wanted.get(&name).map(|plan| &**plan), &mut changes);
+        let known = self.actual.ids.get(service);
+        let known = known.into_iter().flat_map(LiteMap::keys);
+        let unwanted = known.filter(|name| !wanted.contains_key(*name));
+        let unwanted: Vec<PortName> = unwanted.cloned().collect();
+        for name in &unwanted {
+            self.upsert(name, None, &mut changes);
+        }
+        for (name, plan) in &wanted {
+            self.upsert(name, Some(plan), &mut changes);
         }
         leftovers.append(&mut changes.leftovers);
         self.note(service, changes.problems);
@@ -290,8 +298,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             // First, so that anything else that is wrong with the port goes before it.
             self.tell_left_out(name, plan, changes);
             let is_own = |key: &FrontKey| self.claims.owner(key) == Some(name);
-            let lost = plan.fronts.keys().filter(|key| !is_own(key));
-            for key in lost {
+            let lost: Vec<_> = plan.fronts.keys().filter(|key| !is_own(key)).collect();
+            for key in &lost {
                 let winner = self
                     .claims
                     .owner(key)
@@ -302,7 +310,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             }
             let noted = |key: &FrontKey, front: &FrontPlan| self.listeners.noted(key, *front);
             let mut fronts = plan.fronts.iter();
-            if fronts.all(|(key, front)| is_own(key) && noted(key, front) == *front) {
+            if lost.is_empty() && fronts.all(|(key, front)| noted(key, front) == *front) {
                 wanted.insert(name.clone(), Arc::clone(plan));
             } else {
                 let mut plan = PortPlan::clone(plan);

@@ -32,7 +32,9 @@ const STEERING: [&str; 2] = [names::STEER, names::STEERED];
 
 /// The maps that a start goes on with.
 pub(super) enum Start {
-    /// Those that are there, or new ones if there are none.
+    /// New ones, as there are none.
+    New(Sizes),
+    /// Those that are there.
     Here(Sizes),
     /// New ones beside those that are there.
     Beside(Box<Beside>),
@@ -54,7 +56,7 @@ pub(super) struct Beside {
 /// Decides which maps to go on with; ends what an earlier process began.
 pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     match pins.check()? {
-        Found::Nothing => Ok(Start::Here(wanted)),
+        Found::Nothing => Ok(Start::New(wanted)),
         Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
         // Programs may still be counting in the maps that an earlier start replaced, and only two
         // such maps are added up.
@@ -168,7 +170,7 @@ impl Start {
     /// no other way.
     pub(super) const fn otherwise(&self) -> Option<Sizes> {
         match self {
-            Self::Here(_) => None,
+            Self::New(_) | Self::Here(_) => None,
             Self::Beside(beside) => beside.had,
         }
     }

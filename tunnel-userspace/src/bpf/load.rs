@@ -162,6 +162,8 @@ pub struct DataPath {
     conns: Arc<Conns>,
     sizes: Sizes,
     features: Features,
+    /// Whether the maps were just made, and none were there.
+    is_new: bool,
     beside: Option<IsEmpty>,
 }
 
@@ -211,7 +213,7 @@ impl DataPath {
         now: Duration,
     ) -> Result<Self, LoadError> {
         let (folder, sizes) = match start {
-            Start::Here(sizes) => (pins.maps(), *sizes),
+            Start::New(sizes) | Start::Here(sizes) => (pins.maps(), *sizes),
             Start::Beside(beside) => (pins.next(), beside.sizes),
         };
         pins.make_folders(&folder)?;
@@ -231,8 +233,9 @@ impl DataPath {
             globals,
             sizes,
             features,
+            is_new: matches!(start, Start::New(_)),
             beside: match start {
-                Start::Here(_) => None,
+                Start::New(_) | Start::Here(_) => None,
                 Start::Beside(beside) => Some(IsEmpty(beside.is_empty())),
             },
         })
@@ -325,6 +328,7 @@ impl DataPath {
             conns: Arc::clone(&self.conns),
             tally: self.take(names::TALLY)?,
             held: None,
+            is_new: self.is_new,
         };
         let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
         Ok((

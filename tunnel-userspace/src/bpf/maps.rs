@@ -33,6 +33,8 @@ pub struct KernelMaps {
     pub(super) tally: Array<MapData, Tally>,
     /// What waits, while it may.
     pub(super) held: Option<Held>,
+    /// Whether they were made for this, as there were none.
+    pub(super) is_new: bool,
 }
 
 /// Opens a pinned map.
@@ -61,6 +63,7 @@ impl KernelMaps {
             conns: Arc::new(Conns::open(folder, &[])?),
             tally: open(folder, names::TALLY, Map::Array)?,
             held: None,
+            is_new: false,
         })
     }
 }
@@ -256,6 +259,10 @@ impl KernelMaps {
 }
 
 impl MapReader for KernelMaps {
+    fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
         entries(&self.svc, names::SVC)
     }

@@ -1,5 +1,6 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, hash_map::Entry};
 
+use foldhash::HashMap;
 use litemap::LiteMap;
 use tunnel_common::service::FrontKey;
 
@@ -55,11 +56,16 @@ impl Claims {
             self.note_move(key, before, &mut moved);
         }
         for (key, rank, name) in new.keys().filter(|claim| !old.contains_key(*claim)) {
-            let before = self.owner(key).cloned();
-            self.fronts
-                .entry(*key)
-                .or_insert_with(|| LiteMap::with_capacity(1))
-                .insert((*rank, name.clone()), ());
+            let claim = ((*rank, name.clone()), ());
+            let claims = match self.fronts.entry(*key) {
+                Entry::Vacant(place) => {
+                    place.insert(LiteMap::from_iter([claim]));
+                    continue;
+                }
+                Entry::Occupied(claims) => claims.into_mut(),
+            };
+            let before = claims.first().map(|((_, name), ())| name.clone());
+            claims.extend([claim]);
             self.note_move(key, before, &mut moved);
         }
         if !new.is_empty() {

@@ -103,7 +103,8 @@ impl Owners {
     }
 
     /// Whether it matters whose an address is.
-    const fn is_asked(&self) -> bool {
+    #[must_use]
+    pub const fn is_asked(&self) -> bool {
         match self.rule {
             ExternalIps::Any => false,
             ExternalIps::Owned => true,

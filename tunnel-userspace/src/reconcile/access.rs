@@ -154,6 +154,10 @@ pub trait MapWriter: Send {
 
 /// Reads the service maps.
 pub trait MapReader {
+    /// Whether the maps were made for this process and hold nothing; asked before it writes.
+    fn is_new(&self) -> bool {
+        false
+    }
     /// Every front key and the index of its record.
     ///
     /// # Errors

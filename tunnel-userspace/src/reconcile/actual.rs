@@ -1,7 +1,8 @@
 //! What the maps hold, as this process knows it: read once, then kept.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
 use tunnel_common::service::{
     Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State,
@@ -118,26 +119,35 @@ pub(crate) struct Actual {
 }
 
 impl Actual {
-    /// Reads the maps. What they hold that makes no sense is left out of the result and named in
-    /// its second part. Indices of backends that are gone count as free, until
-    /// [`Self::find_occupied`] was asked.
-    pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
-        let (backends, standings) = Self::read_backends(reader, sizes)?;
-        let mut actual = Self {
+    /// What maps hold that were just made.
+    pub(crate) fn empty(sizes: Sizes) -> Self {
+        let none = BTreeSet::new();
+        Self {
             sizes,
             fronts: HashMap::new(),
             sets: HashMap::new(),
             sources: Sources::new(sizes.source_entries()),
             ports: HashMap::new(),
             ids: BTreeMap::new(),
-            standings,
+            standings: vec![Standing::default(); count(sizes.backend_entries())],
             used_slots: 0,
             used_backends: 0,
-            free_fronts: Indices::new(0, &BTreeSet::new()),
+            free_fronts: Indices::new(sizes.front_entries(), &none),
             free_slots: Ranges::new(sizes.slot_entries()),
-            free_backends: Indices::new(0, &BTreeSet::new()),
+            free_backends: Indices::new(sizes.backend_entries(), &none),
             occupied: Occupied::default(),
-            free_ids: Indices::new(0, &BTreeSet::new()),
+            free_ids: Indices::new(sizes.front_entries(), &none),
+        }
+    }
+
+    /// Reads the maps. What they hold that makes no sense is left out of the result and named in
+    /// its second part. Indices of backends that are gone count as free, until
+    /// [`Self::find_occupied`] was asked.
+    pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
+        let (backends, standings) = Self::read_backends(reader, sizes)?;
+        let mut actual = Self {
+            standings,
+            ..Self::empty(sizes)
         };
         let mut stray = Stray::default();
         for (key, index) in reader.fronts()? {

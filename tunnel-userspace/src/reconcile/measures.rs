@@ -1,10 +1,6 @@
 //! What kube-proxy measures of its passes (kube-proxy `pkg/proxy/metrics/metrics.go`).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
@@ -72,13 +68,31 @@ impl Default for SyncStats {
     }
 }
 
+/// Names that were noted since the last pass, some more than once, and those of before that stayed.
+#[derive(Debug, Default)]
+struct Names(Vec<ObjectName>);
+
+impl Names {
+    fn note(&mut self, name: &ObjectName) {
+        self.0.push(name.clone());
+    }
+
+    /// Leaves out all but some; how many stay.
+    fn keep(&mut self, stays: impl Fn(&ObjectName) -> bool) -> usize {
+        self.0.retain(stays);
+        self.0.sort_unstable();
+        self.0.dedup();
+        self.0.len()
+    }
+}
+
 /// What was seen since the last pass, and what of it is not written yet.
 #[derive(Debug, Default)]
 pub(super) struct Measures {
     service_changes: u64,
     endpoint_changes: ByFamily<u64>,
-    services: BTreeSet<ObjectName>,
-    endpoints: ByFamily<BTreeSet<ObjectName>>,
+    services: Names,
+    endpoints: ByFamily<Names>,
     /// When what changed the endpoints of a Service happened.
     triggers: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
     /// When the first pass ended: what happened before is not measured.
@@ -103,7 +117,7 @@ impl Measures {
     ) {
         if before.map(|state| &state.service) != now.map(|state| &state.service) {
             self.service_changes = self.service_changes.saturating_add(1);
-            self.services.insert(name.clone());
+            self.services.note(name);
         }
         let (old, new) = (slices(before), slices(now));
         for slice in old.iter().filter(|slice| named(new, slice).is_none()) {
@@ -130,7 +144,7 @@ impl Measures {
     fn count(&mut self, name: &ObjectName, family: Family) {
         let changes = self.endpoint_changes.of_mut(family);
         *changes = changes.saturating_add(1);
-        self.endpoints.of_mut(family).insert(name.clone());
+        self.endpoints.of_mut(family).note(name);
     }
 
     /// Takes note that a Service was planned, and of its gaps in place of those it had.
@@ -166,13 +180,11 @@ impl Measures {
                 stats.programming.of_mut(family).observe(delay);
             }
         }
-        self.services.retain(&is_open);
         stats.service_changes = self.service_changes;
-        stats.pending_services = self.services.len();
+        stats.pending_services = self.services.keep(&is_open);
         for family in [Family::V4, Family::V6] {
             let endpoints = self.endpoints.of_mut(family);
-            endpoints.retain(&is_open);
-            *stats.pending_endpoints.of_mut(family) = endpoints.len();
+            *stats.pending_endpoints.of_mut(family) = endpoints.keep(&is_open);
         }
         stats.endpoint_changes = self.endpoint_changes;
         stats.gaps = self.gaps;

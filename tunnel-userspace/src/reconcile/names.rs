@@ -47,6 +47,9 @@ impl<M> Reconciler<M> {
 
     /// The id of an orphan that holds a front of a plan; it is an orphan no longer.
     fn orphan_of(&mut self, plan: &PortPlan) -> Option<u32> {
+        if self.orphans.is_empty() {
+            return None;
+        }
         let id = self
             .actual
             .holders(plan.fronts.keys())

@@ -2,13 +2,48 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use tunnel_common::reason::Reason;
+use tunnel_common::{reason::Reason, service::FrontKey};
 
 use super::{Changes, Reconciler};
 use crate::{
     model::{Family, ObjectName, ServiceState, Update},
-    plan::{self, PortName, PortPlan},
+    parallel,
+    plan::{self, HealthCheck, Here, Owners, Pools, PortName, PortPlan, Rank, ServicePlan},
 };
+
+/// Fewer Services than these are planned one after the other.
+const MANY: usize = 1024;
+
+/// What plans go by, besides the Service.
+#[derive(Clone, Copy)]
+struct Planner<'a> {
+    owners: &'a Owners,
+    pools: &'a Pools,
+    here: &'a Here,
+}
+
+/// What is planned for a Service; all of it nothing for one that is not there.
+struct Planned {
+    plan: Option<ServicePlan>,
+    check: Option<HealthCheck>,
+    claims: Vec<(FrontKey, Rank, PortName)>,
+}
+
+impl Planner<'_> {
+    fn planned(self, state: Option<&ServiceState>) -> Planned {
+        let admitted = state.map(|state| self.owners.admitted(state));
+        let near = admitted.as_deref().map(|state| self.pools.near(state));
+        let state = near.as_deref();
+        let plan = state.map(|state| plan::service(state, self.here));
+        let claims = state.zip(plan.as_ref());
+        let claims = claims.map(|(state, plan)| plan::claims(state, plan));
+        Planned {
+            check: state.and_then(|state| plan::health_check(state, self.here)),
+            claims: claims.into_iter().flatten().collect(),
+            plan,
+        }
+    }
+}
 
 impl<M> Reconciler<M> {
     /// Plans what changed. Nothing is written.
@@ -33,14 +68,19 @@ impl<M> Reconciler<M> {
         moved.append(&mut self.pools.take_moved());
         // Before what else changed, so that it is planned once.
         self.look_around();
-        for (name, state) in update.services {
-            moved.remove(&name);
+        let planner = self.planner();
+        let planned = parallel::each(&update.services, MANY, |_, (_, state)| {
             // Of the others only their addresses count.
+            let state = state.as_ref().filter(|state| state.service.is_served());
+            planner.planned(state)
+        });
+        for ((name, state), planned) in update.services.into_iter().zip(planned) {
+            moved.remove(&name);
             let state = state.filter(|state| state.service.is_served());
             self.held.remove(&name);
             let before = self.states.get(&name);
             self.measures.note(&name, before, state.as_ref());
-            self.plan(&name, state.as_ref());
+            self.take(&name, planned);
             match state {
                 Some(state) => self.states.insert(name, state),
                 None => self.states.remove(&name),
@@ -82,17 +122,29 @@ impl<M> Reconciler<M> {
 
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
-        let admitted = state.map(|state| self.owners.admitted(state));
-        let near = admitted.as_deref().map(|state| self.pools.near(state));
-        let state = near.as_deref();
-        let check = state.and_then(|state| plan::health_check(state, &self.here));
+        let planned = self.planner().planned(state);
+        self.take(name, planned);
+    }
+
+    const fn planner(&self) -> Planner<'_> {
+        Planner {
+            owners: &self.owners,
+            pools: &self.pools,
+            here: &self.here,
+        }
+    }
+
+    /// Takes what was planned for a Service in place of what was.
+    fn take(&mut self, name: &ObjectName, planned: Planned) {
+        let Planned {
+            plan,
+            check,
+            claims,
+        } = planned;
         self.health.put(name, check);
-        let plan = state.map(|state| plan::service(state, &self.here));
         self.listeners.put(name, plan.as_ref());
         let new = plan.as_ref().map(plan::gaps).unwrap_or_default();
-        let claims = state.zip(plan.as_ref());
-        let claims = claims.map(|(state, plan)| plan::claims(state, plan));
-        let moved = self.claims.replace(name, claims.into_iter().flatten());
+        let moved = self.claims.replace(name, claims.into_iter());
         let old = match plan {
             Some(plan) => self.plans.insert(name.clone(), plan),
             None => self.plans.remove(name),
@@ -105,6 +157,9 @@ impl<M> Reconciler<M> {
 
     /// Says which external IPs of a port are not served, as nobody has them.
     pub(super) fn tell_left_out(&self, name: &PortName, plan: &PortPlan, changes: &mut Changes) {
+        if !self.owners.is_asked() {
+            return;
+        }
         let Some(state) = self.states.get(&name.service) else {
             return;
         };

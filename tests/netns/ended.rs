@@ -19,9 +19,12 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::{
-    CHANGE, DNS, DNS_TARGET, HTTP, Vip, Way, addresses, ask, ask_to, clients, errno, http, receive,
-    same, serve,
+use crate::{
+    reach::{self, BALANCER, EXTERNAL},
+    support::{
+        CHANGE, DNS, DNS_TARGET, HTTP, Vip, Way, addresses, ask, ask_to, clients, errno, http,
+        receive, same, serve,
+    },
 };
 
 const WEB: Vip = Vip::of(10);
@@ -230,6 +233,42 @@ fn nothing_reaches_the_last_backend_of_a_service_that_lost_it_or_is_deleted() ->
         same("datagrams", stage.asked()?, asked)?;
     }
     Ok(())
+}
+
+#[test]
+fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either() -> Result<()> {
+    let stage = Stage::set()?;
+    let service = reach::Stage::service_everywhere;
+    stage
+        .node
+        .apply(service().backends(addresses(&[&stage.one])))?;
+    stage.node.start()?;
+    let ways = [
+        (EXTERNAL, DNS),
+        (BALANCER, DNS),
+        (reach::HOST, reach::NODE_DNS),
+    ];
+    let mut sockets = Vec::new();
+    for (vip, port) in ways {
+        sockets.extend(stage.open(&Way::UDP, |client| {
+            let socket = client.way.udp(client.place)?;
+            socket.connect(client.way.to(vip, port))?;
+            same("server", ask(&socket)?, "one".to_owned())?;
+            Ok(socket)
+        })?);
+    }
+    let asked = stage.asked()?;
+
+    stage.node.apply(service())?;
+
+    for (client, socket) in &sockets {
+        let story = || {
+            is_ended(socket)?;
+            same("send", errno(socket.send(b"who?")), Errno::EDESTADDRREQ)
+        };
+        story().with_context(|| client.to_string())?;
+    }
+    same("datagrams", stage.asked()?, asked)
 }
 
 #[test]

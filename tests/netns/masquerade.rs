@@ -34,12 +34,8 @@ impl Stage {
         let node = Node::new()?;
         let client = node.pod("client")?;
         let backend = node.pod("backend")?;
-        let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
-        let balancer = format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", BALANCER.v4, BALANCER.v6);
-        let web = reach::Stage::service()
+        let web = reach::Stage::service_everywhere()
             .spec(&format!("externalTrafficPolicy: {policy}"))
-            .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
-            .load_balancer(&balancer)
             .on(instance::NODE)
             .backends(addresses(&[&backend]));
         node.apply(web)?;

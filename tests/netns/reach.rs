@@ -76,6 +76,19 @@ impl Stage {
             .node_port(NODE_DNS)
     }
 
+    /// The same, with an external IP and an address of a load balancer of each family.
+    pub(crate) fn service_everywhere() -> Service {
+        Self::service()
+            .spec(&format!(
+                "externalIPs: [\"{}\", \"{}\"]",
+                EXTERNAL.v4, EXTERNAL.v6
+            ))
+            .load_balancer(&format!(
+                "{{ip: \"{}\"}}, {{ip: \"{}\"}}",
+                BALANCER.v4, BALANCER.v6
+            ))
+    }
+
     fn places(&self) -> [(&'static str, &Place); 2] {
         clients(self.node.host(), &self.client)
     }

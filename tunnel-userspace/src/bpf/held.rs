@@ -1,59 +1,195 @@
-//! Writes to the service maps that wait, so that many of them go with one call.
+//! Writes to the service maps that wait, so that many of them go with one call, and in a thread of their
+//! own: the owner of the maps goes on with the next meanwhile.
 
-use aya::maps::IterableMap as _;
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    panic::resume_unwind,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread::{Builder, JoinHandle},
+};
+
+use aya::maps::{IterableMap as _, MapData};
 use tunnel_common::{
     names,
     service::{Backend, Front, FrontKey, Slot},
 };
+use zerocopy::{Immutable, IntoBytes};
 
-use super::maps::{KernelMaps, write_many};
+use super::{maps::KernelMaps, sys};
 use crate::reconcile::WriteError;
 
-/// How many of them wait at most, but for those of the last port.
+/// How many of them go together at most, but for those of the last port.
 const MOST: usize = 16_384;
 
-/// What waits, in the order in which it is written: what nothing leads to before what leads there.
+/// How many batches the owner may be ahead of the thread.
+const AHEAD: usize = 1;
+
+/// What waits.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    pub(super) backends: Vec<(u32, Backend)>,
-    pub(super) slots: Vec<(u32, Slot)>,
-    pub(super) fronts: Vec<(u32, Front)>,
-    pub(super) keys: Vec<(FrontKey, u32)>,
+    pub(super) batch: Batch,
+    writer: Option<Writer>,
     /// What the kernel said first of those that it refused.
     pub(super) refused: Option<WriteError>,
 }
 
-impl Held {
+/// Writes that go together, in the order in which they are made: what nothing leads to before what leads
+/// there.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) backends: Entries<u32, Backend>,
+    pub(super) slots: Entries<u32, Slot>,
+    pub(super) fronts: Entries<u32, Front>,
+    pub(super) keys: Entries<FrontKey, u32>,
+}
+
+impl Batch {
     /// Whether no more is to wait.
     pub(super) const fn is_full(&self) -> bool {
+        self.len() >= MOST
+    }
+
+    const fn len(&self) -> usize {
         let (records, keys) = (self.fronts.len(), self.keys.len());
         let sets = self.backends.len().saturating_add(self.slots.len());
-        records.saturating_add(keys).saturating_add(sets) >= MOST
+        records.saturating_add(keys).saturating_add(sets)
+    }
+
+    fn write(&self, maps: &Maps) -> Result<(), WriteError> {
+        self.backends.write(maps.be.as_fd(), names::BE).1?;
+        self.slots.write(maps.slot.as_fd(), names::SLOT).1?;
+        self.fronts.write(maps.front.as_fd(), names::FRONT).1?;
+        self.keys.write(maps.svc.as_fd(), names::SVC).1
+    }
+}
+
+/// The maps that are written, for the thread.
+struct Maps {
+    be: OwnedFd,
+    slot: OwnedFd,
+    front: OwnedFd,
+    svc: OwnedFd,
+}
+
+impl Maps {
+    fn of(maps: &KernelMaps) -> io::Result<Self> {
+        let own = |data: &MapData| data.fd().as_fd().try_clone_to_owned();
+        Ok(Self {
+            be: own(maps.be.map())?,
+            slot: own(maps.slot.map())?,
+            front: own(maps.front.map())?,
+            svc: own(maps.svc.map())?,
+        })
+    }
+}
+
+/// The thread that writes, until a write is refused.
+#[derive(Debug)]
+struct Writer {
+    batches: SyncSender<Batch>,
+    thread: JoinHandle<Result<(), WriteError>>,
+}
+
+impl Writer {
+    fn begin(maps: Maps) -> io::Result<Self> {
+        let (batches, coming) = sync_channel::<Batch>(AHEAD);
+        let name = Builder::new().name("first writes".to_owned());
+        let thread = name.spawn(move || coming.iter().try_for_each(|batch| batch.write(&maps)))?;
+        Ok(Self { batches, thread })
+    }
+
+    /// Waits until everything is written; what was refused, if something was.
+    fn end(self) -> Result<(), WriteError> {
+        drop(self.batches);
+        let ended = self.thread.join();
+        ended.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+/// Entries of a map, as the kernel takes many of them: keys and values apart.
+#[derive(Debug)]
+pub(super) struct Entries<K, V> {
+    keys: Vec<K>,
+    values: Vec<V>,
+}
+
+impl<K, V> Default for Entries<K, V> {
+    fn default() -> Self {
+        Self {
+            keys: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+}
+
+impl<K, V> Extend<(K, V)> for Entries<K, V> {
+    fn extend<T: IntoIterator<Item = (K, V)>>(&mut self, entries: T) {
+        for (key, value) in entries {
+            self.keys.push(key);
+            self.values.push(value);
+        }
+    }
+}
+
+impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Entries<K, V> {
+    const fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Writes them with one call; says how many were written, and what ended it if not all.
+    pub(super) fn write(
+        &self,
+        fd: BorrowedFd<'_>,
+        map: &'static str,
+    ) -> (usize, Result<(), WriteError>) {
+        let (written, result) = sys::write_many(fd, &self.keys, &self.values);
+        (written, result.map_err(|source| WriteError { map, source }))
     }
 }
 
 impl KernelMaps {
-    /// Writes what waits; whether other writes may follow. What is refused is told by the end of the
-    /// waiting, and found by reading everything again: nothing is written after it.
+    /// Hands what waits to the thread that writes it.
+    pub(super) fn hand_over(&mut self) {
+        let Some(mut held) = self.held.take() else {
+            return;
+        };
+        let batch = std::mem::take(&mut held.batch);
+        // What is refused is found by reading everything again: nothing is written after it.
+        if held.refused.is_none() && batch.len() > 0 {
+            let writer = held.writer.take().map_or_else(|| self.writer(), Ok);
+            match writer {
+                Ok(writer) => {
+                    // A thread that has ended says why in the end.
+                    drop(writer.batches.send(batch));
+                    held.writer = Some(writer);
+                }
+                Err(error) => held.refused = Some(error),
+            }
+        }
+        self.held = Some(held);
+    }
+
+    fn writer(&self) -> Result<Writer, WriteError> {
+        let writer = Maps::of(self).and_then(Writer::begin);
+        writer.map_err(|source| WriteError {
+            map: names::BE,
+            source,
+        })
+    }
+
+    /// Waits until everything that waits is written; whether other writes may follow. What was refused
+    /// is told by the end of the waiting.
     pub(super) fn write_held(&mut self) -> bool {
+        self.hand_over();
         let Some(held) = &mut self.held else {
             return true;
         };
-        let Held {
-            backends,
-            slots,
-            fronts,
-            keys,
-            refused,
-        } = std::mem::take(held);
-        held.refused = refused.or_else(|| {
-            let written = write_many(self.be.map(), names::BE, backends)
-                .1
-                .and_then(|()| write_many(self.slot.map(), names::SLOT, slots).1)
-                .and_then(|()| write_many(self.front.map(), names::FRONT, fronts).1)
-                .and_then(|()| write_many(self.svc.map(), names::SVC, keys).1);
-            written.err()
-        });
+        if let Some(writer) = held.writer.take()
+            && let Err(error) = writer.end()
+        {
+            held.refused.get_or_insert(error);
+        }
         held.refused.is_none()
     }
 }

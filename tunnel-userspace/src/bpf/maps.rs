@@ -19,7 +19,11 @@ use tunnel_common::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{conns::Conns, held::Held, sys};
+use super::{
+    conns::Conns,
+    held::{Entries, Held},
+    sys,
+};
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
@@ -99,16 +103,16 @@ fn write<V: Pod>(
     })
 }
 
-/// Writes values, each under its key, with one call; says how many were written, and what ended it if
-/// not all.
-pub(super) fn write_many<K: IntoBytes + Immutable, V: IntoBytes + Immutable>(
-    data: &MapData,
+/// Writes values, each at its index, with one call; says how many were written, and what ended it if not
+/// all.
+fn write_many<V: Pod + IntoBytes + Immutable>(
+    array: &Array<MapData, V>,
     map: &'static str,
-    entries: impl IntoIterator<Item = (K, V)>,
+    entries: impl IntoIterator<Item = (u32, V)>,
 ) -> (usize, Result<(), WriteError>) {
-    let (keys, values): (Vec<K>, Vec<V>) = entries.into_iter().unzip();
-    let (written, result) = sys::write_many(data.fd().as_fd(), &keys, &values);
-    (written, result.map_err(|source| WriteError { map, source }))
+    let mut all = Entries::default();
+    all.extend(entries);
+    all.write(array.map().fd().as_fd(), map)
 }
 
 fn read<V: Pod>(array: &Array<MapData, V>, map: &'static str, index: u32) -> Result<V, ReadError> {
@@ -166,9 +170,9 @@ impl MapWriter for KernelMaps {
         let Some(held) = &mut self.held else {
             return insert(&mut self.svc, names::SVC, key, index);
         };
-        held.keys.push((*key, index));
-        if held.is_full() {
-            self.write_held();
+        held.batch.keys.extend([(*key, index)]);
+        if held.batch.is_full() {
+            self.hand_over();
         }
         Ok(())
     }
@@ -182,7 +186,7 @@ impl MapWriter for KernelMaps {
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
         if let Some(held) = &mut self.held {
-            held.fronts.push((index, *front));
+            held.batch.fronts.extend([(index, *front)]);
             return Ok(());
         }
         write(&mut self.front, names::FRONT, index, *front)
@@ -199,10 +203,10 @@ impl MapWriter for KernelMaps {
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
         let slots = (first..).zip(slots.iter().copied());
         if let Some(held) = &mut self.held {
-            held.slots.extend(slots);
+            held.batch.slots.extend(slots);
             return Ok(());
         }
-        let (_, written) = write_many(self.slot.map(), names::SLOT, slots);
+        let (_, written) = write_many(&self.slot, names::SLOT, slots);
         written
     }
 
@@ -212,10 +216,10 @@ impl MapWriter for KernelMaps {
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
         if let Some(held) = &mut self.held {
-            held.backends.extend_from_slice(backends);
+            held.batch.backends.extend(backends.iter().copied());
             return (backends.len(), Ok(()));
         }
-        write_many(self.be.map(), names::BE, backends.iter().copied())
+        write_many(&self.be, names::BE, backends.iter().copied())
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {

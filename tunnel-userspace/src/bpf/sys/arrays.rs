@@ -60,15 +60,13 @@ pub(in crate::bpf) fn write_many<K: IntoBytes + Immutable, V: IntoBytes + Immuta
     if count == 0 {
         return (0, Ok(()));
     }
-    let mut keys = keys.as_bytes().to_vec();
-    let mut bytes = values.as_bytes().to_vec();
     let mut attr = Attr::new()
-        .pointer(16, keys.as_mut_ptr())
-        .pointer(24, bytes.as_mut_ptr())
+        .pointer(16, keys.as_bytes().as_ptr())
+        .pointer(24, values.as_bytes().as_ptr())
         .u32(32, count)
         .fd(36, map);
-    // SAFETY: both buffers hold as many keys and values as the attribute says, and each of them has as
-    // many bytes as its type, which is the map's.
+    // SAFETY: both hold as many keys and values as the attribute says, and each of them has as many
+    // bytes as its type, which is the map's. The kernel only reads them.
     match unsafe { attr.call_mut(BPF_MAP_UPDATE_BATCH) } {
         Ok(_) => (length, Ok(())),
         // The kernel writes down how many it came to, unless it didn't come to any.

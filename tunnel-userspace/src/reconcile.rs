@@ -51,6 +51,7 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
 use tunnel_common::{reason::Reason, service::FrontKey};
 
@@ -89,7 +90,7 @@ pub struct Reconciler<M> {
     maps: M,
     actual: Actual,
     /// What the sources say of each Service, to be planned anew when this node changes.
-    states: BTreeMap<ObjectName, ServiceState>,
+    states: HashMap<ObjectName, ServiceState>,
     plans: BTreeMap<ObjectName, ServicePlan>,
     claims: Claims,
     owners: Owners,
@@ -169,7 +170,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         let mut reconciler = Self {
             maps,
             actual,
-            states: BTreeMap::new(),
+            states: HashMap::new(),
             plans: BTreeMap::new(),
             claims: Claims::default(),
             owners: Owners::new(settings.external_ips),

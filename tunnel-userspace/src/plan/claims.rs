@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet, hash_map::Entry};
+use std::collections::{BTreeSet, hash_map::Entry};
 
 use foldhash::HashMap;
 use litemap::LiteMap;
@@ -30,7 +30,7 @@ impl Rank {
 #[derive(Debug, Default)]
 pub struct Claims {
     fronts: HashMap<FrontKey, LiteMap<(Rank, PortName), ()>>,
-    services: BTreeMap<ObjectName, LiteMap<(FrontKey, Rank, PortName), ()>>,
+    services: HashMap<ObjectName, LiteMap<(FrontKey, Rank, PortName), ()>>,
 }
 
 impl Claims {

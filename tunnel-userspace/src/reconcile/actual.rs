@@ -105,7 +105,7 @@ pub(crate) struct Actual {
     pub(super) sources: Sources,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
-    pub(crate) ids: BTreeMap<ObjectName, LiteMap<PortName, u32>>,
+    pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
     /// The last standing of each backend index, 0 of one that was never used.
     standings: Vec<Standing>,
     pub(crate) used_slots: u32,
@@ -128,7 +128,7 @@ impl Actual {
             sets: HashMap::new(),
             sources: Sources::new(sizes.source_entries()),
             ports: HashMap::new(),
-            ids: BTreeMap::new(),
+            ids: HashMap::new(),
             standings: vec![Standing::default(); count(sizes.backend_entries())],
             used_slots: 0,
             used_backends: 0,

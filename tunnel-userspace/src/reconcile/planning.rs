@@ -1,6 +1,9 @@
 //! What is to be programmed, planned anew where something changed.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use tunnel_common::{reason::Reason, service::FrontKey};
 
@@ -74,17 +77,33 @@ impl<M> Reconciler<M> {
             let state = state.as_ref().filter(|state| state.service.is_served());
             planner.planned(state)
         });
+        let (mut plans, mut names) = (Vec::new(), Vec::new());
         for ((name, state), planned) in update.services.into_iter().zip(planned) {
             moved.remove(&name);
             let state = state.filter(|state| state.service.is_served());
             self.held.remove(&name);
             let before = self.states.get(&name);
             self.measures.note(&name, before, state.as_ref());
-            self.take(&name, planned);
+            let plan = self.take(&name, planned);
+            plans.extend(plan.map(|plan| (name.clone(), plan)));
+            names.push(name.clone());
             match state {
                 Some(state) => self.states.insert(name, state),
                 None => self.states.remove(&name),
             };
+        }
+        // Into empty ones they go at once, without a look for the place of each.
+        let plans: BTreeMap<_, _> = plans.into_iter().collect();
+        let names: BTreeSet<_> = names.into_iter().collect();
+        if self.plans.is_empty() {
+            self.plans = plans;
+        } else {
+            self.plans.extend(plans);
+        }
+        if self.dirty.is_empty() {
+            self.dirty = names;
+        } else {
+            self.dirty.extend(names);
         }
         for name in moved {
             if let Some(state) = self.states.get(&name).cloned() {
@@ -123,7 +142,10 @@ impl<M> Reconciler<M> {
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: Option<&ServiceState>) {
         let planned = self.planner().planned(state);
-        self.take(name, planned);
+        if let Some(plan) = self.take(name, planned) {
+            self.plans.insert(name.clone(), plan);
+        }
+        self.dirty.insert(name.clone());
     }
 
     const fn planner(&self) -> Planner<'_> {
@@ -134,8 +156,9 @@ impl<M> Reconciler<M> {
         }
     }
 
-    /// Takes what was planned for a Service in place of what was.
-    fn take(&mut self, name: &ObjectName, planned: Planned) {
+    /// Takes what was planned for a Service in place of what was, but for the plan itself, which is to
+    /// go to the others, as the name to what is dirty.
+    fn take(&mut self, name: &ObjectName, planned: Planned) -> Option<ServicePlan> {
         let Planned {
             plan,
             check,
@@ -143,16 +166,15 @@ impl<M> Reconciler<M> {
         } = planned;
         self.health.put(name, check);
         self.listeners.put(name, plan.as_ref());
-        let new = plan.as_ref().map(plan::gaps).unwrap_or_default();
         let moved = self.claims.replace(name, claims.into_iter());
-        let old = match plan {
-            Some(plan) => self.plans.insert(name.clone(), plan),
-            None => self.plans.remove(name),
-        };
-        let old = old.as_ref().map(plan::gaps).unwrap_or_default();
-        self.measures.planned(old, new);
         self.dirty.extend(moved);
-        self.dirty.insert(name.clone());
+        let gaps = |plan: Option<&ServicePlan>| plan.map(plan::gaps).unwrap_or_default();
+        let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
+        self.measures.planned(old, new);
+        if plan.is_none() {
+            self.plans.remove(name);
+        }
+        plan
     }
 
     /// Says which external IPs of a port are not served, as nobody has them.

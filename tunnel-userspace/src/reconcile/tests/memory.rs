@@ -340,6 +340,10 @@ impl MapWriter for Memory {
 }
 
 impl MapReader for Memory {
+    fn is_new(&self) -> bool {
+        self.writes == 0 && self.be.is_empty() && self.svc.is_empty()
+    }
+
     fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
         Ok(self.svc.iter().map(|(key, index)| (*key, *index)).collect())
     }

@@ -1,8 +1,9 @@
 //! Work on many things by several threads.
 
 use std::{
+    io,
     panic::resume_unwind,
-    thread::{self, available_parallelism},
+    thread::{self, Builder, ScopedJoinHandle, available_parallelism},
 };
 
 /// At most so many threads share some things: a node has other things to do. Where each shares its part
@@ -25,20 +26,21 @@ pub(crate) fn each<T: Sync, R: Send>(
     let share = things.len().div_ceil(threads);
     let work = &work;
     thread::scope(|scope| {
-        let worker = |(number, things): (usize, &'_ [T])| {
+        let worker = |(number, things): (usize, &'_ [T])| -> Vec<R> {
             let first = number.saturating_mul(share);
             let numbered = (first..).zip(things);
             numbered.map(|(i, thing)| work(i, thing)).collect()
         };
-        let workers: Vec<_> = things
-            .chunks(share)
-            .enumerate()
-            .map(|chunk| scope.spawn(move || -> Vec<R> { worker(chunk) }))
+        let chunks = || things.chunks(share).enumerate();
+        let workers: Vec<_> = chunks()
+            .map(|chunk| Builder::new().spawn_scoped(scope, move || worker(chunk)))
             .collect();
-        let done = |worker: thread::ScopedJoinHandle<'_, Vec<R>>| {
-            worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+        let done = |(thread, chunk): (io::Result<ScopedJoinHandle<'_, Vec<R>>>, _)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // There is no thread to be had.
+            Err(_) => worker(chunk),
         };
-        workers.into_iter().flat_map(done).collect()
+        workers.into_iter().zip(chunks()).flat_map(done).collect()
     })
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock, instance,
     manifest::{Manifest, Protocol, Service},
@@ -19,7 +19,7 @@ use tunnel_tests::{
 
 use crate::support::{
     Backends, CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to,
-    clients, counted, http, same,
+    clients, counted, http, same, until_backends,
 };
 
 const WEB: Vip = Vip::of(30);
@@ -34,6 +34,16 @@ const TRIES: usize = 12;
 
 /// How many Services are dialled at once: each is a chance to meet the moment.
 const SERVICES: u8 = 250;
+
+/// The names of all algorithms.
+const ALGORITHMS: [&str; 6] = [
+    "random",
+    "round-robin",
+    "source-hash",
+    "destination-hash",
+    "maglev",
+    "least-conn",
+];
 
 struct Stage {
     node: Node,
@@ -136,6 +146,51 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+#[test]
+fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are() -> Result<()> {
+    let stage = Stage::new()?;
+    let one = addresses(&[stage.backends.named("one")?]);
+    stage.start(kept_for(600))?;
+    for algorithm in ALGORITHMS {
+        for backends in [one.clone(), stage.backends.all()] {
+            let service = kept_for(600).annotated("culvert.dev/algorithm", algorithm);
+            // Without an endpoint first, so that nobody keeps one of before.
+            stage.node.apply(service.clone())?;
+            until_backends(&stage.node, "web", 0)?;
+            let count = backends.len() / 2;
+            stage.node.apply(service.backends(backends))?;
+            until_backends(&stage.node, "web", count)?;
+            for way in Way::TCP {
+                let story = || {
+                    let first = answering(&stage.client, way, WEB, HTTP)?;
+                    let again = seen(&stage.client, way, TRIES)?;
+                    same("servers", again, BTreeSet::from([first]))
+                };
+                story().with_context(|| format!("{algorithm} of {count}, {way:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
+    let stage = Stage::new()?;
+    let service = kept_for(600).annotated("culvert.dev/algorithm", "round-robin");
+    stage.start(service.backends(stage.backends.without("three")))?;
+
+    let mut servers = Vec::new();
+    for number in 0..4 {
+        let client = stage.node.pod(&format!("c{number}"))?;
+        servers.push(answering(&client, Way::V4, WEB, HTTP)?);
+        answering(&client, Way::V4, WEB, HTTP)?;
+    }
+
+    same("turns", &servers[..2], &servers[2..])?;
+    ensure!(servers[0] != servers[1], "{servers:?}");
     Ok(())
 }
 

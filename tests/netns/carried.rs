@@ -71,7 +71,7 @@ impl Stage {
         same(
             "folders",
             folders(&self.node.bpffs())?,
-            vec!["links".to_owned(), "v4".to_owned()],
+            vec!["links".to_owned(), "v5".to_owned()],
         )
     }
 

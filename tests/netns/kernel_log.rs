@@ -100,7 +100,7 @@ impl Stage {
     /// The programs on the maps of this node that tell their events, by their names. A program
     /// that is in no link any more goes a moment later.
     fn telling(&self) -> Result<Vec<String>> {
-        let count = MapInfo::from_pin(self.node.bpffs().join("v4").join(names::COUNT))?.id();
+        let count = MapInfo::from_pin(self.node.bpffs().join("v5").join(names::COUNT))?.id();
         let mut telling = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
             // Those of other tests come and go.

@@ -37,7 +37,7 @@ fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
 
     stage.under_load(3, |number| {
         node.kill9()?;
-        stage.rename("v4", "v1")?;
+        stage.rename("v5", "v1")?;
         if number % 2 == 0 {
             stage.resize([128, 64, 64])?;
         } else {
@@ -59,7 +59,7 @@ fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Re
     let stage = Stage::new()?;
     let flows = Flows::open(&stage.client)?;
     stage.node.kill9()?;
-    stage.rename("v4", "v1")?;
+    stage.rename("v5", "v1")?;
     stage.node.start()?;
 
     let reasons = ["translated", "translated_sticky"];
@@ -77,7 +77,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     let flows = Flows::open(&stage.client)?;
     let good = fs::read_to_string(node.manifests().join("other.yaml"))?;
     node.kill9()?;
-    stage.rename("v4", "v1")?;
+    stage.rename("v5", "v1")?;
     node.apply(("other.yaml", "kind: [Service\n"))?;
 
     node.launch()?;
@@ -90,7 +90,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     })
     .with_context(|| format!("{:?}", node.status()))?;
 
-    ensure!(stage.has("v1/svc") && !stage.has("v4"));
+    ensure!(stage.has("v1/svc") && !stage.has("v5"));
     all_stay(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         let server = http(Way::V4.connect(&stage.client, vip, HTTP)?)?;
@@ -115,24 +115,24 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
     let node = &stage.node;
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
-    stage.rename("v4", "v1")?;
+    stage.rename("v5", "v1")?;
     let moments: [fn(&Stage) -> bool; 5] = [
-        |stage| stage.has("v4-next"),
-        |stage| stage.has("v4-next/svc"),
-        |stage| stage.has("v4-next/host"),
-        |stage| stage.has("v4"),
-        |stage| stage.has("v4") && !stage.has("v1/svc"),
+        |stage| stage.has("v5-next"),
+        |stage| stage.has("v5-next/svc"),
+        |stage| stage.has("v5-next/host"),
+        |stage| stage.has("v5"),
+        |stage| stage.has("v5") && !stage.has("v1/svc"),
     ];
 
     let story = || {
         go_on(&flows)?;
-        if stage.has("v4") {
+        if stage.has("v5") {
             // It was replaced; a start ends it, and an older one comes again.
             node.start()?;
             stage.is_tidy()?;
             go_on(&flows)?;
             node.kill9()?;
-            stage.rename("v4", "v1")?;
+            stage.rename("v5", "v1")?;
         }
         Ok(())
     };
@@ -151,18 +151,18 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
 
-    for name in ["v5", "v5-next", "v5-old"] {
-        stage.rename("v4", name)?;
+    for name in ["v6", "v6-next", "v6-old"] {
+        stage.rename("v5", name)?;
         let before = folders(&node.bpffs().join(name))?;
         let output = node.culvert(&["node"])?;
         same("exit", output.exit.code, Some(1))?;
         let last = output.stderr.lines().last().unwrap_or_default();
-        for word in [name, "layout 5", "layout 4"] {
+        for word in [name, "layout 6", "layout 5"] {
             ensure!(last.contains(word), "no {word} in {last}");
         }
         same("pins", folders(&node.bpffs().join(name))?, before)?;
         all_stay(&flows)?;
-        stage.rename(name, "v4")?;
+        stage.rename(name, "v5")?;
     }
 
     node.start()?;
@@ -174,8 +174,8 @@ fn cleanup_removes_an_older_layout_too() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
     node.kill9()?;
-    stage.rename("v4", "v1")?;
-    let is_met = stage.kill_when(|stage| stage.has("v4-next/svc"))?;
+    stage.rename("v5", "v1")?;
+    let is_met = stage.kill_when(|stage| stage.has("v5-next/svc"))?;
     ensure!(is_met && stage.has("v1"), "{}", node.logs());
 
     stage.cleanup_removes_all()

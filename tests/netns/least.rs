@@ -188,7 +188,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     }
     // An older layout: the indices begin anew, and the counts go on.
     node.kill9()?;
-    fs::rename(node.bpffs().join("v4"), node.bpffs().join("v1"))?;
+    fs::rename(node.bpffs().join("v5"), node.bpffs().join("v1"))?;
     node.start()?;
     until(u64::try_from(held.len())?)?;
     drop(held);

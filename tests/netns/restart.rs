@@ -58,7 +58,7 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
 /// The numbers of what is pinned: another object under the same name has another number.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
-    for folder in ["links", "v4"] {
+    for folder in ["links", "v5"] {
         for entry in fs::read_dir(node.bpffs().join(folder))? {
             let entry = entry?;
             pins.insert(entry.path(), entry.metadata()?.ino());

@@ -94,7 +94,7 @@ fn crowd(vip: Vip, count: u8) -> Service {
 fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let node = &stage.node;
     let before = sizes(node)?;
-    let maps = folders(&node.bpffs().join("v4"))?;
+    let maps = folders(&node.bpffs().join("v5"))?;
     let logged = node.logs().len();
     stage.resize(wanted)?;
     node.restart()?;
@@ -102,7 +102,7 @@ fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let told = |line: &str| words.iter().all(|word| line.contains(word));
     ensure!(log.lines().any(told), "no {words:?} in {log}");
     same("sizes", sizes(node)?, before)?;
-    same("maps", folders(&node.bpffs().join("v4"))?, maps)?;
+    same("maps", folders(&node.bpffs().join("v5"))?, maps)?;
     stage.is_tidy()
 }
 
@@ -164,11 +164,11 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
     let moments: [fn(&Stage) -> bool; 6] = [
-        |stage| stage.has("v4-next"),
-        |stage| stage.has("v4-next/svc"),
-        |stage| stage.has("v4-next/host"),
-        |stage| stage.has("v4-old"),
-        |stage| stage.has("v4-old") && !stage.has("v4-old/svc"),
+        |stage| stage.has("v5-next"),
+        |stage| stage.has("v5-next/svc"),
+        |stage| stage.has("v5-next/host"),
+        |stage| stage.has("v5-old"),
+        |stage| stage.has("v5-old") && !stage.has("v5-old/svc"),
         |_| false,
     ];
 
@@ -191,8 +191,8 @@ fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
     let node = &stage.node;
     stage.resize([4096, 8192, 4096])?;
     node.kill9()?;
-    let is_met = stage.kill_when(|stage| stage.has("v4-next/svc"))?;
-    ensure!(is_met && stage.has("v4"), "{}", node.logs());
+    let is_met = stage.kill_when(|stage| stage.has("v5-next/svc"))?;
+    ensure!(is_met && stage.has("v5"), "{}", node.logs());
 
     stage.cleanup_removes_all()
 }

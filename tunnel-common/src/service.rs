@@ -92,7 +92,7 @@ pub struct Algorithm(u8);
 impl Algorithm {
     /// A uniform random choice for each connection.
     pub const RANDOM: Self = Self(0);
-    /// In turn, by how much the service port was sent so far.
+    /// In turn, counted by service port.
     pub const ROUND_ROBIN: Self = Self(1);
     /// By the client.
     pub const SOURCE_HASH: Self = Self(2);
@@ -104,11 +104,11 @@ impl Algorithm {
     /// its share of the set.
     pub const LEAST_CONN: Self = Self(5);
 
-    /// Whether what is chosen depends on who asks, or for what, and on nothing else.
+    /// Whether what is chosen depends on who asks, and on nothing else.
     #[inline(always)]
     #[must_use]
-    pub const fn is_hash(self) -> bool {
-        self.0 >= Self::SOURCE_HASH.0 && self.0 <= Self::MAGLEV.0
+    pub const fn is_by_client(self) -> bool {
+        self.0 == Self::SOURCE_HASH.0 || self.0 == Self::MAGLEV.0
     }
 
     /// The word used in annotations, tables and logs.
@@ -278,6 +278,8 @@ pub struct Tally {
     pub sent: u64,
     /// Connections and datagrams that were refused.
     pub refused: u64,
+    /// How often a backend was chosen in turn.
+    pub turn: u64,
 }
 
 /// A word of a backend that changes: whether it serves, and which use of its index this is. The
@@ -383,8 +385,8 @@ const _: () = {
     assert!(offset_of!(Front, local) == 108);
     assert!(offset_of!(Front, sources) == 120);
     assert!(size_of::<Source>() == 32);
+    assert!(size_of::<Tally>() == 24);
     assert!(size_of::<Slot>() == 8);
-    assert!(size_of::<Tally>() == 16);
     assert!(size_of::<Backend>() == 32);
     assert!(offset_of!(Backend, service) == 20);
     assert!(offset_of!(Backend, state) == 24);

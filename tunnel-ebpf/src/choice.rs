@@ -98,13 +98,15 @@ fn load_at(front: &Front, place: u32) -> Option<(u64, u32)> {
 #[inline(always)]
 fn place_in(front: &Front, caller: Caller) -> Option<u32> {
     let set = front.of_sockets();
-    let number = if front.algorithm == Algorithm::ROUND_ROBIN {
-        maps::sent(front.service)?
+    let number = if set.len <= 1 {
+        0
+    } else if front.algorithm == Algorithm::ROUND_ROBIN {
+        maps::turn(front.service)?
     } else if front.algorithm == Algorithm::LEAST_CONN {
         return emptier(front);
     } else if front.algorithm == Algorithm::DESTINATION_HASH {
         select::hash(front.key.words())
-    } else if front.algorithm.is_hash() {
+    } else if front.algorithm.is_by_client() {
         select::hash(caller.client().words())
     } else {
         context::random()

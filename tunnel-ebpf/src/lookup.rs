@@ -110,7 +110,7 @@ pub(crate) fn choose(record: Record, caller: Caller) -> Result<Choice, NoChoice>
 /// Whether a choice depends on who asks.
 #[inline(always)]
 pub(crate) fn depends_on_client(front: &Front) -> bool {
-    front.affinity != 0 || front.sources.len != 0 || front.algorithm.is_hash()
+    front.affinity != 0 || front.sources.len != 0 || front.algorithm.is_by_client()
 }
 
 #[inline(always)]

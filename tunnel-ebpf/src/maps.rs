@@ -156,15 +156,17 @@ extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
     1
 }
 
-/// How much a service port was sent so far, modulo 2^32.
+/// The next number in turn for a service port, modulo 2^32. A program that runs at this very moment on
+/// another CPU may be given the same, which costs one turn and nothing else.
 #[inline(always)]
-pub(crate) fn sent(service: u32) -> Option<u32> {
-    let tally = TALLY.get_ptr(service)?;
+pub(crate) fn turn(service: u32) -> Option<u32> {
+    let tally = TALLY.get_ptr_mut(service)?;
     // SAFETY: the entry stays mapped.
-    let sent = unsafe { &raw const (*tally).sent };
+    let turn = unsafe { &raw mut (*tally).turn };
     #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
     // SAFETY: as above; one aligned word, which changes under it.
-    let number = unsafe { sent.read_volatile() } as u32;
+    let number = unsafe { turn.read_volatile() } as u32;
+    add(Some(turn), 1);
     Some(number)
 }
 

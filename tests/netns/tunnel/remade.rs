@@ -28,7 +28,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
         node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;
-        ensure!(!node.bpffs().join("v4-old").exists());
+        ensure!(!node.bpffs().join("v5-old").exists());
     }
 
     // Two ports of an address in each family are steered.
@@ -48,7 +48,7 @@ fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
 
     for size in [16_384, 64] {
         node.kill9()?;
-        fs::rename(node.bpffs().join("v4"), node.bpffs().join("v1"))?;
+        fs::rename(node.bpffs().join("v5"), node.bpffs().join("v1"))?;
         node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;

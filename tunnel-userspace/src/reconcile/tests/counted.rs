@@ -7,7 +7,11 @@ use super::*;
 /// What programs count of a Service from now on.
 fn count(reconciler: &mut Reconciler<Memory>, vip_of: u8, sent: u64, refused: u64) {
     let service = reconciler.actual.fronts[&vip(vip_of)].record.service;
-    let tallied = Tally { sent, refused };
+    let tallied = Tally {
+        sent,
+        refused,
+        ..Tally::default()
+    };
     reconciler.maps.tallies.insert(service, tallied);
 }
 

@@ -19,24 +19,26 @@ const FIRST: Vip = Vip::of(10);
 const SECOND: Vip = Vip::of(11);
 const THIRD: Vip = Vip::of(12);
 
-/// A Service with one front, and two backends for HTTP.
-fn service(name: &str, vip: Vip, backends: &[&Pod]) -> Service {
-    let v4 = addresses(backends)
+/// A Service of one family with one front, and two backends for HTTP.
+fn service(name: &str, vip: Vip, way: Way, backends: &[&Pod]) -> Service {
+    let front = way.to(vip, HTTP).ip();
+    let same_family = addresses(backends)
         .into_iter()
-        .filter(std::net::IpAddr::is_ipv4);
-    Service::new(name, [vip.v4.into()])
+        .filter(|address| address.is_ipv4() == front.is_ipv4());
+    Service::new(name, [front])
         .port(Protocol::Tcp, HTTP, HTTP_TARGET)
-        .backends(v4)
+        .backends(same_family)
 }
 
 struct Stage {
     node: Node,
+    way: Way,
     _servers: [Server; 2],
 }
 
 impl Stage {
     /// A node with room for so much, and two Services with two backends each.
-    fn with(room: impl FnOnce(&mut Settings)) -> Result<Self> {
+    fn with(way: Way, room: impl FnOnce(&mut Settings)) -> Result<Self> {
         let mut settings = Settings::from_environment()?;
         room(&mut settings);
         let node = Node::with(settings)?;
@@ -44,11 +46,12 @@ impl Stage {
         let servers = [serve(&one)?, serve(&two)?];
         node.start()?;
         for (name, vip) in [("first", FIRST), ("second", SECOND)] {
-            node.apply(service(name, vip, &[&one, &two]))?;
+            node.apply(service(name, vip, way, &[&one, &two]))?;
             until_backends(&node, name, 2)?;
         }
         Ok(Self {
             node,
+            way,
             _servers: servers,
         })
     }
@@ -60,7 +63,7 @@ impl Stage {
 
     fn reaches(&self, vip: Vip) -> Result<()> {
         for place in [self.node.host(), &*self.node.pod("client")?] {
-            http(Way::V4.connect(place, vip, HTTP)?)?;
+            http(self.way.connect(place, vip, HTTP)?)?;
         }
         Ok(())
     }
@@ -71,7 +74,7 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     let node = &stage.node;
     let (one, two) = (node.pod("one")?, node.pod("two")?);
 
-    node.apply(service("third", THIRD, &[&one, &two]))?;
+    node.apply(service("third", THIRD, stage.way, &[&one, &two]))?;
 
     wait::until(CHANGE, || {
         stage.refused(reason).is_ok_and(|count| count == 1)
@@ -88,7 +91,8 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     ensure!(node.logs().lines().any(told), "{}", node.logs());
     let status = node.culvert(&["status"])?.stdout;
     ensure!(status.contains("refused"), "{status}");
-    Way::V4
+    stage
+        .way
         .connect(node.host(), THIRD, HTTP)
         .expect_err("it isn't programmed");
     stage.reaches(FIRST)?;
@@ -102,7 +106,8 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     })?;
     stage.reaches(SECOND)?;
     stage.reaches(THIRD)?;
-    Way::V4
+    stage
+        .way
         .connect(node.host(), FIRST, HTTP)
         .expect_err("it was removed");
     Ok(())
@@ -110,35 +115,42 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
 
 #[test]
 fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
-    let stage = Stage::with(|settings| settings.fronts = 2)?;
-    third_is_refused(&stage, "fronts_full")
+    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
+        let stage = Stage::with(way, |settings| settings.fronts = 2)?;
+        third_is_refused(&stage, "fronts_full").with_context(|| format!("{way:?}"))
+    })
 }
 
 #[test]
 fn a_service_without_room_for_its_slots_waits_for_some() -> Result<()> {
-    let stage = Stage::with(|settings| settings.slots = 5)?;
-    third_is_refused(&stage, "slots_full")
+    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
+        let stage = Stage::with(way, |settings| settings.slots = 5)?;
+        third_is_refused(&stage, "slots_full").with_context(|| format!("{way:?}"))
+    })
 }
 
 #[test]
 fn a_service_without_room_for_its_backends_waits_for_some() -> Result<()> {
-    let stage = Stage::with(|settings| settings.backends = 5)?;
-    third_is_refused(&stage, "backends_full")
+    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
+        let stage = Stage::with(way, |settings| settings.backends = 5)?;
+        third_is_refused(&stage, "backends_full").with_context(|| format!("{way:?}"))
+    })
 }
 
 #[test]
 fn a_daemon_starts_on_maps_that_are_full() -> Result<()> {
-    let stage = Stage::with(|settings| {
-        settings.fronts = 2;
-        settings.slots = 4;
-        settings.backends = 4;
-    })?;
-
-    for _ in 0..2 {
-        stage.node.kill9()?;
-        stage.node.start()?;
-        stage.reaches(FIRST)?;
-        stage.reaches(SECOND)?;
+    for way in [Way::V4, Way::V6] {
+        let stage = Stage::with(way, |settings| {
+            settings.fronts = 2;
+            settings.slots = 4;
+            settings.backends = 4;
+        })?;
+        for _ in 0..2 {
+            stage.node.kill9()?;
+            stage.node.start()?;
+            stage.reaches(FIRST)?;
+            stage.reaches(SECOND)?;
+        }
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::{
         Chance, FIRST, PER_FILE,
         rules::{self, Shape, nft},
     },
-    clock::Instant,
+    clock::{self, Instant},
     instance::Settings,
     load::{race::offset, since_epoch_ms},
     manifest::{Manifest, Protocol, Service},
@@ -35,6 +35,9 @@ pub(super) const OF_EACH: u32 = 4;
 /// How many Services are asked, spread over all. Programs are attached once everything is written,
 /// so one that is translated tells of all.
 const ASKED: u32 = 200;
+
+/// The kernel takes rules apart in the background, which is not to be counted to what comes next.
+const SETTLING: Duration = Duration::from_secs(3);
 
 /// Rules are changed this much more seldom than files: a change of many of them takes long.
 const SELDOM: u32 = 5;
@@ -73,6 +76,9 @@ pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Vec<Vec<Sample>
                 Way::Rules(services) => by_rules(options, services)
                     .with_context(|| format!("nft, with {services} Services"))?,
             };
+            if let Way::Rules(_) = ways[at] {
+                clock::pause(SETTLING);
+            }
         }
         rounds.push(samples);
     }

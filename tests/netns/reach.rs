@@ -193,6 +193,22 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
 }
 
 #[test]
+fn node_ports_are_the_services_though_something_of_the_host_listens_there() -> Result<()> {
+    let stage = Stage::new()?;
+    let host = stage.node.host();
+    let _tcp = host.listen(("::", NODE_HTTP))?;
+    let _udp = host.udp(("::", NODE_DNS))?;
+    let web = Stage::service().backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| name.to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
 fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone() -> Result<()> {
     let stage = Stage::new()?;
     let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);

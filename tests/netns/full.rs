@@ -113,28 +113,27 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     Ok(())
 }
 
+/// The same in each family, with room for so much.
+fn third_is_refused_with(room: impl Fn(&mut Settings), reason: &str) -> Result<()> {
+    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
+        let stage = Stage::with(way, &room)?;
+        third_is_refused(&stage, reason).with_context(|| format!("{way:?}"))
+    })
+}
+
 #[test]
 fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
-    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
-        let stage = Stage::with(way, |settings| settings.fronts = 2)?;
-        third_is_refused(&stage, "fronts_full").with_context(|| format!("{way:?}"))
-    })
+    third_is_refused_with(|settings| settings.fronts = 2, "fronts_full")
 }
 
 #[test]
 fn a_service_without_room_for_its_slots_waits_for_some() -> Result<()> {
-    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
-        let stage = Stage::with(way, |settings| settings.slots = 5)?;
-        third_is_refused(&stage, "slots_full").with_context(|| format!("{way:?}"))
-    })
+    third_is_refused_with(|settings| settings.slots = 5, "slots_full")
 }
 
 #[test]
 fn a_service_without_room_for_its_backends_waits_for_some() -> Result<()> {
-    [Way::V4, Way::V6].into_iter().try_for_each(|way| {
-        let stage = Stage::with(way, |settings| settings.backends = 5)?;
-        third_is_refused(&stage, "backends_full").with_context(|| format!("{way:?}"))
-    })
+    third_is_refused_with(|settings| settings.backends = 5, "backends_full")
 }
 
 #[test]

@@ -94,8 +94,9 @@ struct Writer {
 impl Writer {
     fn begin(maps: Maps) -> io::Result<Self> {
         let (batches, coming) = sync_channel::<Batch>(AHEAD);
-        let name = Builder::new().name("first writes".to_owned());
-        let thread = name.spawn(move || coming.iter().try_for_each(|batch| batch.write(&maps)))?;
+        let builder = Builder::new().name("first writes".to_owned());
+        let thread =
+            builder.spawn(move || coming.iter().try_for_each(|batch| batch.write(&maps)))?;
         Ok(Self { batches, thread })
     }
 

@@ -71,16 +71,19 @@ impl<M> Reconciler<M> {
         moved.append(&mut self.pools.take_moved());
         // Before what else changed, so that it is planned once.
         self.look_around();
+        // Of the others only their addresses count.
+        let served = |(name, state): (_, Option<ServiceState>)| {
+            let state = state.filter(|state| state.service.is_served());
+            (name, state)
+        };
+        let services: Vec<_> = update.services.into_iter().map(served).collect();
         let planner = self.planner();
-        let planned = parallel::each(&update.services, MANY, |_, (_, state)| {
-            // Of the others only their addresses count.
-            let state = state.as_ref().filter(|state| state.service.is_served());
-            planner.planned(state)
+        let planned = parallel::each(&services, MANY, |_, (_, state)| {
+            planner.planned(state.as_ref())
         });
         let (mut plans, mut names) = (Vec::new(), Vec::new());
-        for ((name, state), planned) in update.services.into_iter().zip(planned) {
+        for ((name, state), planned) in services.into_iter().zip(planned) {
             moved.remove(&name);
-            let state = state.filter(|state| state.service.is_served());
             self.held.remove(&name);
             let before = self.states.get(&name);
             self.measures.note(&name, before, state.as_ref());

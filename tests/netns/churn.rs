@@ -4,9 +4,9 @@
 mod flows;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -23,6 +23,7 @@ use tunnel_tests::{
     scale::Scale,
     serve::{Kind, Listener},
 };
+use tunnel_userspace::model::Family;
 
 use crate::{
     race::field::{Change, Dice, Field, NEVER, READER, Reading, SERVICES},
@@ -51,9 +52,12 @@ const DNS_TARGET: u16 = 5353;
 const ECHO_TARGET: u16 = 7007;
 
 /// The Service that is under load; any of its pods may come and go.
-const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 2, 1);
+const WEB: &str = "web";
 /// The Service of the long-lived flows; the first pod stays.
-const TALK: Ipv4Addr = Ipv4Addr::new(10, 96, 2, 2);
+const TALK: &str = "talk";
+
+/// One load at a time.
+static CPUS: Mutex<()> = Mutex::new(());
 
 struct Stage {
     field: Field,
@@ -62,14 +66,14 @@ struct Stage {
 }
 
 impl Stage {
-    fn new() -> Result<Self> {
-        let field = Field::new()?;
+    fn new(family: Family) -> Result<Self> {
+        let field = Field::new(family)?;
         let pod = |name: &str| field.node.pod(name);
         let pods = [pod("first")?, pod("second")?, pod("third")?];
         let serve = |pod: &Pod| {
             pod.serve(&[
-                Listener::new(Kind::Http, HTTP_TARGET).of("web"),
-                Listener::new(Kind::Udp, DNS_TARGET).of("web").of("talk"),
+                Listener::new(Kind::Http, HTTP_TARGET).of(WEB),
+                Listener::new(Kind::Udp, DNS_TARGET).of(WEB).of(TALK),
                 Listener::new(Kind::Echo, ECHO_TARGET),
             ])
         };
@@ -80,20 +84,34 @@ impl Stage {
             servers,
         };
         for service in 0..SERVICES {
-            stage.field.node.apply(Change::whole(service).manifest())?;
+            stage
+                .field
+                .node
+                .apply(Change::whole(service).manifest(family))?;
         }
-        stage.apply("web", WEB, 0b111)?;
-        stage.apply("talk", TALK, 0b001)?;
+        stage.apply(WEB, 0b111)?;
+        stage.apply(TALK, 0b001)?;
         stage.field.node.start()?;
         Ok(stage)
     }
 
+    /// The ClusterIP of one of the Services.
+    fn vip(&self, name: &str) -> IpAddr {
+        let number = if name == WEB { 1 } else { 2 };
+        match self.field.family {
+            Family::V4 => Ipv4Addr::new(10, 96, 2, number).into(),
+            Family::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 2, number.into()).into(),
+        }
+    }
+
     /// Applies one of the Services with these pods as endpoints.
-    fn apply(&self, name: &str, vip: Ipv4Addr, pods: u32) -> Result<()> {
+    fn apply(&self, name: &str, pods: u32) -> Result<()> {
         let chosen = (0..3).filter(|number| pods & (1 << number) != 0);
-        let addresses = chosen.zip(&self.pods).map(|(_, pod)| pod.v4());
+        let addresses = chosen
+            .zip(&self.pods)
+            .map(|(_, pod)| pod.address(self.field.family));
         self.field.node.apply(
-            Service::new(name, [vip.into()])
+            Service::new(name, [self.vip(name)])
                 .port(Protocol::Tcp, HTTP, HTTP_TARGET)
                 .port(Protocol::Tcp, ECHO, ECHO_TARGET)
                 .port(Protocol::Udp, DNS, DNS_TARGET)
@@ -112,11 +130,11 @@ impl Stage {
                 clock::pause(early);
             }
             match made % 4 {
-                0 => self.apply("web", WEB, 1 + dice.below(7))?,
-                1 => self.apply("talk", TALK, 1 + 2 * dice.below(4))?,
+                0 => self.apply(WEB, 1 + dice.below(7))?,
+                1 => self.apply(TALK, 1 + 2 * dice.below(4))?,
                 _ => {
                     let change = dice.next().context("dice have no end")?;
-                    self.field.node.apply(change.manifest())?;
+                    self.field.node.apply(change.manifest(self.field.family))?;
                 }
             }
             made += 1;
@@ -138,7 +156,8 @@ impl Stage {
     /// One round of load, in the midst of which the daemon is killed and started again.
     fn round(&self, scale: Scale, dice: &mut Dice) -> Result<()> {
         let (client, host) = (&*self.field.client, self.field.node.host());
-        let (http, dns) = ((WEB, HTTP).into(), (WEB, DNS).into());
+        let web = self.vip(WEB);
+        let (http, dns) = ((web, HTTP).into(), (web, DNS).into());
         let (all, half) = (scale.count(RATE), scale.count(RATE / 2));
         let loads = [
             load(client, &["tcp"], http, all, ROUND)?,
@@ -181,7 +200,7 @@ fn load(
     words.extend(kind);
     words.extend([
         "--service",
-        "web",
+        WEB,
         "--to",
         &to,
         "--rate",
@@ -194,14 +213,29 @@ fn load(
 
 #[test]
 fn connects_and_flows_survive_kills_of_the_daemon_while_endpoints_change() -> Result<()> {
+    kill_under_load(Family::V4)
+}
+
+#[test]
+fn connects_and_flows_over_ipv6_survive_kills_of_the_daemon_while_endpoints_change() -> Result<()> {
+    kill_under_load(Family::V6)
+}
+
+fn kill_under_load(family: Family) -> Result<()> {
+    let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let scale = Scale::from_environment();
-    let stage = Stage::new()?;
+    let stage = Stage::new(family)?;
     let (node, client) = (&stage.field.node, &*stage.field.client);
     let (stop_churn, stop_flows) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut dice = Dice::new(std::process::id());
 
     thread::scope(|scope| -> Result<()> {
-        let flows = flows::begin(scope, client, (WEB.into(), TALK.into()), &stop_flows)?;
+        let flows = flows::begin(
+            scope,
+            client,
+            (stage.vip(WEB), stage.vip(TALK)),
+            &stop_flows,
+        )?;
         let start = Instant::now();
         let churn = scope.spawn(|| stage.churn(scale.count(CHANGES), &stop_churn));
         let kills = scale.count(KILLS).max(2);
@@ -227,8 +261,8 @@ fn connects_and_flows_survive_kills_of_the_daemon_while_endpoints_change() -> Re
         let count = node.reason(reason)?;
         ensure!(count == 0, "{count} times {reason}");
     }
-    stage.apply("web", WEB, 0b111)?;
-    stage.apply("talk", TALK, 0b011)?;
-    until_backends(node, "web", 3)?;
-    until_backends(node, "talk", 2)
+    stage.apply(WEB, 0b111)?;
+    stage.apply(TALK, 0b011)?;
+    until_backends(node, WEB, 3)?;
+    until_backends(node, TALK, 2)
 }

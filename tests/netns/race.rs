@@ -16,11 +16,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{load::race::Report, scale::Scale, wait};
+use tunnel_userspace::model::Family;
 
 use self::{
-    field::{Field, NEVER, READ, READER, SERVICES, WRITER},
+    field::{FRONTS, Field, NEVER, READ, READER, Reading, SERVICES, WRITER},
     hold_up::hold_up,
-    writers::{Hasty, Product, Programs, keep_to},
+    writers::{Hasty, Product, Programs, Swapping, keep_to},
 };
 
 /// How long the product's writer runs against its readers: twenty times as long as the hasty one
@@ -36,6 +37,9 @@ const PROOF: u64 = 3;
 /// How long readers look at what the hasty writer left.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
+/// How long fronts are replaced in each family.
+const SWAPPING: Duration = Duration::from_secs(3);
+
 /// Endpoints that change in a second, at least.
 const CHANGES: u32 = 1000;
 
@@ -50,12 +54,21 @@ static CPUS: Mutex<()> = Mutex::new(());
 
 #[test]
 fn endpoint_churn_fails_no_connect_and_leads_none_to_another_service() -> Result<()> {
+    churn(Family::V4)
+}
+
+#[test]
+fn endpoint_churn_fails_no_connect_over_ipv6_and_leads_none_to_another_service() -> Result<()> {
+    churn(Family::V6)
+}
+
+fn churn(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let scale = Scale::from_environment();
     let lasting = scale.lasting(LASTING);
-    let field = Field::new()?;
-    let (mut programs, maps) = Programs::load(&field)?;
-    let product = Product::new(&mut programs, maps)?;
+    let field = Field::new(family)?;
+    let (mut programs, maps) = Programs::load(&field, FRONTS)?;
+    let product = Product::new(&mut programs, maps, family)?;
     programs.attach(&field)?;
     let stop = AtomicBool::new(false);
 
@@ -114,13 +127,57 @@ fn at_least(count: u64, rate: u32, lasting: Duration) -> Result<()> {
 }
 
 #[test]
+fn a_front_is_found_while_it_is_replaced_in_a_chain_of_several() -> Result<()> {
+    for family in [Family::V4, Family::V6] {
+        swap(family).with_context(|| family.label())?;
+    }
+    Ok(())
+}
+
+fn swap(family: Family) -> Result<()> {
+    let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let lasting = Scale::from_environment().lasting(SWAPPING);
+    let field = Field::new(family)?;
+    let (programs, maps) = Programs::load(&field, Swapping::FRONTS)?;
+    let swapping = Swapping::new(maps, family)?;
+    programs.attach(&field)?;
+    let stop = AtomicBool::new(false);
+
+    let (rounds, read) = thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            keep_to(WRITER)?;
+            swapping.run(&stop)
+        });
+        let holding = scope.spawn(|| hold_up(READER, &stop));
+        let read = field.reader(READER, lasting).and_then(Reading::finish);
+        stop.store(true, Ordering::Relaxed);
+        holding.join().ok().context("a thread panicked")??;
+        let rounds = writer.join().ok().context("the writer panicked")??;
+        anyhow::Ok((rounds, read?))
+    })?;
+
+    ensure!(rounds > 0 && read.connects > 0, "{rounds} rounds, {read:?}");
+    ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
+    Ok(())
+}
+
+#[test]
 fn a_writer_that_reuses_at_once_what_it_replaced_leads_connects_astray() -> Result<()> {
+    be_hasty(Family::V4)
+}
+
+#[test]
+fn a_writer_that_reuses_at_once_what_it_replaced_leads_connects_astray_over_ipv6() -> Result<()> {
+    be_hasty(Family::V6)
+}
+
+fn be_hasty(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let scale = Scale::from_environment();
     let longest = scale.patience(LONGEST);
-    let field = Field::new()?;
-    let (programs, maps) = Programs::load(&field)?;
-    let hasty = Hasty::new(maps)?;
+    let field = Field::new(family)?;
+    let (programs, maps) = Programs::load(&field, FRONTS)?;
+    let hasty = Hasty::new(maps, family)?;
     programs.attach(&field)?;
     let stop = AtomicBool::new(false);
 
@@ -131,7 +188,7 @@ fn a_writer_that_reuses_at_once_what_it_replaced_leads_connects_astray() -> Resu
         });
         let holding = scope.spawn(|| hold_up(READER, &stop));
         let readers = [READER, WRITER].map(|cpu| field.reader(cpu, longest));
-        let found_out = wait::until(longest, || {
+        let found_out = wait::until(LONGEST, || {
             field.seen().is_ok_and(|seen| seen.foreign >= PROOF)
         });
         stop.store(true, Ordering::Relaxed);

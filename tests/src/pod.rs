@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use tunnel_userspace::model::Family;
 
 use crate::{
     pki::Files,
@@ -61,6 +62,15 @@ impl Pod {
     #[must_use]
     pub const fn v6(&self) -> IpAddr {
         self.v6
+    }
+
+    /// Its address of a family.
+    #[must_use]
+    pub const fn address(&self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
     }
 
     /// A port of its IPv4 address.

@@ -62,7 +62,22 @@ pub(crate) fn front_index(key: &FrontKey) -> Option<u32> {
     // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
     // reused for another key meanwhile, so this may be another front's index: `lookup::front`
     // compares the key that the record echoes.
-    unsafe { SVC.get(key) }.copied()
+    unsafe { look_up(&SVC, key) }
+}
+
+/// Looks a key up, and once more before it is said to be absent. The kernel puts a new element at the
+/// head of its chain and then takes the old one out: who was past the head by then, and not yet at the
+/// old element, meets neither.
+///
+/// # Safety
+///
+/// As for [`HashMap::get`].
+#[inline(always)]
+unsafe fn look_up<K>(map: &HashMap<K, u32, 1>, key: &K) -> Option<u32> {
+    // SAFETY: as the caller says.
+    let again = || unsafe { map.get(key) };
+    // SAFETY: as above.
+    unsafe { map.get(key) }.or_else(again).copied()
 }
 
 /// A record of a front; it is never changed while a program can reach it.
@@ -289,7 +304,7 @@ pub(crate) fn insert_affinity(entry: &Affinity, is_new: bool) -> bool {
 #[inline(always)]
 pub(crate) fn steer_index(key: &SteeringKey) -> Option<u32> {
     // SAFETY: as for `front_index`; `steering::find` compares the key that the record echoes.
-    unsafe { STEER.get(key) }.copied()
+    unsafe { look_up(&STEER, key) }
 }
 
 /// The record of an address and port of an edge node; but for the time of its removal it is not

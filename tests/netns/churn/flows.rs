@@ -49,8 +49,6 @@ pub(super) fn begin<'scope>(
     (web, talk): (IpAddr, IpAddr),
     stop: &'scope AtomicBool,
 ) -> Result<Flows<'scope>> {
-    let dns = SocketAddr::new(talk, DNS);
-    let mapped = SocketAddr::new(mapped(talk), DNS);
     let streams = [
         (
             "a stream that loses its endpoint",
@@ -58,24 +56,24 @@ pub(super) fn begin<'scope>(
         ),
         ("a stream", from.connect((talk, ECHO))?),
     ];
-    let sockets = [
-        ("a connected socket", udp(from, dns, true)?, None),
-        ("an unconnected socket", udp(from, dns, false)?, Some(dns)),
+    let mut sockets = Vec::new();
+    let names = [
+        ("a connected socket", "an unconnected socket"),
         (
             "a connected v4-mapped socket",
-            udp(from, mapped, true)?,
-            None,
-        ),
-        (
             "an unconnected v4-mapped socket",
-            udp(from, mapped, false)?,
-            Some(mapped),
         ),
     ];
+    for ((connected, unconnected), address) in names.into_iter().zip(forms(talk)) {
+        let dns = SocketAddr::new(address, DNS);
+        sockets.push((connected, udp(from, dns, true)?, None));
+        sockets.push((unconnected, udp(from, dns, false)?, Some(dns)));
+    }
     // Nothing fails from here on: what is begun is told to stop.
     let streams = streams.map(|(name, stream)| (name, scope.spawn(|| stream_bytes(stream, stop))));
-    let sockets =
-        sockets.map(|(name, socket, to)| (name, scope.spawn(move || ask(&socket, to, stop))));
+    let sockets = sockets
+        .into_iter()
+        .map(|(name, socket, to)| (name, scope.spawn(move || ask(&socket, to, stop))));
     Ok(Flows(streams.into_iter().chain(sockets).collect()))
 }
 
@@ -90,11 +88,13 @@ fn udp(from: &Place, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-fn mapped(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().into(),
-        IpAddr::V6(_) => address,
-    }
+/// The ways to write an address: an IPv4 one can be mapped, too.
+fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let mapped = match address {
+        IpAddr::V4(address) => Some(address.to_ipv6_mapped().into()),
+        IpAddr::V6(_) => None,
+    };
+    [address].into_iter().chain(mapped)
 }
 
 /// Sends numbers, each of which comes back.

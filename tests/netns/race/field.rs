@@ -6,7 +6,7 @@
 //! whose backend it was led to without sending anything.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -23,6 +23,7 @@ use tunnel_tests::{
     pod::{Pod, Server},
     serve::{Counts, Kind, Listener},
 };
+use tunnel_userspace::model::Family;
 
 /// What the kernel programs never meet when the maps are written as they should be.
 pub(crate) const NEVER: [&str; 4] = [
@@ -67,8 +68,11 @@ pub(crate) const BACKENDS: u32 = 2048;
 const SLACK: Duration = Duration::from_secs(20);
 
 /// The ClusterIP of a Service.
-pub(crate) fn vip(service: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 96, 1, service)
+pub(crate) fn vip(family: Family, service: u8) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 96, 1, service).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 1, service.into()).into(),
+    }
 }
 
 /// The name of a Service.
@@ -86,8 +90,23 @@ pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     }
 }
 
-fn source(service: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 4, 0, service)
+/// The address of one of the endpoints of a Service.
+pub(crate) fn backend(family: Family, service: u8, number: u8) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 3, service, number + 1).into(),
+        Family::V6 => {
+            let (service, number) = (service.into(), u16::from(number) + 1);
+            Ipv6Addr::new(0xfd00, 0x10, 3, service, 0, 0, 0, number).into()
+        }
+    }
+}
+
+/// The source address that the routes to the endpoints of a Service give.
+fn source(family: Family, service: u8) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 4, 0, service).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, 0x10, 4, 0, 0, 0, 0, service.into()).into(),
+    }
 }
 
 /// A Service and which of its endpoints there are, at least one.
@@ -106,20 +125,23 @@ impl Change {
         }
     }
 
+    /// The numbers of the endpoints.
+    pub(crate) fn endpoints(self) -> impl Iterator<Item = u8> {
+        (0..ENDPOINTS).filter(move |number| self.endpoints & (1 << number) != 0)
+    }
+
     /// The addresses of the endpoints.
-    pub(crate) fn addresses(self) -> impl Iterator<Item = Ipv4Addr> {
-        let Self { service, endpoints } = self;
-        (0..ENDPOINTS)
-            .filter(move |number| endpoints & (1 << number) != 0)
-            .map(move |number| Ipv4Addr::new(10, 3, service, number + 1))
+    pub(crate) fn addresses(self, family: Family) -> impl Iterator<Item = IpAddr> {
+        self.endpoints()
+            .map(move |number| backend(family, self.service, number))
     }
 
     /// The Service as a manifest.
-    pub(crate) fn manifest(self) -> Service {
+    pub(crate) fn manifest(self, family: Family) -> Service {
         let (protocol, port, target) = port(self.service);
-        Service::new(&name(self.service), [vip(self.service).into()])
+        Service::new(&name(self.service), [vip(family, self.service)])
             .port(protocol, port, target)
-            .backends(self.addresses().map(IpAddr::from))
+            .backends(self.addresses(family))
     }
 }
 
@@ -160,15 +182,16 @@ impl Iterator for Dice {
     }
 }
 
-/// The node with the backends' servers and the readers' pod.
+/// The node with the backends' servers and the readers' pod, and the family of all addresses.
 pub(crate) struct Field {
+    pub(crate) family: Family,
     pub(crate) node: Node,
     pub(crate) client: Arc<Pod>,
     server: Server,
 }
 
 impl Field {
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new(family: Family) -> Result<Self> {
         let node = Node::with(Settings {
             fronts: FRONTS,
             slots: SLOTS,
@@ -177,18 +200,32 @@ impl Field {
         })?;
         // The first two pods: their host interfaces are pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
-        let (to_client, to_backends) = (client.v4(), backends.v4());
+        let (all_backends, sources, gateway) = match family {
+            Family::V4 => ("10.3.0.0/16", "10.4.0.0/24", "169.254.1.1"),
+            Family::V6 => ("fd00:10:3::/48", "fd00:10:4::/64", "fe80::1"),
+        };
+        let (to_client, to_backends) = (client.address(family), backends.address(family));
         node.host().ip(&format!(
-            "route add 10.3.0.0/16 via {to_backends} dev pod2 onlink\n\
-                 route add 10.4.0.0/24 via {to_client} dev pod1 onlink\n"
+            "route add {all_backends} via {to_backends} dev pod2 onlink\n\
+                 route add {sources} via {to_client} dev pod1 onlink\n"
         ))?;
-        backends.ip("route add local 10.3.0.0/16 dev lo\n")?;
+        backends.ip(&format!("route add local {all_backends} dev lo\n"))?;
         let routes: String = (0..SERVICES)
             .map(|service| {
-                let source = source(service);
+                let source = source(family, service);
+                let (address, backends) = match family {
+                    Family::V4 => (
+                        format!("{source}/32 dev lo"),
+                        format!("10.3.{service}.0/24"),
+                    ),
+                    Family::V6 => (
+                        format!("{source}/128 dev lo nodad"),
+                        format!("fd00:10:3:{service:x}::/64"),
+                    ),
+                };
                 format!(
-                    "addr add {source}/32 dev lo\n\
-                     route add 10.3.{service}.0/24 via 169.254.1.1 dev eth0 src {source}\n"
+                    "addr add {address}\n\
+                     route add {backends} via {gateway} dev eth0 src {source}\n"
                 )
             })
             .collect();
@@ -198,6 +235,7 @@ impl Field {
             Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), STEM),
         ])?;
         Ok(Self {
+            family,
             node,
             client,
             server,
@@ -206,7 +244,11 @@ impl Field {
 
     /// Starts a reader of all Services, kept to one CPU.
     pub(crate) fn reader(&self, cpu: u32, lasting: Duration) -> Result<Reading<race::Report>> {
-        self.start_reader(cpu, lasting, &["--source", &source(0).to_string()])
+        self.start_reader(
+            cpu,
+            lasting,
+            &["--source", &source(self.family, 0).to_string()],
+        )
     }
 
     /// Starts a reader that connects one socket again and again.
@@ -224,7 +266,7 @@ impl Field {
         lasting: Duration,
         more: &[&str],
     ) -> Result<Reading<race::Report>> {
-        let first = SocketAddr::from((vip(0), DNS)).to_string();
+        let first = SocketAddr::from((vip(self.family, 0), DNS)).to_string();
         let (count, millis) = (READ.to_string(), lasting.as_millis().to_string());
         let each = SEND_EACH.to_string();
         let mut words = vec!["race-read", "--first", &first, "--count", &count];
@@ -246,7 +288,7 @@ impl Field {
         rate: u32,
         lasting: Duration,
     ) -> Result<Reading<Report>> {
-        let to = SocketAddr::from((vip(service), HTTP)).to_string();
+        let to = SocketAddr::from((vip(self.family, service), HTTP)).to_string();
         let (rate, millis) = (rate.to_string(), lasting.as_millis().to_string());
         let name = name(service);
         let words = [

@@ -28,9 +28,7 @@ use tunnel_userspace::{
     reconcile::{self, Loop, MapWriter as _, Reconciler, Sizes, Stats, Steering, SteeringSettings},
 };
 
-use super::field::{
-    self, BACKENDS, Change, DNS, Dice, ENDPOINTS, FRONTS, Field, READ, SERVICES, SLOTS,
-};
+use super::field::{self, BACKENDS, Change, DNS, Dice, ENDPOINTS, Field, READ, SERVICES, SLOTS};
 
 /// How long until the maps are compared with what is known of them: not during a test.
 const AUDIT: Duration = Duration::from_secs(3600);
@@ -46,11 +44,11 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs; nothing is attached yet.
-    pub(crate) fn load(field: &Field) -> Result<(Self, KernelMaps)> {
+    /// Loads the programs, with room for so many fronts; nothing is attached yet.
+    pub(crate) fn load(field: &Field, fronts: u32) -> Result<(Self, KernelMaps)> {
         let pins = Pins::hold(&field.node.bpffs())?;
         let sizes = Sizes {
-            fronts: FRONTS,
+            fronts,
             slots: SLOTS,
             backends: BACKENDS,
             steering: 1,
@@ -91,12 +89,13 @@ impl Programs {
 /// The product's own writer: the loop that `culvert node` runs.
 pub(crate) struct Product {
     owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    family: Family,
     stats: watch::Receiver<Stats>,
 }
 
 impl Product {
     /// Programs every Service with all its endpoints.
-    pub(crate) fn new(programs: &mut Programs, maps: KernelMaps) -> Result<Self> {
+    pub(crate) fn new(programs: &mut Programs, maps: KernelMaps, family: Family) -> Result<Self> {
         let settings = reconcile::Settings {
             node_name: NODE.to_owned(),
             algorithm: model::Algorithm::Random,
@@ -116,14 +115,22 @@ impl Product {
         let steering = Steering::adopt(steering, sizes, off, Duration::ZERO)?;
         let grace = (RcuGrace::new()?, grace);
         let (mut owner, stats) = reconcile::start(reconciler, steering, grace, AUDIT)?;
-        owner.apply(update((0..SERVICES).map(Change::whole)));
-        Ok(Self { owner, stats })
+        owner.apply(update(family, (0..SERVICES).map(Change::whole)));
+        Ok(Self {
+            owner,
+            family,
+            stats,
+        })
     }
 
     /// Changes one endpoint after another until told to stop. Gives how many changes were made, and
     /// what the loop says of itself.
     pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, Stats)> {
-        let Self { owner, mut stats } = self;
+        let Self {
+            owner,
+            family,
+            mut stats,
+        } = self;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;
@@ -136,7 +143,8 @@ impl Product {
             let mut changes = 0;
             let mut dice = Dice::new(seed);
             while !stop.load(Ordering::Relaxed) {
-                sender.send(update(dice.by_ref().take(TOGETHER))).await?;
+                let changes_made = update(family, dice.by_ref().take(TOGETHER));
+                sender.send(changes_made).await?;
                 stats.changed().await?;
                 changes += u64::try_from(TOGETHER)?;
             }
@@ -152,10 +160,10 @@ impl Product {
 }
 
 /// What a source tells of Services whose endpoints changed.
-fn update(changes: impl IntoIterator<Item = Change>) -> Update {
+fn update(family: Family, changes: impl IntoIterator<Item = Change>) -> Update {
     let state = |change: Change| {
         let name = ObjectName::new("default", field::name(change.service));
-        (name.clone(), Some(state(change, name)))
+        (name.clone(), Some(state(family, change, name)))
     };
     Update {
         services: changes.into_iter().map(state).collect(),
@@ -165,7 +173,7 @@ fn update(changes: impl IntoIterator<Item = Change>) -> Update {
     }
 }
 
-fn state(change: Change, name: ObjectName) -> ServiceState {
+fn state(family: Family, change: Change, name: ObjectName) -> ServiceState {
     let (kind, port, target) = field::port(change.service);
     let port_name: Arc<str> = Arc::from("main");
     let protocol = match kind {
@@ -174,7 +182,7 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
         manifest::Protocol::Sctp => Protocol::SCTP,
     };
     let service = model::Service {
-        cluster_ips: vec![field::vip(change.service).into()],
+        cluster_ips: vec![field::vip(family, change.service)],
         ports: vec![ServicePort {
             name: Arc::clone(&port_name),
             port,
@@ -183,8 +191,8 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
         }],
         ..model::Service::named(name.clone())
     };
-    let endpoint = |address: std::net::Ipv4Addr| Endpoint {
-        address: address.into(),
+    let endpoint = |address| Endpoint {
+        address,
         ready: true,
         serving: true,
         terminating: false,
@@ -196,13 +204,13 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
     let slice = EndpointSlice {
         name: name.clone(),
         service: name,
-        family: Family::V4,
+        family,
         ports: vec![EndpointPort {
             name: port_name,
             port: target,
             protocol,
         }],
-        endpoints: change.addresses().map(endpoint).collect(),
+        endpoints: change.addresses(family).map(endpoint).collect(),
         triggered: None,
     };
     ServiceState {
@@ -217,6 +225,7 @@ fn state(change: Change, name: ObjectName) -> ServiceState {
 /// ClusterIP leads to its own backends.
 pub(crate) struct Hasty {
     maps: KernelMaps,
+    family: Family,
     /// The block, a record and room for a set, that each Service has.
     blocks: Vec<u32>,
     spare: u32,
@@ -224,9 +233,10 @@ pub(crate) struct Hasty {
 
 impl Hasty {
     /// Programs every Service that is read with all its endpoints.
-    pub(crate) fn new(maps: KernelMaps) -> Result<Self> {
+    pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
         let mut writer = Self {
             maps,
+            family,
             blocks: (0..u32::from(READ)).collect(),
             spare: READ.into(),
         };
@@ -257,18 +267,14 @@ impl Hasty {
     }
 
     fn write(&mut self, change: Change, block: u32) -> Result<()> {
-        let key = FrontKey::new(
-            Address::from_ip(field::vip(change.service).into()),
-            Port::from_host(DNS),
-            Protocol::UDP,
-        );
+        let key = key(self.family, change.service, DNS);
         let base = block * u32::from(ENDPOINTS);
         let (_, _, port) = field::port(change.service);
         let mut len = 0;
         let mut near = [Near::NONE; NEAR];
-        for (slot, address) in (base..).zip(change.addresses()) {
-            let number = u32::from(address.octets()[3] - 1);
-            let index = backend_index(change.service) + number;
+        for (slot, number) in (base..).zip(change.endpoints()) {
+            let index = backend_index(change.service) + u32::from(number);
+            let address = field::backend(self.family, change.service, number);
             self.maps.write_slot(
                 slot,
                 Slot {
@@ -278,7 +284,7 @@ impl Hasty {
             )?;
             if let Some(near) = near.get_mut(usize::try_from(len)?) {
                 *near = Near {
-                    address: Address::from_ip(address.into()),
+                    address: Address::from_ip(address),
                     port: Port::from_host(port),
                     share: 1,
                     index,
@@ -305,11 +311,12 @@ impl Hasty {
 
     fn write_backends(&mut self, service: u8) -> Result<()> {
         let (_, _, port) = field::port(service);
-        for (index, address) in (backend_index(service)..).zip(Change::whole(service).addresses()) {
+        let addresses = Change::whole(service).addresses(self.family);
+        for (index, address) in (backend_index(service)..).zip(addresses) {
             self.maps.write_backend(
                 index,
                 &Backend {
-                    address: Address::from_ip(address.into()),
+                    address: Address::from_ip(address),
                     port: Port::from_host(port),
                     protocol: Protocol::UDP,
                     flags: 0,
@@ -321,6 +328,53 @@ impl Hasty {
         }
         Ok(())
     }
+}
+
+/// A writer that replaces the index of every front that is read by that of another record which says
+/// the same, again and again, in a hash that is so full of fronts nobody reads, and which it
+/// replaces too, that nearly every chain of it holds several.
+pub(crate) struct Swapping {
+    hasty: Hasty,
+}
+
+impl Swapping {
+    /// How many fronts there are.
+    pub(crate) const FRONTS: u32 = 64;
+
+    /// Programs every Service that is read, and what fills the hash.
+    pub(crate) fn new(maps: KernelMaps, family: Family) -> Result<Self> {
+        let mut hasty = Hasty::new(maps, family)?;
+        for service in 0..READ {
+            hasty.write(Change::whole(service), u32::from(service) + u32::from(READ))?;
+        }
+        Ok(Self { hasty })
+    }
+
+    /// Replaces until told to stop. Gives how often all were replaced.
+    pub(crate) fn run(mut self, stop: &AtomicBool) -> Result<u64> {
+        let Hasty { maps, family, .. } = &mut self.hasty;
+        let mut rounds = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let first = if rounds % 2 == 0 { 0 } else { u32::from(READ) };
+            for service in 0..READ {
+                let block = first + u32::from(service);
+                maps.write_svc(&key(*family, service, DNS), block)?;
+            }
+            for port in 1..=u16::try_from(Self::FRONTS)? - u16::from(READ) {
+                maps.write_svc(&key(*family, 0, DNS + port), first)?;
+            }
+            rounds += 1;
+        }
+        Ok(rounds)
+    }
+}
+
+fn key(family: Family, service: u8, port: u16) -> FrontKey {
+    FrontKey::new(
+        Address::from_ip(field::vip(family, service)),
+        Port::from_host(port),
+        Protocol::UDP,
+    )
 }
 
 fn backend_index(service: u8) -> u32 {

@@ -98,7 +98,7 @@ impl Stage {
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
-        wait::until_a_moment(Scale::from_environment().patience(CHANGE), || {
+        wait::until_a_moment(CHANGE, || {
             seen = is_so(self);
             seen || self.node.is_ready()
         })?;

@@ -60,7 +60,7 @@ impl Stage {
     /// Waits until so many connections are counted at `web` and `other`, and no more at anybody.
     fn until(&self, web: u64, other: u64) -> Result<()> {
         let (mut seen, mut all) = ([0, 0], 0);
-        wait::until(Scale::from_environment().patience(CHANGE), || {
+        wait::until(CHANGE, || {
             let sum = |name| open(&self.node, name).map(|open| open.values().sum());
             seen = ["web", "other"].map(|name| sum(name).unwrap_or(u64::MAX));
             all = connections(&self.node).unwrap_or(u64::MAX);
@@ -367,8 +367,7 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
     }
     // They say so when they have come to those that stay.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
-    let patience = Scale::from_environment().patience(6 * CHANGE);
-    wait::until(patience, || logs.iter().all(is_done)).context("still opening sockets")?;
+    wait::until(6 * CHANGE, || logs.iter().all(is_done)).context("still opening sockets")?;
 
     let mut all = BTreeMap::new();
     for place in places {

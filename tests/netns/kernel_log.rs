@@ -290,7 +290,7 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
     stage.node.start()?;
     let enough = Enough::default();
     let scale = Scale::from_environment();
-    let (rate, within) = (scale.count(400), scale.patience(CHANGE));
+    let rate = scale.count(400);
     let plan = Plan::new(Way::V4.to(WEB, HTTP), rate, Duration::MAX).until(&enough);
     let sockets = |domain, kind| stage.client.socket(domain, kind);
 
@@ -308,7 +308,7 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
             stage.node.start()?;
             // What the load does is told, as often as it is asked for.
             log.map_or(Ok(()), |_| {
-                wait::until(within, || stage.told().len() > told)
+                wait::until(CHANGE, || stage.told().len() > told)
             })
         };
         enough.after(|| repeated(4, lives))?;

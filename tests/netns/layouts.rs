@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{scale::Scale, wait};
+use tunnel_tests::wait;
 
 use crate::{
     carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
@@ -85,10 +85,8 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
         let status = node.status().ok()?;
         Some(status["notReady"].as_str()?.contains("older layout"))
     };
-    wait::until(Scale::from_environment().patience(CHANGE), || {
-        waits() == Some(true)
-    })
-    .with_context(|| format!("{:?}", node.status()))?;
+    wait::until(CHANGE, || waits() == Some(true))
+        .with_context(|| format!("{:?}", node.status()))?;
 
     ensure!(stage.has("v1/svc") && !stage.has("v5"));
     all_stay(&flows)?;

@@ -5,7 +5,7 @@
 use std::{fs, net::UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{node::Node, place::Place, pod::Pod, scale::Scale, wait};
+use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
 
 use crate::{
     carried,
@@ -104,10 +104,9 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
 {
     let stage = Stage::new()?;
     let node = &stage.node;
-    let patience = Scale::from_environment().patience(2 * CHANGE);
     let until = |wanted: u64| {
         let mut seen = None;
-        wait::until(patience, || {
+        wait::until(2 * CHANGE, || {
             seen = occupied(node);
             seen == Some(wanted)
         })
@@ -156,7 +155,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     let node = &stage.node;
     let until = |wanted: u64| {
         let mut seen = None;
-        wait::until(Scale::from_environment().patience(CHANGE), || {
+        wait::until(CHANGE, || {
             seen = connections(node).ok();
             seen == Some(wanted)
         })
@@ -221,7 +220,7 @@ fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> 
     })?;
 
     let mut seen = None;
-    wait::until(Scale::from_environment().patience(CHANGE), || {
+    wait::until(CHANGE, || {
         seen = connections(&stage.node).ok();
         seen == Some(0)
     })

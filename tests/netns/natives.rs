@@ -14,7 +14,6 @@ use tunnel_tests::{
     node::Node,
     place::{ANSWER, Place, connect_within},
     pod::Pod,
-    scale::Scale,
     test_name,
     topology::HOST_V4,
     wait,
@@ -99,7 +98,6 @@ fn a_dummy_link_with_a_default_route_is_guarded_until_it_goes() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Dummy])? {
         return Ok(());
     }
-    let within = Scale::from_environment().patience(PATIENCE);
     let node = steering(str::to_owned)?;
     node.start()?;
     let has = |name: &str| {
@@ -124,7 +122,7 @@ fn a_dummy_link_with_a_default_route_is_guarded_until_it_goes() -> Result<()> {
     let route = ["ip", "route", "add", "default", "via", "203.0.113.1"];
     host.run(&[&route[..], &["dev", "cloud", "metric", "5"]].concat())?;
 
-    wait::until(within, || has("cloud")).context("the dummy is no uplink")?;
+    wait::until(PATIENCE, || has("cloud")).context("the dummy is no uplink")?;
     ensure!(guards()? == 2, "{} with the dummy", guards()?);
     if !feature::is_there(Feature::Tcx)? {
         let filters = host.run(&["tc", "filter", "show", "dev", "cloud", "ingress"])?;
@@ -132,8 +130,8 @@ fn a_dummy_link_with_a_default_route_is_guarded_until_it_goes() -> Result<()> {
     }
 
     host.run(&["ip", "link", "del", "cloud"])?;
-    wait::until(within, || !has("cloud")).context("the dummy is still an uplink")?;
-    wait::until(within, || guards().is_ok_and(|guards| guards == 1))
+    wait::until(PATIENCE, || !has("cloud")).context("the dummy is still an uplink")?;
+    wait::until(PATIENCE, || guards().is_ok_and(|guards| guards == 1))
         .with_context(|| format!("its guard is still there: {:?}", network(&node)))?;
     ensure!(has("uplink"), "{}", network(&node)?);
     Ok(())

@@ -9,7 +9,6 @@ use tunnel_tests::{
     instance::Settings,
     manifest::{Protocol, Service},
     node::Node,
-    scale::Scale,
     site::Site,
     wait,
 };
@@ -60,7 +59,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
     // The maps are those that the programs read: what changes now is seen.
     let other = node.pod("two")?;
     node.apply(OTHER.service("other").backends([other.v4(), other.v6()]))?;
-    wait::until(Scale::from_environment().patience(CHANGE), || {
+    wait::until(CHANGE, || {
         let moved = |flow: &Flows| flow.asks(OTHER).is_ok_and(|server| server == "two");
         flows.iter().all(moved)
     })?;

@@ -24,7 +24,7 @@ use nix::sys::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 use self::wire::{Exit, Reply, Request};
-use crate::{environment, wait};
+use crate::{environment, scale::Scale, wait};
 
 pub(crate) mod child;
 pub mod run;
@@ -75,7 +75,8 @@ impl Agent {
             SockFlag::SOCK_CLOEXEC,
         )
         .context("cannot make a socket pair")?;
-        let patience = TimeVal::milliseconds(i64::try_from(ANSWER.as_millis())?);
+        let patience = Scale::from_environment().patience(ANSWER);
+        let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis())?);
         setsockopt(&channel, ReceiveTimeout, &patience)?;
 
         let program = environment::culvert_lab()?;

@@ -19,7 +19,6 @@ use crate::{
     manifest::Manifest,
     pki::Files,
     place::{COMMAND, Output, Place, Process},
-    scale::Scale,
     topology, wait,
 };
 
@@ -262,8 +261,7 @@ impl Instance {
     ///
     /// When it ends instead, or isn't ready in time; with the end of its log.
     pub fn wait_ready(&self) -> Result<()> {
-        let within = Scale::from_environment().patience(READY);
-        let ready = wait::some(within, || match self.ended() {
+        let ready = wait::some(READY, || match self.ended() {
             Ok(None) => self.is_ready().then_some(Ok(())),
             Ok(Some(how)) => Some(Err(anyhow::anyhow!("the daemon has ended: {how}"))),
             Err(error) => Some(Err(error)),
@@ -323,7 +321,7 @@ impl Instance {
             .take();
         let daemon = daemon.context("the daemon doesn't run")?;
         daemon.signal(signal)?;
-        let exit = daemon.wait(Scale::from_environment().patience(STOP))?;
+        let exit = daemon.wait(STOP)?;
         if signal != Signal::SIGKILL && !exit.is_success() {
             bail!(
                 "the daemon ended with {exit:?}; its log ends\n{}",

@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::kubelet::Exchange;
+use crate::{kubelet::Exchange, scale::Scale};
 
 pub mod run;
 
@@ -196,7 +196,7 @@ impl Record {
 /// Asks a server for its record.
 pub(crate) fn read_record(socket: &Path) -> Result<Record> {
     let mut stream = UnixStream::connect(socket).context("a server has gone")?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_read_timeout(Some(Scale::from_environment().patience(ANSWER)))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     serde_json::from_str(&text).context("a server's record is cut off")

@@ -20,7 +20,6 @@ use crate::{
     pki,
     place::{ANSWER, COMMAND, Place},
     pod::{Pod, Server, text},
-    scale::Scale,
     wait,
 };
 
@@ -108,13 +107,12 @@ impl Site {
     /// When none is in time.
     pub fn until_served(&self) -> Result<()> {
         let mut last = None;
-        let within = Scale::from_environment().patience(CONNECTED);
         let pod = self.pod()?;
         let ask = || {
             self.ask(self.node.host())?;
             self.ask(&pod)
         };
-        wait::until(within, || match ask() {
+        wait::until(CONNECTED, || match ask() {
             Ok(()) => true,
             Err(error) => {
                 last = Some(error);

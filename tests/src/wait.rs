@@ -1,10 +1,14 @@
-//! Waiting for conditions: no test sleeps.
+//! Waiting for conditions: no test sleeps. How long to wait is written for fast machines; slow ones
+//! are given more by their [`Scale`].
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::clock::{self, Instant};
+use crate::{
+    clock::{self, Instant},
+    scale::Scale,
+};
 
 /// The shortest and the longest time between two looks.
 const LOOKS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
@@ -48,6 +52,7 @@ fn looking<T>(
     pause: impl Fn(Duration) -> Duration,
     mut look: impl FnMut() -> Option<T>,
 ) -> Result<T> {
+    let within = Scale::from_environment().patience(within);
     let start = Instant::now();
     loop {
         if let Some(found) = look() {

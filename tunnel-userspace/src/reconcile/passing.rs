@@ -115,7 +115,10 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.actual = fresh;
         self.measures.all_anew();
         self.dirty.extend(self.plans.keys().cloned());
-        self.dirty.extend(self.actual.ids.keys().cloned());
+        // Orphans wait until the sources are whole, as ever.
+        let known = self.actual.ids.keys();
+        let named = known.filter(|name| !self.orphans.contains(*name));
+        self.dirty.extend(named.cloned());
         let differences = u64::try_from(differences).unwrap_or(u64::MAX);
         self.drift = self.drift.saturating_add(differences);
         Ok(differences)

@@ -1,8 +1,8 @@
 //! What a start makes of what an earlier process programmed.
 
 use super::{
-    Memory, ROOMY, Reason, Reconciler, Sizes, Update, adopt, apply, backends, problem, set, settle,
-    update,
+    Memory, NoGrace, ROOMY, Reason, Reconciler, Sizes, Update, adopt, apply, backends, problem,
+    set, settle, update, vip,
 };
 
 /// A second process, after a first one that served `web` and `dns`.
@@ -29,6 +29,28 @@ fn what_was_programmed_stays_while_something_is_refused() {
 
     assert_eq!(backends(&second, 2), None);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+}
+
+#[test]
+fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
+    let mut second = second();
+    second.update(Update {
+        whole: false,
+        ..update(vec![set("web", 1, &[1, 2])])
+    });
+    settle(&mut second);
+    second.maps.svc.remove(&vip(1));
+
+    let differences = second.audit(&mut NoGrace).expect("read");
+    second.maps.grace();
+    settle(&mut second);
+
+    assert!(differences > 0);
+    assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+    assert_eq!(backends(&second, 2), Some(vec![3]));
+
+    apply(&mut second, Vec::new());
+    assert_eq!(backends(&second, 2), None);
 }
 
 #[test]

@@ -176,6 +176,8 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
         same("outside of the ranges", primary, Errno::ECONNREFUSED)?;
     }
 
+    // What is not the node's leads nowhere, and a connect fails at once.
+    host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
     host.ip(&format!("addr add {}/32 dev uplink", new.v4))?;
     host.ip(&format!("addr add {}/128 dev uplink nodad", new.v6))?;
 
@@ -187,8 +189,8 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     }
     host.ip(&format!("addr del {}/32 dev uplink", new.v4))?;
     host.ip(&format!("addr del {}/128 dev uplink", new.v6))?;
-    let gone = || Way::TCP.map(|way| way.connect(host, new, NODE_HTTP).is_err());
-    wait::until(CHANGE, || gone().into_iter().all(|is_gone| is_gone))
+    let is_gone = |way: Way| way.connect(host, new, NODE_HTTP).is_err();
+    wait::until(CHANGE, || Way::TCP.into_iter().all(is_gone))
         .context("the address that went is still served")
 }
 

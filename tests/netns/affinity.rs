@@ -182,15 +182,17 @@ fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
     let service = kept_for(600).annotated("culvert.dev/algorithm", "round-robin");
     stage.start(service.backends(stage.backends.without("three")))?;
 
-    let mut servers = Vec::new();
-    for number in 0..4 {
-        let client = stage.node.pod(&format!("c{number}"))?;
-        servers.push(answering(&client, Way::V4, WEB, HTTP)?);
-        answering(&client, Way::V4, WEB, HTTP)?;
-    }
+    for way in [Way::V4, Way::V6] {
+        let mut servers = Vec::new();
+        for number in 0..4 {
+            let client = stage.node.pod(&format!("c{number}-{way:?}"))?;
+            servers.push(answering(&client, way, WEB, HTTP)?);
+            answering(&client, way, WEB, HTTP)?;
+        }
 
-    same("turns", &servers[..2], &servers[2..])?;
-    ensure!(servers[0] != servers[1], "{servers:?}");
+        same("turns", &servers[..2], &servers[2..])?;
+        ensure!(servers[0] != servers[1], "{way:?}: {servers:?}");
+    }
     Ok(())
 }
 

@@ -1,11 +1,16 @@
 //! Which backend a connect goes to: algorithms, weights, and Services that sockets leave alone.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{manifest::Service, node::Node, place::Place, pod::Pod};
+use tunnel_userspace::model::Family;
 
-use crate::support::{Backends, HTTP, Vip, Way, addresses, counted, http, same};
+use crate::support::{Backends, HTTP, HTTP_TARGET, Vip, Way, addresses, counted, http, same};
 
 const WEB: Vip = Vip::of(40);
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -158,21 +163,27 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;
     let node = &stage.node;
-    let one = stage.backends.named("one")?.v4();
-    let two = stage.backends.named("two")?.v4();
-
     let services = node.culvert(&["services", "default/web"])?.stdout;
-    let lines = [
-        "default/web  tcp-80 TCP IPv4".to_owned(),
-        format!("{}:80/TCP", WEB.v4),
-        "cluster IP   Cluster   Cluster".to_owned(),
-        format!("{one}:8080"),
-        "used: ready".to_owned(),
-        format!("{two}:8080"),
-        "not used: its weight is 0".to_owned(),
-    ];
-    for line in &lines {
-        ensure!(services.contains(line), "no {line} in {services}");
+    for (family, vip) in [
+        (Family::V4, IpAddr::from(WEB.v4)),
+        (Family::V6, WEB.v6.into()),
+    ] {
+        let at = |name: &str| -> Result<SocketAddr> {
+            let pod = stage.backends.named(name)?;
+            Ok((pod.address(family), HTTP_TARGET).into())
+        };
+        let lines = [
+            format!("default/web  tcp-80 TCP {}", family.label()),
+            format!("{}/TCP", SocketAddr::from((vip, HTTP))),
+            "cluster IP   Cluster   Cluster".to_owned(),
+            at("one")?.to_string(),
+            "used: ready".to_owned(),
+            at("two")?.to_string(),
+            "not used: its weight is 0".to_owned(),
+        ];
+        for line in &lines {
+            ensure!(services.contains(line), "no {line} in {services}");
+        }
     }
     let backends = node.culvert(&["backends", "web"])?.stdout;
     ensure!(backends.lines().count() == 1 + 4 * 4, "{backends}");

@@ -182,7 +182,6 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     until_backends(&beside.instance, "web", 1)?;
 
     let ask_by = |way: Way, place: &Place| http(way.connect(place, WEB, HTTP)?);
-    let ask = |place: &Place| ask_by(Way::V4, place);
     for way in Way::TCP {
         let ask = |place: &Place| ask_by(way, place);
         let (first, grown) = counted(&beside.instance, &["translated"], || ask(&stage.client))?;
@@ -194,8 +193,10 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     beside.instance.stop()?;
     let output = beside.instance.culvert(&["cleanup"])?;
     ensure!(output.exit.is_success(), "{output:?}");
-    wait::until(CHANGE, || ask(&beside.client).is_err())?;
-    same("server", ask(&stage.client)?, "backend".to_owned())?;
+    for way in Way::TCP {
+        wait::until(CHANGE, || ask_by(way, &beside.client).is_err())?;
+        same("server", ask_by(way, &stage.client)?, "backend".to_owned())?;
+    }
     ensure!(stage.node.is_ready());
     Ok(())
 }

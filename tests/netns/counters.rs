@@ -68,12 +68,15 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         let plan = |to| Plan::new(to, rate, Duration::from_millis(300));
         let before = until_released(&node)?;
         let (reports, grown) = counted(&node, &reasons, || {
-            let reports = [
-                load::tcp::run(&plan(Way::V4.to(WEB, HTTP)), &sockets),
-                load::tcp::run(&plan(Way::V6.to(WEB, HTTP)), &sockets),
-                load::udp::run(&plan(Way::V4.to(WEB, DNS)), Mode::Connected, &sockets),
-                load::udp::run(&plan(Way::V6.to(WEB, DNS)), Mode::Unconnected, &sockets),
-            ];
+            let reports = [Way::V4, Way::V6].map(|way| {
+                let (http, dns) = (plan(way.to(WEB, HTTP)), plan(way.to(WEB, DNS)));
+                [
+                    load::tcp::run(&http, &sockets),
+                    load::udp::run(&dns, Mode::Connected, &sockets),
+                    load::udp::run(&dns, Mode::Unconnected, &sockets),
+                ]
+            });
+            let reports = reports.concat();
             until_released(&node)?;
             Ok(reports)
         })?;
@@ -142,9 +145,12 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
 
     // What was counted is in the maps, not in the daemon.
     node.kill9()?;
-    http(Way::V4.connect(&client, WEB, HTTP)?)?;
+    for way in [Way::V4, Way::V6] {
+        http(way.connect(&client, WEB, HTTP)?)?;
+    }
     node.start()?;
     same("sent", of_web(&node, "sent_total", "IPv4")?, 5 * 4 + 1)?;
+    same("sent", of_web(&node, "sent_total", "IPv6")?, 5 * 2 + 1)?;
     same("refused", refused(&node)?, 5 * 3)
 }
 
@@ -254,8 +260,8 @@ fn random_gives_each_backend_about_the_same() -> Result<()> {
         counts.extend(servers.values());
     }
     // In turn they would all be 100, each time.
-    for _ in 0..4 {
-        counts.extend(spread(&client, Way::V4)?.values());
+    for way in [Way::V4, Way::V6, Way::V4, Way::V6] {
+        counts.extend(spread(&client, way)?.values());
     }
     ensure!(
         counts.iter().any(|count| *count != SAMPLE / 3),

@@ -16,9 +16,11 @@ use tunnel_tests::{
     site::Site,
     wait,
 };
+use tunnel_userspace::model::Family;
 
 use crate::support::{
-    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, repeated, same, serve,
+    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, repeated, reports, same,
+    serve,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -85,8 +87,11 @@ impl Stage {
     }
 
     fn connect(&self) -> Result<()> {
-        let stream = Way::V4.connect(&self.client, WEB, HTTP)?;
-        same("server", http(stream)?, "backend".to_owned())
+        for way in [Way::V4, Way::V6] {
+            let stream = way.connect(&self.client, WEB, HTTP)?;
+            same("server", http(stream)?, "backend".to_owned())?;
+        }
+        Ok(())
     }
 
     fn told(&self) -> Vec<String> {
@@ -124,31 +129,46 @@ impl Stage {
 
 #[test]
 fn a_connect_is_told_with_its_destination_and_backend_while_it_is_asked_for() -> Result<()> {
+    tell_connects(Family::V4, "connect4")
+}
+
+#[test]
+fn a_connect_over_ipv6_is_told_with_its_destination_and_backend_while_it_is_asked_for() -> Result<()>
+{
+    tell_connects(Family::V6, "connect6")
+}
+
+fn tell_connects(family: Family, program: &str) -> Result<()> {
+    let way = match family {
+        Family::V4 => Way::V4,
+        Family::V6 => Way::V6,
+    };
     let stage = Stage::new()?;
     stage.node.start()?;
     stage.connect()?;
     same("telling by default", stage.telling()?, Vec::<String>::new())?;
     same("status", stage.node.status()?["kernelLog"].is_null(), true)?;
 
-    stage.ask_for(Some(("connect4", "debug")))?;
+    stage.ask_for(Some((program, "debug")))?;
     stage.node.restart()?;
     same("told by default", stage.told(), Vec::new())?;
-    stage.until_telling(&["connect4"])?;
+    stage.until_telling(&[program])?;
     stage.connect()?;
-    let destination = format!("destination={} port={HTTP} protocol=TCP", WEB.v4);
+    let web = way.to(WEB, HTTP).ip();
+    let destination = format!("destination={web} port={HTTP} protocol=TCP");
     let backend = format!(
         "backend={} backend_port={HTTP_TARGET} reason=translated",
-        stage.backend.v4()
+        stage.backend.address(family)
     );
     let line = stage.until_told(&["DEBUG kernel: sent on", &destination, &backend])?;
-    ensure!(line.contains("connect4"), "{line}");
-    ensure!(Way::V4.connect(&stage.client, EMPTY, HTTP).is_err());
-    let empty = format!("destination={} ", EMPTY.v4);
+    ensure!(line.contains(program), "{line}");
+    ensure!(way.connect(&stage.client, EMPTY, HTTP).is_err());
+    let empty = format!("destination={} ", way.to(EMPTY, HTTP).ip());
     stage.until_told(&["refused", &empty, "reason=no_backend"])?;
     // What was left alone is for trace.
-    ensure!(Way::V4.connect(&stage.client, OTHER, HTTP).is_err());
+    ensure!(way.connect(&stage.client, OTHER, HTTP).is_err());
     let status = stage.node.culvert(&["status"])?.stdout;
-    ensure!(status.contains("connect4, debug"), "{status}");
+    ensure!(status.contains(&format!("{program}, debug")), "{status}");
 
     // The end of the daemon is the end of the log, and so is a start without it.
     stage.node.stop()?;
@@ -156,7 +176,7 @@ fn a_connect_is_told_with_its_destination_and_backend_while_it_is_asked_for() ->
     stage.connect()?;
     stage.node.start()?;
     stage.node.kill9()?;
-    stage.until_telling(&["connect4"])?;
+    stage.until_telling(&[program])?;
     stage.ask_for(None)?;
     stage.node.start()?;
     stage.until_telling(&[])?;
@@ -195,8 +215,10 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
             let expected = ("backend".to_owned(), way.shown(WEB, DNS));
             same(program, answer, expected)?;
         }
-        if program == "connect4" {
-            ensure!(Way::V4.connect(&stage.client, OTHER, HTTP).is_err());
+        for (asked, way) in [("connect4", Way::V4), ("connect6", Way::V6)] {
+            if program == asked {
+                ensure!(way.connect(&stage.client, OTHER, HTTP).is_err());
+            }
         }
         stage.node.stop()?;
     }
@@ -218,8 +240,9 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
     for vip in [&v4, &v6] {
         told("sock_release", "closed", vip)?;
     }
-    told("connect4", "no front, left alone", &OTHER.v4.to_string())?;
-    Ok(())
+    let nobody = "no front, left alone";
+    told("connect4", nobody, &OTHER.v4.to_string())?;
+    told("connect6", nobody, &OTHER.v6.to_string()).map(drop)
 }
 
 #[test]
@@ -248,13 +271,20 @@ fn the_guard_tells_what_it_drops() -> Result<()> {
 
 #[test]
 fn a_flood_of_events_waits_is_lost_by_number_and_holds_up_nobody() -> Result<()> {
+    for (way, program) in [(Way::V4, "sendmsg4"), (Way::V6, "sendmsg6")] {
+        flood(way, program).context(program)?;
+    }
+    Ok(())
+}
+
+fn flood(way: Way, program: &str) -> Result<()> {
     let stage = Stage::new()?;
-    stage.ask_for(Some(("sendmsg4", "debug")))?;
+    stage.ask_for(Some((program, "debug")))?;
     stage.node.start()?;
-    let socket = Way::V4.udp(&stage.client)?;
+    let socket = way.udp(&stage.client)?;
     let flood = || -> Result<()> {
         for _ in 0..1000 {
-            socket.send_to(b"who?", Way::V4.to(WEB, DNS))?;
+            socket.send_to(b"who?", way.to(WEB, DNS))?;
         }
         Ok(())
     };
@@ -274,7 +304,7 @@ fn a_flood_of_events_waits_is_lost_by_number_and_holds_up_nobody() -> Result<()>
     stage.node.start()?;
     let before = lost()?;
     stage.connect()?;
-    stage.until_told(&["sent on", "sendmsg4"])?;
+    stage.until_told(&["sent on", program])?;
     stage.node.kill9()?;
     flood()?;
     stage.ask_for(None)?;
@@ -291,13 +321,16 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
     let enough = Enough::default();
     let scale = Scale::from_environment();
     let rate = scale.count(400);
-    let plan = Plan::new(Way::V4.to(WEB, HTTP), rate, Duration::MAX).until(&enough);
+    let plans = [Way::V4, Way::V6]
+        .map(|way| Plan::new(way.to(WEB, HTTP), rate / 2, Duration::MAX).until(&enough));
     let sockets = |domain, kind| stage.client.socket(domain, kind);
 
-    let report = thread::scope(|scope| -> Result<Report> {
-        let load = scope.spawn(|| load::tcp::run(&plan, &sockets));
+    let loads = thread::scope(|scope| -> Result<Vec<Report>> {
+        let loads = plans.each_ref();
+        let loads = loads.map(|plan| scope.spawn(|| load::tcp::run(plan, &sockets)));
         let lives = |number: usize| {
-            let log = number.is_multiple_of(2).then_some(("connect4", "debug"));
+            let program = ["connect4", "connect6"][number / 2 % 2];
+            let log = number.is_multiple_of(2).then_some((program, "debug"));
             stage.ask_for(log)?;
             if number % 4 < 2 {
                 stage.node.stop()?;
@@ -312,9 +345,12 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
             })
         };
         enough.after(|| repeated(4, lives))?;
-        load.join().ok().context("the load panicked")
+        reports(loads.into())
     })?;
 
-    ensure!(report.failed() == 0, "{report:?}");
-    same("answered", report.answered, report.attempts)
+    for report in loads {
+        ensure!(report.failed() == 0, "{report:?}");
+        same("answered", report.answered, report.attempts)?;
+    }
+    Ok(())
 }

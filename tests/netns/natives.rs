@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,9 +15,10 @@ use tunnel_tests::{
     place::{ANSWER, Place, connect_within},
     pod::Pod,
     test_name,
-    topology::HOST_V4,
+    topology::{HOST_V4, HOST_V6},
     wait,
 };
+use tunnel_userspace::model::Family;
 
 use crate::{
     guard::{PATIENCE, network, steering},
@@ -52,8 +53,9 @@ fn is_served(node: &Node, client: &Pod) -> Result<()> {
     Ok(())
 }
 
-fn sctp(place: &Place) -> Result<Socket> {
-    let socket = place.socket_of(Domain::IPV4, Type::STREAM, Transport::SCTP)?;
+fn sctp(place: &Place, to: SocketAddr) -> Result<Socket> {
+    let domain = Domain::for_address(to);
+    let socket = place.socket_of(domain, Type::STREAM, Transport::SCTP)?;
     socket.set_read_timeout(Some(ANSWER))?;
     Ok(socket)
 }
@@ -68,27 +70,34 @@ fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served()
     }
     let (node, _server) = web()?;
     let client = node.pod("client")?;
-    let vip = SocketAddr::from((WEB.v4, SIGNAL));
-    let address = format!("{}/32", WEB.v4);
-    node.outside()
-        .run(&["ip", "addr", "add", &address, "dev", "lo"])?;
-    node.host()
-        .run(&["ip", "route", "add", &address, "via", "192.0.2.2"])?;
-    client.run(&["ip", "route", "add", &address, "via", "169.254.1.1"])?;
-    let listener = sctp(node.outside())?;
-    listener.bind(&vip.into())?;
-    listener.listen(8)?;
+    let (v4, v6) = (WEB.v4, WEB.v6);
+    node.outside().ip(&format!(
+        "addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad\n"
+    ))?;
+    node.host().ip(&format!(
+        "route add {v4} via 192.0.2.2\nroute add {v6} via 2001:db8::2\n"
+    ))?;
+    client.ip(&format!(
+        "route add {v4} via 169.254.1.1\nroute add {v6} via fe80::1 dev eth0\n"
+    ))?;
 
-    for (from, place) in clients(node.host(), &client) {
-        let (socket, grown) = counted(&node, &ALL, || {
-            let socket = sctp(place)?;
-            connect_within(&socket, vip, ANSWER).with_context(|| from)?;
-            Ok(socket)
-        })?;
-        same(from, grown, vec![0; ALL.len()])?;
-        same(from, socket.peer_addr()?.as_socket(), Some(vip))?;
-        let (accepted, _peer) = listener.accept()?;
-        same(from, accepted.local_addr()?.as_socket(), Some(vip))?;
+    for vip in [IpAddr::from(v4), v6.into()] {
+        let vip = SocketAddr::from((vip, SIGNAL));
+        let listener = sctp(node.outside(), vip)?;
+        listener.bind(&vip.into())?;
+        listener.listen(8)?;
+        for (from, place) in clients(node.host(), &client) {
+            let what = format!("{vip} from the {from}");
+            let (socket, grown) = counted(&node, &ALL, || {
+                let socket = sctp(place, vip)?;
+                connect_within(&socket, vip, ANSWER).context(what.clone())?;
+                Ok(socket)
+            })?;
+            same(&what, grown, vec![0; ALL.len()])?;
+            same(&what, socket.peer_addr()?.as_socket(), Some(vip))?;
+            let (accepted, _peer) = listener.accept()?;
+            same(&what, accepted.local_addr()?.as_socket(), Some(vip))?;
+        }
     }
     is_served(&node, &client)
 }
@@ -98,6 +107,16 @@ fn a_dummy_link_with_a_default_route_is_guarded_until_it_goes() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Dummy])? {
         return Ok(());
     }
+    for (address, gateway) in [
+        ("203.0.113.2/24", "203.0.113.1"),
+        ("2001:db8:203::2/64", "2001:db8:203::1"),
+    ] {
+        guard_a_dummy(address, gateway).context(address)?;
+    }
+    Ok(())
+}
+
+fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     let node = steering(str::to_owned)?;
     node.start()?;
     let has = |name: &str| {
@@ -118,8 +137,8 @@ fn a_dummy_link_with_a_default_route_is_guarded_until_it_goes() -> Result<()> {
     let host = node.host();
     host.run(&["ip", "link", "add", "cloud", "type", "dummy"])?;
     host.run(&["ip", "link", "set", "cloud", "up"])?;
-    host.run(&["ip", "addr", "add", "203.0.113.2/24", "dev", "cloud"])?;
-    let route = ["ip", "route", "add", "default", "via", "203.0.113.1"];
+    host.run(&["ip", "addr", "add", address, "dev", "cloud"])?;
+    let route = ["ip", "route", "add", "default", "via", gateway];
     host.run(&[&route[..], &["dev", "cloud", "metric", "5"]].concat())?;
 
     wait::until(PATIENCE, || has("cloud")).context("the dummy is no uplink")?;
@@ -148,29 +167,36 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
     let client = node.pod("client")?;
     let decoy = node.pod("decoy")?;
     let _decoy_server = serve(&decoy)?;
-    let vip = SocketAddrV4::new(WEB.v4, HTTP);
     let host = node.host();
-    host.run(&["ip", "addr", "add", &format!("{}/32", WEB.v4), "dev", "lo"])?;
+    let (v4, v6) = (WEB.v4, WEB.v6);
+    host.ip(&format!(
+        "addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad\n"
+    ))?;
     let table = Ipvs::open(host)?;
-    let SocketAddr::V4(target) = SocketAddr::from((decoy.v4(), HTTP_TARGET)) else {
-        anyhow::bail!("no IPv4 address");
-    };
-    table.add(vip, target)?;
-
-    // A process that is in no cgroup of ours shows that IPVS works.
     let foreign = node.topology().beside(host, "foreign", None)?;
-    let socket = Way::V4.tcp(&foreign)?;
-    socket.bind(&SocketAddr::from((HOST_V4, 0)).into())?;
-    connect_within(&socket, vip.into(), ANSWER).context("by IPVS")?;
-    same("by IPVS", http(socket.into())?, "decoy".to_owned())?;
-    let before = ipvs::connections(host)?;
-    ensure!(before > 0, "IPVS lists no connection");
 
-    let held = Way::V4.connect(host, WEB, HTTP)?;
-    is_served(&node, &client)?;
-    same("connections", ipvs::connections(host)?, before)?;
+    for (family, way, own) in [
+        (Family::V4, Way::V4, IpAddr::from(HOST_V4)),
+        (Family::V6, Way::V6, HOST_V6.into()),
+    ] {
+        let vip = way.to(WEB, HTTP);
+        table.add(vip, (decoy.address(family), HTTP_TARGET).into())?;
 
-    table.remove(vip)?;
-    is_served(&node, &client)?;
-    same("held", http(held)?, "backend".to_owned())
+        // A process that is in no cgroup of ours shows that IPVS works.
+        let socket = way.tcp(&foreign)?;
+        socket.bind(&SocketAddr::from((own, 0)).into())?;
+        connect_within(&socket, vip, ANSWER).context("by IPVS")?;
+        same("by IPVS", http(socket.into())?, "decoy".to_owned())?;
+        let before = ipvs::connections(host)?;
+        ensure!(before > 0, "IPVS lists no connection");
+
+        let held = way.connect(host, WEB, HTTP)?;
+        is_served(&node, &client)?;
+        same("connections", ipvs::connections(host)?, before)?;
+
+        table.remove(vip)?;
+        is_served(&node, &client)?;
+        same("held", http(held)?, "backend".to_owned())?;
+    }
+    Ok(())
 }

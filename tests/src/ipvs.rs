@@ -4,7 +4,7 @@
 use std::{
     ffi::CStr,
     io::{self, Read as _},
-    net::SocketAddrV4,
+    net::{IpAddr, SocketAddr},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -58,17 +58,22 @@ impl Ipvs {
     /// # Errors
     ///
     /// When the kernel refuses.
-    pub fn add(&self, service: SocketAddrV4, destination: SocketAddrV4) -> Result<()> {
+    pub fn add(&self, service: SocketAddr, destination: SocketAddr) -> Result<()> {
+        // A mask in network byte order, or the length of a prefix.
+        let whole = match service {
+            SocketAddr::V4(_) => [0xff; 4],
+            SocketAddr::V6(_) => 128_u32.to_ne_bytes(),
+        };
         let full = [
             attribute(6, c"rr".to_bytes_with_nul()),
             attribute(7, &[0; 8]),
             attribute(8, &0_u32.to_ne_bytes()),
-            attribute(9, &[0xff; 4]),
+            attribute(9, &whole),
         ];
-        let whole = [name(service), full.concat()].concat();
-        self.tell(NEW_SERVICE, &nested(SERVICE, &whole))?;
+        let named = [name(service), full.concat()].concat();
+        self.tell(NEW_SERVICE, &nested(SERVICE, &named))?;
         let destination = [
-            attribute(1, &address(destination)),
+            attribute(1, &address(destination.ip())),
             attribute(2, &destination.port().to_be_bytes()),
             attribute(3, &0_u32.to_ne_bytes()),
             attribute(4, &1_u32.to_ne_bytes()),
@@ -87,7 +92,7 @@ impl Ipvs {
     /// # Errors
     ///
     /// When there is none.
-    pub fn remove(&self, service: SocketAddrV4) -> Result<()> {
+    pub fn remove(&self, service: SocketAddr) -> Result<()> {
         self.tell(REMOVE_SERVICE, &nested(SERVICE, &name(service)))
     }
 
@@ -128,22 +133,28 @@ fn family(socket: &Socket) -> Result<Option<u16>> {
 }
 
 /// What names a service: family, protocol, address and port.
-fn name(service: SocketAddrV4) -> Vec<u8> {
-    let [family, protocol] = [libc::AF_INET, libc::IPPROTO_TCP];
+fn name(service: SocketAddr) -> Vec<u8> {
+    let family = match service {
+        SocketAddr::V4(_) => libc::AF_INET,
+        SocketAddr::V6(_) => libc::AF_INET6,
+    };
     let short = |number: i32| u16::try_from(number).unwrap_or_default().to_ne_bytes();
     [
         attribute(1, &short(family)),
-        attribute(2, &short(protocol)),
-        attribute(3, &address(service)),
+        attribute(2, &short(libc::IPPROTO_TCP)),
+        attribute(3, &address(service.ip())),
         attribute(4, &service.port().to_be_bytes()),
     ]
     .concat()
 }
 
 /// `union nf_inet_addr`.
-fn address(of: SocketAddrV4) -> [u8; 16] {
+fn address(of: IpAddr) -> [u8; 16] {
     let mut address = [0; 16];
-    address[..4].copy_from_slice(&of.ip().octets());
+    match of {
+        IpAddr::V4(of) => address[..4].copy_from_slice(&of.octets()),
+        IpAddr::V6(of) => address = of.octets(),
+    }
     address
 }
 

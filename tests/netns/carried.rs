@@ -18,8 +18,8 @@ use tunnel_tests::{
 };
 
 use crate::support::{
-    CHANGE, DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, repeated,
-    reports, same, serve,
+    CHANGE, DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, maps_folder,
+    repeated, reports, same, serve,
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
@@ -71,7 +71,7 @@ impl Stage {
         same(
             "folders",
             folders(&self.node.bpffs())?,
-            vec!["links".to_owned(), "v5".to_owned()],
+            vec!["links".to_owned(), maps_folder("")],
         )
     }
 

@@ -12,7 +12,7 @@ use tunnel_tests::{
 };
 
 use crate::support::{
-    CHANGE, HTTP, Vip, Way, addresses, counted, http, same, serve, until_backends,
+    CHANGE, HTTP, Vip, Way, addresses, counted, http, maps_folder, same, serve, until_backends,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -78,13 +78,13 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     stage.node.stop()?;
     ensure!(stage.is_translated(), "the data path stays after a stop");
     let stranger = pins.join("stranger");
-    fs::hard_link(pins.join("v5/svc"), &stranger)?;
+    fs::hard_link(pins.join(maps_folder("/svc")), &stranger)?;
 
     let said = stage.cleanup()?;
 
     ensure!(said.contains("stranger"), "{said}");
     stage.until_untouched()?;
-    ensure!(!pins.join("v5").exists() && !pins.join("links").exists());
+    ensure!(!pins.join(maps_folder("")).exists() && !pins.join("links").exists());
     ensure!(stranger.exists());
     // The folder of state was there before the daemon.
     ensure!(stage.node.state().is_dir() && !stage.node.admin_socket().exists());

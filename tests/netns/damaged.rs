@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     environment,
     node::Node,
@@ -17,7 +18,7 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::{CHANGE, HTTP, Vip, Way, addresses, get, http, same, serve};
+use crate::support::{CHANGE, HTTP, Vip, Way, addresses, get, http, maps_folder, same, serve};
 
 const WEB: Vip = Vip::of(10);
 
@@ -118,7 +119,7 @@ fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()> {
     let stage = Stage::new()?;
     let pins = stage.node.bpffs();
-    let (maps, links) = (pins.join("v5"), pins.join("links"));
+    let (maps, links) = (pins.join(maps_folder("")), pins.join("links"));
     // In the BPF file system, and not in Culvert's folder.
     let aside = pins.with_file_name("aside");
     stage.node.kill9()?;
@@ -130,28 +131,40 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
 
     // A map, and a link, of a name that there isn't.
     fs::hard_link(maps.join("svc"), maps.join("stranger"))?;
-    says(&stage.fails()?, &["v5/stranger", "not Culvert's"])?;
+    says(
+        &stage.fails()?,
+        &[&maps_folder("/stranger"), "not Culvert's"],
+    )?;
     fs::rename(maps.join("stranger"), links.join("stranger"))?;
     says(&stage.fails()?, &["links/stranger", "not Culvert's"])?;
     fs::remove_file(links.join("stranger"))?;
 
     // Another layout.
-    fs::create_dir(pins.join("v6"))?;
-    says(&stage.fails()?, &["v6", "layout 6", "layout 5"])?;
-    fs::remove_dir(pins.join("v6"))?;
+    let newer = LAYOUT_VERSION + 1;
+    let [folder, newer, ours] = [
+        format!("v{newer}"),
+        format!("layout {newer}"),
+        format!("layout {LAYOUT_VERSION}"),
+    ];
+    fs::create_dir(pins.join(&folder))?;
+    says(&stage.fails()?, &[&folder, &newer, &ours])?;
+    fs::remove_dir(pins.join(&folder))?;
 
     // A map of another shape under the name of one of ours, and a link in the place of a map.
     for other in [maps.join("front"), links.join("connect4")] {
         fs::rename(maps.join("be"), &aside)?;
         fs::hard_link(&other, maps.join("be"))?;
-        says(&stage.fails()?, &["v5/be", "not Culvert's"])?;
+        says(&stage.fails()?, &[&maps_folder("/be"), "not Culvert's"])?;
         fs::remove_file(maps.join("be"))?;
         fs::rename(&aside, maps.join("be"))?;
     }
 
     // Programs whose map can't be reached any more.
     fs::rename(maps.join("svc"), &aside)?;
-    says(&stage.fails()?, &["v5/svc", "missing", "cleanup"])?;
+    says(
+        &stage.fails()?,
+        &[&maps_folder("/svc"), "missing", "cleanup"],
+    )?;
     fs::rename(&aside, maps.join("svc"))?;
 
     // Links that were swapped, and a map in the place of a link.

@@ -19,8 +19,8 @@ use tunnel_tests::{
 use tunnel_userspace::model::Family;
 
 use crate::support::{
-    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, repeated, reports, same,
-    serve,
+    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, maps_folder, repeated,
+    reports, same, serve,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -105,7 +105,8 @@ impl Stage {
     /// The programs on the maps of this node that tell their events, by their names. A program
     /// that is in no link any more goes a moment later.
     fn telling(&self) -> Result<Vec<String>> {
-        let count = MapInfo::from_pin(self.node.bpffs().join("v5").join(names::COUNT))?.id();
+        let count =
+            MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(names::COUNT))?.id();
         let mut telling = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
             // Those of other tests come and go.

@@ -4,11 +4,12 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
+use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::wait;
 
 use crate::{
     carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
-    support::{CHANGE, HTTP, Way, counted, http, same},
+    support::{CHANGE, HTTP, Way, counted, http, maps_folder, same},
 };
 
 impl Stage {
@@ -37,7 +38,7 @@ fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
 
     stage.under_load(3, |number| {
         node.kill9()?;
-        stage.rename("v5", "v1")?;
+        stage.rename(&maps_folder(""), "v1")?;
         if number % 2 == 0 {
             stage.resize([128, 64, 64])?;
         } else {
@@ -59,7 +60,7 @@ fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Re
     let stage = Stage::new()?;
     let flows = Flows::open(&stage.client)?;
     stage.node.kill9()?;
-    stage.rename("v5", "v1")?;
+    stage.rename(&maps_folder(""), "v1")?;
     stage.node.start()?;
 
     let reasons = ["translated", "translated_sticky"];
@@ -77,7 +78,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     let flows = Flows::open(&stage.client)?;
     let good = fs::read_to_string(node.manifests().join("other.yaml"))?;
     node.kill9()?;
-    stage.rename("v5", "v1")?;
+    stage.rename(&maps_folder(""), "v1")?;
     node.apply(("other.yaml", "kind: [Service\n"))?;
 
     node.launch()?;
@@ -88,7 +89,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     wait::until(CHANGE, || waits() == Some(true))
         .with_context(|| format!("{:?}", node.status()))?;
 
-    ensure!(stage.has("v1/svc") && !stage.has("v5"));
+    ensure!(stage.has("v1/svc") && !stage.has(&maps_folder("")));
     all_stay(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         for way in Way::TCP {
@@ -115,24 +116,24 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
     let node = &stage.node;
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
-    stage.rename("v5", "v1")?;
+    stage.rename(&maps_folder(""), "v1")?;
     let moments: [fn(&Stage) -> bool; 5] = [
-        |stage| stage.has("v5-next"),
-        |stage| stage.has("v5-next/svc"),
-        |stage| stage.has("v5-next/host"),
-        |stage| stage.has("v5"),
-        |stage| stage.has("v5") && !stage.has("v1/svc"),
+        |stage| stage.has(&maps_folder("-next")),
+        |stage| stage.has(&maps_folder("-next/svc")),
+        |stage| stage.has(&maps_folder("-next/host")),
+        |stage| stage.has(&maps_folder("")),
+        |stage| stage.has(&maps_folder("")) && !stage.has("v1/svc"),
     ];
 
     let story = || {
         go_on(&flows)?;
-        if stage.has("v5") {
+        if stage.has(&maps_folder("")) {
             // It was replaced; a start ends it, and an older one comes again.
             node.start()?;
             stage.is_tidy()?;
             go_on(&flows)?;
             node.kill9()?;
-            stage.rename("v5", "v1")?;
+            stage.rename(&maps_folder(""), "v1")?;
         }
         Ok(())
     };
@@ -151,18 +152,24 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
 
-    for name in ["v6", "v6-next", "v6-old"] {
-        stage.rename("v5", name)?;
+    let newer = LAYOUT_VERSION + 1;
+    let (newer_layout, layout) = (
+        format!("layout {newer}"),
+        format!("layout {LAYOUT_VERSION}"),
+    );
+    for name in ["", "-next", "-old"].map(|stage| format!("v{newer}{stage}")) {
+        let name = name.as_str();
+        stage.rename(&maps_folder(""), name)?;
         let before = folders(&node.bpffs().join(name))?;
         let output = node.culvert(&["node"])?;
         same("exit", output.exit.code, Some(1))?;
         let last = output.stderr.lines().last().unwrap_or_default();
-        for word in [name, "layout 6", "layout 5"] {
+        for word in [name, &newer_layout, &layout] {
             ensure!(last.contains(word), "no {word} in {last}");
         }
         same("pins", folders(&node.bpffs().join(name))?, before)?;
         all_stay(&flows)?;
-        stage.rename(name, "v5")?;
+        stage.rename(name, &maps_folder(""))?;
     }
 
     node.start()?;
@@ -174,8 +181,8 @@ fn cleanup_removes_an_older_layout_too() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
     node.kill9()?;
-    stage.rename("v5", "v1")?;
-    let is_met = stage.kill_when(|stage| stage.has("v5-next/svc"))?;
+    stage.rename(&maps_folder(""), "v1")?;
+    let is_met = stage.kill_when(|stage| stage.has(&maps_folder("-next/svc")))?;
     ensure!(is_met && stage.has("v1"), "{}", node.logs());
 
     stage.cleanup_removes_all()

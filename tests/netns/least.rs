@@ -10,7 +10,7 @@ use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
 use crate::{
     carried,
     conns::{Stage, WEB, connections, open},
-    support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, same, until_backends},
+    support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, maps_folder, same, until_backends},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -187,7 +187,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     }
     // An older layout: the indices begin anew, and the counts go on.
     node.kill9()?;
-    fs::rename(node.bpffs().join("v5"), node.bpffs().join("v1"))?;
+    fs::rename(node.bpffs().join(maps_folder("")), node.bpffs().join("v1"))?;
     node.start()?;
     until(u64::try_from(held.len())?)?;
     drop(held);

@@ -11,8 +11,8 @@ use tunnel_tests::{
 };
 
 use crate::support::{
-    DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, repeated, reports,
-    same, serve, until_backends,
+    DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, maps_folder, repeated,
+    reports, same, serve, until_backends,
 };
 
 const WEB: Vip = Vip::of(10);
@@ -58,7 +58,7 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
 /// The numbers of what is pinned: another object under the same name has another number.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
-    for folder in ["links", "v5"] {
+    for folder in ["links", &*maps_folder("")] {
         for entry in fs::read_dir(node.bpffs().join(folder))? {
             let entry = entry?;
             pins.insert(entry.path(), entry.metadata()?.ino());

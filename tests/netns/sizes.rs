@@ -15,7 +15,9 @@ use tunnel_tests::{
 
 use crate::{
     carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
-    support::{CHANGE, HTTP, HTTP_TARGET, Vip, Way, counted, same, until_backends, until_gone},
+    support::{
+        CHANGE, HTTP, HTTP_TARGET, Vip, Way, counted, maps_folder, same, until_backends, until_gone,
+    },
 };
 
 /// Grown, shrunk, and grown where the rest shrinks.
@@ -93,7 +95,7 @@ fn crowd(vip: Vip, count: u8) -> Service {
 fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let node = &stage.node;
     let before = sizes(node)?;
-    let maps = folders(&node.bpffs().join("v5"))?;
+    let maps = folders(&node.bpffs().join(maps_folder("")))?;
     let logged = node.logs().len();
     stage.resize(wanted)?;
     node.restart()?;
@@ -101,7 +103,7 @@ fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let told = |line: &str| words.iter().all(|word| line.contains(word));
     ensure!(log.lines().any(told), "no {words:?} in {log}");
     same("sizes", sizes(node)?, before)?;
-    same("maps", folders(&node.bpffs().join("v5"))?, maps)?;
+    same("maps", folders(&node.bpffs().join(maps_folder("")))?, maps)?;
     stage.is_tidy()
 }
 
@@ -163,11 +165,11 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
     let moments: [fn(&Stage) -> bool; 6] = [
-        |stage| stage.has("v5-next"),
-        |stage| stage.has("v5-next/svc"),
-        |stage| stage.has("v5-next/host"),
-        |stage| stage.has("v5-old"),
-        |stage| stage.has("v5-old") && !stage.has("v5-old/svc"),
+        |stage| stage.has(&maps_folder("-next")),
+        |stage| stage.has(&maps_folder("-next/svc")),
+        |stage| stage.has(&maps_folder("-next/host")),
+        |stage| stage.has(&maps_folder("-old")),
+        |stage| stage.has(&maps_folder("-old")) && !stage.has(&maps_folder("-old/svc")),
         |_| false,
     ];
 
@@ -190,8 +192,8 @@ fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
     let node = &stage.node;
     stage.resize([4096, 8192, 4096])?;
     node.kill9()?;
-    let is_met = stage.kill_when(|stage| stage.has("v5-next/svc"))?;
-    ensure!(is_met && stage.has("v5"), "{}", node.logs());
+    let is_met = stage.kill_when(|stage| stage.has(&maps_folder("-next/svc")))?;
+    ensure!(is_met && stage.has(&maps_folder("")), "{}", node.logs());
 
     stage.cleanup_removes_all()
 }

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
+use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     clock::Instant,
     feature::{self, Feature},
@@ -368,6 +369,11 @@ pub(crate) fn counted<T>(
 /// Each place of a node from which Services are dialled alike.
 pub(crate) fn clients<'a>(host: &'a Place, pod: &'a Pod) -> [(&'static str, &'a Place); 2] {
     [("host", host), ("pod", pod)]
+}
+
+/// The name of the folder that the maps are pinned in, and what stands behind it.
+pub(crate) fn maps_folder(rest: &str) -> String {
+    format!("v{LAYOUT_VERSION}{rest}")
 }
 
 /// That two things are alike, with what was tried.

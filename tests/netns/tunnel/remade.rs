@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use tunnel_tests::site::{KUBELET, Site};
 
 use super::{both, client, each_place};
+use crate::support::maps_folder;
 
 /// That kubelets are reached.
 fn expect_served(site: &Site) -> Result<()> {
@@ -28,7 +29,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
         node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;
-        ensure!(!node.bpffs().join("v5-old").exists());
+        ensure!(!node.bpffs().join(maps_folder("-old")).exists());
     }
 
     // Two ports of an address in each family are steered.
@@ -48,7 +49,7 @@ fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
 
     for size in [16_384, 64] {
         node.kill9()?;
-        fs::rename(node.bpffs().join("v5"), node.bpffs().join("v1"))?;
+        fs::rename(node.bpffs().join(maps_folder("")), node.bpffs().join("v1"))?;
         node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;

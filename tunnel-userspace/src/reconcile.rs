@@ -120,8 +120,8 @@ pub struct Reconciler<M> {
     stale: bool,
     /// What an earlier process programmed and nobody asks for, while the sources are not whole.
     orphans: BTreeSet<ObjectName>,
-    /// Services that keep the endpoints of an earlier process until then.
-    held: BTreeSet<ObjectName>,
+    /// Ports that keep the endpoints of an earlier process until then, by their Service.
+    held: BTreeMap<ObjectName, BTreeSet<PortName>>,
     seeded: bool,
     drift: u64,
     /// Whether no pass was made yet.
@@ -192,7 +192,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             whole: false,
             stale: false,
             orphans: BTreeSet::new(),
-            held: BTreeSet::new(),
+            held: BTreeMap::new(),
             seeded: false,
             drift,
             is_first: true,
@@ -327,7 +327,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     }
 
     fn upsert(&mut self, name: &PortName, plan: Option<&PortPlan>, changes: &mut Changes) {
-        if self.held.contains(&name.service) {
+        let held = self.held.get(&name.service);
+        if held.is_some_and(|ports| ports.contains(name)) {
             return;
         }
         let Some(id) = self.id(name, plan) else {

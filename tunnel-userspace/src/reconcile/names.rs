@@ -112,17 +112,18 @@ impl<M> Reconciler<M> {
         }
     }
 
-    /// Lets Services without endpoints keep those of an earlier process: what names them may be
+    /// Lets ports without any endpoint keep those of an earlier process: what names them may be
     /// what was refused.
     fn hold_endpoints(&mut self) {
         for (service, plans) in &self.plans {
-            let lost = plans.iter().any(|(name, plan)| {
+            let lost = plans.iter().filter(|(name, plan)| {
                 let id = self.actual.id(name);
                 let port = id.and_then(|id| self.actual.ports.get(&id));
-                plan.cluster.is_empty() && port.is_some_and(|port| !port.backends.is_empty())
+                !plan.has_endpoints && port.is_some_and(|port| !port.backends.is_empty())
             });
-            if lost {
-                self.held.insert(service.clone());
+            let lost: BTreeSet<_> = lost.map(|(name, _)| name.clone()).collect();
+            if !lost.is_empty() {
+                self.held.insert(service.clone(), lost);
             }
         }
     }

@@ -83,9 +83,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.actual = actual;
         self.count_unused_anew()?;
         self.retired = Retired::default();
-        for names in [&mut self.orphans, &mut self.held, &mut self.starved] {
-            names.clear();
-        }
+        self.orphans.clear();
+        self.held.clear();
+        self.starved.clear();
         self.seeded = false;
         self.is_first = false;
         self.in_doubt = false;

@@ -114,7 +114,8 @@ impl<M> Reconciler<M> {
             }
         }
         if self.whole && self.seeded {
-            self.dirty.append(&mut self.held);
+            let held = std::mem::take(&mut self.held);
+            self.dirty.extend(held.into_keys());
         }
     }
 

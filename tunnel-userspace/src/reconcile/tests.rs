@@ -15,7 +15,7 @@ mod sources;
 use std::{
     collections::BTreeSet,
     io,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
@@ -68,9 +68,42 @@ fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
     reconciler
 }
 
+/// The family of a VIP, and of the endpoints behind it: half of them are of each.
+const fn family(vip: u8) -> Family {
+    if vip.is_multiple_of(2) {
+        Family::V4
+    } else {
+        Family::V6
+    }
+}
+
+/// A ClusterIP by its last number.
+fn cluster_ip(vip: u8) -> IpAddr {
+    match family(vip) {
+        Family::V4 => Ipv4Addr::new(10, 96, 0, vip).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, vip.into()).into(),
+    }
+}
+
+/// A further ClusterIP by its last number, of the other family.
+fn other_ip(vip: u8) -> IpAddr {
+    match family(vip) {
+        Family::V4 => Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, vip.into()).into(),
+        Family::V6 => Ipv4Addr::new(10, 97, 0, vip).into(),
+    }
+}
+
+/// The address of an endpoint behind a VIP by its last number.
+fn pod_ip(vip: u8, last: u8) -> IpAddr {
+    match family(vip) {
+        Family::V4 => Ipv4Addr::new(10, 1, 0, last).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, 0x10, 1, 0, 0, 0, 0, last.into()).into(),
+    }
+}
+
 fn vip(last: u8) -> FrontKey {
-    let ip = IpAddr::V4(Ipv4Addr::new(10, 96, 0, last));
-    FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
+    let address = Address::from_ip(cluster_ip(last));
+    FrontKey::new(address, Port::from_host(80), Protocol::TCP)
 }
 
 /// Whether an endpoint takes new connections for a VIP: the seventh only for even ones, so that it
@@ -79,11 +112,11 @@ const fn is_ready(vip: u8, last: u8) -> bool {
     last != 7 || vip.is_multiple_of(2)
 }
 
-/// A Service on one VIP with endpoints 10.1.0.N.
+/// A Service on one VIP with endpoints by their last numbers.
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let port: Arc<str> = "http".into();
     let service = Service {
-        cluster_ips: vec![IpAddr::V4(Ipv4Addr::new(10, 96, 0, vip))],
+        cluster_ips: vec![cluster_ip(vip)],
         ports: vec![ServicePort {
             name: Arc::clone(&port),
             port: 80,
@@ -93,7 +126,7 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
         ..Service::named(ObjectName::new("default", name))
     };
     let endpoint = |last: &u8| Endpoint {
-        address: IpAddr::V4(Ipv4Addr::new(10, 1, 0, *last)),
+        address: pod_ip(vip, *last),
         ready: is_ready(vip, *last),
         serving: true,
         terminating: false,
@@ -105,7 +138,7 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let slice = EndpointSlice {
         name: ObjectName::new("default", name),
         service: ObjectName::new("default", name),
-        family: Family::V4,
+        family: family(vip),
         ports: vec![EndpointPort {
             name: port,
             port: 8080,
@@ -158,7 +191,7 @@ fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<(&str, Option<Servic
 fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let octet = |backend: Backend| match backend.address.to_ip() {
         IpAddr::V4(ip) => ip.octets()[3],
-        IpAddr::V6(_) => panic!("an IPv6 backend"),
+        IpAddr::V6(ip) => ip.octets()[15],
     };
     Some(
         reconciler
@@ -236,7 +269,7 @@ fn a_service_that_went_while_no_daemon_ran_is_removed_at_the_start() {
 fn a_backend_keeps_its_index_while_it_serves() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let index = |reconciler: &Reconciler<Memory>, last: u8| {
-        let ip = Address::from_ip(IpAddr::V4(Ipv4Addr::new(10, 1, 0, last)));
+        let ip = Address::from_ip(pod_ip(1, last));
         let mut found = reconciler.maps.be.iter();
         found
             .find(|(_, backend)| backend.address == ip)
@@ -284,104 +317,6 @@ fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner
 
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
     assert_eq!(problem(&reconciler, "b"), None);
-}
-
-#[test]
-fn a_service_that_finds_no_room_is_named_and_comes_when_there_is_room() {
-    for (sizes, reason) in [
-        (Sizes { fronts: 2, ..ROOMY }, Reason::FrontsFull),
-        (Sizes { slots: 4, ..ROOMY }, Reason::SlotsFull),
-        (
-            Sizes {
-                backends: 4,
-                ..ROOMY
-            },
-            Reason::BackendsFull,
-        ),
-    ] {
-        let mut reconciler = adopt(Memory::new(sizes));
-        apply(
-            &mut reconciler,
-            vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
-        );
-        apply(&mut reconciler, vec![set("c", 3, &[5])]);
-        assert_eq!(problem(&reconciler, "c"), Some(reason));
-        assert_eq!(backends(&reconciler, 3), None);
-        assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
-
-        apply(&mut reconciler, vec![("a", None)]);
-
-        assert_eq!(backends(&reconciler, 3), Some(vec![5]), "{reason:?}");
-        assert_eq!(problem(&reconciler, "c"), None);
-        assert_eq!(backends(&reconciler, 2), Some(vec![3, 4]));
-    }
-}
-
-#[test]
-fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
-    let mut reconciler = adopt(Memory::new(Sizes { fronts: 1, ..ROOMY }));
-    let (name, state) = set("b", 2, &[2]);
-    let known = state.map(|state| ServiceState {
-        service: Arc::new(Service {
-            uid: Some(Arc::from("1-2-3")),
-            ..Service::clone(&state.service)
-        }),
-        ..state
-    });
-    apply(&mut reconciler, vec![set("a", 1, &[1]), (name, known)]);
-
-    let told: Vec<_> = reconciler
-        .concerns()
-        .into_iter()
-        .map(|concern| (concern.about.to_string(), concern.uid, concern.reason))
-        .collect();
-
-    assert_eq!(
-        told,
-        [
-            ("Node node-a".to_owned(), None, Reason::FrontsFull),
-            (
-                "Service default/b".to_owned(),
-                Some(Arc::from("1-2-3")),
-                Reason::FrontsFull
-            ),
-        ]
-    );
-    apply(&mut reconciler, vec![("a", None)]);
-    assert!(reconciler.concerns().is_empty());
-}
-
-#[test]
-fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
-    let mut reconciler = adopt(Memory::new(Sizes {
-        backends: 3,
-        ..ROOMY
-    }));
-    apply(&mut reconciler, vec![set("web", 1, &[1, 2, 3])]);
-
-    apply(&mut reconciler, vec![set("web", 1, &[2, 3, 4, 5])]);
-
-    assert_eq!(problem(&reconciler, "web"), Some(Reason::BackendsFull));
-    assert_eq!(backends(&reconciler, 1), Some(vec![2, 3]));
-}
-
-#[test]
-fn full_maps_still_take_a_change_that_needs_no_more_room() {
-    let mut reconciler = adopt(Memory::new(Sizes {
-        fronts: 2,
-        slots: 4,
-        backends: 4,
-        ..ROOMY
-    }));
-    apply(
-        &mut reconciler,
-        vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
-    );
-
-    apply(&mut reconciler, vec![set("a", 1, &[5, 6])]);
-
-    assert_eq!(backends(&reconciler, 1), Some(vec![5, 6]));
-    assert_eq!(problem(&reconciler, "a"), None);
 }
 
 #[test]

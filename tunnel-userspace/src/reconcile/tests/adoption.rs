@@ -1,9 +1,10 @@
 //! What a start makes of what an earlier process programmed.
 
 use super::{
-    Memory, NoGrace, ROOMY, Reason, Reconciler, Sizes, Update, adopt, apply, backends, problem,
-    set, settle, update, vip,
+    Arc, Memory, NoGrace, ROOMY, Reason, Reconciler, Sizes, Update, adopt, apply, backends,
+    problem, set, settle, update, vip,
 };
+use crate::model::TrafficPolicy;
 
 /// A second process, after a first one that served `web` and `dns`.
 fn second() -> Reconciler<Memory> {
@@ -121,4 +122,31 @@ fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
     assert_eq!(problem(&reconciler, "c"), Some(Reason::SlotsFull));
     assert_eq!(problem(&reconciler, "b"), Some(Reason::SlotsFull));
     assert_eq!(backends(&reconciler, 2), Some(vec![4]));
+}
+
+#[test]
+fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
+    let local = |vip: u8, endpoint: u8| {
+        let (name, state) = set("web", vip, &[endpoint]);
+        let mut state = state.expect("a Service");
+        Arc::make_mut(&mut state.service).internal_policy = TrafficPolicy::Local;
+        for slice in &mut state.slices {
+            for endpoint in &mut Arc::make_mut(slice).endpoints {
+                endpoint.node = Some("node-a".into());
+            }
+        }
+        (name, Some(state))
+    };
+    for vip in [1, 2] {
+        let mut first = adopt(Memory::new(ROOMY));
+        apply(&mut first, vec![local(vip, 1)]);
+        let mut second = adopt(first.maps);
+        second.update(Update {
+            whole: false,
+            ..update(vec![local(vip, 2)])
+        });
+        settle(&mut second);
+
+        assert_eq!(backends(&second, vip), Some(vec![2]));
+    }
 }

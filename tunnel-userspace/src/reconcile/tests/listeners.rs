@@ -49,20 +49,17 @@ fn ip(key: &FrontKey) -> IpAddr {
     key.address.to_ip()
 }
 
-fn v6(last: u16) -> FrontKey {
-    let ip = std::net::Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, last);
-    FrontKey::new(
-        Address::from_ip(ip.into()),
-        Port::from_host(80),
-        Protocol::TCP,
-    )
+/// The front of a Service in its other family.
+fn other(last: u8) -> FrontKey {
+    let address = Address::from_ip(other_ip(last));
+    FrontKey::new(address, Port::from_host(80), Protocol::TCP)
 }
 
 /// A Service of both families, with a node port.
 fn both(name: &'static str, last: u8) -> (&'static str, Option<ServiceState>) {
     let mut state = state(name, last, &BTreeSet::from([1]));
     let service = Arc::make_mut(&mut state.service);
-    service.cluster_ips.push(ip(&v6(last.into())));
+    service.cluster_ips.push(other_ip(last));
     service.ports[0].node_port = Some(30_000 + u16::from(last));
     (name, Some(state))
 }
@@ -79,7 +76,7 @@ fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
 fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     apply(&mut reconciler, vec![both("web", 1), both("dns", 2)]);
-    reconciler.set_addresses([ip(&vip(1)), ip(&v6(1))].into());
+    reconciler.set_addresses([ip(&vip(1)), ip(&other(1))].into());
     settle(&mut reconciler);
     let node_port = FrontKey {
         port: Port::from_host(30_001),
@@ -88,20 +85,20 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     assert!(reconciler.maps.svc.contains_key(&node_port));
 
     // One of them is another node's address, one a node port.
-    reconciler.set_listeners([vip(1), v6(1), vip(2), node_port].into());
+    reconciler.set_listeners([vip(1), other(1), vip(2), node_port].into());
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
-    assert_eq!(left_alone(&reconciler), [vip(1), v6(1)].into());
+    assert_eq!(left_alone(&reconciler), [vip(1), other(1)].into());
     let shown = reconciler.services(Some("web"));
     let fronts = shown[0].ports.iter().flat_map(|port| &port.fronts);
     let told = fronts.filter(|front| front.has_listener);
     let told: BTreeSet<_> = told.map(|front| front.front.clone()).collect();
-    assert_eq!(told, [vip(1), v6(1)].map(|key| key.to_string()).into());
+    assert_eq!(told, [vip(1), other(1)].map(|key| key.to_string()).into());
 
-    reconciler.set_listeners([v6(1)].into());
+    reconciler.set_listeners([other(1)].into());
     settle(&mut reconciler);
-    assert_eq!(left_alone(&reconciler), [v6(1)].into());
+    assert_eq!(left_alone(&reconciler), [other(1)].into());
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
 }
 

@@ -7,9 +7,9 @@ fn open(conns: &Conns, index: u32, count: u64) {
     conns.0.lock().unwrap().insert(index, count);
 }
 
-/// The index of the last use of an endpoint's address, and whether it serves.
+/// The index of the last use of the address of an endpoint of `web`, and whether it serves.
 fn index(reconciler: &Reconciler<Memory>, last: u8) -> (u32, bool) {
-    let ip = Address::from_ip(IpAddr::V4(Ipv4Addr::new(10, 1, 0, last)));
+    let ip = Address::from_ip(pod_ip(1, last));
     let mut all = reconciler.maps.be.iter();
     let found = all.rfind(|(_, backend)| backend.address == ip);
     let (index, backend) = found.expect("was written");

@@ -21,8 +21,7 @@ fn ips() -> Vec<IpAddr> {
 fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> (&'static str, ServiceState) {
     let mut state = state(name, last, &BTreeSet::from([last]));
     let service = Arc::make_mut(&mut state.service);
-    let v6 = std::net::Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, last.into());
-    service.cluster_ips.push(IpAddr::V6(v6));
+    service.cluster_ips.push(other_ip(last));
     service.external_ips = external;
     (name, state)
 }

@@ -7,7 +7,8 @@ use tunnel_common::service::Source;
 
 use super::{
     super::{CarriedServices, Reconciler, ServiceState, Sizes},
-    Arc, BTreeSet, Ipv4Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt, apply,
+    Arc, BTreeSet, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt,
+    apply, family,
     histories::killed,
     problem, state, update, vip,
 };
@@ -17,14 +18,33 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// The address of a Service's load balancer.
 fn balancer(last: u8) -> IpAddr {
-    Ipv4Addr::new(203, 0, 113, last).into()
+    match family(last) {
+        Family::V4 => Ipv4Addr::new(203, 0, 113, last).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).into(),
+    }
 }
 
-/// A Service on one VIP, whose load balancer only clients 10.2.N.0/24 may use; all without any.
+/// The network of a client; that of the next number is its neighbour.
+fn network(of: Family, client: u8) -> (IpAddr, u8) {
+    match of {
+        Family::V4 => (Ipv4Addr::new(10, 2, client, 0).into(), 24),
+        Family::V6 => {
+            let first = Ipv6Addr::new(0xfd00, 0x10, 2, client.into(), 0, 0, 0, 0);
+            (first.into(), 64)
+        }
+    }
+}
+
+/// The number of a VIP of a family: lists are shared by Services of one family only.
+fn at(of: Family, number: u8) -> u8 {
+    2 * number + u8::from(of == Family::V6)
+}
+
+/// A Service on one VIP, whose load balancer only these clients may use; all without any.
 fn restricted(name: &str, last: u8, clients: &BTreeSet<u8>) -> ServiceState {
     let known = state(name, last, &BTreeSet::from([1]));
     let ranges = clients.iter();
-    let ranges = ranges.map(|client| (Ipv4Addr::new(10, 2, *client, 0).into(), 24));
+    let ranges = ranges.map(|client| network(family(last), *client));
     let service = Service {
         load_balancer_ips: vec![balancer(last)],
         source_ranges: ranges.collect(),
@@ -44,18 +64,18 @@ fn set(name: &'static str, last: u8, of: &[u8]) -> (&'static str, Option<Service
     (name, Some(restricted(name, last, &clients(of))))
 }
 
-/// The third octets of the networks that may use the address of a load balancer; none where there is
+/// The clients that may use the address of a load balancer; none where there is
 /// no such front.
 fn admitted(maps: &Memory, last: u8) -> Option<Vec<u8>> {
     let mut key = vip(last);
     key.address = tunnel_common::addr::Address::from_ip(balancer(last));
     let front = maps.front[maps.svc.get(&key)?];
     let places = front.sources.base..front.sources.base + front.sources.len;
-    let octet = |ip: IpAddr| match ip {
+    let client = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[2],
-        IpAddr::V6(_) => panic!("an IPv6 range"),
+        IpAddr::V6(ip) => ip.octets()[7],
     };
-    let networks = |range: &Source| octet(range.first.to_ip())..=octet(range.last.to_ip());
+    let networks = |range: &Source| client(range.first.to_ip())..=client(range.last.to_ip());
     Some(
         places
             .flat_map(|place| networks(&maps.source[&place]))
@@ -72,8 +92,8 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..24)
 }
 
-fn told((name, clients): &Step) -> Update {
-    let vip = u8::try_from(*name).expect("few") + 1;
+fn told(of: Family, (name, clients): &Step) -> Update {
+    let vip = at(of, u8::try_from(*name).expect("few") + 1);
     let state = clients
         .as_ref()
         .map(|clients| restricted(NAMES[*name], vip, clients));
@@ -91,8 +111,10 @@ fn wanted(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
     last
 }
 
-fn found(maps: &Memory) -> BTreeMap<u8, Option<Vec<u8>>> {
-    (1..4).map(|last| (last, admitted(maps, last))).collect()
+fn found(of: Family, maps: &Memory) -> BTreeMap<u8, Option<Vec<u8>>> {
+    (1..4)
+        .map(|number| (number, admitted(maps, at(of, number))))
+        .collect()
 }
 
 /// How many entries the lists that are wanted take, each once.
@@ -125,9 +147,12 @@ proptest! {
         history in history(),
         cut in 0..200_usize,
         grown in 0..64_u32,
+        is_v6: bool,
     ) {
-        let mut second = killed(&history, cut, |reconciler, step| reconciler.update(told(step)));
-        prop_assert_eq!(found(&second.maps), wanted(&history));
+        let of = if is_v6 { Family::V6 } else { Family::V4 };
+        let tell = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(told(of, step));
+        let mut second = killed(&history, cut, tell);
+        prop_assert_eq!(found(of, &second.maps), wanted(&history));
         prop_assert_eq!(used(&second), entries(&history));
         prop_assert_eq!(second.audit(&mut NoGrace).expect("read"), 0);
 
@@ -140,7 +165,7 @@ proptest! {
         carried.write(&second.maps, &mut maps, sizes, unused).expect("written");
         let third = adopt(maps);
         prop_assert_eq!(third.drift, 0);
-        prop_assert_eq!(found(&third.maps), wanted(&history));
+        prop_assert_eq!(found(of, &third.maps), wanted(&history));
         prop_assert_eq!(used(&third), entries(&history));
         prop_assert_eq!(free(second), ROOMY.source_entries());
     }
@@ -154,7 +179,10 @@ fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
         name: ObjectName::new("", "node-a"),
         created: None,
         labels: BTreeMap::new(),
-        internal_ips: vec![Ipv4Addr::new(192, 0, 2, 1).into()],
+        internal_ips: vec![
+            Ipv4Addr::new(192, 0, 2, 1).into(),
+            Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1).into(),
+        ],
         other_ips: Vec::new(),
         eligible: true,
     };
@@ -164,44 +192,52 @@ fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
         ..update(Vec::new())
     });
     for of in [&[][..], &[1, 3], &[3], &[]] {
-        apply(&mut reconciler, vec![set("a", 1, of)]);
-        assert_eq!(admitted(&reconciler.maps, 1).as_deref(), Some(of));
+        apply(&mut reconciler, vec![set("a", 1, of), set("b", 2, of)]);
+        for vip in [1, 2] {
+            assert_eq!(admitted(&reconciler.maps, vip).as_deref(), Some(of));
+        }
     }
 }
 
 #[test]
 fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
+    find_no_room(Family::V4);
+    find_no_room(Family::V6);
+}
+
+fn find_no_room(of: Family) {
+    let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
     let mut reconciler = adopt(Memory::new(Sizes {
         sources: 3,
         ..ROOMY
     }));
     apply(
         &mut reconciler,
-        vec![set("a", 1, &[1, 3]), set("b", 2, &[5])],
+        vec![set("a", a, &[1, 3]), set("b", b, &[5])],
     );
-    apply(&mut reconciler, vec![set("c", 3, &[1, 5])]);
+    apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
     assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
-    assert_eq!(admitted(&reconciler.maps, 3), None, "it is not open to all");
+    assert_eq!(admitted(&reconciler.maps, c), None, "it is not open to all");
     assert!(
-        reconciler.maps.read(&vip(3)).is_some(),
+        reconciler.maps.read(&vip(c)).is_some(),
         "the cluster IP is served"
     );
 
     // A list that is there takes no room.
-    apply(&mut reconciler, vec![set("c", 3, &[5])]);
+    apply(&mut reconciler, vec![set("c", c, &[5])]);
     assert_eq!(problem(&reconciler, "c"), None);
-    assert_eq!(admitted(&reconciler.maps, 3), Some(vec![5]));
+    assert_eq!(admitted(&reconciler.maps, c), Some(vec![5]));
 
     // One that finds none leaves what was there.
-    apply(&mut reconciler, vec![set("b", 2, &[1, 3, 5])]);
+    apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
     assert_eq!(problem(&reconciler, "b"), Some(Reason::SourcesFull));
-    assert_eq!(admitted(&reconciler.maps, 2), Some(vec![5]));
+    assert_eq!(admitted(&reconciler.maps, b), Some(vec![5]));
 
     apply(&mut reconciler, vec![("a", None), ("c", None)]);
     assert_eq!(problem(&reconciler, "b"), None);
-    assert_eq!(admitted(&reconciler.maps, 2), Some(vec![1, 3, 5]));
+    assert_eq!(admitted(&reconciler.maps, b), Some(vec![1, 3, 5]));
 
     // Who may changes in full maps, too, once what it was is not in use.
-    apply(&mut reconciler, vec![set("b", 2, &[2, 4, 6])]);
-    assert_eq!(admitted(&reconciler.maps, 2), Some(vec![2, 4, 6]));
+    apply(&mut reconciler, vec![set("b", b, &[2, 4, 6])]);
+    assert_eq!(admitted(&reconciler.maps, b), Some(vec![2, 4, 6]));
 }

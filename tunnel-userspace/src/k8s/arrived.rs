@@ -42,8 +42,12 @@ impl Arriving for discovery::EndpointSlice {
     const READ_AS: Kind = Kind::EndpointSlice;
 
     fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
-        let object = endpoint_slice::read(name, self)?;
-        Ok(object.map(|object| Object::EndpointSlice(Arc::new(object)).into()))
+        let mut ignored = Vec::new();
+        let object = endpoint_slice::read(name, self, &mut ignored)?;
+        Ok(object.map(|object| Taken {
+            object: Object::EndpointSlice(Arc::new(object)),
+            ignored,
+        }))
     }
 }
 

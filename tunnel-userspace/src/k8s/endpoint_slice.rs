@@ -14,11 +14,17 @@ const HEADLESS: &str = "service.kubernetes.io/headless";
 /// (`EndpointsLastChangeTriggerTime` in `k8s.io/api/core/v1`).
 const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
+/// How many endpoints, and how many ports, of a slice are named that can't be used.
+const NOTED: usize = 8;
+
 /// Takes an EndpointSlice, or nothing if it says nothing of a Service that is served here: it is
-/// no Service's, a headless one's, or holds host names.
+/// no Service's, a headless one's, or holds host names. An endpoint or a port of it that can't be used
+/// is left out, and noted in `ignored`, as kube-proxy passes over one by itself (`addEndpoints` in
+/// `pkg/proxy/endpointslicecache.go`).
 pub(super) fn read(
     name: ObjectName,
     object: v1::EndpointSlice,
+    ignored: &mut Vec<Invalid>,
 ) -> Result<Option<EndpointSlice>, Invalid> {
     let annotations = object.metadata.annotations.unwrap_or_default();
     // It is read for a metric only; one that is no time is as good as none.
@@ -51,8 +57,8 @@ pub(super) fn read(
         service: ObjectName::new(Arc::clone(&name.namespace), service.as_str()),
         name,
         family,
-        ports: ports(&object.ports.unwrap_or_default())?,
-        endpoints: endpoints(object.endpoints.unwrap_or_default(), family)?,
+        ports: ports(&object.ports.unwrap_or_default(), ignored),
+        endpoints: endpoints(object.endpoints.unwrap_or_default(), family, ignored),
         triggered,
     }))
 }
@@ -61,40 +67,39 @@ pub(super) fn read(
 /// without a name is the unnamed one: the API server fills that in
 /// (`SetDefaults_EndpointPort` in Kubernetes' `pkg/apis/discovery/v1`), and a manifest means
 /// here what it means there.
-fn ports(ports: &[v1::EndpointPort]) -> Result<Vec<EndpointPort>, Invalid> {
+fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<Invalid>) -> Vec<EndpointPort> {
     let mut names = BTreeSet::new();
-    let mut read = Vec::with_capacity(ports.len());
-    for (i, entry) in ports.iter().enumerate() {
+    let mut read_one = |(i, entry): (usize, &v1::EndpointPort)| {
         let field = |name: &str| format!("ports[{i}].{name}");
         let name = entry.name.as_deref().unwrap_or_default();
         let protocol = protocol(entry.protocol.as_deref(), || field("protocol"))?;
         let Some(number) = entry.port.filter(|number| *number != 0) else {
-            continue;
+            return Ok(None);
         };
         let port = port(number, || field("port"))?;
-        if !names.insert(name) {
-            return Err(Invalid::new(
-                field("name"),
-                Reason::Repeated(name.to_owned()),
-            ));
+        if !names.insert(name.to_owned()) {
+            let reason = Reason::Repeated(name.to_owned());
+            return Err(Invalid::new(field("name"), reason));
         }
-        read.push(EndpointPort {
+        Ok(Some(EndpointPort {
             name: Arc::from(name),
             port,
             protocol,
-        });
-    }
-    Ok(read)
+        }))
+    };
+    let read = ports.iter().enumerate().map(&mut read_one);
+    usable(read, ignored).into_iter().flatten().collect()
 }
 
-fn endpoints(endpoints: Vec<v1::Endpoint>, family: Family) -> Result<Vec<Endpoint>, Invalid> {
-    let mut read = Vec::with_capacity(endpoints.len());
-    for (i, entry) in endpoints.into_iter().enumerate() {
+fn endpoints(
+    endpoints: Vec<v1::Endpoint>,
+    family: Family,
+    ignored: &mut Vec<Invalid>,
+) -> Vec<Endpoint> {
+    let read_one = |(i, entry): (usize, v1::Endpoint)| {
         let Some(text) = entry.addresses.first() else {
-            return Err(Invalid::new(
-                format!("endpoints[{i}].addresses"),
-                Reason::Missing,
-            ));
+            let field = format!("endpoints[{i}].addresses");
+            return Err(Invalid::new(field, Reason::Missing));
         };
         let field = || format!("endpoints[{i}].addresses[0]");
         let address = address::endpoint(text, field)?;
@@ -102,7 +107,7 @@ fn endpoints(endpoints: Vec<v1::Endpoint>, family: Family) -> Result<Vec<Endpoin
             return Err(Invalid::new(field(), Reason::OtherFamily(text.to_owned())));
         }
         let conditions = entry.conditions.unwrap_or_default();
-        read.push(Endpoint {
+        Ok(Endpoint {
             address,
             ready: conditions.ready.unwrap_or(true),
             serving: conditions.serving.unwrap_or(true),
@@ -111,9 +116,29 @@ fn endpoints(endpoints: Vec<v1::Endpoint>, family: Family) -> Result<Vec<Endpoin
             node: known(entry.node_name),
             zone: known(entry.zone),
             hints: entry.hints.and_then(hints),
-        });
+        })
+    };
+    usable(endpoints.into_iter().enumerate().map(read_one), ignored)
+}
+
+/// Those that could be read. Of the others the first few are noted: a slice has up to a thousand.
+fn usable<T>(
+    read: impl ExactSizeIterator<Item = Result<T, Invalid>>,
+    ignored: &mut Vec<Invalid>,
+) -> Vec<T> {
+    let mut usable = Vec::with_capacity(read.len());
+    let mut left = NOTED;
+    for one in read {
+        match one {
+            Ok(one) => usable.push(one),
+            Err(invalid) if left > 0 => {
+                ignored.push(invalid);
+                left -= 1;
+            }
+            Err(_) => {}
+        }
     }
-    Ok(read)
+    usable
 }
 
 /// A text that says something.

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 use tunnel_common::addr::Protocol;
 
 use super::*;
-use crate::k8s::tests::{a_slice, assert_refused, assert_skipped, ip, slice, with};
+use crate::k8s::tests::{a_slice, assert_refused, assert_skipped, ignored, ip, slice, with};
 
 #[test]
 fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
@@ -89,62 +89,95 @@ fn slices_that_say_nothing_of_a_served_service_are_skipped() {
     assert_skipped(with(good, "/metadata/labels", labels));
 }
 
+/// That of the two entries of a list only the first is used, and that the second is named with what is
+/// wrong with it.
+fn assert_left_out(manifest: Value, field: &str, reason: &str) {
+    let named = ignored(manifest.clone());
+    let slice = a_slice(manifest);
+
+    assert_eq!(named, [format!("{field}: {reason}")]);
+    assert_eq!((slice.ports.len(), slice.endpoints.len()), (1, 1));
+}
+
 #[test]
-fn a_slice_is_refused_by_the_field_that_is_wrong() {
-    let address = |address: &str| {
+fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
+    let ports = json!([{"port": 80}]);
+    let v4 = |endpoint: Value| {
         slice(
-            json!([]),
-            json!([{"addresses": ["10.1.0.1"]}, {"addresses": [address]}]),
+            ports.clone(),
+            json!([{"addresses": ["10.1.0.1"]}, endpoint]),
+        )
+    };
+    let v6 = |endpoint: Value| {
+        let endpoints = json!([{"addresses": ["fd00::7"]}, endpoint]);
+        with(
+            slice(ports.clone(), endpoints),
+            "/addressType",
+            json!("IPv6"),
         )
     };
     let field = "endpoints[1].addresses[0]";
-    assert_refused(address("pod"), field, "\"pod\" is not an IP address");
-    assert_refused(
-        address("fd00::1"),
-        field,
-        "fd00::1 is not of the slice's address type",
-    );
-    for (text, what) in [
-        ("0.0.0.0", "the unspecified address"),
-        ("127.0.0.1", "a loopback address"),
-        ("169.254.0.1", "a link-local address"),
-        ("224.0.0.1", "a multicast address"),
-    ] {
-        assert_refused(
-            address(text),
-            field,
-            &format!("{text} is {what}, which can't be used here"),
-        );
-    }
-    for (text, what) in [
-        ("::1", "a loopback address"),
-        ("fe80::1", "a link-local address"),
-    ] {
-        let v6 = with(address(text), "/addressType", json!("IPv6"));
-        let v6 = with(v6, "/endpoints", json!([{"addresses": [text]}]));
-        let reason = format!("{text} is {what}, which can't be used here");
-        assert_refused(v6, "endpoints[0].addresses[0]", &reason);
-    }
-    let empty = slice(json!([]), json!([{"addresses": []}]));
-    assert_refused(empty, "endpoints[0].addresses", "is required");
+    let at = |text: &str| json!({"addresses": [text]});
 
-    let port = |port: Value| slice(json!([port]), json!([]));
-    assert_refused(
-        port(json!({"port": 70000})),
-        "ports[0].port",
+    assert_left_out(v4(at("pod")), field, "\"pod\" is not an IP address");
+    assert_left_out(v6(at("pod")), field, "\"pod\" is not an IP address");
+    for (manifest, text) in [
+        (v4(at("fd00::1")), "fd00::1"),
+        (v6(at("10.1.0.1")), "10.1.0.1"),
+    ] {
+        let reason = format!("{text} is not of the slice's address type");
+        assert_left_out(manifest, field, &reason);
+    }
+    for (v4_text, v6_text, what) in [
+        ("0.0.0.0", "::", "the unspecified address"),
+        ("127.0.0.1", "::1", "a loopback address"),
+        ("169.254.0.1", "fe80::1", "a link-local address"),
+        ("224.0.0.1", "ff0e::1", "a multicast address"),
+    ] {
+        for (manifest, text) in [(v4(at(v4_text)), v4_text), (v6(at(v6_text)), v6_text)] {
+            let reason = format!("{text} is {what}, which can't be used here");
+            assert_left_out(manifest, field, &reason);
+        }
+    }
+    let empty = json!({"addresses": []});
+    assert_left_out(v4(empty), "endpoints[1].addresses", "is required");
+}
+
+#[test]
+fn a_port_of_a_slice_that_cannot_be_used_is_left_out_and_named() {
+    let second = |port: Value| {
+        let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
+        slice(json!([{"port": 80}, port]), endpoints)
+    };
+
+    assert_left_out(
+        second(json!({"name": "b", "port": 70000})),
+        "ports[1].port",
         "70000 is not a port from 1 to 65535",
     );
-    assert_refused(
-        port(json!({"port": 80, "protocol": "ICMP"})),
-        "ports[0].protocol",
+    assert_left_out(
+        second(json!({"name": "b", "port": 80, "protocol": "ICMP"})),
+        "ports[1].protocol",
         "\"ICMP\" is not TCP, UDP or SCTP",
     );
-    assert_refused(
-        slice(json!([{"port": 80}, {"name": "", "port": 81}]), json!([])),
+    assert_left_out(
+        second(json!({"name": "", "port": 81})),
         "ports[1].name",
         "\"\" is there twice",
     );
+}
 
+#[test]
+fn of_many_endpoints_that_cannot_be_used_the_first_few_are_named() {
+    let endpoints: Vec<_> = (0..100).map(|_| json!({"addresses": ["pod"]})).collect();
+
+    let named = ignored(slice(json!([]), json!(endpoints)));
+
+    assert_eq!(named.len(), NOTED);
+}
+
+#[test]
+fn a_slice_is_refused_by_the_field_that_is_wrong() {
     let good = slice(json!([]), json!([]));
     assert_refused(
         with(good.clone(), "/addressType", json!("IPv5")),

@@ -168,6 +168,9 @@ fn state(port: &PortView) -> String {
         return "not programmed yet".to_owned();
     }
     let mut state = match (port.backends.is_empty(), port.leaving.len()) {
+        (true, _) if port.has_endpoints => {
+            "no backend for this node: connects find no way".to_owned()
+        }
         (true, _) => "no backend: connects are refused".to_owned(),
         (false, 0) => "programmed".to_owned(),
         (false, leaving) => format!("programmed, {leaving} leaving"),
@@ -228,6 +231,7 @@ mod tests {
                 ],
                 backends: vec!["10.1.0.1:80".to_owned()],
                 leaving: vec![],
+                has_endpoints: true,
                 endpoints: vec![
                     endpoint("10.1.0.1:80", Some("web-0"), &["cluster", "local"], "used"),
                     endpoint("10.1.0.2:80", None, &[], "not used"),
@@ -265,6 +269,7 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
 
         let shown = render_each(&[service.clone()]);
         service.ports[0].backends.clear();
+        service.ports[0].has_endpoints = false;
         let lonely = render_each(&[service]);
 
         let state = "\nstate      programmed; sockets left alone: this node listens there itself\n";
@@ -272,6 +277,20 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   OPEN   STATE
         assert!(shown.contains(state) && shown.contains(front), "{shown}");
         let state = "refused; sockets left alone: this node listens there itself\n";
         assert!(lonely.contains(state), "{lonely}");
+    }
+
+    #[test]
+    fn it_is_told_whether_connects_without_a_backend_are_refused_or_find_no_way() {
+        let mut service = service();
+        service.ports[0].backends.clear();
+        let elsewhere = render(&[service.clone()]);
+        service.ports[0].has_endpoints = false;
+        let nowhere = render(&[service]);
+
+        let told = "no backend for this node: connects find no way";
+        assert!(elsewhere.contains(told), "{elsewhere}");
+        let told = "no backend: connects are refused";
+        assert!(nowhere.contains(told), "{nowhere}");
     }
 
     #[test]

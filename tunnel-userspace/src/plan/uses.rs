@@ -8,7 +8,7 @@ use super::{
     Here, PortPlan, Target,
     endpoints::{self, Endpoints},
 };
-use crate::model::{Endpoint, Family, ServiceState};
+use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
 /// What becomes of an endpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -80,6 +80,7 @@ pub fn uses<'a>(
     let admitted = endpoints::of_port(&near.slices, family, port, weights, here);
     let near = endpoints::found(&near.slices, family, port);
     let found = endpoints::found(&state.slices, family, port);
+    let policies = Policies::of(plan);
     let cluster: BTreeSet<&Target> = plan.cluster.iter().collect();
     let local: BTreeSet<&Target> = plan.local.iter().collect();
     found
@@ -89,7 +90,10 @@ pub fn uses<'a>(
             let weight = admitted.weights.get(&target).copied().unwrap_or(1);
             let near = near.get(&target).copied();
             let why = match near {
-                Some(near) => why(&admitted, &target, near, (cluster || local, weight)),
+                Some(near) if (cluster || local) && near.ready => Why::Ready,
+                Some(_) if cluster || local => Why::LastResort,
+                Some(_) if policies.admit(&admitted, &target) => Why::Weightless,
+                Some(near) => policies.why_not(near, here),
                 None => Why::KeptAway,
             };
             Use {
@@ -104,20 +108,39 @@ pub fn uses<'a>(
         .collect()
 }
 
-fn why(
-    admitted: &Endpoints,
-    target: &Target,
-    endpoint: &Endpoint,
-    (is_used, weight): (bool, u32),
-) -> Why {
-    let is_admitted = admitted.cluster.contains(target) || admitted.local.contains(target);
-    match (is_used, is_admitted, endpoint.ready) {
-        (true, _, true) => Why::Ready,
-        (true, _, false) => Why::LastResort,
-        (false, true, _) if weight == 0 => Why::Weightless,
-        (false, true, _) => Why::OnOtherNode,
-        (false, false, true) => Why::HintedElsewhere,
-        (false, false, false) if endpoint.serving && endpoint.terminating => Why::Going,
-        (false, false, false) => Why::NotReady,
+/// The policies that lead anybody to a port.
+struct Policies {
+    cluster: bool,
+    local: bool,
+}
+
+impl Policies {
+    fn of(plan: &PortPlan) -> Self {
+        let fronts = plan.fronts.values();
+        let policies: Vec<_> = fronts
+            .flat_map(|front| [front.sockets, front.packets])
+            .collect();
+        Self {
+            cluster: policies.contains(&TrafficPolicy::Cluster),
+            local: policies.contains(&TrafficPolicy::Local),
+        }
+    }
+
+    /// Whether an endpoint would be used but for its weight.
+    fn admit(&self, admitted: &Endpoints, target: &Target) -> bool {
+        self.cluster && admitted.cluster.contains(target)
+            || self.local && admitted.local.contains(target)
+    }
+
+    /// Why an endpoint is not admitted.
+    fn why_not(&self, endpoint: &Endpoint, here: &Here) -> Why {
+        let is_going = endpoint.serving && endpoint.terminating;
+        let is_here = endpoint.node.as_ref() == Some(&here.node);
+        match (endpoint.ready, is_going) {
+            (false, false) => Why::NotReady,
+            _ if !self.cluster && !is_here => Why::OnOtherNode,
+            (true, _) => Why::HintedElsewhere,
+            (false, true) => Why::Going,
+        }
     }
 }

@@ -54,6 +54,10 @@ pub struct PortView {
     pub backends: Vec<String>,
     /// Backends that only finish what they have.
     pub leaving: Vec<String>,
+    /// Whether a client of the policy Cluster would find an endpoint. Where there is no backend all the
+    /// same, those there are serve no client of this node.
+    #[serde(default)]
+    pub has_endpoints: bool,
     /// Every endpoint that the slices have, and what becomes of it.
     pub endpoints: Vec<EndpointView>,
     /// Why it is not programmed as planned, as a word.
@@ -107,6 +111,9 @@ pub struct EndpointView {
     pub why: String,
 }
 
+/// The category of an endpoint that takes new connections.
+const READY: &str = "ready";
+
 impl<M: MapReader> Reconciler<M> {
     /// The Services that were read and what is programmed of them: those of a name, which may begin
     /// with the namespace and a slash, or all.
@@ -133,7 +140,7 @@ impl<M: MapReader> Reconciler<M> {
             .into_iter()
             .flat_map(|port| &port.backends)
             .partition::<Vec<_>, _>(|(_, index)| placed.contains(index));
-        let names = |targets: Vec<(&Target, &u32)>| {
+        let names = |targets: Vec<(&Target, &u32)>| -> Vec<String> {
             let names = targets.into_iter().map(|(target, _)| target.to_string());
             names.collect()
         };
@@ -152,6 +159,14 @@ impl<M: MapReader> Reconciler<M> {
         };
         let fronts = fronts.map(|key| front_view(key.to_string(), noted(key).as_ref()));
         let state = self.states.get(&name.service);
+        let endpoints = state
+            .map(|state| self.endpoint_views(name, plan, state, used))
+            .unwrap_or_default();
+        // What is ready elsewhere, and not for this node, is going nowhere.
+        let ready = endpoints.iter().filter(|it| it.category == READY);
+        let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
+        let leaving = names(leaving).into_iter();
+        let leaving = leaving.filter(|it| !ready.contains(it.as_str())).collect();
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
@@ -164,10 +179,9 @@ impl<M: MapReader> Reconciler<M> {
             refused: tally.refused,
             fronts: fronts.collect(),
             backends: names(backends),
-            leaving: names(leaving),
-            endpoints: state
-                .map(|state| self.endpoint_views(name, plan, state, used))
-                .unwrap_or_default(),
+            leaving,
+            has_endpoints: plan.has_endpoints,
+            endpoints,
             reason: problem.map(|problem| problem.reason.label().to_owned()),
             problem: problem.map(ToString::to_string),
         }
@@ -191,7 +205,7 @@ impl<M: MapReader> Reconciler<M> {
                 let endpoint = it.endpoint;
                 let index = used.and_then(|port| port.backends.get(&it.target).copied());
                 let category = if endpoint.ready {
-                    "ready"
+                    READY
                 } else if endpoint.serving && endpoint.terminating {
                     "terminating"
                 } else {

@@ -1,14 +1,49 @@
 //! What people are told of each endpoint.
 
+use std::net::Ipv6Addr;
+
 use super::*;
 use crate::model::{Hints, TrafficPolicy, Weights};
 
-/// What becomes of each endpoint of a Service, by the last number of its address.
+/// What becomes of each endpoint of a Service, the same in each family.
 fn told(web: Service, endpoints: Vec<Endpoint>) -> Vec<(String, [bool; 2], Why)> {
-    let web = state(web, vec![slice("a", Family::V4, ("http", 8080), endpoints)]);
+    let v6 = |endpoint: &Endpoint| Endpoint {
+        address: in_v6(endpoint.address),
+        ..endpoint.clone()
+    };
+    let over_v6 = Service {
+        cluster_ips: web.cluster_ips.iter().copied().map(in_v6).collect(),
+        ..web.clone()
+    };
+    let endpoints_v6 = endpoints.iter().map(v6).collect();
+    let v4 = told_in(Family::V4, web, endpoints);
+    let v6 = told_in(Family::V6, over_v6, endpoints_v6);
+    let without_place = |(_, sets, why): &(String, [bool; 2], Why)| (*sets, *why);
+    let both = [&v4, &v6].map(|told| told.iter().map(without_place).collect::<Vec<_>>());
+    assert_eq!(both[0], both[1], "IPv4 and IPv6");
+    v4
+}
+
+/// An IPv4 address as the end of an IPv6 one.
+fn in_v6(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let [.., last] = v4.octets();
+            Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, last.into()).into()
+        }
+        IpAddr::V6(_) => address,
+    }
+}
+
+fn told_in(
+    family: Family,
+    web: Service,
+    endpoints: Vec<Endpoint>,
+) -> Vec<(String, [bool; 2], Why)> {
+    let web = state(web, vec![slice("a", family, ("http", 8080), endpoints)]);
     let plan = only_plan(&web);
     let port = ("http", Protocol::TCP);
-    let uses = uses(&web, &web, Family::V4, port, &plan, &here());
+    let uses = uses(&web, &web, family, port, &plan, &here());
     let told = |it: &Use<'_>| {
         let place = it.target.to_string();
         (place, [it.cluster, it.local], it.why)
@@ -103,6 +138,63 @@ fn one_on_another_node_is_told_where_every_policy_is_local() {
             ("10.1.0.1:8080".to_owned(), [false, true], Why::Ready),
             ("10.1.0.2:8080".to_owned(), [false, false], Why::OnOtherNode),
         ]
+    );
+}
+
+/// The endpoint of this node.
+fn of_this_node(endpoint: Endpoint) -> Endpoint {
+    Endpoint {
+        node: Some("node-a".into()),
+        ..endpoint
+    }
+}
+
+#[test]
+fn what_only_the_policy_local_would_use_is_told_by_its_condition_where_none_is_local() {
+    let endpoints = vec![
+        endpoint("10.1.0.1"),
+        of_this_node(going("10.1.0.2", true)),
+        of_this_node(unready("10.1.0.3")),
+    ];
+
+    assert_eq!(
+        whys(web(), endpoints),
+        [Why::Ready, Why::Going, Why::NotReady]
+    );
+}
+
+#[test]
+fn one_of_this_node_that_hints_keep_away_is_told_so() {
+    let hinted = |endpoint: Endpoint, node: &str| Endpoint {
+        hints: Some(Arc::new(Hints {
+            nodes: vec![node.into()],
+            zones: vec![],
+        })),
+        ..endpoint
+    };
+    let endpoints = vec![
+        hinted(endpoint("10.1.0.1"), "node-a"),
+        of_this_node(hinted(endpoint("10.1.0.2"), "node-b")),
+    ];
+
+    assert_eq!(whys(web(), endpoints), [Why::Ready, Why::HintedElsewhere]);
+}
+
+#[test]
+fn where_every_policy_is_local_all_that_is_elsewhere_is_told_so_if_it_serves() {
+    let local = Service {
+        internal_policy: TrafficPolicy::Local,
+        ..web()
+    };
+    let endpoints = vec![
+        endpoint("10.1.0.1"),
+        going("10.1.0.2", true),
+        unready("10.1.0.3"),
+    ];
+
+    assert_eq!(
+        whys(local, endpoints),
+        [Why::OnOtherNode, Why::OnOtherNode, Why::NotReady]
     );
 }
 

@@ -1,7 +1,7 @@
 //! HTTP on the admin socket and the two ports.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     convert::Infallible,
     fs, io,
     net::{Ipv6Addr, SocketAddr},
@@ -26,7 +26,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::watch,
-    task::JoinSet,
+    task::{AbortHandle, JoinSet},
     time::{sleep, timeout},
 };
 use tracing::{debug, info, warn};
@@ -54,7 +54,7 @@ pub(super) enum Span {
 
 /// What is answered, by path.
 pub(super) trait Site: Send + Sync + 'static {
-    /// Connections that are served at once on one listener.
+    /// Connections that are served at once on one listener. One more ends the oldest.
     const MOST_CONNECTIONS: usize = 64;
 
     /// Whether a client may ask several times on one connection.
@@ -219,15 +219,25 @@ impl<S: Site> Server<S> {
         mut draining: watch::Receiver<bool>,
     ) {
         let mut connections = JoinSet::new();
+        // In the order in which they came. Some may have ended.
+        let mut order: VecDeque<AbortHandle> = VecDeque::new();
         loop {
-            let has_room = connections.len() < S::MOST_CONNECTIONS;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                Some(_) = connections.join_next() => {}
-                accepted = listener.next(), if has_room => match accepted {
+                Some(_) = connections.join_next() => {
+                    order.retain(|connection| !connection.is_finished());
+                }
+                accepted = listener.next() => match accepted {
                     Ok(stream) => {
-                        connections.spawn(Arc::clone(&self).connection(stream));
+                        // Who came first had most time to ask. A client that says nothing is not to
+                        // keep others out.
+                        if order.len() >= S::MOST_CONNECTIONS
+                            && let Some(oldest) = order.pop_front()
+                        {
+                            oldest.abort();
+                        }
+                        order.push_back(connections.spawn(Arc::clone(&self).connection(stream)));
                     }
                     Err(error) => {
                         warn!(%error, "accept failed");
@@ -248,6 +258,7 @@ impl<S: Site> Server<S> {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
+            .title_case_headers(true)
             .keep_alive(S::KEEPS_ALIVE)
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(16 * 1024)

@@ -249,6 +249,15 @@ fn a_client_is_known_by_its_address() -> Result<()> {
         .annotated("culvert.dev/algorithm", "source-hash");
     node.apply(hashed)?;
     node.start()?;
+    // What comes to a device later changes nobody's name.
+    for (place, device, v4, v6) in [
+        (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
+        (&**stage.inside, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
+    ] {
+        place.ip(&format!(
+            "addr add {v4}/32 dev {device}\naddr add {v6}/128 dev {device} nodad\n"
+        ))?;
+    }
 
     for (who, place) in clients(node.host(), &stage.inside) {
         for way in Way::TCP {

@@ -25,6 +25,9 @@ const DEVICES: u32 = 16;
 /// How many addresses of a device are looked at.
 const ADDRESSES: u32 = 8;
 
+/// Where an entry of a list of the kernel's (`struct list_head`) has the one before it, in bytes.
+const PREVIOUS: usize = size_of::<usize>();
+
 /// Who asks, in scalars, which go from function to function in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller {
@@ -183,6 +186,9 @@ fn v4_of(device: usize) -> Option<usize> {
     None
 }
 
+/// The list begins with the newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's
+/// `net/ipv6/addrconf.c`), so it is followed from its end: what is for the link only, and then the
+/// address that the device has had for longest.
 #[inline(always)]
 fn v6_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V6>())?;
@@ -190,17 +196,17 @@ fn v6_of(device: usize) -> Option<usize> {
         return None;
     }
     let list = known + place::<V6_ADDRESSES>();
-    let mut next: usize = peek(list)?;
+    let mut previous: usize = peek(list + PREVIOUS)?;
     // Bounded by ADDRESSES for the verifier.
     for _ in 0..ADDRESSES {
-        if next == list {
+        if previous == list {
             return None;
         }
-        let address = next - place::<V6_LIST>() + place::<V6_ADDRESS>();
+        let address = previous - place::<V6_LIST>() + place::<V6_ADDRESS>();
         if !Address::from_words(peek(address)?).is_link_local() {
             return Some(address);
         }
-        next = peek(next)?;
+        previous = peek(previous + PREVIOUS)?;
     }
     None
 }

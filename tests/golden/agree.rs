@@ -87,6 +87,13 @@ fn compare(seed: u64) -> Result<(usize, usize)> {
     );
     let mut verdicts = 0;
     for (key, front) in &wanted {
+        let record = maps.svc.get(key).and_then(|index| maps.front.get(index));
+        let affinity = record.map(|record| record.affinity);
+        ensure!(
+            affinity == Some(front.affinity),
+            "{key}: affinity {affinity:?}, not {} s",
+            front.affinity
+        );
         for source in &reference::random::sources(front) {
             let wanted = reference::verdict(front, source, &here);
             let found = verdict(&maps, key, source, &here);

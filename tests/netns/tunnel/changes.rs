@@ -181,8 +181,10 @@ fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
 
     site.node().apply((&*file, &*labelled))?;
     let [v4, v6] = both(KUBELET[0]);
-    wait::until(CHANGE, || !is_steered(site.node().host(), v4))?;
-    expect_unsteered(site.node().host(), v6)?;
+    for to in [v4, v6] {
+        wait::until(CHANGE, || !is_steered(site.node().host(), to))?;
+        expect_unsteered(site.node().host(), to)?;
+    }
 
     site.node().apply((&*file, &*text))?;
     site.until_served()

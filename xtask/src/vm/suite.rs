@@ -40,7 +40,7 @@ const QUICK: [&str; 8] = [
 ];
 
 /// How long one program may run, in seconds.
-pub(super) const LIMIT: u64 = 1200;
+pub(super) const LIMIT: u64 = 1500;
 
 /// The programs that were built.
 #[derive(Debug)]

@@ -1,4 +1,7 @@
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use tunnel_common::{
     addr::{Address, Port},
@@ -27,6 +30,47 @@ impl Maps {
             older: None,
         }
     }
+
+    /// The same with IPv6 addresses.
+    fn in_v6(&self) -> Self {
+        let backend = |(index, backend): (&u32, &Backend)| {
+            let address = in_v6(backend.address);
+            (
+                *index,
+                Backend {
+                    address,
+                    ..*backend
+                },
+            )
+        };
+        let older = |(key, origin): &(OverflowKey, Origin)| {
+            let address = in_v6(key.address);
+            let key = OverflowKey::new(key.cookie, address, key.port, key.direction);
+            (key, origin_in_v6(origin))
+        };
+        Self {
+            backends: self.backends.iter().map(backend).collect(),
+            owner: self.owner,
+            older: self.older.as_ref().map(older),
+        }
+    }
+}
+
+/// An IPv4 address as the end of an IPv6 one.
+fn in_v6(address: Address) -> Address {
+    let IpAddr::V4(v4) = address.to_ip() else {
+        return address;
+    };
+    let prefix = Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 0).to_bits();
+    Address::from_ip(Ipv6Addr::from_bits(prefix | u128::from(v4.to_bits())).into())
+}
+
+fn origin_in_v6(origin: &Origin) -> Origin {
+    Origin {
+        vip: in_v6(origin.vip),
+        backend: in_v6(origin.backend),
+        ..*origin
+    }
 }
 
 impl Memory for Maps {
@@ -43,7 +87,9 @@ impl Memory for Maps {
     }
 
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
-        let is_asked = front.address == address("10.96.0.10") && front.port == Port::from_host(53);
+        let own = address("10.96.0.10");
+        let is_own = [own, in_v6(own)].contains(&front.address);
+        let is_asked = is_own && front.port == Port::from_host(53);
         Ok(self.owner.filter(|_| is_asked))
     }
 
@@ -93,15 +139,22 @@ fn origin(protocol: Protocol, state: State) -> Origin {
 const ESTABLISHED: u32 = 1;
 const CLOSED: u32 = 7;
 
-/// Whether a socket that remembers that, and is connected there, is ended.
+/// Whether a socket that remembers that, and is connected there, is ended: the same in each family.
 fn outlived(to: &str, origin: &Origin, maps: &Maps) -> bool {
+    let v4 = outlived_in_family(address(to), origin, maps);
+    let v6 = outlived_in_family(in_v6(address(to)), &origin_in_v6(origin), &maps.in_v6());
+    assert_eq!(v4, v6, "IPv4 and IPv6");
+    v4
+}
+
+fn outlived_in_family(to: Address, origin: &Origin, maps: &Maps) -> bool {
     let socket = Remembered {
         cookie: COOKIE,
         namespace: 1,
         state: ESTABLISHED,
         origin: *origin,
     };
-    let place = Place::of(address(to), Port::from_host(5353), COOKIE);
+    let place = Place::of(to, Port::from_host(5353), COOKIE);
     let protocols = [Protocol::UDP, Protocol::TCP];
     let known = Known::new(maps);
     let mut sieve = Sieve::new(&protocols, &known);

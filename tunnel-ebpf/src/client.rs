@@ -163,7 +163,8 @@ extern "C" fn first_v4_of(device: usize) -> usize {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6_of(device: usize) -> usize {
-    v6_of(device).unwrap_or(0)
+    // An address that is being removed leads nowhere any more. It is in no list by then.
+    v6_of(device).or_else(|| v6_of(device)).unwrap_or(0)
 }
 
 #[inline(always)]

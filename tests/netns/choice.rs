@@ -1,14 +1,9 @@
 //! Which backend a connect goes to: algorithms, weights, and Services that sockets leave alone.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{manifest::Service, node::Node, place::Place, pod::Pod};
-use tunnel_userspace::model::Family;
 
 use crate::support::{Backends, HTTP, HTTP_TARGET, Vip, Way, addresses, counted, http, same};
 
@@ -164,17 +159,15 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
     stage.start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;
     let node = &stage.node;
     let services = node.culvert(&["services", "default/web"])?.stdout;
-    for (family, vip) in [
-        (Family::V4, IpAddr::from(WEB.v4)),
-        (Family::V6, WEB.v6.into()),
-    ] {
+    for way in [Way::V4, Way::V6] {
+        let family = way.family();
         let at = |name: &str| -> Result<SocketAddr> {
             let pod = stage.backends.named(name)?;
             Ok((pod.address(family), HTTP_TARGET).into())
         };
         let lines = [
             format!("default/web  tcp-80 TCP {}", family.label()),
-            format!("{}/TCP", SocketAddr::from((vip, HTTP))),
+            format!("{}/TCP", way.to(WEB, HTTP)),
             "cluster IP   Cluster   Cluster".to_owned(),
             at("one")?.to_string(),
             "used: ready".to_owned(),

@@ -16,7 +16,6 @@ use tunnel_tests::{
     site::Site,
     wait,
 };
-use tunnel_userspace::model::Family;
 
 use crate::support::{
     CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, maps_folder, repeated,
@@ -130,20 +129,16 @@ impl Stage {
 
 #[test]
 fn a_connect_is_told_with_its_destination_and_backend_while_it_is_asked_for() -> Result<()> {
-    tell_connects(Family::V4, "connect4")
+    tell_connects(Way::V4, "connect4")
 }
 
 #[test]
 fn a_connect_over_ipv6_is_told_with_its_destination_and_backend_while_it_is_asked_for() -> Result<()>
 {
-    tell_connects(Family::V6, "connect6")
+    tell_connects(Way::V6, "connect6")
 }
 
-fn tell_connects(family: Family, program: &str) -> Result<()> {
-    let way = match family {
-        Family::V4 => Way::V4,
-        Family::V6 => Way::V6,
-    };
+fn tell_connects(way: Way, program: &str) -> Result<()> {
     let stage = Stage::new()?;
     stage.node.start()?;
     stage.connect()?;
@@ -159,7 +154,7 @@ fn tell_connects(family: Family, program: &str) -> Result<()> {
     let destination = format!("destination={web} port={HTTP} protocol=TCP");
     let backend = format!(
         "backend={} backend_port={HTTP_TARGET} reason=translated",
-        stage.backend.address(family)
+        stage.backend.address(way.family())
     );
     let line = stage.until_told(&["DEBUG kernel: sent on", &destination, &backend])?;
     ensure!(line.contains(program), "{line}");

@@ -18,7 +18,6 @@ use tunnel_tests::{
     topology::{HOST_V4, HOST_V6},
     wait,
 };
-use tunnel_userspace::model::Family;
 
 use crate::{
     guard::{PATIENCE, network, steering},
@@ -175,12 +174,9 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
     let table = Ipvs::open(host)?;
     let foreign = node.topology().beside(host, "foreign", None)?;
 
-    for (family, way, own) in [
-        (Family::V4, Way::V4, IpAddr::from(HOST_V4)),
-        (Family::V6, Way::V6, HOST_V6.into()),
-    ] {
+    for (way, own) in [(Way::V4, IpAddr::from(HOST_V4)), (Way::V6, HOST_V6.into())] {
         let vip = way.to(WEB, HTTP);
-        table.add(vip, (decoy.address(family), HTTP_TARGET).into())?;
+        table.add(vip, (decoy.address(way.family()), HTTP_TARGET).into())?;
 
         // A process that is in no cgroup of ours shows that IPVS works.
         let socket = way.tcp(&foreign)?;

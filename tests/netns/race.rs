@@ -19,7 +19,7 @@ use tunnel_tests::{load::race::Report, scale::Scale, wait};
 use tunnel_userspace::model::Family;
 
 use self::{
-    field::{FRONTS, Field, NEVER, READ, READER, Reading, SERVICES, WRITER},
+    field::{FRONTS, Field, NEVER, READ, READER, SERVICES, WRITER},
     hold_up::hold_up,
     writers::{Hasty, Product, Programs, Swapping, keep_to},
 };
@@ -70,20 +70,9 @@ fn churn(family: Family) -> Result<()> {
     let (mut programs, maps) = Programs::load(&field, FRONTS)?;
     let product = Product::new(&mut programs, maps, family)?;
     programs.attach(&field)?;
-    let stop = AtomicBool::new(false);
 
-    let (changes, stats) = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            keep_to(WRITER)?;
-            product.run(1, &stop)
-        });
-        let holding = scope.spawn(|| hold_up(READER, &stop));
-        let read = read(&field, scale, lasting);
-        stop.store(true, Ordering::Relaxed);
-        holding.join().ok().context("a thread panicked")??;
-        let made = writer.join().ok().context("the writer panicked")?;
-        read.and(made)
-    })?;
+    let ((), (changes, stats)) =
+        beside(|stop| product.run(1, stop), || read(&field, scale, lasting))?;
 
     let seen = field.seen()?;
     ensure!(seen.answered > 0 && seen.foreign == 0, "{seen:?}");
@@ -93,6 +82,26 @@ fn churn(family: Family) -> Result<()> {
     }
     ensure!(stats.problems.is_empty(), "{stats:?}");
     at_least(changes, scale.count(CHANGES), lasting).context("changes")
+}
+
+/// Runs a writer on its CPU while `read` runs and the readers' CPU is held up. What came of both.
+fn beside<R, W: Send>(
+    write: impl FnOnce(&AtomicBool) -> Result<W> + Send,
+    read: impl FnOnce() -> Result<R>,
+) -> Result<(R, W)> {
+    let stop = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            keep_to(WRITER)?;
+            write(stop)
+        });
+        let holding = scope.spawn(|| hold_up(READER, stop));
+        let read = read();
+        stop.store(true, Ordering::Relaxed);
+        holding.join().ok().context("a thread panicked")??;
+        let written = writer.join().ok().context("the writer panicked")?;
+        Ok((read?, written?))
+    })
 }
 
 /// Runs readers of every kind, none of which may fail or be led astray.
@@ -141,20 +150,11 @@ fn swap(family: Family) -> Result<()> {
     let (programs, maps) = Programs::load(&field, Swapping::FRONTS)?;
     let swapping = Swapping::new(maps, family)?;
     programs.attach(&field)?;
-    let stop = AtomicBool::new(false);
 
-    let (rounds, read) = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            keep_to(WRITER)?;
-            swapping.run(&stop)
-        });
-        let holding = scope.spawn(|| hold_up(READER, &stop));
-        let read = field.reader(READER, lasting).and_then(Reading::finish);
-        stop.store(true, Ordering::Relaxed);
-        holding.join().ok().context("a thread panicked")??;
-        let rounds = writer.join().ok().context("the writer panicked")??;
-        anyhow::Ok((rounds, read?))
-    })?;
+    let (read, rounds) = beside(
+        |stop| swapping.run(stop),
+        || field.reader(READER, lasting)?.finish(),
+    )?;
 
     ensure!(rounds > 0 && read.connects > 0, "{rounds} rounds, {read:?}");
     ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
@@ -179,24 +179,16 @@ fn be_hasty(family: Family) -> Result<()> {
     let (programs, maps) = Programs::load(&field, FRONTS)?;
     let hasty = Hasty::new(maps, family)?;
     programs.attach(&field)?;
-    let stop = AtomicBool::new(false);
 
-    let changes = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            keep_to(WRITER)?;
-            hasty.run(1, &stop)
-        });
-        let holding = scope.spawn(|| hold_up(READER, &stop));
-        let readers = [READER, WRITER].map(|cpu| field.reader(cpu, longest));
-        let found_out = wait::until(LONGEST, || {
-            field.seen().is_ok_and(|seen| seen.foreign >= PROOF)
-        });
-        stop.store(true, Ordering::Relaxed);
-        drop(readers);
-        holding.join().ok().context("a thread panicked")??;
-        let changes = writer.join().ok().context("the writer panicked")?;
-        found_out.and(changes)
-    })?;
+    let ((), changes) = beside(
+        |stop| hasty.run(1, stop),
+        || {
+            let _readers = [READER, WRITER].map(|cpu| field.reader(cpu, longest));
+            wait::until(LONGEST, || {
+                field.seen().is_ok_and(|seen| seen.foreign >= PROOF)
+            })
+        },
+    )?;
     ensure!(changes > 0, "nothing was written");
 
     // It is the writing that led astray, not what was written.

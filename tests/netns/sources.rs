@@ -264,8 +264,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
             let own = match (who, way) {
                 ("host", Way::V6) => HOST.v6.into(),
                 ("host", _) => HOST.v4.into(),
-                (_, Way::V6) => stage.inside.v6(),
-                _ => stage.inside.v4(),
+                _ => stage.inside.address(way.family()),
             };
             // Wherever it is, and whatever ran there before.
             let client = Client::of_address(Address::from_ip(own));
@@ -277,7 +276,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
             let expected = place_in_set.and_then(|at| targets.get(usize::try_from(at).ok()?));
             let name = http(way.connect(place, BALANCER, HTTP)?)?;
             let pod = stage.backends.named(&name)?;
-            let seen = if own.is_ipv4() { pod.v4() } else { pod.v6() };
+            let seen = pod.address(way.family());
             same("backend", Some(&seen), expected)
                 .with_context(|| format!("{way:?} from the {who}, {own}"))?;
         }

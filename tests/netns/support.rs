@@ -27,6 +27,7 @@ use tunnel_tests::{
     serve::{Kind, Listener},
     wait,
 };
+use tunnel_userspace::model::Family;
 
 /// How long a change may take to be programmed.
 pub(crate) const CHANGE: Duration = Duration::from_secs(10);
@@ -204,6 +205,14 @@ impl Way {
         match self {
             Self::V4 => Domain::IPV4,
             Self::V6 | Self::Mapped | Self::V4OnV6 => Domain::IPV6,
+        }
+    }
+
+    /// The family of the packets.
+    pub(crate) const fn family(self) -> Family {
+        match self {
+            Self::V4 | Self::Mapped | Self::V4OnV6 => Family::V4,
+            Self::V6 => Family::V6,
         }
     }
 

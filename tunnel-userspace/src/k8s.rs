@@ -249,6 +249,15 @@ fn is_foreign(version: &str) -> bool {
         .is_some_and(|(group, _)| group.contains('.') && !group.ends_with(".k8s.io"))
 }
 
+/// What can be used; the rest is told.
+fn good<T>(
+    read: impl IntoIterator<Item = Result<T, Invalid>>,
+    ignored: &mut Vec<Invalid>,
+) -> Vec<T> {
+    let take = |one: Result<T, Invalid>| one.map_err(|invalid| ignored.push(invalid)).ok();
+    read.into_iter().filter_map(take).collect()
+}
+
 /// The items of a list. Those of a typed list get its kind and version, as the API server leaves
 /// them out there.
 fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, Refused> {

@@ -290,10 +290,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
     let has_endpoints = endpoints.are_any();
     let algorithm = service.algorithm.unwrap_or(here.algorithm);
     let used = |policy, targets: &BTreeSet<Target>| {
-        let mut policies = fronts
-            .values()
-            .flat_map(|front| [front.sockets, front.packets]);
-        if !policies.any(|used| used == policy) {
+        if !leads_by(&fronts, policy) {
             return Vec::new();
         }
         choice::slots(algorithm, targets, &endpoints.weights)
@@ -316,6 +313,14 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
         for_sockets: !service.not_for_sockets,
         sources,
     }
+}
+
+/// Whether anybody is led by a policy at one of these fronts.
+fn leads_by(fronts: &LiteMap<FrontKey, FrontPlan>, policy: TrafficPolicy) -> bool {
+    let mut policies = fronts
+        .values()
+        .flat_map(|front| [front.sockets, front.packets]);
+    policies.any(|used| used == policy)
 }
 
 /// The addresses that lead to a port, in the family of one of its cluster IPs. Where an address is

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::api::discovery::v1;
 
-use super::{Invalid, Reason, address, port, protocol};
+use super::{Invalid, Reason, address, good, port, protocol};
 use crate::model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, ObjectName};
 
 /// The label that names the Service of a slice.
@@ -121,23 +121,11 @@ fn endpoints(
     usable(endpoints.into_iter().enumerate().map(read_one), ignored)
 }
 
-/// Those that could be read. Of the others the first few are noted: a slice has up to a thousand.
-fn usable<T>(
-    read: impl ExactSizeIterator<Item = Result<T, Invalid>>,
-    ignored: &mut Vec<Invalid>,
-) -> Vec<T> {
-    let mut usable = Vec::with_capacity(read.len());
-    let mut left = NOTED;
-    for one in read {
-        match one {
-            Ok(one) => usable.push(one),
-            Err(invalid) if left > 0 => {
-                ignored.push(invalid);
-                left -= 1;
-            }
-            Err(_) => {}
-        }
-    }
+/// Those that can be used. Of the others the first few are told: a slice has up to a thousand.
+fn usable<T>(read: impl Iterator<Item = Result<T, Invalid>>, ignored: &mut Vec<Invalid>) -> Vec<T> {
+    let mut rest = Vec::new();
+    let usable = good(read, &mut rest);
+    ignored.extend(rest.into_iter().take(NOTED));
     usable
 }
 

@@ -62,6 +62,14 @@ pub struct Endpoint {
     pub hints: Option<Arc<Hints>>,
 }
 
+impl Endpoint {
+    /// Whether it takes connections where no other does: it is going, but still answers.
+    #[must_use]
+    pub const fn is_fallback(&self) -> bool {
+        self.serving && self.terminating
+    }
+}
+
 /// Whose clients an endpoint is for.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hints {

@@ -56,9 +56,9 @@ pub(super) fn of_port(
     let cluster = pick(&|endpoint| endpoint.ready && topology.admits(endpoint, here));
     let local = pick(&|endpoint| endpoint.ready && is_local(endpoint));
     Endpoints {
-        cluster: or_else(cluster, || pick(&|endpoint| is_fallback(endpoint))),
+        cluster: or_else(cluster, || pick(&Endpoint::is_fallback)),
         local: or_else(local, || {
-            pick(&|endpoint| is_fallback(endpoint) && is_local(endpoint))
+            pick(&|endpoint| endpoint.is_fallback() && is_local(endpoint))
         }),
         serving: pick(&|endpoint| endpoint.ready || endpoint.serving),
         weights: weights.map(weigh).unwrap_or_default(),
@@ -93,11 +93,6 @@ pub(super) fn found<'a>(
         }
     }
     found
-}
-
-/// Whether an endpoint takes connections where no other does: it is going, but still answers.
-const fn is_fallback(endpoint: &Endpoint) -> bool {
-    endpoint.serving && endpoint.terminating
 }
 
 fn or_else(set: BTreeSet<Target>, other: impl FnOnce() -> BTreeSet<Target>) -> BTreeSet<Target> {

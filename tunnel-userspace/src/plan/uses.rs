@@ -7,6 +7,7 @@ use tunnel_common::addr::Protocol;
 use super::{
     Here, PortPlan, Target,
     endpoints::{self, Endpoints},
+    leads_by,
 };
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
@@ -116,13 +117,10 @@ struct Policies {
 
 impl Policies {
     fn of(plan: &PortPlan) -> Self {
-        let fronts = plan.fronts.values();
-        let policies: Vec<_> = fronts
-            .flat_map(|front| [front.sockets, front.packets])
-            .collect();
+        let leads = |policy| leads_by(&plan.fronts, policy);
         Self {
-            cluster: policies.contains(&TrafficPolicy::Cluster),
-            local: policies.contains(&TrafficPolicy::Local),
+            cluster: leads(TrafficPolicy::Cluster),
+            local: leads(TrafficPolicy::Local),
         }
     }
 
@@ -134,11 +132,9 @@ impl Policies {
 
     /// Why an endpoint is not admitted.
     fn why_not(&self, endpoint: &Endpoint, here: &Here) -> Why {
-        let is_going = endpoint.serving && endpoint.terminating;
-        let is_here = endpoint.node.as_ref() == Some(&here.node);
-        match (endpoint.ready, is_going) {
+        match (endpoint.ready, endpoint.is_fallback()) {
             (false, false) => Why::NotReady,
-            _ if !self.cluster && !is_here => Why::OnOtherNode,
+            _ if !self.cluster && !here.has(endpoint) => Why::OnOtherNode,
             (true, _) => Why::HintedElsewhere,
             (false, true) => Why::Going,
         }

@@ -206,7 +206,7 @@ impl<M: MapReader> Reconciler<M> {
                 let index = used.and_then(|port| port.backends.get(&it.target).copied());
                 let category = if endpoint.ready {
                     READY
-                } else if endpoint.serving && endpoint.terminating {
+                } else if endpoint.is_fallback() {
                     "terminating"
                 } else {
                     "not ready"

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1;
 
 use crate::{
-    k8s::{Invalid, Reason, address, port},
+    k8s::{Invalid, Reason, address, good, port},
     model::TrafficPolicy,
 };
 
@@ -139,15 +139,6 @@ pub(super) fn optional_port(
 ) -> Option<u16> {
     let number = number.filter(|number| *number != 0)?;
     good([port(number, field)], ignored).pop()
-}
-
-/// What can be used; the rest is told.
-fn good<T>(
-    read: impl IntoIterator<Item = Result<T, Invalid>>,
-    ignored: &mut Vec<Invalid>,
-) -> Vec<T> {
-    let take = |one: Result<T, Invalid>| one.map_err(|invalid| ignored.push(invalid)).ok();
-    read.into_iter().filter_map(take).collect()
 }
 
 #[cfg(test)]

@@ -78,6 +78,33 @@ fn unready(address: &str) -> Endpoint {
     }
 }
 
+/// One that is for the clients of a node.
+fn hinted(address: &str, node: &str) -> Endpoint {
+    Endpoint {
+        hints: Some(Arc::new(Hints {
+            nodes: vec![node.into()],
+            zones: vec![],
+        })),
+        ..endpoint(address)
+    }
+}
+
+/// The endpoint of this node.
+fn of_this_node(endpoint: Endpoint) -> Endpoint {
+    Endpoint {
+        node: Some("node-a".into()),
+        ..endpoint
+    }
+}
+
+/// A Service whose every policy is Local.
+fn local() -> Service {
+    Service {
+        internal_policy: TrafficPolicy::Local,
+        ..web()
+    }
+}
+
 #[test]
 fn each_endpoint_is_told_by_its_conditions() {
     let endpoints = vec![
@@ -108,13 +135,6 @@ fn one_that_is_going_is_the_last_resort_where_no_other_is_ready() {
 
 #[test]
 fn one_that_hints_keep_away_is_told_so() {
-    let hinted = |address, node: &str| Endpoint {
-        hints: Some(Arc::new(Hints {
-            nodes: vec![node.into()],
-            zones: vec![],
-        })),
-        ..endpoint(address)
-    };
     let endpoints = vec![hinted("10.1.0.1", "node-a"), hinted("10.1.0.2", "node-b")];
 
     assert_eq!(whys(web(), endpoints), [Why::Ready, Why::HintedElsewhere]);
@@ -122,31 +142,15 @@ fn one_that_hints_keep_away_is_told_so() {
 
 #[test]
 fn one_on_another_node_is_told_where_every_policy_is_local() {
-    let local = Service {
-        internal_policy: TrafficPolicy::Local,
-        ..web()
-    };
-    let here = Endpoint {
-        node: Some("node-a".into()),
-        ..endpoint("10.1.0.1")
-    };
-    let endpoints = vec![here, endpoint("10.1.0.2")];
+    let endpoints = vec![of_this_node(endpoint("10.1.0.1")), endpoint("10.1.0.2")];
 
     assert_eq!(
-        told(local, endpoints),
+        told(local(), endpoints),
         [
             ("10.1.0.1:8080".to_owned(), [false, true], Why::Ready),
             ("10.1.0.2:8080".to_owned(), [false, false], Why::OnOtherNode),
         ]
     );
-}
-
-/// The endpoint of this node.
-fn of_this_node(endpoint: Endpoint) -> Endpoint {
-    Endpoint {
-        node: Some("node-a".into()),
-        ..endpoint
-    }
 }
 
 #[test]
@@ -165,16 +169,9 @@ fn what_only_the_policy_local_would_use_is_told_by_its_condition_where_none_is_l
 
 #[test]
 fn one_of_this_node_that_hints_keep_away_is_told_so() {
-    let hinted = |endpoint: Endpoint, node: &str| Endpoint {
-        hints: Some(Arc::new(Hints {
-            nodes: vec![node.into()],
-            zones: vec![],
-        })),
-        ..endpoint
-    };
     let endpoints = vec![
-        hinted(endpoint("10.1.0.1"), "node-a"),
-        of_this_node(hinted(endpoint("10.1.0.2"), "node-b")),
+        hinted("10.1.0.1", "node-a"),
+        of_this_node(hinted("10.1.0.2", "node-b")),
     ];
 
     assert_eq!(whys(web(), endpoints), [Why::Ready, Why::HintedElsewhere]);
@@ -182,10 +179,6 @@ fn one_of_this_node_that_hints_keep_away_is_told_so() {
 
 #[test]
 fn where_every_policy_is_local_all_that_is_elsewhere_is_told_so_if_it_serves() {
-    let local = Service {
-        internal_policy: TrafficPolicy::Local,
-        ..web()
-    };
     let endpoints = vec![
         endpoint("10.1.0.1"),
         going("10.1.0.2", true),
@@ -193,7 +186,7 @@ fn where_every_policy_is_local_all_that_is_elsewhere_is_told_so_if_it_serves() {
     ];
 
     assert_eq!(
-        whys(local, endpoints),
+        whys(local(), endpoints),
         [Why::OnOtherNode, Why::OnOtherNode, Why::NotReady]
     );
 }

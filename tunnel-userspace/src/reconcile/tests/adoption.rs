@@ -1,8 +1,8 @@
 //! What a start makes of what an earlier process programmed.
 
 use super::{
-    Arc, Memory, NoGrace, ROOMY, Reason, Reconciler, Sizes, Update, adopt, apply, backends,
-    problem, set, settle, update, vip,
+    Arc, Memory, NoGrace, ROOMY, Reason, Reconciler, ServiceState, Sizes, Update, adopt, apply,
+    backends, problem, set, settle, update, vip,
 };
 use crate::model::TrafficPolicy;
 
@@ -16,14 +16,19 @@ fn second() -> Reconciler<Memory> {
     adopt(first.maps)
 }
 
+/// What sources tell that some object was refused of.
+fn apply_part(second: &mut Reconciler<Memory>, services: Vec<(&str, Option<ServiceState>)>) {
+    second.update(Update {
+        whole: false,
+        ..update(services)
+    });
+    settle(second);
+}
+
 #[test]
 fn what_was_programmed_stays_while_something_is_refused() {
     let mut second = second();
-    second.update(Update {
-        whole: false,
-        ..update(vec![set("web", 1, &[1, 2])])
-    });
-    settle(&mut second);
+    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
     assert_eq!(backends(&second, 2), Some(vec![3]));
 
     apply(&mut second, Vec::new());
@@ -35,11 +40,7 @@ fn what_was_programmed_stays_while_something_is_refused() {
 #[test]
 fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
     let mut second = second();
-    second.update(Update {
-        whole: false,
-        ..update(vec![set("web", 1, &[1, 2])])
-    });
-    settle(&mut second);
+    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
     second.maps.svc.remove(&vip(1));
 
     let differences = second.audit(&mut NoGrace).expect("read");
@@ -57,11 +58,7 @@ fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_t
 #[test]
 fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
     let mut second = second();
-    second.update(Update {
-        whole: false,
-        ..update(vec![set("web", 1, &[1, 2])])
-    });
-    settle(&mut second);
+    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
     let before = second.maps.writes;
 
     apply(&mut second, vec![set("dns", 2, &[3])]);
@@ -73,11 +70,7 @@ fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
 #[test]
 fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
     let mut second = second();
-    second.update(Update {
-        whole: false,
-        ..update(vec![set("web", 1, &[]), set("dns", 2, &[3])])
-    });
-    settle(&mut second);
+    apply_part(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
 
     apply(&mut second, Vec::new());
@@ -88,17 +81,12 @@ fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
 #[test]
 fn a_service_that_lost_its_endpoints_while_something_is_refused_refuses() {
     let mut second = second();
-    second.update(Update {
-        whole: false,
-        ..update(vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])])
-    });
-    settle(&mut second);
+    apply_part(
+        &mut second,
+        vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])],
+    );
 
-    second.update(Update {
-        whole: false,
-        ..update(vec![set("web", 1, &[])])
-    });
-    settle(&mut second);
+    apply_part(&mut second, vec![set("web", 1, &[])]);
 
     assert_eq!(backends(&second, 1), Some(Vec::new()));
 }
@@ -141,11 +129,7 @@ fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
         let mut first = adopt(Memory::new(ROOMY));
         apply(&mut first, vec![local(vip, 1)]);
         let mut second = adopt(first.maps);
-        second.update(Update {
-            whole: false,
-            ..update(vec![local(vip, 2)])
-        });
-        settle(&mut second);
+        apply_part(&mut second, vec![local(vip, 2)]);
 
         assert_eq!(backends(&second, vip), Some(vec![2]));
     }

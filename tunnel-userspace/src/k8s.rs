@@ -254,8 +254,16 @@ fn good<T>(
     read: impl IntoIterator<Item = Result<T, Invalid>>,
     ignored: &mut Vec<Invalid>,
 ) -> Vec<T> {
-    let take = |one: Result<T, Invalid>| one.map_err(|invalid| ignored.push(invalid)).ok();
-    read.into_iter().filter_map(take).collect()
+    let read = read.into_iter();
+    // Collected, they would keep the memory of what they were read from, which is larger.
+    let mut good = Vec::with_capacity(read.size_hint().0);
+    for one in read {
+        match one {
+            Ok(one) => good.push(one),
+            Err(invalid) => ignored.push(invalid),
+        }
+    }
+    good
 }
 
 /// The items of a list. Those of a typed list get its kind and version, as the API server leaves

@@ -2,33 +2,52 @@
 //! are, which takes a third of the time and memory of reading them as values first; the others are
 //! read once more for an error that says what is wrong.
 
-use std::borrow::Cow;
+use std::fmt;
 
 use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as networking};
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Deserializer, Value};
 
-use super::{Arriving, Invalid, Manifest, Refused, Taken, known, named, parse};
-use crate::model::{Kind, ObjectName};
+use super::{Arriving, Manifest, Refused, known, named, parse};
+use crate::model::Kind;
 
-/// As much of a manifest as is needed to say what it is.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// What a manifest is, by its own words.
+#[derive(Default)]
 struct Head<'a> {
-    #[serde(borrow)]
-    api_version: Cow<'a, str>,
-    #[serde(borrow)]
-    kind: Cow<'a, str>,
-    #[serde(borrow)]
-    metadata: Named<'a>,
+    api_version: Option<&'a str>,
+    kind: Option<&'a str>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Named<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow)]
-    namespace: Option<Cow<'a, str>>,
+impl<'a> Head<'a> {
+    /// Reads no further than it must: most of the text comes after it.
+    fn of(text: &'a str) -> Self {
+        let mut head = Self::default();
+        // That there is more of the object than was read is an error.
+        let (Ok(()) | Err(_)) = Deserializer::from_str(text).deserialize_map(&mut head);
+        head
+    }
+}
+
+impl<'a> Visitor<'a> for &mut Head<'a> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<(), A::Error> {
+        while self.api_version.is_none() || self.kind.is_none() {
+            match map.next_key::<&str>()? {
+                Some("apiVersion") => self.api_version = Some(map.next_value()?),
+                Some("kind") => self.kind = Some(map.next_value()?),
+                Some(_) => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+                None => break,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Reads one manifest: as [`parse`] does from its value.
@@ -45,22 +64,32 @@ pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
 
 /// A manifest that is complete and of the right types; nothing if it is not.
 fn complete(text: &str) -> Option<Result<Manifest, Refused>> {
-    let head = serde_json::from_str::<Head<'_>>(text).ok()?;
-    let (kind, [version, _]) = known(&head.kind)?;
-    let (name, namespace) = (&*head.metadata.name, head.metadata.namespace.as_deref());
-    if head.api_version != *version || name.is_empty() || namespace == Some("") {
+    let Head { api_version, kind } = Head::of(text);
+    let (kind, _) = known(kind?)?;
+    // Which version it is, its type looks at.
+    api_version?;
+    match kind {
+        Kind::Service => taken::<v1::Service>(text),
+        Kind::EndpointSlice => taken::<discovery::EndpointSlice>(text),
+        Kind::Node => taken::<v1::Node>(text),
+        Kind::ConfigMap => taken::<v1::ConfigMap>(text),
+        Kind::ServiceCidr => taken::<networking::ServiceCIDR>(text),
+    }
+}
+
+/// What came of an object; nothing if it is none of that type, or has no name that can be used.
+fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
+    let mut object = serde_json::from_str::<T>(text).ok()?;
+    let metadata = object.metadata_mut();
+    // In a file it is that of an object that was exported, perhaps from another cluster.
+    metadata.uid = None;
+    let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
+    let namespace = metadata.namespace.as_deref();
+    if namespace == Some("") {
         return None;
     }
-    let id = named(kind, name, namespace).ok()?;
-    let name = id.name.clone();
-    let taken = match kind {
-        Kind::Service => taken::<v1::Service>(text, name),
-        Kind::EndpointSlice => taken::<discovery::EndpointSlice>(text, name),
-        Kind::Node => taken::<v1::Node>(text, name),
-        Kind::ConfigMap => taken::<v1::ConfigMap>(text, name),
-        Kind::ServiceCidr => taken::<networking::ServiceCIDR>(text, name),
-    };
-    Some(match taken? {
+    let id = named(T::READ_AS, name, namespace).ok()?;
+    Some(match object.read(id.name.clone()) {
         Ok(Some(taken)) => Ok(Manifest::Object(taken)),
         Ok(None) => Ok(Manifest::Skipped(id)),
         Err(invalid) => Err(Refused {
@@ -70,20 +99,12 @@ fn complete(text: &str) -> Option<Result<Manifest, Refused>> {
     })
 }
 
-/// What came of an object; nothing if it is none of that type.
-fn taken<T: Arriving>(text: &str, name: ObjectName) -> Option<Result<Option<Taken>, Invalid>> {
-    let mut object = serde_json::from_str::<T>(text).ok()?;
-    // In a file it is that of an object that was exported, perhaps from another cluster.
-    object.metadata_mut().uid = None;
-    Some(object.read(name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Manifests, each with whether it is complete.
-    const MANIFESTS: [(&str, bool); 15] = [
+    const MANIFESTS: [(&str, bool); 18] = [
         (
             r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","uid":"1-2","namespace":"shop"},
                 "spec":{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00::1"],"ports":[{"port":80}]}}"#,
@@ -144,6 +165,15 @@ mod tests {
             r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"a","namespace":7}}"#,
             false,
         ),
+        (
+            r#"{"spec":{"clusterIP":"fd00::1","kind":"Node"},"metadata":{"name":"web"},"kind":"Service","apiVersion":"v1"}"#,
+            true,
+        ),
+        (
+            r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"},"apiVersion":"v2"}"#,
+            false,
+        ),
+        (r#"{"kind":"Node","metadata":{"name":"a"}}"#, false),
         (r#"[1, 2]"#, false),
     ];
 
@@ -155,6 +185,8 @@ mod tests {
             assert_eq!(complete(text).is_some(), is_complete, "{text}");
             assert_eq!(parse_json(text).expect("JSON"), parse(value), "{text}");
         }
-        parse_json("{").expect_err("no JSON");
+        for no_json in ["{", r#"{"apiVersion":"v1","kind":"Node"} 7"#] {
+            parse_json(no_json).expect_err("no JSON");
+        }
     }
 }

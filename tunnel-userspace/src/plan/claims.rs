@@ -34,6 +34,14 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// Makes room for so many Services, where there are none.
+    pub fn make_room(&mut self, services: usize) {
+        if self.services.is_empty() {
+            self.services.reserve(services);
+            self.fronts.reserve(services);
+        }
+    }
+
     /// Takes the whole of a Service's claims in place of those it had. Gives the other Services
     /// that won or lost a front by it.
     pub fn replace(

@@ -27,6 +27,11 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         if self.is_first {
             // Everything is written then, with few calls.
             self.maps.hold();
+            let (actual, services) = (&mut self.actual, dirty.len());
+            actual.fronts.reserve(services);
+            actual.sets.reserve(services);
+            actual.ports.reserve(services);
+            actual.ids.reserve(services);
         }
         for service in &dirty {
             self.write_service(service, &mut leftovers);

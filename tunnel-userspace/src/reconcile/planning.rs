@@ -81,6 +81,10 @@ impl<M> Reconciler<M> {
         let planned = parallel::each(&services, MANY, |_, (_, state)| {
             planner.planned(state.as_ref())
         });
+        if self.states.is_empty() {
+            self.states.reserve(services.len());
+        }
+        self.claims.make_room(services.len());
         let (mut plans, mut names) = (Vec::new(), Vec::new());
         for ((name, state), planned) in services.into_iter().zip(planned) {
             moved.remove(&name);

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use super::{Store, layer::News};
 use crate::{
     drain,
-    model::{Object, ObjectId, Update},
+    model::{Kind, Object, ObjectId, Update},
 };
 
 /// How far a source may be ahead of the mux; it gathers what comes beyond.
@@ -143,6 +143,9 @@ impl Merged {
             since,
         } = news;
         let is_only = self.layers.len() == 1;
+        let is_slice = |(id, _): &&(ObjectId, _)| id.kind == Kind::EndpointSlice;
+        self.store
+            .make_room(changes.iter().filter(is_slice).count());
         for (id, object) in changes {
             if !is_only && let Some(layer) = self.layers.get_mut(index) {
                 match object.clone() {

@@ -39,6 +39,13 @@ struct Dirty {
 }
 
 impl Store {
+    /// Makes room for so many slices, where there are none.
+    pub(super) fn make_room(&mut self, slices: usize) {
+        if self.owners.is_empty() {
+            self.owners.reserve(slices);
+        }
+    }
+
     /// Takes an object as it stands now, noticed at that time. An object that says nothing new
     /// changes nothing.
     pub(super) fn apply(&mut self, object: Object, at: Duration) {
@@ -94,14 +101,10 @@ impl Store {
 
     fn apply_slice(&mut self, slice: Arc<EndpointSlice>, at: Duration) {
         let owner = slice.service.clone();
-        if self
-            .owners
-            .get(&slice.name)
-            .is_some_and(|previous| *previous != owner)
-        {
-            self.remove_slice(&slice.name, at);
+        let previous = self.owners.insert(slice.name.clone(), owner.clone());
+        if let Some(previous) = previous.filter(|previous| *previous != owner) {
+            self.leave(previous, &slice.name, at);
         }
-        self.owners.insert(slice.name.clone(), owner.clone());
         let slices = self.slices.entry(owner.clone());
         let slices = slices.or_insert_with(|| LiteMap::with_capacity(1));
         let known = slices.get(&*slice.name.name);
@@ -112,9 +115,13 @@ impl Store {
     }
 
     fn remove_slice(&mut self, name: &ObjectName, at: Duration) {
-        let Some(owner) = self.owners.remove(name) else {
-            return;
-        };
+        if let Some(owner) = self.owners.remove(name) {
+            self.leave(owner, name, at);
+        }
+    }
+
+    /// Takes a slice from the Service that owned it.
+    fn leave(&mut self, owner: ObjectName, name: &ObjectName, at: Duration) {
         if let Some(slices) = self.slices.get_mut(&owner) {
             slices.remove(&*name.name);
             if slices.is_empty() {

@@ -2,7 +2,7 @@
 //! can't be understood, and whose word counts where several speak of one object.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, hash_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map, hash_map::Entry},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -99,18 +99,26 @@ impl Claims {
                     continue;
                 }
             };
-            let first = refused.get(&id).copied();
-            let first = first.or_else(|| Some(file.objects.get(&id)?.document));
-            if let Some(first) = first {
+            let twice = |id: &ObjectId, first| {
                 let reason = format!("is already described by document {first} of this file");
-                file.problems.push(problem(Some(&id), None, reason));
-            } else {
-                let claim = Claim {
-                    object,
-                    document,
-                    line,
-                };
-                file.objects.insert(id, claim);
+                problem(Some(id), None, reason)
+            };
+            if let Some(first) = refused.get(&id) {
+                file.problems.push(twice(&id, *first));
+                continue;
+            }
+            match file.objects.entry(id) {
+                btree_map::Entry::Vacant(place) => {
+                    place.insert(Claim {
+                        object,
+                        document,
+                        line,
+                    });
+                }
+                btree_map::Entry::Occupied(claim) => {
+                    let first = claim.get().document;
+                    file.problems.push(twice(claim.key(), first));
+                }
             }
         }
         if !is_complete {
@@ -165,6 +173,9 @@ impl Claims {
         layer: &mut Layer,
         at: Duration,
     ) {
+        if before.is_empty() {
+            self.holders.reserve(file.objects.len());
+        }
         let gone: Vec<ObjectId> = before
             .into_iter()
             .filter(|id| !file.objects.contains_key(id))

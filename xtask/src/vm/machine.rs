@@ -19,7 +19,7 @@ const PASSED: i32 = 33;
 /// The memory of a machine, in MiB.
 const MEMORY: &str = "768";
 /// How long a machine may run, and how long it may say nothing: longer than a test waits in vain.
-const LIMIT: Duration = Duration::from_secs(1800);
+const LIMIT: Duration = Duration::from_secs(2700);
 const SILENCE: Duration = Duration::from_secs(420);
 /// How often to look at it.
 const LOOK: Duration = Duration::from_millis(100);

@@ -40,7 +40,7 @@ const QUICK: [&str; 8] = [
 ];
 
 /// How long one program may run, in seconds.
-pub(super) const LIMIT: u64 = 1500;
+pub(super) const LIMIT: u64 = 2400;
 
 /// The programs that were built.
 #[derive(Debug)]

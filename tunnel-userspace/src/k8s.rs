@@ -210,8 +210,20 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
-    let object = convert(kind, id.name.clone(), value).map_err(refuse)?;
-    Ok(object.map_or_else(|| Manifest::Skipped(id), Manifest::Object))
+    let read = convert(kind, id.name.clone(), value);
+    manifest(id, read)
+}
+
+/// What a manifest turned out to be, by what came of its object.
+fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manifest, Refused> {
+    match read {
+        Ok(Some(taken)) => Ok(Manifest::Object(taken)),
+        Ok(None) => Ok(Manifest::Skipped(id)),
+        Err(invalid) => Err(Refused {
+            id: Some(id),
+            invalid,
+        }),
+    }
 }
 
 /// Takes the object of a kind, or nothing if Culvert has no part in it.

@@ -8,7 +8,7 @@ use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as n
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
-use super::{Arriving, Manifest, Refused, known, named, parse};
+use super::{Arriving, Manifest, Refused, known, manifest, named, parse};
 use crate::model::Kind;
 
 /// What a manifest is, by its own words.
@@ -85,18 +85,10 @@ fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
     metadata.uid = None;
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = metadata.namespace.as_deref();
-    if namespace == Some("") {
-        return None;
-    }
+    let namespace = namespace.filter(|namespace| !namespace.is_empty());
     let id = named(T::READ_AS, name, namespace).ok()?;
-    Some(match object.read(id.name.clone()) {
-        Ok(Some(taken)) => Ok(Manifest::Object(taken)),
-        Ok(None) => Ok(Manifest::Skipped(id)),
-        Err(invalid) => Err(Refused {
-            id: Some(id),
-            invalid,
-        }),
-    })
+    let read = object.read(id.name.clone());
+    Some(manifest(id, read))
 }
 
 #[cfg(test)]
@@ -104,7 +96,7 @@ mod tests {
     use super::*;
 
     /// Manifests, each with whether it is complete.
-    const MANIFESTS: [(&str, bool); 18] = [
+    const MANIFESTS: [(&str, bool); 19] = [
         (
             r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","uid":"1-2","namespace":"shop"},
                 "spec":{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00::1"],"ports":[{"port":80}]}}"#,
@@ -174,6 +166,10 @@ mod tests {
             false,
         ),
         (r#"{"kind":"Node","metadata":{"name":"a"}}"#, false),
+        (
+            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":""}}"#,
+            true,
+        ),
         (r#"[1, 2]"#, false),
     ];
 

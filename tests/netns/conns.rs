@@ -92,11 +92,7 @@ pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>>
 
 /// Where a way leads to on a pod.
 fn at(pod: &Pod, way: Way, port: u16) -> SocketAddr {
-    let address = match way {
-        Way::V6 => pod.v6(),
-        Way::V4 | Way::Mapped | Way::V4OnV6 => pod.v4(),
-    };
-    (address, port).into()
+    (pod.address(way.family()), port).into()
 }
 
 /// A socket that asked `web`, and who answered.

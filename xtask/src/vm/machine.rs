@@ -11,15 +11,16 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{fetch::Kernel, qemu::Qemu, report::Report};
+use super::{fetch::Kernel, qemu::Qemu, report::Report, suite};
 use crate::progress::Clock;
 
 /// What the guest ends the machine with if everything passed: twice 0x10, and one.
 const PASSED: i32 = 33;
 /// The memory of a machine, in MiB.
 const MEMORY: &str = "768";
-/// How long a machine may run, and how long it may say nothing: longer than a test waits in vain.
-const LIMIT: Duration = Duration::from_secs(2700);
+/// How long a machine may run: longer than the longest of its programs. How long it may say nothing:
+/// longer than a test waits in vain.
+const LIMIT: Duration = Duration::from_secs(suite::LIMIT + 300);
 const SILENCE: Duration = Duration::from_secs(420);
 /// How often to look at it.
 const LOOK: Duration = Duration::from_millis(100);

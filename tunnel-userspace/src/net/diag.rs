@@ -20,7 +20,7 @@ use nix::{
 };
 use tunnel_common::addr::Protocol;
 
-use self::message::{Answer, Ask, FAMILIES, Stage};
+use self::message::{Answer, FAMILIES, Stage};
 pub use self::message::{Place, is_connected};
 
 /// How long the kernel may take for a part of an answer. It answers at once; the bound is against a
@@ -158,8 +158,9 @@ impl Diag {
         mut show: impl FnMut(Place),
     ) -> Result<(), DiagError> {
         for family in FAMILIES {
-            let ask = Ask::list(family, protocol, stage);
-            self.ask(LIST, &ask)?;
+            self.ask(LIST, |number| {
+                message::list(family, protocol, stage, number)
+            })?;
             // Ends with the kernel's list, of which each part is waited for at most for `PATIENCE`.
             while !self.part(protocol, &mut show)? {}
         }
@@ -173,7 +174,7 @@ impl Diag {
     ///
     /// The kernel can't end it.
     pub fn end(&mut self, protocol: Protocol, place: &Place) -> Result<bool, DiagError> {
-        self.ask(END, &Ask::end(protocol, place))?;
+        self.ask(END, |number| message::end(protocol, place, number))?;
         loop {
             let number = self.number;
             let length = self.receive(END)?;
@@ -190,9 +191,13 @@ impl Diag {
         }
     }
 
-    fn ask(&mut self, step: &'static str, ask: &Ask) -> Result<(), DiagError> {
+    fn ask(
+        &mut self,
+        step: &'static str,
+        message: impl FnOnce(u32) -> Vec<u8>,
+    ) -> Result<(), DiagError> {
         self.number = self.number.wrapping_add(1);
-        let message = ask.message(self.number);
+        let message = message(self.number);
         send(self.socket.as_raw_fd(), &message, MsgFlags::empty())
             .map(drop)
             .map_err(failed(step))

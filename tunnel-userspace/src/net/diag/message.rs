@@ -1,95 +1,62 @@
-//! The messages of sock_diag(7): `linux/inet_diag.h` and `linux/sock_diag.h`. Pure.
+//! The messages of sock_diag(7), as questions and answers about TCP and UDP sockets. Pure.
 
+use netlink_packet_sock_diag::{
+    SockDiagDestroy, SockDiagMessage,
+    constants::{AF_INET, AF_INET6},
+    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+};
 use nix::errno::Errno;
+use rtnetlink::packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
 use tunnel_common::addr::{Address, Port, Protocol};
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// The families of sockets; v4-mapped ones are among those of IPv6.
 pub(super) const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const SOCK_DESTROY: u16 = 21;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const NLM_F_REQUEST: u16 = 0x1;
-const NLM_F_ACK: u16 = 0x4;
-const NLM_F_DUMP: u16 = 0x300;
-
-/// Bytes of `struct nlmsghdr`.
-const HEADER: usize = 16;
-/// Bytes of `struct inet_diag_msg`, and where its `id` is.
-const FOUND: usize = 72;
-const FOUND_ID: usize = 4;
-/// Bytes of `struct inet_diag_sockid`.
-const ID: usize = 48;
-
-/// States of a socket (`net/tcp_states.h`) as bits: a connected UDP socket is "established".
-const ESTABLISHED: u32 = 1 << 1;
-const SYN_SENT: u32 = 1 << 2;
-const FIN_WAIT1: u32 = 1 << 4;
-const FIN_WAIT2: u32 = 1 << 5;
-const CLOSE: u32 = 1 << 7;
-const CLOSE_WAIT: u32 = 1 << 8;
-const LISTEN: u32 = 1 << 10;
-
-/// Where a socket is found again: its family, ports, addresses, device and cookie, as the kernel
-/// told them.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// A socket as the kernel lists it: family, ports, addresses, device and cookie, by which it is
+/// found again.
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
     family: u8,
-    id: [u8; ID],
+    id: SocketId,
 }
 
 impl Place {
-    /// One of IPv6 that is connected there, with a cookie.
+    /// An IPv6 socket that is connected there, with a cookie.
     #[cfg(test)]
     pub(crate) fn of(address: Address, port: Port, cookie: u64) -> Self {
-        let mut id = [0; ID];
-        id[2..4].copy_from_slice(&port.to_network().to_ne_bytes());
-        id[20..36].copy_from_slice(&address.octets());
-        let words = [cookie & 0xffff_ffff, cookie >> 32];
-        for (place, word) in id[40..].chunks_exact_mut(4).zip(words) {
-            place.copy_from_slice(&u32::try_from(word).unwrap_or_default().to_ne_bytes());
-        }
+        let mut id = SocketId::new_v6();
+        id.destination_address = std::net::Ipv6Addr::from(address.octets()).into();
+        id.destination_port = port.to_host();
+        id.cookie = cookie.to_ne_bytes();
         Self {
             family: AF_INET6,
             id,
         }
     }
 
-    /// Where it is bound to.
+    /// Returns the address and port that the socket is bound to.
     #[must_use]
     pub fn own(&self) -> (Address, Port) {
-        self.end(0, 4)
+        let address = Address::from_ip(self.id.source_address);
+        (address, Port::from_host(self.id.source_port))
     }
 
-    /// Where it is connected to.
+    /// Returns the address and port that the socket is connected to.
     #[must_use]
     pub fn peer(&self) -> (Address, Port) {
-        self.end(2, 20)
+        let address = Address::from_ip(self.id.destination_address);
+        (address, Port::from_host(self.id.destination_port))
     }
 
-    /// One end, whose port and address are there in the id.
-    fn end(&self, port: usize, address: usize) -> (Address, Port) {
-        let word = |word: usize| {
-            let at = address.saturating_add(word.saturating_mul(4));
-            u32::from_ne_bytes(array(&self.id, at).unwrap_or_default())
-        };
-        let address = if self.family == AF_INET {
-            Address::from_v4_word(word(0))
-        } else {
-            Address::from_words([word(0), word(1), word(2), word(3)])
-        };
-        let port = u16::from_ne_bytes(array(&self.id, port).unwrap_or_default());
-        (address, Port::from_network(port))
-    }
-
-    /// Its cookie.
+    /// Returns the cookie: two words, the lower one first (`sock_diag_save_cookie`).
     #[must_use]
     pub fn cookie(&self) -> u64 {
-        let word = |at: usize| u32::from_ne_bytes(array(&self.id, at).unwrap_or_default());
-        u64::from(word(44)) << 32 | u64::from(word(40))
+        let [a, b, c, d, e, f, g, h] = self.id.cookie;
+        let word = |bytes| u64::from(u32::from_ne_bytes(bytes));
+        word([e, f, g, h]) << 32 | word([a, b, c, d])
     }
 }
 
@@ -99,83 +66,79 @@ impl Place {
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
     1_u32
         .checked_shl(state)
-        .is_some_and(|bit| Stage::Connected.states(protocol) & bit != 0)
+        .is_some_and(|bit| Stage::Connected.states(protocol).bits() & bit != 0)
 }
 
-/// What sockets are up to.
+/// Which sockets a list is to hold.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stage {
-    /// They are connected.
+    /// Those that are connected.
     Connected,
-    /// They wait for whoever comes: they listen, or are bound and not connected.
+    /// Those that wait for any peer: they listen, or are bound and not connected.
     Open,
 }
 
 impl Stage {
-    /// The states of such sockets, as bits.
-    fn states(self, protocol: Protocol) -> u32 {
-        let is_tcp = protocol == Protocol::TCP;
+    /// Returns the states of such sockets; a connected UDP socket is "established".
+    const fn states(self, protocol: Protocol) -> StateFlags {
+        let is_tcp = protocol.number() == Protocol::TCP.number();
         match self {
-            Self::Connected if is_tcp => {
-                ESTABLISHED | SYN_SENT | FIN_WAIT1 | FIN_WAIT2 | CLOSE_WAIT
-            }
-            Self::Connected => ESTABLISHED,
-            Self::Open if is_tcp => LISTEN,
-            Self::Open => CLOSE,
+            Self::Connected if is_tcp => StateFlags::ESTABLISHED
+                .union(StateFlags::SYN_SENT)
+                .union(StateFlags::FIN_WAIT1)
+                .union(StateFlags::FIN_WAIT2)
+                .union(StateFlags::CLOSE_WAIT),
+            Self::Connected => StateFlags::ESTABLISHED,
+            Self::Open if is_tcp => StateFlags::LISTEN,
+            Self::Open => StateFlags::CLOSE,
         }
     }
 }
 
-/// A question.
-pub(super) struct Ask {
-    kind: u16,
-    flags: u16,
-    body: Vec<u8>,
+/// Asks for every socket of a family and protocol that is at a stage.
+pub(super) fn list(family: u8, protocol: Protocol, stage: Stage, number: u32) -> Vec<u8> {
+    let id = if family == AF_INET {
+        SocketId::new_v4()
+    } else {
+        SocketId::new_v6()
+    };
+    let request = request(protocol, stage.states(protocol), &Place { family, id });
+    message(NLM_F_REQUEST | NLM_F_DUMP, number, request)
 }
 
-impl Ask {
-    /// Every socket of a family and protocol that is at a stage.
-    pub(super) fn list(family: u8, protocol: Protocol, stage: Stage) -> Self {
-        let place = Place {
-            family,
-            id: [0; ID],
-        };
-        Self {
-            kind: SOCK_DIAG_BY_FAMILY,
-            flags: NLM_F_REQUEST | NLM_F_DUMP,
-            body: request(protocol, stage.states(protocol), &place),
-        }
-    }
-
-    /// The end of one socket.
-    pub(super) fn end(protocol: Protocol, place: &Place) -> Self {
-        Self {
-            kind: SOCK_DESTROY,
-            flags: NLM_F_REQUEST | NLM_F_ACK,
-            body: request(protocol, u32::MAX, place),
-        }
-    }
-
-    /// The whole message, with its number.
-    pub(super) fn message(&self, number: u32) -> Vec<u8> {
-        let length = u32::try_from(HEADER.saturating_add(self.body.len())).unwrap_or(u32::MAX);
-        let mut message = length.to_ne_bytes().to_vec();
-        message.extend(self.kind.to_ne_bytes());
-        message.extend(self.flags.to_ne_bytes());
-        message.extend(number.to_ne_bytes());
-        // From this socket, whatever its number is.
-        message.extend(0_u32.to_ne_bytes());
-        message.extend(&self.body);
-        message
-    }
+/// Asks for the end of one socket.
+pub(super) fn end(protocol: Protocol, place: &Place, number: u32) -> Vec<u8> {
+    let request = request(protocol, StateFlags::all(), place);
+    message(
+        NLM_F_REQUEST | NLM_F_ACK,
+        number,
+        SockDiagDestroy::new(request),
+    )
 }
 
-/// `struct inet_diag_req_v2`.
-fn request(protocol: Protocol, states: u32, place: &Place) -> Vec<u8> {
-    let mut request = vec![place.family, protocol.number(), 0, 0];
-    request.extend(states.to_ne_bytes());
-    request.extend(place.id);
-    request
+fn request(protocol: Protocol, states: StateFlags, place: &Place) -> SockDiagMessage {
+    SockDiagMessage::InetRequest(InetRequest {
+        family: place.family,
+        protocol: protocol.number(),
+        extensions: ExtensionFlags::empty(),
+        states,
+        socket_id: place.id.clone(),
+    })
+}
+
+/// Writes a whole message, with its number.
+fn message<T>(flags: u16, number: u32, body: T) -> Vec<u8>
+where
+    T: NetlinkSerializable + Into<NetlinkPayload<T>>,
+{
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    header.sequence_number = number;
+    let mut message = NetlinkMessage::new(header, body.into());
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
 }
 
 /// One message of the kernel.
@@ -183,68 +146,55 @@ fn request(protocol: Protocol, states: u32, place: &Place) -> Vec<u8> {
 pub(super) enum Answer {
     /// A socket.
     Socket(Place),
-    /// That was all, or it was done.
+    /// The list is complete, or the socket has ended.
     Done,
-    /// It failed.
+    /// The request failed.
     Failed(Errno),
     /// Something else, or the answer to another question.
     Other,
 }
 
-/// The messages of one part of an answer. Nothing in the place of one that can't be read, which is
-/// the last.
+/// Reads the messages of one part of an answer. A message that can't be read is `None`, and the last.
 pub(super) fn answers(part: &[u8], number: u32) -> impl Iterator<Item = Option<Answer>> {
-    let mut rest = Some(part);
+    let mut rest = part;
     // Each message has at least its header, so there are no more than the part has bytes.
     std::iter::from_fn(move || {
-        let part = rest.take().filter(|part| !part.is_empty())?;
-        let length = array(part, 0).map(u32::from_ne_bytes);
+        if rest.is_empty() {
+            return None;
+        }
+        let read = NetlinkMessage::<SockDiagMessage>::deserialize(rest).ok();
+        let length = read.as_ref().map(|message| message.header.length);
         let length = length.and_then(|length| usize::try_from(length).ok());
-        let message = length
-            .filter(|length| *length >= HEADER)
-            .and_then(|length| part.get(..length));
-        let Some(message) = message else {
-            return Some(None);
-        };
-        rest = Some(part.get(aligned(message.len())..).unwrap_or_default());
-        Some(answer(message, number))
+        // Messages begin at multiples of four bytes.
+        let next = length.map(|length| length.next_multiple_of(4));
+        rest = next.and_then(|next| rest.get(next..)).unwrap_or_default();
+        Some(read.map(|message| answer(message, number)))
     })
 }
 
-fn answer(message: &[u8], number: u32) -> Option<Answer> {
-    let kind = u16::from_ne_bytes(array(message, 4)?);
-    if u32::from_ne_bytes(array(message, 8)?) != number {
-        return Some(Answer::Other);
+fn answer(message: NetlinkMessage<SockDiagMessage>, number: u32) -> Answer {
+    if message.header.sequence_number != number {
+        return Answer::Other;
     }
-    let body = message.get(HEADER..)?;
-    Some(match kind {
-        // What ends a list bears its error, where it broke off.
-        NLMSG_ERROR | NLMSG_DONE => match array(body, 0).map(i32::from_ne_bytes) {
-            Some(code) if code < 0 => Answer::Failed(Errno::from_raw(code.wrapping_neg())),
-            Some(_) => Answer::Done,
-            None if kind == NLMSG_DONE => Answer::Done,
-            None => return None,
-        },
-        SOCK_DIAG_BY_FAMILY => Answer::Socket(found(body)?),
-        _ => Answer::Other,
-    })
-}
-
-/// A socket of a list.
-fn found(body: &[u8]) -> Option<Place> {
-    let body = body.get(..FOUND)?;
-    Some(Place {
-        family: *body.first()?,
-        id: array(body, FOUND_ID)?,
-    })
-}
-
-const fn aligned(length: usize) -> usize {
-    length.saturating_add(3) & !3
-}
-
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..)?.first_chunk().copied()
+    // What ends a list bears its error, where the kernel broke off.
+    let code = match message.payload {
+        NetlinkPayload::Error(error) => error.raw_code(),
+        NetlinkPayload::Done(done) => done.code,
+        NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(found)) => {
+            return Answer::Socket(Place {
+                family: found.header.family,
+                id: found.header.socket_id,
+            });
+        }
+        NetlinkPayload::Noop | NetlinkPayload::Overrun(_) | NetlinkPayload::InnerMessage(_) | _ => {
+            return Answer::Other;
+        }
+    };
+    if code < 0 {
+        Answer::Failed(Errno::from_raw(code.wrapping_neg()))
+    } else {
+        Answer::Done
+    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,29 @@
+use netlink_packet_sock_diag::{SOCK_DESTROY, SOCK_DIAG_BY_FAMILY};
 use proptest::prelude::*;
 
 use super::*;
 
 const NUMBER: u32 = 7;
 
+/// Lengths of `struct nlmsghdr`, `struct inet_diag_msg` up to its `id`, and of the `id`.
+const HEADER: usize = 16;
+const FOUND_ID: usize = 4;
+const ID: usize = 48;
+/// The length of `struct inet_diag_msg`.
+const FOUND: usize = 72;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+
 /// A message as the kernel writes it.
 fn message(kind: u16, number: u32, body: &[u8]) -> Vec<u8> {
-    let ask = Ask {
-        kind,
-        flags: 0,
-        body: body.to_vec(),
-    };
-    let mut message = ask.message(number);
-    message.resize(aligned(message.len()), 0);
+    let length = u32::try_from(HEADER + body.len()).expect("a length");
+    let mut message = length.to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend(0_u16.to_ne_bytes());
+    message.extend(number.to_ne_bytes());
+    message.extend(0_u32.to_ne_bytes());
+    message.extend(body);
+    message.resize(message.len().next_multiple_of(4), 0);
     message
 }
 
@@ -105,7 +116,7 @@ fn an_end_names_the_socket_as_it_was_listed() {
         panic!("{found:?}");
     };
 
-    let end = Ask::end(Protocol::UDP, &found).message(1);
+    let end = end(Protocol::UDP, &found, 1);
 
     assert_eq!(end.len(), HEADER + 8 + ID);
     assert_eq!(end[4..6], SOCK_DESTROY.to_ne_bytes());

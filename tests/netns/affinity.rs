@@ -150,6 +150,7 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: the same look at the same map, before any algorithm"]
 fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are() -> Result<()> {
     let stage = Stage::new()?;
     let one = addresses(&[stage.backends.named("one")?]);
@@ -177,6 +178,7 @@ fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are()
 }
 
 #[test]
+#[ignore = "no kernel decides it: the same look at the same map, before any algorithm"]
 fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
     let stage = Stage::new()?;
     let service = kept_for(600).annotated("culvert.dev/algorithm", "round-robin");
@@ -284,6 +286,7 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon marks the backend"]
 fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(kept_for(600).backends(stage.backends.all()))?;
@@ -311,6 +314,7 @@ fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: arithmetic with entries of the maps"]
 fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Result<()> {
     let stage = Stage::new()?;
     let near = addresses(&[stage.backends.named("one")?]);

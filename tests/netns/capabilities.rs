@@ -88,6 +88,7 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
 }
 
 #[test]
+#[ignore = "no kernel decides it: what is told; `helper` ends sockets on every kernel"]
 fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_says_that_it_ends_none_in_pods()
 -> Result<()> {
     let node = Node::new()?;
@@ -131,6 +132,7 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon reads its own rights, and says so"]
 fn a_daemon_without_one_of_the_capabilities_names_it_and_touches_nothing() -> Result<()> {
     let granted = granted(MANIFEST)?;
     for lacking in &granted {

@@ -136,6 +136,7 @@ fn a_hash_of_the_destination_leads_every_client_to_one_backend() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: the Service has no entries in the maps"]
 fn sockets_leave_a_service_alone_that_asks_for_it() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(&[(SOCKETS, "leave-alone")])?;
@@ -154,6 +155,7 @@ fn sockets_leave_a_service_alone_that_asks_for_it() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: what a command prints"]
 fn people_are_told_where_connects_go_and_why() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;

@@ -244,6 +244,7 @@ fn round_robin_gives_each_backend_the_same_from_all_cpus() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: arithmetic; `choice` draws by weight on every kernel"]
 fn random_gives_each_backend_about_the_same() -> Result<()> {
     let (node, _servers) = start(Some("random"))?;
     let client = node.pod("client")?;

@@ -182,6 +182,7 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
 }
 
 #[test]
+#[ignore = "no kernel decides it: files, and words about them"]
 fn manifests_that_are_not_there_keep_what_is_programmed() -> Result<()> {
     let stage = Stage::new()?;
     stage.node.kill9()?;
@@ -198,6 +199,7 @@ fn manifests_that_are_not_there_keep_what_is_programmed() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: files, and words about them"]
 fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
     let stage = Stage::new()?;
     stage.node.kill9()?;
@@ -226,6 +228,7 @@ fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: a lock on a file"]
 fn a_second_daemon_is_kept_off_and_told_who_is_there() -> Result<()> {
     let stage = Stage::new()?;
     let pid = stage.node.daemon_pid().context("it runs")?;
@@ -283,6 +286,7 @@ fn a_daemon_outside_of_its_cgroup_says_so_and_leaves_no_program() -> Result<()> 
 }
 
 #[test]
+#[ignore = "no kernel decides it: a socket in a folder"]
 fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
     let stage = Stage::new()?;
     stage.node.kill9()?;
@@ -310,6 +314,7 @@ fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: servers over HTTP"]
 fn ports_that_are_taken_are_waited_for_and_had_once_they_are_free() -> Result<()> {
     let stage = Stage::new()?;
     stage.node.stop()?;

@@ -127,11 +127,13 @@ fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: an array: the daemon gives its indices out"]
 fn a_service_without_room_for_its_slots_waits_for_some() -> Result<()> {
     third_is_refused_with(|settings| settings.slots = 5, "slots_full")
 }
 
 #[test]
+#[ignore = "no kernel decides it: an array: the daemon gives its indices out"]
 fn a_service_without_room_for_its_backends_waits_for_some() -> Result<()> {
     third_is_refused_with(|settings| settings.backends = 5, "backends_full")
 }

@@ -340,6 +340,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon compares numbers"]
 fn full_steering_maps_stop_no_restart() -> Result<()> {
     let usual = format!("steering: {}", Settings::from_environment()?.steering);
     let node = steering(|config| config.replace(&usual, "steering: 2"))?;

@@ -132,6 +132,7 @@ fn sockets_in_pods_are_ended_by_the_helper_at_once() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: what two processes of ours tell each other"]
 fn the_helper_serves_the_next_daemon_and_ends_what_went_between_them() -> Result<()> {
     let stage = Stage::new()?;
     let _helper = stage.help()?;
@@ -168,6 +169,7 @@ fn a_helper_that_has_ended_is_missed_and_its_successor_makes_good_what_it_missed
 }
 
 #[test]
+#[ignore = "no kernel decides it: the helper reads its own rights, and says so"]
 fn a_helper_without_its_rights_says_which_and_ends() -> Result<()> {
     let stage = Stage::new()?;
     let mut words = with(&["NET_ADMIN", "SYS_ADMIN"]);

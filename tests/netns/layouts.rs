@@ -72,6 +72,7 @@ fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Re
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon waits for its sources"]
 fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
@@ -146,6 +147,7 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
 }
 
 #[test]
+#[ignore = "no kernel decides it: names of folders"]
 fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
@@ -177,6 +179,7 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: files are removed"]
 fn cleanup_removes_an_older_layout_too() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;

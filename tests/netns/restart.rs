@@ -110,6 +110,7 @@ fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<(
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon compares; `sizes` and `layouts` read maps, too"]
 fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
     let (node, _servers) = start()?;
     let client = node.pod("client")?;
@@ -157,6 +158,7 @@ fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon compares; `sizes` and `layouts` read maps, too"]
 fn a_service_that_moves_to_another_address_while_no_daemon_ran_is_found_there() -> Result<()> {
     let (node, _servers) = start()?;
     let client = node.pod("client")?;

@@ -108,6 +108,7 @@ fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: the daemon compares numbers"]
 fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
@@ -187,6 +188,7 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
 }
 
 #[test]
+#[ignore = "no kernel decides it: files are removed"]
 fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
@@ -206,6 +208,7 @@ fn room_for_steering(node: &Node) -> Result<[u32; 2]> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: sizes that the daemon chooses"]
 fn maps_of_steering_have_room_only_where_something_is_steered() -> Result<()> {
     let settings = Settings::from_environment()?;
     let wanted = settings.steering;

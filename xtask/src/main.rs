@@ -66,8 +66,11 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Run the kernel tests on every supported kernel, in virtual machines, and here (root).
+    /// Run the tests that a kernel decides on the pinned kernels, in virtual machines (root).
     Vm {
+        /// Run every test, on every kernel, the newest and this machine's own among them.
+        #[arg(long, conflicts_with = "filter")]
+        whole: bool,
         /// Only this kernel, or `native`; may be given several times.
         #[arg(long)]
         kernel: Vec<String>,
@@ -77,9 +80,6 @@ enum Command {
         /// Open a shell in a machine with the kernel of --kernel.
         #[arg(long)]
         shell: bool,
-        /// Leave out what takes long: of the netns tests, all but those in which kernels differ most.
-        #[arg(long)]
-        quick: bool,
         /// Write down what the verifier needs, instead of comparing it.
         #[arg(long)]
         update: bool,
@@ -169,14 +169,14 @@ fn run(command: Command) -> Result<()> {
             kernel,
             offline,
             shell,
-            quick,
+            whole,
             update,
             filter,
         } => vm::run(&vm::Options {
             kernels: kernel,
             offline,
             shell,
-            quick,
+            whole,
             update,
             filter,
         }),

@@ -84,6 +84,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
 }
 
 #[test]
+#[ignore = "no kernel decides it: documents become entries in the maps"]
 fn ports_of_the_config_map_are_followed() -> Result<()> {
     let site = Site::set(Settings::from_environment()?)?;
     site.node().start()?;
@@ -118,6 +119,7 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: documents, and words about them"]
 fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<()> {
     let site = Site::new()?;
     let node = site.node();
@@ -170,6 +172,7 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
 }
 
 #[test]
+#[ignore = "no kernel decides it: documents become entries in the maps"]
 fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
     let site = Site::new()?;
     let Manifest { file, text } = Manifest::node(tunnel_tests::instance::NODE);

@@ -139,8 +139,8 @@ impl Pinned {
     }
 }
 
-/// The lines of these names, or all if there are none; `native` is no line.
-pub(super) fn chosen(names: &[String]) -> Result<Vec<&'static Line>> {
+/// The lines of these names; if there are none, those that are pinned, or all. `native` is no line.
+pub(super) fn chosen(names: &[String], is_whole: bool) -> Result<Vec<&'static Line>> {
     let known = |name: &String| name == super::NATIVE || LINES.iter().any(|it| it.name == *name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
         let all: Vec<&str> = LINES.iter().map(|line| line.name).collect();
@@ -150,7 +150,13 @@ pub(super) fn chosen(names: &[String]) -> Result<Vec<&'static Line>> {
             super::NATIVE
         );
     }
-    let is_chosen = |line: &&Line| names.is_empty() || names.iter().any(|it| it == line.name);
+    let is_chosen = |line: &&Line| {
+        if names.is_empty() {
+            is_whole || line.is_binding()
+        } else {
+            names.iter().any(|it| it == line.name)
+        }
+    };
     Ok(LINES.iter().filter(is_chosen).collect())
 }
 
@@ -170,6 +176,20 @@ mod tests {
             assert_eq!(pinned.sha256.len(), 64, "{}", line.name);
             assert_eq!(line.parts.len(), 1, "{}", line.name);
         }
+    }
+
+    #[test]
+    fn pinned_lines_are_chosen_by_themselves_and_others_by_name_or_as_the_whole() {
+        let by_name = |names: &[&str], is_whole| -> Vec<&str> {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let lines = chosen(&names, is_whole).expect("known names");
+            lines.into_iter().map(|line| line.name).collect()
+        };
+
+        assert_eq!(by_name(&[], false), ["5.10", "6.1", "6.12"]);
+        assert_eq!(by_name(&[], true), ["5.10", "6.1", "6.12", "newest"]);
+        assert_eq!(by_name(&["newest", "native"], false), ["newest"]);
+        chosen(&["4.9".to_owned()], true).expect_err("no such line");
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) struct Report {
     pub(crate) wanted: Vec<String>,
     pub(crate) passed: usize,
     pub(crate) failed: Vec<String>,
+    /// Tests that no kernel decides, and that were left to this machine's own.
+    pub(crate) left: usize,
     pub(crate) skips: Vec<Skip>,
     /// Programs of the plan that ended badly, with their exit codes.
     pub(crate) broken: Vec<String>,
@@ -67,13 +69,14 @@ impl Report {
 
     /// Tests of which nobody knows what became of them.
     pub(crate) const fn lost(&self) -> usize {
-        self.announced.saturating_sub(self.ran())
+        self.announced.saturating_sub(self.ran() + self.left)
     }
 
     /// Takes what another machine with the same kernel told.
     pub(crate) fn merge(&mut self, other: Self) {
         self.booted = self.booted.or(other.booted);
         self.passed += other.passed;
+        self.left += other.left;
         self.announced += other.announced;
         self.failed.extend(other.failed);
         self.skips.extend(other.skips);
@@ -135,8 +138,9 @@ impl Report {
             self.announced += count;
         } else if let Some(outcome) = outcome(line) {
             match outcome {
-                (_, true) => self.passed += 1,
-                (test, false) => self.failed.push(test.to_owned()),
+                (_, End::Passed) => self.passed += 1,
+                (_, End::Left) => self.left += 1,
+                (test, End::Failed) => self.failed.push(test.to_owned()),
             }
         } else if let Ok(Value::Object(object)) = serde_json::from_str(line)
             && let Some(Value::Array(programs)) = object.get("verifier")
@@ -165,14 +169,25 @@ fn announced(line: &str) -> Option<usize> {
     count.parse().ok()
 }
 
-/// The name of a test and whether it passed, as libtest says it.
-fn outcome(line: &str) -> Option<(&str, bool)> {
+/// How a test ended.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Passed,
+    Failed,
+    /// It is marked, and didn't run.
+    Left,
+}
+
+/// The name of a test and how it ended, as libtest says it.
+fn outcome(line: &str) -> Option<(&str, End)> {
     let (test, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    match how.split(' ').next()? {
-        "ok" => Some((test, true)),
-        "FAILED" => Some((test, false)),
-        _ => None,
-    }
+    let end = match how.split([' ', ',']).next()? {
+        "ok" => End::Passed,
+        "FAILED" => End::Failed,
+        "ignored" => End::Left,
+        _ => return None,
+    };
+    Some((test, end))
 }
 
 #[cfg(test)]
@@ -182,8 +197,9 @@ mod tests {
     const TEXT: &str = r#"{"event":"booted","release":"6.1.0","seconds":1.5}
 {"event":"modules","loaded":3,"refused":["x.ko: ENOENT"],"seconds":0.2}
 {"event":"begin","entry":"netns"}
-| running 4 tests
-| test hooks::one ... ok
+| running 5 tests
+| test hooks::one ... ok <1.250s>
+| test cleanup::words ... ignored, no kernel decides what is printed
 | test natives::sctp ... ok
 | test hooks::two ... FAILED
 |
@@ -200,7 +216,7 @@ mod tests {
         let report = Report::read(TEXT);
 
         assert_eq!((report.passed(), report.failed.len()), (1, 1));
-        assert_eq!((report.ran(), report.lost()), (3, 1));
+        assert_eq!((report.ran(), report.left, report.lost()), (3, 1, 1));
         assert_eq!(report.failed, ["hooks::two"]);
         assert_eq!(report.said("hooks::two"), ["Error: refused"]);
         assert!(report.said("hooks::one").is_empty());

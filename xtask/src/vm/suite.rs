@@ -27,17 +27,13 @@ const SKIPS: &str = "/run/skips";
 /// How the names of those tests start that need two CPUs.
 const RACE: &str = "race::";
 
-/// The netns tests in which kernels differ most: sockets, refusals, variants of programs, features.
-const QUICK: [&str; 8] = [
-    "datagrams::",
-    "features::",
-    "flows::",
-    "hooks::",
-    "natives::",
-    "refused::",
-    "rewrite::",
-    "untouched::",
-];
+/// Runs also the tests with `#[ignore]`, which marks those that no kernel decides.
+pub(crate) const MARKED_TOO: &str = "--include-ignored";
+
+/// Has a test program tell how long each test took: an option of libtest that waits to be stable, and
+/// that libtest takes as long as this variable is set.
+const TIMES: [&str; 2] = ["-Zunstable-options", "--report-time"];
+const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
 /// How long one program may run, in seconds.
 pub(super) const LIMIT: u64 = 2400;
@@ -150,27 +146,19 @@ pub(crate) struct Plan {
 /// Which tests are to run.
 #[derive(Debug)]
 pub(crate) enum Wanted {
+    /// Those that a kernel decides.
+    Decided,
     /// All of them.
     All,
-    /// Those of the packet tier, and of the netns tier those that start so.
-    Starting(&'static [&'static str]),
     /// These, by their whole names: packet tests, netns tests, and those that need two CPUs.
     Named([Vec<String>; 3]),
 }
 
 impl Wanted {
-    /// What a filter names, or what is quick, or everything.
-    pub(crate) fn of(programs: &Programs, filter: &[String], is_quick: bool) -> Result<Self> {
-        if is_quick {
-            let all = programs.tests("netns", &[])?;
-            for start in QUICK {
-                let is_found = all.iter().any(|name| name.starts_with(start));
-                ensure!(is_found, "no test starts with {start}");
-            }
-            return Ok(Self::Starting(&QUICK));
-        }
+    /// What a filter names, or everything, or what a kernel decides.
+    pub(crate) fn of(programs: &Programs, filter: &[String], is_whole: bool) -> Result<Self> {
         if filter.is_empty() {
-            return Ok(Self::All);
+            return Ok(if is_whole { Self::All } else { Self::Decided });
         }
         let packet = programs.tests("packet", filter)?;
         let netns = programs.tests("netns", filter)?;
@@ -188,21 +176,15 @@ impl Wanted {
     pub(crate) fn suite(&self, at_a_time: u32) -> Option<Plan> {
         let one = "--test-threads=1".to_owned();
         let threads = format!("--test-threads={at_a_time}");
-        let no_race = format!("--skip={RACE}");
         let entries = match self {
             Self::Named([packet, netns, _]) => [("packet", one, packet), ("netns", threads, netns)]
                 .into_iter()
                 .filter(|(_, _, names)| !names.is_empty())
                 .map(|(name, threads, names)| exactly(name, threads, names))
                 .collect(),
-            Self::All => vec![
-                tests("packet", [one]),
-                tests("netns", [threads, no_race]),
-                verify(),
-            ],
-            Self::Starting(starts) => {
-                let starts = starts.iter().map(|&start| start.to_owned());
-                let netns = [threads, no_race].into_iter().chain(starts);
+            Self::All | Self::Decided => {
+                let netns = [threads, format!("--skip={RACE}")];
+                let netns = netns.into_iter().chain(self.marked());
                 vec![tests("packet", [one]), tests("netns", netns), verify()]
             }
         };
@@ -218,9 +200,12 @@ impl Wanted {
     pub(crate) fn race(&self) -> Option<Plan> {
         let one = "--test-threads=1".to_owned();
         let entry = match self {
-            Self::All => tests("netns", [one, RACE.to_owned()]),
+            Self::All | Self::Decided => {
+                let race = [one, RACE.to_owned()];
+                tests("netns", race.into_iter().chain(self.marked()))
+            }
             Self::Named([_, _, names]) if !names.is_empty() => exactly("netns", one, names),
-            Self::Named(_) | Self::Starting(_) => return None,
+            Self::Named(_) => return None,
         };
         Some(Plan {
             name: "race",
@@ -229,19 +214,28 @@ impl Wanted {
             lasting: "1",
         })
     }
+
+    /// What a test program is told to run also those that no kernel decides.
+    fn marked(&self) -> Option<String> {
+        match self {
+            Self::All | Self::Named(_) => Some(MARKED_TOO.to_owned()),
+            Self::Decided => None,
+        }
+    }
 }
 
 fn tests(name: &'static str, arguments: impl IntoIterator<Item = String>) -> Entry {
     let program = [format!("/bin/{name}")];
+    let times = TIMES.map(str::to_owned);
     Entry {
         name,
-        command: program.into_iter().chain(arguments).collect(),
+        command: program.into_iter().chain(times).chain(arguments).collect(),
         is_interactive: false,
     }
 }
 
 fn exactly(name: &'static str, threads: String, names: &[String]) -> Entry {
-    let options = [threads, "--exact".to_owned()];
+    let options = [threads, "--exact".to_owned(), MARKED_TOO.to_owned()];
     tests(name, options.into_iter().chain(names.iter().cloned()))
 }
 
@@ -286,6 +280,7 @@ impl Plan {
                 "CULVERT_SCALE": SCALE,
                 "CULVERT_LASTING": self.lasting,
                 "CULVERT_SKIPS": SKIPS,
+                UNSTABLE.0: UNSTABLE.1,
             },
             "entries": entries.collect::<Vec<_>>(),
         })
@@ -302,7 +297,8 @@ impl Plan {
                 .env("CULVERT_BIN", programs.path("culvert")?)
                 .env("CULVERT_LAB_BIN", programs.path("culvert-lab")?)
                 .env("CULVERT_SCALE", SCALE)
-                .env("CULVERT_LASTING", self.lasting);
+                .env("CULVERT_LASTING", self.lasting)
+                .env(UNSTABLE.0, UNSTABLE.1);
             Ok(command)
         };
         self.entries.iter().map(one).collect()
@@ -340,17 +336,32 @@ mod tests {
         };
         let one = Wanted::Named([Vec::new(), names(&["hooks::a"]), Vec::new()]);
         let race = Wanted::Named([Vec::new(), Vec::new(), names(&["race::b"])]);
+        let times = TIMES.join(" ");
 
         assert_eq!(Wanted::All.suite(2).map(|it| it.entries.len()), Some(3));
         let command = |plan: Plan| plan.entries[0].command.join(" ");
-        assert_eq!(
-            one.suite(2).map(command).as_deref(),
-            Some("/bin/netns --test-threads=2 --exact hooks::a")
-        );
+        let expected = format!("/bin/netns {times} --test-threads=2 --exact {MARKED_TOO} hooks::a");
+        assert_eq!(one.suite(2).map(command), Some(expected));
         assert!(one.race().is_none() && race.suite(2).is_none());
-        assert!(Wanted::Starting(&QUICK).race().is_none());
         let json = race.race().expect("a plan").json();
         assert_eq!(json["environment"]["CULVERT_LASTING"], "1");
-        assert_eq!(json["entries"][0]["command"][3], "race::b");
+        let last = json["entries"][0]["command"]
+            .as_array()
+            .and_then(|it| it.last());
+        assert_eq!(last.expect("a word"), "race::b");
+    }
+
+    #[test]
+    fn what_no_kernel_decides_runs_only_where_it_is_asked_for() {
+        let runs_marked = |wanted: &Wanted| {
+            let plans = [wanted.suite(2), wanted.race()].into_iter().flatten();
+            let all = plans
+                .flat_map(|plan| plan.entries)
+                .flat_map(|it| it.command);
+            all.filter(|word| word == MARKED_TOO).count()
+        };
+
+        assert_eq!(runs_marked(&Wanted::Decided), 0);
+        assert_eq!(runs_marked(&Wanted::All), 2);
     }
 }

@@ -102,18 +102,19 @@ pub(super) fn print(rows: &[Row], took: Duration) -> bool {
         .map(|row| (row.kernel, row.report.verifier.as_slice()));
     println!("\n{}", budget::table(measured));
     println!(
-        "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8}  result",
-        "kernel", "release", "programs", "passed", "failed", "skipped", "seconds"
+        "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>6} {:>8}  result",
+        "kernel", "release", "programs", "passed", "failed", "skipped", "native", "seconds"
     );
     for row in rows {
         println!(
-            "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8.1}  {}",
+            "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>6} {:>8.1}  {}",
             row.kernel,
             row.release,
             row.report.verifier.len(),
             row.report.passed(),
             row.report.failed.len(),
             row.report.skips.len(),
+            row.report.left,
             row.took.as_secs_f32(),
             row.verdict(),
         );

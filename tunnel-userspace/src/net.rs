@@ -1,18 +1,21 @@
 //! The links, addresses and routes of this node: which links lead to the world, the guard on them,
 //! and the routes that make the steering prefixes local; and what the kernel tells of sockets.
 //!
-//! - `addresses`: the addresses of this node
+//! - `follower`: the links, addresses and routes of this node, followed
 //! - `uplinks`: which links lead to the world (pure)
 //! - `routes`: the routes that make the prefixes local, and the file that says which are ours
-//! - `netlink`: what the kernel has
+//! - `scene`: links, addresses and routes at one moment (pure); `route`: a route of ours
+//! - `netlink`: asking the kernel, and changing its routes
 //! - `diag`: the sockets of a network namespace
 //! - `listeners`: which addresses and ports something of this node listens at
 
-mod addresses;
 mod diag;
+mod follower;
 mod listeners;
 mod netlink;
+mod route;
 mod routes;
+mod scene;
 mod uplinks;
 
 use std::{
@@ -25,19 +28,19 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
-use self::netlink::{Netlink, Scene};
 pub use self::{
-    addresses::Addresses,
     diag::{Diag, DiagError, Place, is_connected},
+    follower::{Follower, Network},
     listeners::Listeners,
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };
+use self::{netlink::Kernel, scene::Scene};
 use crate::{drain, failure::chain, latest};
 
 /// How long changes are gathered before they are looked at.
@@ -103,11 +106,12 @@ pub struct View {
     pub problem: Option<String>,
 }
 
-/// Follows the network, guards the uplinks and keeps the routes.
+/// Guards the uplinks and keeps the routes, as the network of the node is at any time.
 pub struct Net<K> {
     settings: Settings,
     keeper: K,
-    netlink: Netlink,
+    kernel: Kernel,
+    network: watch::Receiver<Network>,
     view: watch::Sender<View>,
     /// The indices of links that are uplinks, or were.
     known: BTreeSet<u32>,
@@ -116,7 +120,8 @@ pub struct Net<K> {
 }
 
 impl<K: Keeper> Net<K> {
-    /// Opens the way to the kernel. Nothing is changed. How it is goes to the view.
+    /// Opens a netlink socket. Nothing is changed. `network` is followed with its routes; how it is
+    /// goes to the view.
     ///
     /// # Errors
     ///
@@ -124,12 +129,14 @@ impl<K: Keeper> Net<K> {
     pub fn open(
         settings: Settings,
         keeper: K,
+        network: watch::Receiver<Network>,
         view: watch::Sender<View>,
     ) -> Result<Self, NetError> {
         Ok(Self {
             settings,
             keeper,
-            netlink: Netlink::open()?,
+            kernel: Kernel::open()?,
+            network,
             view,
             known: BTreeSet::new(),
             inside: watch::Sender::default(),
@@ -164,12 +171,10 @@ impl<K: Keeper> Net<K> {
     }
 
     async fn arrange(&mut self, view: &mut View, anew: bool) -> Result<(), Vec<String>> {
-        let scene = self
-            .netlink
-            .kernel
-            .scene()
-            .await
-            .map_err(|error| vec![chain(&error)])?;
+        let Network { scene, problem } = self.network.borrow_and_update().clone();
+        if let Some(problem) = problem {
+            return Err(vec![problem]);
+        }
         // Nothing is taken for inside that ever was an uplink, whatever became of its routes.
         self.known.extend(self.keeper.guarded());
         let found = uplinks::find(
@@ -196,7 +201,7 @@ impl<K: Keeper> Net<K> {
         }
         view.uplinks = found.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
-        let routed = routes::keep(&self.settings, &self.netlink.kernel, &scene, may_route).await;
+        let routed = routes::keep(&self.settings, &self.kernel, &scene, may_route).await;
         view.routes = routed.routes;
         problems.extend(routed.problems);
         if let Err(error) = self.keeper.admit(routed.families) {
@@ -240,15 +245,8 @@ impl<K: Keeper> Net<K> {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                told = self.netlink.changed() => {
-                    if !told {
-                        warn!("the kernel tells no more of the network; it is asked every {} s", ANYWAY.as_secs());
-                        self.netlink.reopen();
-                        // Where that fails too, it must not be tried without a pause.
-                        sleep(RETRY).await;
-                    }
-                    next = next.min(Instant::now() + GATHER);
-                }
+                // The follower ends only with the drain.
+                Ok(()) = self.network.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let anew = Instant::now() >= anew_at;
                     if anew {

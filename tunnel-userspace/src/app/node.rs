@@ -29,7 +29,7 @@ use crate::{
     config::Config,
     events,
     model::ObjectName,
-    net::{self, Addresses, Net},
+    net::{self, Follower, Net, Network},
     plan::SteeringRules,
     tasks::Tasks,
 };
@@ -107,7 +107,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
-    let known = follow_addresses(&mut tasks, &draining).await?;
+    let (known, links) = follow(&config, &mut tasks, &draining).await?;
     parts.owner.set_addresses(&known.borrow());
     let mut tunnel = Tunnel::open(&config);
     let views = parts.views(&config, Box::new(sources.report()), is_ready, queries);
@@ -152,7 +152,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
             _logging,
             _held,
         } = parts.into_running()?;
-        if let Some((network, inside)) = steer(&config, guard, view).await? {
+        if let Some((network, inside)) = steer(&config, guard, links, view).await? {
             let steered = Steered { targets, inside };
             tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
             tasks.start("net", network.run(draining.clone()));
@@ -185,24 +185,30 @@ async fn load(config: &Config) -> Result<Parts, NodeError> {
     loaded.map_err(failed("cannot load the data path"))?
 }
 
-/// Follows the addresses of this node.
-async fn follow_addresses(
+/// Follows the addresses of this node, and all that steering needs to know of its network.
+async fn follow(
+    config: &Config,
     tasks: &mut Tasks,
     draining: &watch::Receiver<bool>,
-) -> Result<watch::Receiver<Arc<BTreeSet<IpAddr>>>, NodeError> {
-    let addresses = Addresses::open()
+) -> Result<(Addresses, watch::Receiver<Network>), NodeError> {
+    let follower = Follower::open(config.tunnel.steering.is_some())
         .await
-        .map_err(failed("cannot ask for the addresses of this node"))?;
-    let known = addresses.known();
-    tasks.start("addresses", addresses.run(draining.clone()));
-    Ok(known)
+        .map_err(failed(
+            "cannot ask for the links and addresses of this node",
+        ))?;
+    let followed = (follower.addresses(), follower.network());
+    tasks.start("links", follower.run(draining.clone()));
+    Ok(followed)
 }
 
-/// Follows the network, guards it and routes to the ingress, where connects are steered; else takes
-/// away what an earlier process left of that.
+type Addresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
+
+/// Guards the uplinks and routes to the ingress, where connects are steered; else takes away what an
+/// earlier process left of that.
 async fn steer(
     config: &Config,
     guard: Guard,
+    links: watch::Receiver<Network>,
     view: watch::Sender<net::View>,
 ) -> Result<Option<Followed>, NodeError> {
     let record = net::record(&config.state_dir);
@@ -220,13 +226,13 @@ async fn steer(
         record,
     };
     let mut network =
-        Net::open(settings, guard, view).map_err(failed("cannot follow the network"))?;
+        Net::open(settings, guard, links, view).map_err(failed("cannot change the network"))?;
     network.look(false).await;
     let inside = network.inside();
     Ok(Some((network, inside)))
 }
 
-/// The network, and the links that steered connects come by.
+/// The keeper of guards and routes, and the links that steered connects come by.
 type Followed = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 fn serve(

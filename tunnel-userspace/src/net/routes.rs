@@ -9,10 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tunnel_common::steering::Prefix;
 
-use super::{
-    NetError, Settings,
-    netlink::{Kernel, Netlink, Scene},
-};
+use super::{NetError, Settings, netlink::Kernel, scene::Scene};
 use crate::failure::chain;
 
 /// The file, in the folder of state.
@@ -162,7 +159,7 @@ async fn take_over(
     if removed == 0 {
         return Ok(None);
     }
-    Ok(Some(kernel.scene().await?))
+    Ok(Some(kernel.scene(true).await?))
 }
 
 async fn remove_from(
@@ -188,11 +185,11 @@ pub async fn remove(record: &Path) -> Result<usize, NetError> {
     let Some(ours) = Record::read(record)? else {
         return Ok(0);
     };
-    let netlink = Netlink::open()?;
-    let scene = netlink.kernel.scene().await?;
+    let kernel = Kernel::open()?;
+    let scene = kernel.scene(true).await?;
     let mut removed: usize = 0;
     for prefix in ours.prefixes() {
-        let gone = remove_from(&netlink.kernel, &scene, prefix, ours.protocol).await?;
+        let gone = remove_from(&kernel, &scene, prefix, ours.protocol).await?;
         removed = removed.saturating_add(gone);
     }
     fs::remove_file(record).map_err(|source| NetError::Record {

@@ -213,6 +213,31 @@ fn node_ports_are_the_services_though_something_of_the_host_listens_there() -> R
 
 #[test]
 #[ignore = "no kernel decides it: entries in the maps"]
+fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_there() -> Result<()> {
+    let stage = Stage::new()?;
+    let host = stage.node.host();
+    let mut listening = Vec::new();
+    for vip in [BALANCER, EXTERNAL] {
+        host.ip(&format!("addr add {}/32 dev lo", vip.v4))?;
+        host.ip(&format!("addr add {}/128 dev lo nodad", vip.v6))?;
+        for ip in [IpAddr::from(vip.v4), vip.v6.into()] {
+            listening.push((host.listen((ip, HTTP))?, host.udp((ip, DNS))?));
+        }
+    }
+    let web = Stage::service_everywhere().backends(addresses(&[&stage.backend]));
+    stage.node.apply(web)?;
+    stage.node.start()?;
+
+    for (name, place) in stage.places() {
+        for vip in [BALANCER, EXTERNAL] {
+            answers(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "no kernel decides it: entries in the maps"]
 fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone() -> Result<()> {
     let stage = Stage::new()?;
     let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);

@@ -1,4 +1,4 @@
-//! Fronts whose address this node has on a link, and at which of them something listens itself: a
+//! Cluster IPs that this node has on a link, and at which of their fronts something listens itself: a
 //! cache that takes the place of a Service on its node, as `NodeLocal` DNSCache does. Sockets are left
 //! alone there, so that they reach it.
 
@@ -49,13 +49,13 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Takes the plan of a Service as it is now. Node ports don't count: they are this node's
-    /// addresses by their nature.
+    /// Takes the plan of a Service as it is now. Only cluster IPs give way to a listener: node ports
+    /// are this node's addresses by their nature, and kube-proxy serves the others wherever they are.
     pub(super) fn put(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
         let ports = plan.into_iter().flat_map(LiteMap::values);
         let fronts = ports.flat_map(|port| &port.fronts);
         let is_local = |(key, front): &(&FrontKey, &FrontPlan)| {
-            front.kind != FrontKind::NodePort && self.addresses.contains(&key.address.to_ip())
+            front.kind == FrontKind::ClusterIp && self.addresses.contains(&key.address.to_ip())
         };
         let new: BTreeSet<_> = fronts.filter(is_local).map(|(key, _)| *key).collect();
         let old = if new.is_empty() {

@@ -102,6 +102,24 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
 }
 
+#[test]
+fn only_cluster_ips_give_way_to_a_listener() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    let (name, mut web) = both("web", 1);
+    let service = web.as_mut().map(|web| Arc::make_mut(&mut web.service));
+    let service = service.expect("a Service");
+    service.external_ips = vec![ip(&vip(7))];
+    service.load_balancer_ips = vec![ip(&vip(8))];
+    apply(&mut reconciler, vec![(name, web)]);
+    reconciler.set_addresses([1, 7, 8].map(|last| ip(&vip(last))).into());
+
+    reconciler.set_listeners([1, 7, 8].map(vip).into());
+    settle(&mut reconciler);
+
+    assert!(reconciler.maps.svc.contains_key(&vip(7)) && reconciler.maps.svc.contains_key(&vip(8)));
+    assert_eq!(left_alone(&reconciler), [vip(1)].into());
+}
+
 #[tokio::test(start_paused = true)]
 async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
     let mut reconciler = adopt(Memory::new(ROOMY));

@@ -8,16 +8,19 @@ mod arrival;
 mod backoff;
 mod code;
 mod copy;
+mod counts;
 mod dial;
 pub mod gateway;
 mod handshakes;
 mod hello;
 pub mod ingress;
 mod link;
+mod opener;
 mod quiet;
 mod registry;
 mod serve;
 mod session;
+mod sessions;
 mod size;
 mod socket;
 mod target;
@@ -29,7 +32,8 @@ mod wire;
 
 use std::{io, net::SocketAddr, time::Duration};
 
-pub use registry::{NodeView, Registry, SessionView};
+pub use registry::Registry;
+pub use sessions::{NodeView, SessionView};
 pub use view::{AgentView, ConnectionState, ConnectionView};
 
 /// Bounds of a session, on either end.

@@ -163,7 +163,10 @@ impl Gateway {
             }
         }
         drop((listener, threads));
-        info!(sessions = shared.registry.sessions(), "gateway drains");
+        info!(
+            sessions = shared.registry.sessions.count(),
+            "gateway drains"
+        );
         while tasks.join_next().await.is_some() {}
     }
 }
@@ -184,12 +187,12 @@ fn admit(
 ) {
     let registry = &shared.registry;
     let source = source_of(joined.peer);
-    if registry.sessions() >= shared.settings.sessions {
+    if registry.sessions.count() >= shared.settings.sessions {
         let error = "as many sessions as gateway.sessions";
         registry.unwell(&name(source), Reason::HandshakesFull, &error);
         return;
     }
-    let id = registry.next_id();
+    let id = registry.sessions.next_id();
     if let Some(evicted) = shared.handshakes.begin(id, source) {
         let error = "a handshake of it gave way to a newer one";
         registry.unwell(&name(evicted), Reason::HandshakesFull, &error);
@@ -334,7 +337,10 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
     };
     let session = Session::new(id, facts, carried, Arc::clone(&traffic), stopped);
     let session = Arc::new(session);
-    if !registry.insert(Arc::clone(&session), shared.settings.sessions) {
+    if !registry
+        .sessions
+        .insert(Arc::clone(&session), shared.settings.sessions)
+    {
         let error = "as many sessions as the gateway or the node may have";
         registry.unwell(&node, Reason::HandshakesFull, &error);
         return;
@@ -357,11 +363,11 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
         let error = ended.err();
         let text = error.as_deref().unwrap_or("it went away");
         info!(%node, %peer, error = text, "agent disconnected");
-        registry.remove(&session, error);
+        registry.sessions.remove(&session, error);
         return;
     }
     // The agent hears of it by the end of the hello, and opens a replacement.
-    registry.remove(&session, None);
+    registry.sessions.remove(&session, None);
     drop(session);
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello had ended already");

@@ -16,7 +16,7 @@ use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use super::{
     Error, Limits, Registry, arrival, copy,
     gateway::listen,
-    session::Place,
+    opener::Permit,
     socket::{prepare_end, seated},
 };
 use crate::{
@@ -226,18 +226,18 @@ async fn carry(
 ) -> (Reason, Option<TcpStream>) {
     // Without a session it is refused at once. With one, the place is taken when there is something
     // to send: a session may end meanwhile, beside another.
-    if let Err(reason) = registry.place(&target.node) {
+    if let Err(reason) = registry.sessions.permit(&target.node) {
         return (reason, Some(tcp));
     }
     let first = first_bytes(&tcp).await;
-    let place = match registry.place(&target.node) {
-        Ok(place) => place,
+    let permit = match registry.sessions.permit(&target.node) {
+        Ok(permit) => permit,
         Err(reason) => return (reason, Some(tcp)),
     };
-    let runtime = place.seat().runtime().clone();
+    let runtime = permit.opener().runtime().clone();
     let mut there = JoinSet::new();
     there.spawn_on(
-        stream(place, target.clone(), (first, tcp), stopped),
+        stream(permit, target.clone(), (first, tcp), stopped),
         &runtime,
     );
     match there.join_next().await {
@@ -249,11 +249,12 @@ async fn carry(
 
 /// A stream of a session, where the session is carried.
 async fn stream(
-    place: Place,
+    permit: Permit,
     target: Target,
     (first, tcp): (Bytes, TcpStream),
     mut stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
+    let opener = permit.opener();
     let Ok(mut tcp) = seated(tcp) else {
         return (Reason::ClientReset, None);
     };
@@ -262,7 +263,7 @@ async fn stream(
         Reason::Draining
     });
     let stream = tokio::select! {
-        stream = place.open(&target, first, &tcp) => stream,
+        stream = opener.open(&target, first, &tcp) => stream,
         reason = &mut stop => Err(reason),
     };
     let stream = match stream {
@@ -271,11 +272,11 @@ async fn stream(
     };
     let stopped = async {
         tokio::select! {
-            reason = place.stopped() => reason,
+            reason = opener.stopped() => reason,
             reason = stop => reason,
         }
     };
-    let reason = copy::run(&mut tcp, stream, place.traffic(), stopped).await;
+    let reason = copy::run(&mut tcp, stream, opener.traffic(), stopped).await;
     (reason, Some(tcp))
 }
 

@@ -14,13 +14,14 @@ const EVERY: Duration = Duration::from_secs(30);
 /// How many things are told apart.
 const MOST: usize = 4096;
 
+#[derive(Debug)]
 struct Said {
     at: Instant,
     kept_back: u64,
 }
 
 /// What was said of whom.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Quiet {
     said: Mutex<HashMap<(Arc<str>, Reason), Said>>,
 }

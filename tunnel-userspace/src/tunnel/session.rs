@@ -13,7 +13,7 @@ use futures_util::future::poll_fn;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
 use jiff::Timestamp;
-use tokio::{io::Interest, net::TcpStream, sync::watch, time::Instant};
+use tokio::{io::Interest, net::TcpStream, runtime::Handle, sync::watch, time::Instant};
 use tracing::debug;
 use tunnel_common::reason::Reason;
 
@@ -21,7 +21,8 @@ use super::{
     code::{End, code_of, reason_of_error, refusal},
     copy::Stream,
     link::Traffic,
-    registry::SessionView,
+    opener::{Opener, Pending},
+    sessions::SessionView,
     target::{LOOPBACK, TARGET},
     threads::Seat,
 };
@@ -108,22 +109,6 @@ impl Session {
         )
     }
 
-    /// Takes a place for a stream.
-    pub(super) fn place(self: Arc<Self>) -> Option<Place> {
-        // One of those that the agent takes is the hello.
-        let of_agent = self
-            .carried
-            .sender
-            .current_max_send_streams()
-            .saturating_sub(1);
-        let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
-        let most = most.min(self.carried.streams);
-        if !self.traffic.take_place(most) {
-            return None;
-        }
-        Some(Place { session: self })
-    }
-
     pub(super) fn view(&self) -> SessionView {
         SessionView {
             name: self.facts.name.clone(),
@@ -139,32 +124,33 @@ impl Session {
     }
 }
 
-/// A place for a stream in a session. It is free again when this is dropped.
-#[derive(Debug)]
-pub(super) struct Place {
-    session: Arc<Session>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.session.traffic.free_place();
-    }
-}
-
-impl Place {
-    pub(super) fn traffic(&self) -> &Traffic {
-        &self.session.traffic
+impl Opener for Session {
+    fn take_slot(&self) -> bool {
+        // One of those that the agent takes is the hello.
+        let of_agent = self
+            .carried
+            .sender
+            .current_max_send_streams()
+            .saturating_sub(1);
+        let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
+        self.traffic.take_place(most.min(self.carried.streams))
     }
 
-    /// Where the session is carried, and its streams are to be.
-    pub(super) fn seat(&self) -> &Seat {
-        &self.session.carried.seat
+    fn free_slot(&self) {
+        self.traffic.free_place();
     }
 
-    /// Ends when streams of the session have to.
-    pub(super) fn stopped(&self) -> impl Future<Output = Reason> + Send + use<> {
-        let mut stop = self.session.stop.clone();
-        async move {
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn runtime(&self) -> &Handle {
+        self.carried.seat.runtime()
+    }
+
+    fn stopped(&self) -> Pending<'static, Reason> {
+        let mut stop = self.stop.clone();
+        Box::pin(async move {
             let reason = stop.wait_for(Option::is_some).await.map(|reason| *reason);
             match reason {
                 Ok(Some(reason)) => reason,
@@ -172,11 +158,22 @@ impl Place {
                 // of the stream was not among it, the stream itself says so.
                 Ok(None) | Err(_) => std::future::pending().await,
             }
-        }
+        })
     }
 
-    /// Opens a stream to the target, with the client's first bytes, and waits for the answer.
-    pub(super) async fn open(
+    fn open<'a>(
+        &'a self,
+        target: &'a Target,
+        first: Bytes,
+        client: &'a TcpStream,
+    ) -> Pending<'a, Result<Stream, Reason>> {
+        Box::pin(self.connect(target, first, client))
+    }
+}
+
+impl Session {
+    /// Sends the CONNECT of a stream and waits for the answer.
+    async fn connect(
         &self,
         target: &Target,
         first: Bytes,
@@ -184,10 +181,10 @@ impl Place {
     ) -> Result<Stream, Reason> {
         let request = request(target)?;
         let lost = |error: h2::Error| reason_of_error(&error, End::Target);
-        let mut sender = self.session.carried.sender.clone();
+        let mut sender = self.carried.sender.clone();
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
-            self.session.traffic.count_sent(first.len());
+            self.traffic.count_sent(first.len());
             // A refusal may be here before them: then the stream has ended, and the answer tells why.
             if let Err(error) = send.send_data(first, false) {
                 debug!(%error, "the agent answered before the client's first bytes went");

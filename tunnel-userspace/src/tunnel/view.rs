@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tunnel_common::reason::Reason;
 
-use super::{link::Traffic, registry::Counts};
+use super::{counts::Counts, link::Traffic};
 
 /// What an agent shows of itself.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]

@@ -168,7 +168,7 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
     // No new ones meanwhile.
-    let placed = || world.cloud.registry.place(&NODE.into()).map(drop);
+    let placed = || world.cloud.registry.sessions.permit(&NODE.into()).map(drop);
     until("closed", || placed() == Err(Reason::AgentNotConnected)).await;
     drop(client);
     rest(&mut target).await;

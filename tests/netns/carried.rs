@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    fs,
     net::{TcpStream, UdpSocket},
     path::Path,
     sync::Arc,
@@ -9,6 +10,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use aya::{
+    maps::{PerCpuArray, PerCpuValues},
+    util::nr_cpus,
+};
+use tunnel_common::{LAYOUT_VERSION, names};
 use tunnel_tests::{
     load::Enough,
     node::Node,
@@ -138,10 +144,35 @@ impl Stage {
     }
 }
 
+/// The name of the folder of the layout before this one, and what stands behind it.
+pub(crate) fn older_folder(rest: &str) -> String {
+    format!("v{}{rest}", LAYOUT_VERSION - 1)
+}
+
+/// How many reasons the layout before this one had room for.
+const OLDER_COUNTERS: u32 = 64;
+
+/// Leaves the maps of a node as a daemon of the layout before this one left them: in its folder, with
+/// counters for fewer reasons.
+pub(crate) fn age(node: &Node) -> Result<()> {
+    let (own, older) = (maps_folder(""), older_folder(""));
+    fs::rename(node.bpffs().join(&own), node.bpffs().join(&older))
+        .with_context(|| format!("{own} to {older}"))?;
+    let count = node.bpffs().join(&older).join(names::COUNT);
+    fs::remove_file(&count)?;
+    let mut counters = PerCpuArray::<_, u64>::create(OLDER_COUNTERS, 0)?;
+    let cpus = nr_cpus().map_err(|(_, error)| error)?;
+    for reason in 0..OLDER_COUNTERS {
+        counters.set(reason, PerCpuValues::try_from(vec![1000; cpus])?, 0)?;
+    }
+    counters.pin(&count)?;
+    Ok(())
+}
+
 /// The names in a folder, sorted.
 pub(crate) fn folders(folder: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+    for entry in fs::read_dir(folder)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort();

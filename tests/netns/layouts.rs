@@ -1,19 +1,20 @@
 //! Maps of another layout: an older one is replaced without a flow noticing, a newer one is left
-//! alone. No other layout exists, so its folder is this one's under another name.
+//! alone. No older program exists here: what it left is made of this one's maps (`carried::age`).
 
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_common::LAYOUT_VERSION;
-use tunnel_tests::wait;
+use aya::maps::MapInfo;
+use tunnel_common::{LAYOUT_VERSION, names, reason::Reason};
+use tunnel_tests::{admin::metric, wait};
 
 use crate::{
-    carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
+    carried::{Flows, OTHER, Stage, WEB, age, all_stay, folders, older_folder},
     support::{CHANGE, HTTP, Way, counted, http, maps_folder, same},
 };
 
 impl Stage {
-    /// What a daemon of another layout left.
+    /// What a daemon of a newer layout left.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
         fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))
@@ -38,7 +39,7 @@ fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
 
     stage.under_load(3, |number| {
         node.kill9()?;
-        stage.rename(&maps_folder(""), "v1")?;
+        age(&stage.node)?;
         if number % 2 == 0 {
             stage.resize([128, 64, 64])?;
         } else {
@@ -60,7 +61,7 @@ fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Re
     let stage = Stage::new()?;
     let flows = Flows::open(&stage.client)?;
     stage.node.kill9()?;
-    stage.rename(&maps_folder(""), "v1")?;
+    age(&stage.node)?;
     stage.node.start()?;
 
     let reasons = ["translated", "translated_sticky"];
@@ -72,6 +73,39 @@ fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Re
 }
 
 #[test]
+fn what_hangs_on_sockets_outlasts_a_layout_and_counters_begin_anew() -> Result<()> {
+    let stage = Stage::new()?;
+    let node = &stage.node;
+    let flows = Flows::open(&stage.client)?;
+    let open = || Ok(metric(&node.metrics()?, "culvert_open_connections"));
+    let opened: Result<_> = open();
+    node.kill9()?;
+    age(node)?;
+    let map = |folder: String, map: &str| MapInfo::from_pin(node.bpffs().join(folder).join(map));
+    let ids = |folder: &str| -> Result<Vec<u32>> {
+        let maps = names::MAPS.iter();
+        maps.map(|name| Ok(map(folder.to_owned(), name)?.id()))
+            .collect()
+    };
+    let before = ids(&older_folder(""))?;
+
+    node.start()?;
+
+    for (name, (before, after)) in names::MAPS
+        .iter()
+        .zip(before.iter().zip(ids(&maps_folder(""))?))
+    {
+        same(name, *before == after, names::LASTING.contains(name))?;
+    }
+    let count = map(maps_folder(""), names::COUNT)?;
+    same("counters", count.max_entries(), Reason::CAPACITY)?;
+    // Each counter of the older layout was at a thousand on each CPU.
+    ensure!(node.reason("translated")? < 1000);
+    same("open", open()?, opened?)?;
+    flows.into_iter().try_for_each(Flows::end)
+}
+
+#[test]
 #[ignore = "no kernel decides it: the daemon waits for its sources"]
 fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     let stage = Stage::new()?;
@@ -79,7 +113,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     let flows = Flows::open(&stage.client)?;
     let good = fs::read_to_string(node.manifests().join("other.yaml"))?;
     node.kill9()?;
-    stage.rename(&maps_folder(""), "v1")?;
+    age(&stage.node)?;
     node.apply(("other.yaml", "kind: [Service\n"))?;
 
     node.launch()?;
@@ -90,7 +124,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     wait::until(CHANGE, || waits() == Some(true))
         .with_context(|| format!("{:?}", node.status()))?;
 
-    ensure!(stage.has("v1/svc") && !stage.has(&maps_folder("")));
+    ensure!(stage.has(&older_folder("/svc")) && !stage.has(&maps_folder("")));
     all_stay(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         for way in Way::TCP {
@@ -117,13 +151,13 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
     let node = &stage.node;
     let flows = Flows::open(&stage.client)?;
     node.kill9()?;
-    stage.rename(&maps_folder(""), "v1")?;
+    age(&stage.node)?;
     let moments: [fn(&Stage) -> bool; 5] = [
         |stage| stage.has(&maps_folder("-next")),
         |stage| stage.has(&maps_folder("-next/svc")),
         |stage| stage.has(&maps_folder("-next/host")),
         |stage| stage.has(&maps_folder("")),
-        |stage| stage.has(&maps_folder("")) && !stage.has("v1/svc"),
+        |stage| stage.has(&maps_folder("")) && !stage.has(&older_folder("/svc")),
     ];
 
     let story = || {
@@ -134,7 +168,7 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
             stage.is_tidy()?;
             go_on(&flows)?;
             node.kill9()?;
-            stage.rename(&maps_folder(""), "v1")?;
+            age(&stage.node)?;
         }
         Ok(())
     };
@@ -184,9 +218,9 @@ fn cleanup_removes_an_older_layout_too() -> Result<()> {
     let stage = Stage::new()?;
     let node = &stage.node;
     node.kill9()?;
-    stage.rename(&maps_folder(""), "v1")?;
+    age(&stage.node)?;
     let is_met = stage.kill_when(|stage| stage.has(&maps_folder("-next/svc")))?;
-    ensure!(is_met && stage.has("v1"), "{}", node.logs());
+    ensure!(is_met && stage.has(&older_folder("")), "{}", node.logs());
 
     stage.cleanup_removes_all()
 }

@@ -2,7 +2,7 @@
 //! that is gone is not used again while connections there are open. And the counts over starts that
 //! make the maps anew.
 
-use std::{fs, net::UdpSocket};
+use std::net::UdpSocket;
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
@@ -10,7 +10,7 @@ use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
 use crate::{
     carried,
     conns::{Stage, WEB, connections, open},
-    support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, maps_folder, same, until_backends},
+    support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, same, until_backends},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -187,7 +187,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     }
     // An older layout: the indices begin anew, and the counts go on.
     node.kill9()?;
-    fs::rename(node.bpffs().join(maps_folder("")), node.bpffs().join("v1"))?;
+    carried::age(node)?;
     node.start()?;
     until(u64::try_from(held.len())?)?;
     drop(held);

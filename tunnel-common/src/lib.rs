@@ -26,4 +26,4 @@ pub mod steering;
 
 /// The version of every map layout in this crate. It is part of the path under which maps are
 /// pinned, so programs and daemons of different layouts never share a map.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;

@@ -37,9 +37,9 @@ pub const MAPS: [&str; 14] = [
 
 /// The maps that are taken over from every older layout, since what they hold means the same in all
 /// of them: what hangs on sockets, which can't be converted, the counts that go down when those
-/// close, counters, and what steering addresses stand for. A layout that changes one of them
-/// otherwise than in its reserve takes it out of this list; `origin` and `conns` may never go.
-pub const LASTING: [&str; 7] = [ORIGIN, OVERFLOW, CONNS, COUNT, STEER, STEERED, HOST];
+/// close, and what steering addresses stand for. A layout that changes one of them otherwise than in
+/// its reserve takes it out of this list; `origin` and `conns` may never go.
+pub const LASTING: [&str; 6] = [ORIGIN, OVERFLOW, CONNS, STEER, STEERED, HOST];
 
 /// The program at tc of the uplinks: nothing from outside reaches a steering prefix.
 pub const GUARD: &str = "guard";

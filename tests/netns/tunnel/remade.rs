@@ -1,12 +1,13 @@
 //! Steering maps that are made anew.
 
-use std::fs;
-
 use anyhow::{Result, ensure};
 use tunnel_tests::site::{KUBELET, Site};
 
 use super::{both, client, each_place};
-use crate::support::maps_folder;
+use crate::{
+    carried::{age, older_folder},
+    support::maps_folder,
+};
 
 /// That kubelets are reached.
 fn expect_served(site: &Site) -> Result<()> {
@@ -49,11 +50,11 @@ fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
 
     for size in [16_384, 64] {
         node.kill9()?;
-        fs::rename(node.bpffs().join(maps_folder("")), node.bpffs().join("v1"))?;
+        age(node)?;
         node.resize(|settings| settings.steering = size)?;
         node.start()?;
         expect_served(&site)?;
-        ensure!(!node.bpffs().join("v1").exists());
+        ensure!(!node.bpffs().join(older_folder("")).exists());
     }
     Ok(())
 }

@@ -186,8 +186,11 @@ impl Beside {
     pub(super) fn take_along(&self, to: &Path) -> Result<(), PinError> {
         let are_there = |maps: &[&str]| maps.iter().all(|map| self.from.join(map).exists());
         for map in names::MAPS {
-            let is_new = if SERVICES.contains(&map) {
-                self.is_empty() || self.services.is_some()
+            let is_outdated = self.is_empty() && !names::LASTING.contains(&map);
+            let is_new = if is_outdated {
+                true
+            } else if SERVICES.contains(&map) {
+                self.services.is_some()
             } else if map == names::AFFINITY {
                 self.had
                     .is_none_or(|had| had.affinity != self.sizes.affinity)

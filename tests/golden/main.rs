@@ -61,7 +61,7 @@ impl Grace for NoGrace {
 
 /// Programs the objects of a case and gives the lines of what came of it.
 fn program(objects: &Path) -> Result<Vec<String>> {
-    let (mut store, problems) = file::read(objects)?;
+    let (update, problems) = file::read(objects)?;
     let path = objects.with_file_name("config.yaml");
     let (config, node_ports) = if path.exists() {
         let config = Config::read(&path)?.service;
@@ -80,7 +80,6 @@ fn program(objects: &Path) -> Result<Vec<String>> {
     let mut maps = Memory::new(SIZES);
     maps.grace();
     let mut reconciler = Reconciler::adopt(maps, SIZES, &mut NoGrace, settings)?;
-    let update = store.take_update().context("the case has no objects")?;
     reconciler.set_addresses(ADDRESSES.into());
     reconciler.update(update);
     reconciler.pass();

@@ -64,9 +64,9 @@ impl Stage {
             topology_keys: TopologyKeys::Ignore,
         };
         let mut reconciler = Reconciler::adopt(maps, sizes, &mut RcuGrace::new()?, settings)?;
-        let (mut store, problems) = file::read(&node.manifests())?;
+        let (update, problems) = file::read(&node.manifests())?;
         ensure!(problems.is_empty(), "{problems:?}");
-        reconciler.update(store.take_update().context("there are Services")?);
+        reconciler.update(update);
         reconciler.pass();
         data_path.attach(&node.instance_cgroup())?.pin()?;
         Ok(Self {

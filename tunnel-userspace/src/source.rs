@@ -1,21 +1,17 @@
-//! Where objects come from. A source keeps the whole set that it was told of, and tells the
-//! control loop what changed.
+//! Where objects come from. Each source writes the whole set that it was told of into its overlay
+//! of the store, and the owner of the maps takes what changed from there.
 
 pub mod file;
 mod journal;
 pub mod kube;
-mod layer;
-mod mux;
 mod problem;
-mod standing;
 mod store;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-pub use mux::{Feed, Mux};
 pub use problem::{Problem, UnknownKind};
 use serde::{Deserialize, Serialize};
-pub use store::Store;
+pub use store::{Overlay, Store};
 
 use crate::model::Kind;
 

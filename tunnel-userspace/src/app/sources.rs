@@ -11,16 +11,16 @@ use crate::{
     events,
     model::{ExternalIps, TopologyKeys, Update},
     source::{
-        Mux, Report, file,
+        Report, Store, file,
         file::FileSource,
         kube::{self, KubeSource},
     },
     tasks::Tasks,
 };
 
-/// The sources that the config names, and the mux that makes one of them.
+/// The sources that the config names, and the store of what they say.
 pub(super) struct Sources {
-    mux: Mux,
+    store: Store,
     file: Option<FileSource>,
     kube: Option<KubeSource>,
 }
@@ -29,26 +29,25 @@ impl Sources {
     /// Reads the files and begins with the API server. Where both say something of one object, the
     /// file counts.
     pub(super) async fn start(config: &Config) -> Result<Self, NodeError> {
-        let (wants_file, wants_kube) = (config.source.file(), config.source.kube.as_ref());
-        let count = usize::from(wants_file.is_some()) + usize::from(wants_kube.is_some());
-        let (mux, feeds) = Mux::new(count);
-        let mut feeds = feeds.into_iter();
+        let mut store = Store::default();
+        let file = config.source.file();
+        let kube = config.source.kube.as_ref();
+        let (file, kube) = (
+            file.map(|wanted| (wanted, store.overlay())),
+            kube.map(|wanted| (wanted, store.overlay())),
+        );
         let mut sources = Self {
-            mux,
+            store,
             file: None,
             kube: None,
         };
-        if let Some(wanted) = wants_file
-            && let Some(feed) = feeds.next()
-        {
-            let source = file::start(file_settings(wanted), feed).await;
+        if let Some((wanted, overlay)) = file {
+            let source = file::start(file_settings(wanted), overlay).await;
             sources.file = Some(source.map_err(failed("cannot read the manifests"))?);
         }
-        if let Some(wanted) = wants_kube
-            && let Some(feed) = feeds.next()
-        {
+        if let Some((wanted, overlay)) = kube {
             let settings = kube_settings(config, wanted)?;
-            let source = kube::start(settings, feed).await;
+            let source = kube::start(settings, overlay).await;
             sources.kube = Some(source.map_err(failed("cannot follow the API server"))?);
         }
         Ok(sources)
@@ -95,8 +94,19 @@ impl Sources {
         tasks: &mut Tasks,
         draining: &watch::Receiver<bool>,
     ) {
-        let Self { mux, file, kube } = self;
-        tasks.start("mux", mux.run(updates, draining.clone()));
+        let Self {
+            mut store,
+            file,
+            kube,
+        } = self;
+        let updating = async move {
+            while let Some(update) = store.update().await {
+                if updates.send(update).await.is_err() {
+                    break;
+                }
+            }
+        };
+        tasks.start("updates", updating);
         if let Some(file) = file {
             tasks.start("source of files", file.run(draining.clone()));
         }

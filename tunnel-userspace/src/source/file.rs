@@ -25,8 +25,8 @@ use tokio::{
 use view::View;
 use watch::{Changes, Watch};
 
-use super::{Feed, Problem, Report, Store, journal::Journal};
-use crate::{clock::monotonic, drain, latest::put};
+use super::{Overlay, Problem, Report, Store, journal::Journal, store::Phase};
+use crate::{clock::monotonic, drain, latest::put, model::Update};
 
 /// Where manifests are.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
@@ -89,10 +89,11 @@ pub enum Error {
 /// # Errors
 ///
 /// If the folder or file isn't there or can't be read. What is wrong inside is a [`Problem`].
-pub fn read(path: &Path) -> Result<(Store, Vec<Problem>), Error> {
-    let Opened { view, .. } = open(&Settings::new(path), |_| Ok(()))?;
-    let problems = view.problems();
-    Ok((view.layer.into_store(), problems))
+pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
+    let mut store = Store::default();
+    let opened = open(&Settings::new(path), &store.overlay(), |_| Ok(()))?;
+    let problems = opened.view.problems();
+    Ok((store.take_update().unwrap_or_default(), problems))
 }
 
 /// A folder that was read for the first time.
@@ -106,6 +107,7 @@ struct Opened<W> {
 /// Reads a folder for the first time. The watch is there before, so that nothing falls between.
 fn open<W>(
     settings: &Settings,
+    overlay: &Overlay,
     watch: impl FnOnce(&Target) -> Result<W, Error>,
 ) -> Result<Opened<W>, Error> {
     let cannot_read = |source| Error::Read {
@@ -125,7 +127,7 @@ fn open<W>(
         }
         let batch = target.read_all(place, &jobs).unwrap_or_default();
         let is_torn = batch.is_torn();
-        view.take_all(batch, &BTreeSet::new(), at);
+        view.take_all(batch, &BTreeSet::new(), &mut overlay.edit(at));
         if look > 0 && !is_torn && !view.is_unsettled() {
             break;
         }
@@ -133,8 +135,7 @@ fn open<W>(
             pause();
         }
     }
-    view.layer.set_synced(at);
-    view.layer.set_whole(view.is_whole(), at);
+    overlay.edit(at).set_phase(view.phase());
     Ok(Opened {
         target,
         place,
@@ -157,7 +158,7 @@ fn pause() {
 /// # Errors
 ///
 /// If the folder or file isn't there, or can't be read or watched.
-pub async fn start(settings: Settings, feed: Feed) -> Result<FileSource, Error> {
+pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, Error> {
     let path = settings.path.clone();
     let watch = |target: &Target| {
         Watch::new(target).map_err(|source| Error::Watch {
@@ -165,21 +166,22 @@ pub async fn start(settings: Settings, feed: Feed) -> Result<FileSource, Error> 
             source,
         })
     };
-    let opened = blocking(move || open(&settings, watch))
+    let opened = blocking(move || open(&settings, &overlay, watch).map(|opened| (opened, overlay)))
         .await
         .map_err(|source| Error::Read { path, source })?;
+    let (opened, overlay) = opened?;
     let Opened {
         target,
         place,
         view,
         watch,
-    } = opened?;
+    } = opened;
     let mut source = FileSource {
         target,
         place: Some(place),
         watch,
         view,
-        feed,
+        overlay,
         report: latest::Sender::new(Arc::default()),
         journal: Journal::default(),
     };
@@ -195,7 +197,7 @@ pub struct FileSource {
     place: Option<Place>,
     watch: Watch,
     view: View,
-    feed: Feed,
+    overlay: Overlay,
     report: latest::Sender<Arc<Report>>,
     journal: Journal,
 }
@@ -207,24 +209,15 @@ impl FileSource {
         self.report.subscribe()
     }
 
-    /// Tells the mux what changes until told to stop, or until nobody listens. What changes while the
-    /// mux is busy is gathered.
+    /// Writes what changes to the overlay until told to stop.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
         let mut look = interval_at(Instant::now() + LOOK, LOOK);
-        let feed = self.feed.clone();
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let held = self.watch.held();
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                permit = feed.reserve(), if self.view.layer.is_changed() => {
-                    let Some(permit) = permit else { break };
-                    if let Some(news) = self.view.layer.take_news() {
-                        permit.send(news);
-                    }
-                }
-                () = feed.closed() => break,
                 () = self.watch.changed() => self.catch_up().await,
                 () = sleep(held.unwrap_or_default()), if held.is_some() => self.catch_up().await,
                 _ = look.tick() => self.look_around().await,
@@ -365,7 +358,10 @@ impl FileSource {
         };
         let target = self.target.clone();
         match blocking(move || target.read_all(place, &jobs)).await {
-            Ok(Some(batch)) => self.view.take_all(batch, &self.watch.writing(), at),
+            Ok(Some(batch)) => {
+                let mut edit = self.overlay.edit(at);
+                self.view.take_all(batch, &self.watch.writing(), &mut edit);
+            }
             Ok(None) => self.lose(&io::Error::from(io::ErrorKind::NotFound)),
             Err(error) => self.trouble(&format!("can't be read: {error}")),
         }
@@ -384,9 +380,13 @@ impl FileSource {
 
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
-        let is_whole = self.view.is_whole() && self.watch.is_quiet();
-        self.view.layer.set_whole(is_whole, monotonic());
-        let mut report = self.view.report();
+        let phase = if self.watch.is_quiet() {
+            self.view.phase()
+        } else {
+            Phase::Partial
+        };
+        self.overlay.edit(monotonic()).set_phase(phase);
+        let mut report = self.view.report(self.overlay.counts());
         self.journal.tell(&mut report);
         put(&self.report, Arc::new(report));
     }

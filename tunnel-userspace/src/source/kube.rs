@@ -32,7 +32,7 @@ use self::{
     kept::Kept,
     view::{NodesKept, View},
 };
-use super::{Feed, Report, Server, journal::Journal};
+use super::{Overlay, Report, Server, journal::Journal, store::Phase};
 use crate::{
     clock::monotonic,
     drain,
@@ -125,14 +125,14 @@ pub struct Steering {
 /// # Errors
 ///
 /// The kubeconfig, or the service account of the pod, can't be used.
-pub async fn start(settings: Settings, feed: Feed) -> Result<KubeSource, AccessError> {
-    start_within(LIMITS, settings, feed).await
+pub async fn start(settings: Settings, overlay: Overlay) -> Result<KubeSource, AccessError> {
+    start_within(LIMITS, settings, overlay).await
 }
 
 async fn start_within(
     limits: Limits,
     settings: Settings,
-    feed: Feed,
+    overlay: Overlay,
 ) -> Result<KubeSource, AccessError> {
     let access = Access {
         kubeconfig: settings.kubeconfig.clone(),
@@ -162,11 +162,10 @@ async fn start_within(
         client,
         current,
         view: View::new(kinds, nodes),
-        feed,
+        overlay,
         report: watch::Sender::default(),
         concerns: watch::Sender::new(Arc::default()),
         journal: Journal::default(),
-        is_kept: true,
         limits,
         settings,
     };
@@ -181,12 +180,10 @@ pub struct KubeSource {
     settings: Settings,
     limits: Limits,
     view: View,
-    feed: Feed,
+    overlay: Overlay,
     report: watch::Sender<Arc<Report>>,
     concerns: watch::Sender<Arc<[Concern]>>,
     journal: Journal,
-    /// Whether the file holds what is known, or will when what is being written is.
-    is_kept: bool,
 }
 
 impl KubeSource {
@@ -208,7 +205,7 @@ impl KubeSource {
         self.client.clone()
     }
 
-    /// Tells the mux what changes until told to stop, or until nobody listens.
+    /// Writes what changes to the overlay until told to stop.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let (sender, mut heard) = mpsc::channel(HEARD);
         // They end with this.
@@ -216,31 +213,21 @@ impl KubeSource {
         let patience = Instant::now() + self.settings.patience;
         let mut keep_at = Instant::now() + self.settings.keep_every;
         let mut batch = Vec::with_capacity(HEARD);
-        let feed = self.feed.clone();
         // Beside everything else: a disk may take its time.
         let (mut keeping, mut is_keeping) = (spawn_blocking(|| Ok(())), false);
         loop {
-            let is_changed = self.view.layer.is_changed() && self.view.layer.is_synced();
+            let is_listing = self.overlay.phase() == Phase::Listing;
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                permit = feed.reserve(), if is_changed => {
-                    let Some(permit) = permit else { break };
-                    if let Some(news) = self.view.layer.take_news() {
-                        self.is_kept &= news.changes.is_empty();
-                        permit.send(news);
-                    }
-                }
-                () = feed.closed() => break,
                 count = heard.recv_many(&mut batch, HEARD) => {
                     if count == 0 {
                         break;
                     }
-                    let now = Timestamp::now();
-                    batch.drain(..).for_each(|heard| self.view.take(heard, now));
+                    self.take(batch.drain(..));
                     self.publish();
                 }
-                () = sleep_until(patience), if !self.view.layer.is_synced() => {
+                () = sleep_until(patience), if is_listing => {
                     self.use_kept().await;
                     self.publish();
                 }
@@ -248,7 +235,7 @@ impl KubeSource {
                     is_keeping = false;
                     self.note(written);
                 }
-                () = sleep_until(keep_at), if !is_keeping && !self.is_kept && self.view.is_live() => {
+                () = sleep_until(keep_at), if !is_keeping && !self.view.is_kept && self.view.is_live() => {
                     keep_at = Instant::now() + self.settings.keep_every;
                     keeping = self.keep();
                     is_keeping = true;
@@ -258,7 +245,7 @@ impl KubeSource {
         if is_keeping {
             self.note(keeping.await);
         }
-        if !self.is_kept && self.view.is_live() {
+        if !self.view.is_kept && self.view.is_live() {
             let written = self.keep().await;
             self.note(written);
         }
@@ -330,6 +317,13 @@ impl KubeSource {
         following.spawn(one.run());
     }
 
+    /// Takes what was heard, in one change.
+    fn take(&mut self, heard: impl Iterator<Item = Heard>) {
+        let now = Timestamp::now();
+        let mut edit = self.overlay.edit(monotonic());
+        heard.for_each(|heard| self.view.take(heard, now, &mut edit));
+    }
+
     /// Goes on with what an earlier process knew.
     async fn use_kept(&mut self) {
         let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
@@ -350,32 +344,36 @@ impl KubeSource {
                 "the API server can't be reached, and there is no last known state: going on with nothing new"
             ),
         }
-        self.view.use_kept(kept, monotonic());
+        let mut edit = self.overlay.edit(monotonic());
+        self.view.use_kept(kept, &mut edit);
     }
 
     /// Begins to write down what is known.
     fn keep(&mut self) -> JoinHandle<io::Result<()>> {
-        self.is_kept = true;
+        self.view.is_kept = true;
         let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
-        let known = self.view.kept(Timestamp::now());
+        let known = Kept {
+            written: Timestamp::now(),
+            objects: self.overlay.objects(),
+        };
         spawn_blocking(move || kept::write(&path, &node, &known))
     }
 
     /// Takes what came of it. What could not be written is tried again.
     fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
         if let Err(error) = written.map_err(io::Error::other).flatten() {
-            self.is_kept = false;
+            self.view.is_kept = false;
             warn!(path = %self.settings.kept.display(), %error, "cannot write the last known state");
         }
     }
 
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
-        let mut report = self.view.report(self.current.server());
+        let mut report = self.view.report(self.current.server(), &self.overlay);
         self.journal.tell(&mut report);
         let before = Arc::clone(&self.report.borrow());
         tell(before.server.as_ref(), report.server.as_ref());
-        latest::put(&self.concerns, self.view.concerns().into());
+        latest::put(&self.concerns, self.view.concerns(&self.overlay).into());
         latest::put(&self.report, Arc::new(report));
     }
 }

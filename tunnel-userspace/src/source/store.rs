@@ -1,291 +1,378 @@
+//! What all sources say, kept once. Each source writes its own overlay; of an object that several
+//! overlays have, the version of the first one counts. The owner of the maps is woken for what
+//! changes, and takes all of it at once.
+
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use foldhash::HashMap;
-use litemap::LiteMap;
+use tokio::sync::Notify;
 
-use super::standing::Standing;
-use crate::model::{
-    ConfigMap, EndpointSlice, Kind, Node, Object, ObjectId, ObjectName, Service, ServiceCidr,
-    ServiceState, Update,
-};
+use crate::model::{EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState, Update};
 
-/// The whole set of objects that a source stands for, and which of them the control loop hasn't
-/// been told of.
-#[derive(Clone, Debug, Default)]
-pub struct Store {
-    services: BTreeMap<ObjectName, Arc<Service>>,
-    /// Slices by the Service that owns them, then by their own name.
-    slices: BTreeMap<ObjectName, LiteMap<Arc<str>, Arc<EndpointSlice>>>,
-    /// The owner of each slice.
-    owners: HashMap<ObjectName, ObjectName>,
-    nodes: BTreeMap<ObjectName, Arc<Node>>,
-    config_maps: BTreeMap<ObjectName, Arc<ConfigMap>>,
-    service_cidrs: BTreeMap<ObjectName, Arc<ServiceCidr>>,
-    /// What changed since the control loop was told; nothing before it was told of everything.
-    dirty: Option<Dirty>,
-    standing: Standing,
+/// How far a source is synchronised, in rising order. The store is as far as the last of them.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Phase {
+    /// The first whole list hasn't come.
+    #[default]
+    Listing,
+    /// The source wasn't heard of since the start; the objects are those of an earlier process.
+    Stale,
+    /// The first whole list is here, and a part of what the source says can't be used.
+    Partial,
+    /// All that the source says is here.
+    Whole,
 }
 
-/// The names of what changed.
-#[derive(Clone, Debug, Default)]
-struct Dirty {
-    services: BTreeSet<ObjectName>,
-    nodes: BTreeSet<ObjectName>,
-    config_maps: BTreeSet<ObjectName>,
+/// The end of the store that belongs to the owner of the maps.
+#[derive(Debug, Default)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+/// The end of the store that belongs to one source.
+#[derive(Debug)]
+pub struct Overlay {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+/// A change of an overlay. It is visible to the owner of the maps as a whole, once this is dropped.
+pub(super) struct Edit<'a> {
+    state: MutexGuard<'a, State>,
+    changed: &'a Notify,
+    index: usize,
+    /// When the changes that follow were noticed.
+    pub(super) at: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The overlays, in their order of precedence.
+    overlays: Vec<Said>,
+    /// The sources that still run.
+    running: usize,
+    /// The slices that count, by the Service that owns them, each list in the order of names.
+    slices: BTreeMap<ObjectName, Vec<Arc<EndpointSlice>>>,
+    /// What changed since the last update; nothing before the first one, which holds everything.
+    dirty: Option<BTreeSet<ObjectId>>,
+    /// When the oldest change since the last update was noticed.
+    since: Option<Duration>,
+}
+
+/// What one source says.
+#[derive(Debug, Default)]
+struct Said {
+    objects: BTreeMap<Kind, BTreeMap<ObjectName, Object>>,
+    phase: Phase,
 }
 
 impl Store {
-    /// Makes room for so many slices, where there are none.
-    pub(super) fn make_room(&mut self, slices: usize) {
-        if self.owners.is_empty() {
-            self.owners.reserve(slices);
+    /// Adds the overlay of a further source. Those that were added before it count before it.
+    pub fn overlay(&mut self) -> Overlay {
+        let mut state = self.shared.lock();
+        let index = state.overlays.len();
+        state.overlays.push(Said::default());
+        state.running += 1;
+        Overlay {
+            shared: Arc::clone(&self.shared),
+            index,
         }
     }
 
-    /// Takes an object as it stands now, noticed at that time. An object that says nothing new
-    /// changes nothing.
-    pub(super) fn apply(&mut self, object: Object, at: Duration) {
-        let name = object.name().clone();
-        match object {
-            Object::Service(service) => {
-                if replace(&mut self.services, &name, service) {
-                    self.service_changed(name, at);
+    /// Waits for changes, and takes all of them. Gives nothing once no source runs any more. The
+    /// first update comes after every source's first whole list, and holds everything: an object
+    /// that is missing from it counts as deleted.
+    pub async fn update(&mut self) -> Option<Update> {
+        loop {
+            {
+                let mut state = self.shared.lock();
+                let update = state.take_update();
+                if update.is_some() || state.running == 0 {
+                    return update;
                 }
             }
-            Object::EndpointSlice(slice) => self.apply_slice(slice, at),
-            Object::Node(node) => {
-                if replace(&mut self.nodes, &name, node) {
-                    self.node_changed(name, at);
-                }
-            }
-            Object::ConfigMap(config_map) => {
-                if replace(&mut self.config_maps, &name, config_map) {
-                    self.config_map_changed(name, at);
-                }
-            }
-            Object::ServiceCidr(cidr) => {
-                replace(&mut self.service_cidrs, &name, cidr);
-            }
+            self.shared.changed.notified().await;
         }
     }
 
-    /// Forgets an object.
-    pub(super) fn remove(&mut self, id: &ObjectId, at: Duration) {
-        let name = &id.name;
-        match id.kind {
-            Kind::Service => {
-                if self.services.remove(name).is_some() {
-                    self.service_changed(name.clone(), at);
-                }
-            }
-            Kind::EndpointSlice => self.remove_slice(name, at),
-            Kind::Node => {
-                if self.nodes.remove(name).is_some() {
-                    self.node_changed(name.clone(), at);
-                }
-            }
-            Kind::ConfigMap => {
-                if self.config_maps.remove(name).is_some() {
-                    self.config_map_changed(name.clone(), at);
-                }
-            }
-            Kind::ServiceCidr => {
-                self.service_cidrs.remove(name);
-            }
-        }
-    }
-
-    fn apply_slice(&mut self, slice: Arc<EndpointSlice>, at: Duration) {
-        let owner = slice.service.clone();
-        let previous = self.owners.insert(slice.name.clone(), owner.clone());
-        if let Some(previous) = previous.filter(|previous| *previous != owner) {
-            self.leave(previous, &slice.name, at);
-        }
-        let slices = self.slices.entry(owner.clone());
-        let slices = slices.or_insert_with(|| LiteMap::with_capacity(1));
-        let known = slices.get(&*slice.name.name);
-        if known.is_none_or(|known| **known != *slice) {
-            slices.insert(Arc::clone(&slice.name.name), slice);
-            self.endpoints_changed(owner, at);
-        }
-    }
-
-    fn remove_slice(&mut self, name: &ObjectName, at: Duration) {
-        if let Some(owner) = self.owners.remove(name) {
-            self.leave(owner, name, at);
-        }
-    }
-
-    /// Takes a slice from the Service that owned it.
-    fn leave(&mut self, owner: ObjectName, name: &ObjectName, at: Duration) {
-        if let Some(slices) = self.slices.get_mut(&owner) {
-            slices.remove(&*name.name);
-            if slices.is_empty() {
-                self.slices.remove(&owner);
-            }
-        }
-        self.endpoints_changed(owner, at);
-    }
-
-    /// Endpoints of a Service that isn't there are of no use until it comes.
-    fn endpoints_changed(&mut self, owner: ObjectName, at: Duration) {
-        if self.services.contains_key(&owner) {
-            self.service_changed(owner, at);
-        }
-    }
-
-    fn service_changed(&mut self, name: ObjectName, at: Duration) {
-        self.changed(at, |dirty| &mut dirty.services, name);
-    }
-
-    fn node_changed(&mut self, name: ObjectName, at: Duration) {
-        self.changed(at, |dirty| &mut dirty.nodes, name);
-    }
-
-    fn config_map_changed(&mut self, name: ObjectName, at: Duration) {
-        self.changed(at, |dirty| &mut dirty.config_maps, name);
-    }
-
-    fn changed(
-        &mut self,
-        at: Duration,
-        of: impl FnOnce(&mut Dirty) -> &mut BTreeSet<ObjectName>,
-        name: ObjectName,
-    ) {
-        if let Some(dirty) = &mut self.dirty {
-            of(dirty).insert(name);
-        }
-        self.standing.changed(at);
-    }
-
-    /// Says that the first whole set is here.
-    pub(super) fn set_synced(&mut self, at: Duration) {
-        self.standing.set_synced(at);
-    }
-
-    /// Says whether this is everything that the source was told. Once it is, that is told.
-    pub(super) fn set_whole(&mut self, whole: bool, at: Duration) {
-        self.standing.set_whole(whole, at);
-    }
-
-    /// Says whether this is what an earlier process knew. Once it isn't, that is told.
-    pub(super) fn set_stale(&mut self, stale: bool, at: Duration) {
-        self.standing.set_stale(stale, at);
-    }
-
-    /// Whether there is something to tell.
-    #[must_use]
-    pub const fn is_changed(&self) -> bool {
-        self.standing.is_changed()
-    }
-
-    /// What changed since the last time, as it stands now; nothing if nothing did. The first
-    /// update holds everything.
+    /// Takes what changed since the last update, if anything did.
     pub fn take_update(&mut self) -> Option<Update> {
-        let since = self.standing.told()?;
-        let dirty = self.dirty.replace(Dirty::default());
-        let dirty = dirty.unwrap_or_else(|| self.everything());
-        let service = |name| {
-            let state = self.service(&name);
-            (name, state)
-        };
-        Some(Update {
-            services: dirty.services.into_iter().map(service).collect(),
-            nodes: states(dirty.nodes, &self.nodes),
-            config_maps: states(dirty.config_maps, &self.config_maps),
-            synced: self.standing.synced,
-            whole: self.standing.whole,
-            stale: self.standing.stale,
-            since,
-        })
+        self.shared.lock().take_update()
     }
+}
 
-    /// The names of all that the control loop is told of.
-    fn everything(&self) -> Dirty {
-        Dirty {
-            services: self.services.keys().cloned().collect(),
-            nodes: self.nodes.keys().cloned().collect(),
-            config_maps: self.config_maps.keys().cloned().collect(),
+impl Overlay {
+    /// Begins a change that was noticed at that time.
+    pub(super) fn edit(&self, at: Duration) -> Edit<'_> {
+        Edit {
+            state: self.shared.lock(),
+            changed: &self.shared.changed,
+            index: self.index,
+            at,
         }
     }
 
-    /// A Service with its slices.
-    #[must_use]
-    pub fn service(&self, name: &ObjectName) -> Option<ServiceState> {
-        let service = Arc::clone(self.services.get(name)?);
-        let slices = self
-            .slices
-            .get(name)
-            .map(|slices| slices.values().map(Arc::clone).collect());
-        Some(ServiceState {
-            service,
-            slices: slices.unwrap_or_default(),
-        })
-    }
-
-    /// All Nodes, by name.
-    #[must_use]
-    pub const fn nodes(&self) -> &BTreeMap<ObjectName, Arc<Node>> {
-        &self.nodes
-    }
-
-    /// All ConfigMaps, by name.
-    #[must_use]
-    pub const fn config_maps(&self) -> &BTreeMap<ObjectName, Arc<ConfigMap>> {
-        &self.config_maps
-    }
-
-    /// All ServiceCIDRs, by name.
-    #[must_use]
-    pub const fn service_cidrs(&self) -> &BTreeMap<ObjectName, Arc<ServiceCidr>> {
-        &self.service_cidrs
+    /// How far the source is synchronised.
+    pub(super) fn phase(&self) -> Phase {
+        self.read(|said| said.phase)
     }
 
     /// How many objects there are, by kind.
-    #[must_use]
-    pub fn counts(&self) -> BTreeMap<Kind, usize> {
-        BTreeMap::from([
-            (Kind::Service, self.services.len()),
-            (Kind::EndpointSlice, self.owners.len()),
-            (Kind::Node, self.nodes.len()),
-            (Kind::ConfigMap, self.config_maps.len()),
-            (Kind::ServiceCidr, self.service_cidrs.len()),
-        ])
+    pub(super) fn counts(&self) -> BTreeMap<Kind, usize> {
+        self.read(|said| {
+            let kinds = said.objects.iter();
+            kinds.map(|(kind, all)| (*kind, all.len())).collect()
+        })
+    }
+
+    /// An object.
+    pub(super) fn get(&self, id: &ObjectId) -> Option<Object> {
+        self.read(|said| said.get(id).cloned())
+    }
+
+    /// Every object.
+    pub(super) fn objects(&self) -> Vec<Object> {
+        self.read(|said| {
+            said.objects
+                .values()
+                .flat_map(BTreeMap::values)
+                .cloned()
+                .collect()
+        })
+    }
+
+    fn read<T: Default>(&self, read: impl FnOnce(&Said) -> T) -> T {
+        let state = self.shared.lock();
+        state.overlays.get(self.index).map(read).unwrap_or_default()
     }
 }
 
-/// The objects of some names, as they stand now.
-fn states<T>(
-    names: BTreeSet<ObjectName>,
-    objects: &BTreeMap<ObjectName, Arc<T>>,
-) -> Vec<(ObjectName, Option<Arc<T>>)> {
-    let state = |name| {
-        let object = objects.get(&name).map(Arc::clone);
-        (name, object)
-    };
-    names.into_iter().map(state).collect()
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        self.shared.lock().running -= 1;
+        self.shared.changed.notify_one();
+    }
 }
 
-/// Puts a value in place; says whether that changed anything.
-fn replace<K: Clone + Ord, V: PartialEq>(
-    values: &mut BTreeMap<K, Arc<V>>,
-    key: &K,
-    value: Arc<V>,
-) -> bool {
-    match values.entry(key.clone()) {
-        Entry::Occupied(current) if **current.get() == *value => false,
-        Entry::Occupied(mut current) => {
-            current.insert(value);
-            true
+impl Edit<'_> {
+    /// Inserts or updates an object; equal objects are ignored. Says whether the overlay changed.
+    pub(super) fn apply(&mut self, object: Object) -> bool {
+        self.state
+            .put(self.index, &object.id(), Some(object), self.at)
+    }
+
+    /// Removes an object. Says whether the overlay changed.
+    pub(super) fn remove(&mut self, id: &ObjectId) -> bool {
+        self.state.put(self.index, id, None, self.at)
+    }
+
+    /// Sets how far the source is synchronised.
+    pub(super) fn set_phase(&mut self, phase: Phase) {
+        let before = self.state.phase();
+        if let Some(said) = self.state.overlays.get_mut(self.index) {
+            said.phase = phase;
         }
-        Entry::Vacant(place) => {
-            place.insert(value);
-            true
+        if self.state.phase() > before {
+            self.state.changed(self.at);
         }
+    }
+
+    /// The objects of a kind.
+    pub(super) fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
+        let said = self.state.overlays.get(self.index);
+        said.into_iter().flat_map(move |said| said.ids(kind))
+    }
+}
+
+impl Drop for Edit<'_> {
+    fn drop(&mut self) {
+        if self.state.is_due() {
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Said {
+    fn get(&self, id: &ObjectId) -> Option<&Object> {
+        self.objects.get(&id.kind)?.get(&id.name)
+    }
+
+    /// The objects of a kind, by name.
+    fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
+        let names = self.objects.get(&kind).into_iter().flat_map(BTreeMap::keys);
+        names.map(move |name| ObjectId {
+            kind,
+            name: name.clone(),
+        })
+    }
+
+    /// Puts an object, or nothing, in the place of another one. Gives the one that was there; nothing
+    /// if that changes nothing.
+    fn put(&mut self, id: &ObjectId, object: Option<Object>) -> Option<Option<Object>> {
+        let objects = self.objects.entry(id.kind).or_default();
+        let Some(object) = object else {
+            return objects.remove(&id.name).map(Some);
+        };
+        match objects.entry(id.name.clone()) {
+            Entry::Occupied(place) if *place.get() == object => None,
+            Entry::Occupied(mut place) => Some(Some(place.insert(object))),
+            Entry::Vacant(place) => {
+                place.insert(object);
+                Some(None)
+            }
+        }
+    }
+}
+
+impl State {
+    /// Puts an object, or nothing, in an overlay. Says whether that changed the overlay.
+    fn put(&mut self, index: usize, id: &ObjectId, object: Option<Object>, at: Duration) -> bool {
+        let Some((said, later)) = self
+            .overlays
+            .get_mut(index..)
+            .and_then(<[_]>::split_first_mut)
+        else {
+            return false;
+        };
+        let Some(before) = said.put(id, object.clone()) else {
+            return false;
+        };
+        let hidden = || later.iter().find_map(|said| said.get(id)).cloned();
+        let (before, now) = (before.or_else(hidden), object.or_else(hidden));
+        let mut earlier = self.overlays.iter().take(index);
+        if before != now && earlier.all(|said| said.get(id).is_none()) {
+            self.replaced(id, before, now, at);
+        }
+        true
+    }
+
+    /// Takes note that another version of an object counts.
+    fn replaced(
+        &mut self,
+        id: &ObjectId,
+        before: Option<Object>,
+        now: Option<Object>,
+        at: Duration,
+    ) {
+        match id.kind {
+            Kind::Service | Kind::Node | Kind::ConfigMap => {
+                if let Some(dirty) = &mut self.dirty {
+                    dirty.insert(id.clone());
+                }
+                self.changed(at);
+            }
+            Kind::EndpointSlice => {
+                for (object, is_now) in [(before, false), (now, true)] {
+                    if let Some(Object::EndpointSlice(slice)) = object {
+                        self.endpoints_changed(slice, is_now, at);
+                    }
+                }
+            }
+            // Nothing is programmed from it.
+            Kind::ServiceCidr => {}
+        }
+    }
+
+    /// Adds or removes a slice of a Service. Endpoints of a Service that isn't there are of no use until
+    /// it comes.
+    fn endpoints_changed(&mut self, slice: Arc<EndpointSlice>, is_now: bool, at: Duration) {
+        let owner = ObjectId {
+            kind: Kind::Service,
+            name: slice.service.clone(),
+        };
+        let slices = self.slices.entry(owner.name.clone());
+        // Most Services have one.
+        let slices = slices.or_insert_with(|| Vec::with_capacity(1));
+        match slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
+            Ok(place) => drop(slices.remove(place)),
+            Err(place) if is_now => slices.insert(place, slice),
+            Err(_) => {}
+        }
+        if slices.is_empty() {
+            self.slices.remove(&owner.name);
+        }
+        if self.get(&owner).is_some() {
+            if let Some(dirty) = &mut self.dirty {
+                dirty.insert(owner);
+            }
+            self.changed(at);
+        }
+    }
+
+    fn changed(&mut self, at: Duration) {
+        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+    }
+
+    /// The version of an object that counts.
+    fn get(&self, id: &ObjectId) -> Option<&Object> {
+        self.overlays.iter().find_map(|said| said.get(id))
+    }
+
+    fn phase(&self) -> Phase {
+        let phases = self.overlays.iter().map(|said| said.phase);
+        phases.min().unwrap_or_default()
+    }
+
+    fn is_due(&self) -> bool {
+        self.since.is_some() && self.phase() > Phase::Listing
+    }
+
+    fn take_update(&mut self) -> Option<Update> {
+        if !self.is_due() {
+            return None;
+        }
+        let phase = self.phase();
+        let mut update = Update {
+            synced: true,
+            whole: phase == Phase::Whole,
+            stale: phase == Phase::Stale,
+            since: self.since.take()?,
+            ..Update::default()
+        };
+        let dirty = self.dirty.replace(BTreeSet::new());
+        for id in dirty.unwrap_or_else(|| self.everything()) {
+            let now = self.get(&id).cloned();
+            let ObjectId { kind, name } = id;
+            match now {
+                Some(Object::Service(service)) => {
+                    let slices = self.slices.get(&name).cloned().unwrap_or_default();
+                    let state = ServiceState { service, slices };
+                    update.services.push((name, Some(state)));
+                }
+                Some(Object::Node(node)) => update.nodes.push((name, Some(node))),
+                Some(Object::ConfigMap(map)) => update.config_maps.push((name, Some(map))),
+                Some(Object::EndpointSlice(_) | Object::ServiceCidr(_)) => {}
+                None => match kind {
+                    Kind::Service => update.services.push((name, None)),
+                    Kind::Node => update.nodes.push((name, None)),
+                    Kind::ConfigMap => update.config_maps.push((name, None)),
+                    Kind::EndpointSlice | Kind::ServiceCidr => {}
+                },
+            }
+        }
+        Some(update)
+    }
+
+    /// Every object that updates hold.
+    fn everything(&self) -> BTreeSet<ObjectId> {
+        let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
+        let of_kind = |kind| self.overlays.iter().flat_map(move |said| said.ids(kind));
+        kinds.flat_map(of_kind).collect()
     }
 }
 

@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map, hash_map::Entry},
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use foldhash::HashMap;
@@ -13,7 +12,7 @@ use foldhash::HashMap;
 use super::statement::{Said, Statement};
 use crate::{
     model::{Object, ObjectId},
-    source::{Problem, UnknownKind, layer::Layer},
+    source::{Problem, UnknownKind, store::Edit},
 };
 
 /// What every file says.
@@ -51,8 +50,7 @@ impl Claims {
         &mut self,
         path: &Arc<Path>,
         statements: Vec<Statement>,
-        layer: &mut Layer,
-        at: Duration,
+        edit: &mut Edit<'_>,
     ) {
         let mut last = self.files.remove(path).unwrap_or_default().objects;
         let before: Vec<ObjectId> = last.keys().cloned().collect();
@@ -128,7 +126,7 @@ impl Claims {
             let unsaid: Vec<_> = unsaid.collect();
             file.objects.extend(unsaid);
         }
-        self.put(path, before, file, layer, at);
+        self.put(path, before, file, edit);
     }
 
     /// Takes note that a file can't be read. What it said last stays.
@@ -139,18 +137,18 @@ impl Claims {
 
     /// Takes note that a file has another name. What it said counts as said under the new name
     /// too, so that what of it is refused there stays.
-    pub(super) fn adopt(&mut self, from: &Path, to: &Arc<Path>, layer: &mut Layer, at: Duration) {
+    pub(super) fn adopt(&mut self, from: &Path, to: &Arc<Path>, edit: &mut Edit<'_>) {
         let Some(objects) = self.files.get(from).map(|file| file.objects.clone()) else {
             return;
         };
         let mut file = self.files.remove(to).unwrap_or_default();
         let before = file.objects.keys().cloned().collect();
         file.objects.extend(objects);
-        self.put(to, before, file, layer, at);
+        self.put(to, before, file, edit);
     }
 
     /// Takes note that a file is gone, and with it what it said.
-    pub(super) fn remove(&mut self, path: &Arc<Path>, layer: &mut Layer, at: Duration) {
+    pub(super) fn remove(&mut self, path: &Arc<Path>, edit: &mut Edit<'_>) {
         let Some(last) = self.files.remove(path) else {
             return;
         };
@@ -158,21 +156,13 @@ impl Claims {
             path,
             last.objects.into_keys().collect(),
             File::default(),
-            layer,
-            at,
+            edit,
         );
         self.files.remove(path);
     }
 
     /// Puts what a file says in place of what it said before, object by object.
-    fn put(
-        &mut self,
-        path: &Arc<Path>,
-        before: Vec<ObjectId>,
-        file: File,
-        layer: &mut Layer,
-        at: Duration,
-    ) {
+    fn put(&mut self, path: &Arc<Path>, before: Vec<ObjectId>, file: File, edit: &mut Edit<'_>) {
         if before.is_empty() {
             self.holders.reserve(file.objects.len());
         }
@@ -187,7 +177,7 @@ impl Claims {
                 Entry::Vacant(place) => {
                     place.insert(vec![Arc::clone(path)]);
                     if let Some(object) = &claim.object {
-                        layer.apply(object.clone(), at);
+                        edit.apply(object.clone());
                     }
                 }
                 Entry::Occupied(mut holders) => {
@@ -205,20 +195,20 @@ impl Claims {
             }
         }
         for id in gone.into_iter().chain(unsettled) {
-            self.settle(id, layer, at);
+            self.settle(id, edit);
         }
     }
 
-    /// Brings the layer to what counts for one object.
-    fn settle(&mut self, id: ObjectId, layer: &mut Layer, at: Duration) {
+    /// Writes what counts of one object.
+    fn settle(&mut self, id: ObjectId, edit: &mut Edit<'_>) {
         let holders = self.holders.get(&id).map(Vec::as_slice).unwrap_or_default();
         let claim = holders
             .first()
             .and_then(|path| self.files.get(path)?.objects.get(&id));
         match claim.and_then(|claim| claim.object.clone()) {
-            Some(object) => layer.apply(object, at),
-            None => layer.remove(&id, at),
-        }
+            Some(object) => edit.apply(object),
+            None => edit.remove(&id),
+        };
         match holders.len() {
             0 => {
                 self.holders.remove(&id);

@@ -12,10 +12,7 @@ use tokio::time::timeout;
 use watched::{BAD, PATIENCE, Watched, service};
 
 use super::*;
-use crate::{
-    model::{Kind, ObjectName},
-    source::Mux,
-};
+use crate::model::{Kind, ObjectName};
 
 #[tokio::test]
 async fn the_first_update_holds_everything_even_if_that_is_nothing() {
@@ -32,9 +29,9 @@ async fn the_first_update_holds_everything_even_if_that_is_nothing() {
 
 #[tokio::test]
 async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
-    let (_mux, mut feeds) = Mux::new(1);
+    let overlay = Store::default().overlay();
 
-    let error = start(Settings::new("/nowhere/manifests"), feeds.remove(0))
+    let error = start(Settings::new("/nowhere/manifests"), overlay)
         .await
         .expect_err("no folder");
 
@@ -67,8 +64,8 @@ fn the_first_reading_holds_a_file_that_is_being_replaced_all_the_time() {
         });
         let missing = (0..500)
             .filter(|_| {
-                let (store, _) = read(&manifests).expect("read");
-                store.service(&ObjectName::new("default", "a")).is_none()
+                let (update, _) = read(&manifests).expect("read");
+                update.services.is_empty()
             })
             .count();
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -381,31 +378,18 @@ async fn changes_gather_while_the_receiver_is_busy_and_none_is_lost() {
     watched.stop().await;
 }
 
-#[tokio::test]
-async fn a_source_that_nobody_listens_to_ends() {
-    let mut watched = Watched::new().await;
-    watched.updates.close();
-
-    watched.write("a.yaml", service("a", "10.0.0.2"));
-
-    watched.ended().await;
-}
-
 #[test]
 fn a_folder_is_read_once_without_a_watch() {
     let dir = tempfile::tempdir().expect("a folder");
     fs::write(dir.path().join("a.yaml"), service("a", "10.0.0.1")).expect("written");
     fs::write(dir.path().join("b.yaml"), BAD).expect("written");
 
-    let (store, problems) = read(dir.path()).expect("read");
+    let (update, problems) = read(dir.path()).expect("read");
 
-    assert!(store.service(&ObjectName::new("default", "a")).is_some());
-    assert_eq!(problems.len(), 1);
-    let (store, problems) = read(&dir.path().join("a.yaml")).expect("read");
-    assert_eq!(
-        (store.counts().get(&Kind::Service), problems.len()),
-        (Some(&1), 0)
-    );
+    assert_eq!(update.services[0].0, ObjectName::new("default", "a"));
+    assert_eq!((update.services.len(), problems.len()), (1, 1));
+    let (update, problems) = read(&dir.path().join("a.yaml")).expect("read");
+    assert_eq!((update.services.len(), problems.len()), (1, 0));
     read(&dir.path().join("c.yaml")).expect_err("there is no such file");
 }
 

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use super::{
@@ -12,12 +11,17 @@ use super::{
     folder::{Batch, Fingerprint, Job, Reading},
     statement::Memory,
 };
-use crate::source::{Problem, Report, layer::Layer};
+use crate::{
+    model::Kind,
+    source::{
+        Problem, Report,
+        store::{Edit, Phase},
+    },
+};
 
 /// What has been read.
 #[derive(Debug, Default)]
 pub(super) struct View {
-    pub(super) layer: Layer,
     claims: Claims,
     files: BTreeMap<Arc<Path>, Seen>,
     /// Files that may still be written.
@@ -96,9 +100,14 @@ impl View {
 
     /// Takes what came of reading files. Those that a writer has begun to change meanwhile may
     /// have been read half written.
-    pub(super) fn take_all(&mut self, batch: Batch, writing: &BTreeSet<Arc<Path>>, at: Duration) {
+    pub(super) fn take_all(
+        &mut self,
+        batch: Batch,
+        writing: &BTreeSet<Arc<Path>>,
+        edit: &mut Edit<'_>,
+    ) {
         for (from, to) in &batch.moved {
-            self.claims.adopt(from, to, &mut self.layer, at);
+            self.claims.adopt(from, to, edit);
         }
         // What goes, goes last: another file may say the same by then.
         let (gone, rest): (Vec<_>, Vec<_>) = batch
@@ -109,16 +118,16 @@ impl View {
             if writing.contains(&path) {
                 self.unsettle(path);
             } else {
-                self.take(path, reading, at);
+                self.take(path, reading, edit);
             }
         }
     }
 
     /// Takes what came of reading a file.
-    fn take(&mut self, path: Arc<Path>, reading: Reading, at: Duration) {
+    fn take(&mut self, path: Arc<Path>, reading: Reading, edit: &mut Edit<'_>) {
         self.unsettled.remove(&path);
         match reading {
-            Reading::Gone => self.forget(&path, at),
+            Reading::Gone => self.forget(&path, edit),
             Reading::Unsettled => self.unsettle(path),
             Reading::Unreadable {
                 fingerprint,
@@ -134,7 +143,7 @@ impl View {
                 statements,
                 memory,
             } => {
-                self.claims.replace(&path, statements, &mut self.layer, at);
+                self.claims.replace(&path, statements, edit);
                 let memory = Some(Arc::new(memory));
                 self.files.insert(
                     path,
@@ -153,10 +162,10 @@ impl View {
         self.unsettled.insert(path, Look::default());
     }
 
-    fn forget(&mut self, path: &Arc<Path>, at: Duration) {
+    fn forget(&mut self, path: &Arc<Path>, edit: &mut Edit<'_>) {
         self.files.remove(path);
         self.unsettled.remove(path);
-        self.claims.remove(path, &mut self.layer, at);
+        self.claims.remove(path, edit);
     }
 
     /// The files that are reached through a link, or can't be reached.
@@ -234,9 +243,14 @@ impl View {
         self.trouble.is_some()
     }
 
-    /// Whether all that the folder says is understood, and none of it waits to be read.
-    pub(super) fn is_whole(&self) -> bool {
-        self.unsettled.is_empty() && self.problems().iter().all(|problem| problem.ignored)
+    /// Says whether all that the folder says is understood, and none of it waits to be read.
+    pub(super) fn phase(&self) -> Phase {
+        let mut problems = self.problems().into_iter();
+        if self.unsettled.is_empty() && problems.all(|problem| problem.ignored) {
+            Phase::Whole
+        } else {
+            Phase::Partial
+        }
     }
 
     /// All that is wrong now.
@@ -252,9 +266,9 @@ impl View {
     }
 
     /// What has been read, for status.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> Report {
         Report {
-            objects: self.layer.counts(),
+            objects,
             problems: self.problems(),
             refused_total: 0,
             ignored_total: 0,

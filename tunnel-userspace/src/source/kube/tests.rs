@@ -11,7 +11,7 @@ use server::{Asked, Reply, Script, Server, listed, status, watched};
 use tokio::time::timeout;
 
 use super::*;
-use crate::{model::Update, source::Mux};
+use crate::{model::Update, source::Store};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// For how long a server does what it shouldn't, where that is to be seen to its end.
@@ -19,7 +19,7 @@ const A_LITTLE: Duration = Duration::from_millis(500);
 
 /// A source that follows servers on loopback.
 struct Followed {
-    updates: mpsc::Receiver<Update>,
+    store: Store,
     report: watch::Receiver<Arc<Report>>,
     known: BTreeMap<String, String>,
     folder: tempfile::TempDir,
@@ -92,18 +92,16 @@ impl Followed {
     }
 
     async fn start(limits: Limits, settings: Settings, folder: tempfile::TempDir) -> Self {
-        let (mux, mut feeds) = Mux::new(1);
-        let source = start_within(limits, settings, feeds.remove(0))
+        let mut store = Store::default();
+        let source = start_within(limits, settings, store.overlay())
             .await
             .expect("a source");
-        let (sender, updates) = mpsc::channel(1);
         let (draining, stop) = watch::channel(false);
         let report = source.report();
         let mut running = JoinSet::new();
-        running.spawn(mux.run(sender, stop.clone()));
         running.spawn(source.run(stop));
         Self {
-            updates,
+            store,
             report,
             known: BTreeMap::new(),
             folder,
@@ -118,7 +116,7 @@ impl Followed {
     }
 
     async fn take(&mut self) -> Update {
-        let update = timeout(PATIENCE, self.updates.recv()).await;
+        let update = timeout(PATIENCE, self.store.update()).await;
         let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
         let update = update.expect("the source runs");
         for (name, state) in &update.services {

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
 use jiff::Timestamp;
@@ -16,7 +15,10 @@ use super::{
 use crate::{
     k8s::{Arrived, Invalid, Taken},
     model::{Concern, Kind, Node, Object, ObjectId, ObjectName},
-    source::{Problem, Report, Server, layer::Layer},
+    source::{
+        Overlay, Problem, Report, Server,
+        store::{Edit, Phase},
+    },
 };
 
 /// Where problems of these objects are told to come from.
@@ -85,11 +87,12 @@ impl NodesKept {
 /// What was said.
 #[derive(Debug)]
 pub(super) struct View {
-    pub(super) layer: Layer,
     kinds: BTreeMap<Kind, Said>,
     nodes: NodesKept,
     /// When what is used was written, while it is from an earlier process.
     stale: Option<Stale>,
+    /// Whether the file on disk holds all objects, or will once it is written.
+    pub(super) is_kept: bool,
 }
 
 /// What is used in place of an API server that wasn't heard of yet.
@@ -159,19 +162,20 @@ impl View {
     /// Nothing was said yet of these kinds.
     pub(super) fn new(kinds: impl IntoIterator<Item = Kind>, nodes: NodesKept) -> Self {
         Self {
-            layer: Layer::default(),
             kinds: kinds
                 .into_iter()
                 .map(|kind| (kind, Said::default()))
                 .collect(),
             nodes,
             stale: None,
+            is_kept: true,
         }
     }
 
     /// Takes what was heard.
-    pub(super) fn take(&mut self, heard: Heard, now: Timestamp) {
+    pub(super) fn take(&mut self, heard: Heard, now: Timestamp, edit: &mut Edit<'_>) {
         let Heard { kind, at, what } = heard;
+        edit.at = at;
         let said = self.kinds.entry(kind).or_default();
         match what {
             What::Failed(why) => {
@@ -194,29 +198,29 @@ impl View {
             }
             What::ListEnds => {
                 said.waiting = Some(said.listing.take().unwrap_or_default());
-                self.release(at);
+                self.release(edit);
             }
             What::Absent => {
                 (said.listing, said.waiting) = (None, Some(Listing::default()));
-                self.release(at);
+                self.release(edit);
             }
-            What::Changed(arrived) => self.change(*arrived, at),
+            What::Changed(arrived) => self.change(*arrived, edit),
             What::Gone(arrived) => self.change(
                 Arrived {
                     object: Ok(None),
                     ..*arrived
                 },
-                at,
+                edit,
             ),
         }
         if let Some(said) = self.kinds.get_mut(&kind) {
             said.trouble = None;
         }
-        self.settle(at);
+        self.settle(edit);
     }
 
     /// Takes one object.
-    fn change(&mut self, arrived: Arrived, at: Duration) {
+    fn change(&mut self, arrived: Arrived, edit: &mut Edit<'_>) {
         let read = self.nodes.read(arrived);
         let said = self.kinds.entry(read.id.kind).or_default();
         if let Some(waiting) = &mut said.waiting {
@@ -229,13 +233,13 @@ impl View {
             None => said.flaws.remove(&id),
         };
         if let Some(object) = object {
-            self.put(&id, object, at);
+            self.put(&id, object, edit);
         }
     }
 
     /// Takes the lists that are complete. Services and their slices are taken together the first
     /// time: a Service without the endpoints that it has would refuse connects.
-    fn release(&mut self, at: Duration) {
+    fn release(&mut self, edit: &mut Edit<'_>) {
         let is_ready = |kind: &Kind| {
             let said = self.kinds.get(kind);
             said.is_none_or(|said| said.synced || said.waiting.is_some())
@@ -253,41 +257,44 @@ impl View {
             let said = self.kinds.entry(kind).or_default();
             said.synced = true;
             if let Some(listing) = said.waiting.take() {
-                self.replace(kind, listing, at);
+                self.replace(kind, listing, edit);
             }
         }
     }
 
     /// Takes a whole list: what is not in it is gone, but what of it can't be read stays.
-    fn replace(&mut self, kind: Kind, listing: Listing, at: Duration) {
+    fn replace(&mut self, kind: Kind, listing: Listing, edit: &mut Edit<'_>) {
         let Listing { objects, flaws } = listing;
-        let is_gone = |id: &&ObjectId| !objects.contains_key(*id) && !flaws.contains_key(*id);
-        let gone: Vec<ObjectId> = self.layer.of_kind(kind).filter(is_gone).cloned().collect();
+        let is_gone = |id: &ObjectId| !objects.contains_key(id) && !flaws.contains_key(id);
+        let gone: Vec<ObjectId> = edit.ids(kind).filter(is_gone).collect();
         for id in gone {
-            self.layer.remove(&id, at);
+            self.put(&id, None, edit);
         }
         for (id, object) in objects {
-            self.put(&id, object, at);
+            self.put(&id, object, edit);
         }
         self.kinds.entry(kind).or_default().flaws = flaws;
     }
 
-    fn put(&mut self, id: &ObjectId, object: Option<Object>, at: Duration) {
-        match object {
-            Some(object) => self.layer.apply(object, at),
-            None => self.layer.remove(id, at),
-        }
+    fn put(&mut self, id: &ObjectId, object: Option<Object>, edit: &mut Edit<'_>) {
+        let is_changed = match object {
+            Some(object) => edit.apply(object),
+            None => edit.remove(id),
+        };
+        self.is_kept &= !is_changed;
     }
 
-    fn settle(&mut self, at: Duration) {
-        if self.is_live() {
-            self.stale = None;
-            self.layer.set_stale(false, at);
-            self.layer.set_synced(at);
+    fn settle(&mut self, edit: &mut Edit<'_>) {
+        if !self.is_live() {
+            return;
         }
+        self.stale = None;
         let mut flaws = self.kinds.values().flat_map(|said| said.flaws.values());
-        let is_whole = self.is_live() && flaws.all(|flaws| !flaws.is_refused);
-        self.layer.set_whole(is_whole, at);
+        edit.set_phase(if flaws.all(|flaws| !flaws.is_refused) {
+            Phase::Whole
+        } else {
+            Phase::Partial
+        });
     }
 
     /// Whether a whole list of every kind has come that something is programmed from.
@@ -301,10 +308,7 @@ impl View {
 
     /// Goes on with what an earlier process wrote, or with nothing, until the server is heard of.
     /// What is missing from it must not be taken for deleted.
-    pub(super) fn use_kept(&mut self, kept: Option<Kept>, at: Duration) {
-        if self.layer.is_synced() {
-            return;
-        }
+    pub(super) fn use_kept(&mut self, kept: Option<Kept>, edit: &mut Edit<'_>) {
         self.stale = Some(
             kept.as_ref()
                 .map_or(Stale::Nothing, |kept| Stale::Since(kept.written)),
@@ -315,20 +319,10 @@ impl View {
                 .get(&object.kind())
                 .is_none_or(|said| said.synced);
             if !is_heard {
-                self.layer.apply(object, at);
+                self.put(&object.id(), Some(object), edit);
             }
         }
-        self.layer.set_stale(true, at);
-        self.layer.set_synced(at);
-        self.layer.set_whole(false, at);
-    }
-
-    /// What is known, to be kept.
-    pub(super) fn kept(&self, now: Timestamp) -> Kept {
-        Kept {
-            written: now,
-            objects: self.layer.objects().cloned().collect(),
-        }
+        edit.set_phase(Phase::Stale);
     }
 
     /// Every field that can't be used.
@@ -339,7 +333,7 @@ impl View {
 
     /// What an operator must act on. What is wrong with a slice is told of its Service, where people
     /// look.
-    pub(super) fn concerns(&self) -> Vec<Concern> {
+    pub(super) fn concerns(&self, overlay: &Overlay) -> Vec<Concern> {
         let concern = |(id, flaws, invalid): (&ObjectId, &Flaws, &Invalid)| {
             let reason = if flaws.is_refused {
                 Reason::ObjectRefused
@@ -349,7 +343,7 @@ impl View {
             let owner = flaws.owner.as_ref().and_then(|owner| {
                 let name = ObjectName::new(Arc::clone(&id.name.namespace), Arc::clone(owner));
                 let kind = Kind::Service;
-                match self.layer.get(&ObjectId { kind, name })? {
+                match overlay.get(&ObjectId { kind, name })? {
                     Object::Service(service) => Some(service),
                     Object::EndpointSlice(_)
                     | Object::Node(_)
@@ -379,7 +373,7 @@ impl View {
     }
 
     /// What has been read, for status.
-    pub(super) fn report(&self, server: String) -> Report {
+    pub(super) fn report(&self, server: String, overlay: &Overlay) -> Report {
         let problems = self.flaws().map(|(id, flaws, invalid)| Problem {
             origin: ORIGIN.to_owned(),
             document: None,
@@ -399,12 +393,12 @@ impl View {
             Stale::Since(at) => format!("what is known is of {at}"),
         });
         Report {
-            objects: self.layer.counts(),
+            objects: overlay.counts(),
             problems: problems.collect(),
             refused_total: 0,
             ignored_total: 0,
             unknown_kinds: Vec::new(),
-            synced: self.layer.is_synced(),
+            synced: overlay.phase() > Phase::Listing,
             server: Some(Server {
                 address: server,
                 trouble: trouble.as_ref().map(|(_, why)| why.clone()),

@@ -1,12 +1,18 @@
+use std::time::Duration;
+
 use super::*;
-use crate::model::{Kind, Node, ObjectName};
+use crate::{
+    model::{Kind, Node, ObjectName},
+    source::{Overlay, Store, store::Phase},
+};
 
 const AT: Duration = Duration::ZERO;
 
-#[derive(Default)]
 struct Case {
     claims: Claims,
-    layer: Layer,
+    store: Store,
+    overlay: Overlay,
+    nodes: BTreeMap<ObjectName, Arc<Node>>,
 }
 
 fn id(name: &str) -> ObjectId {
@@ -37,6 +43,18 @@ fn bad(name: Option<&str>) -> Said {
 }
 
 impl Case {
+    fn new() -> Self {
+        let mut store = Store::default();
+        let overlay = store.overlay();
+        overlay.edit(AT).set_phase(Phase::Whole);
+        Self {
+            claims: Claims::default(),
+            store,
+            overlay,
+            nodes: BTreeMap::new(),
+        }
+    }
+
     fn file(&mut self, path: &str, said: impl IntoIterator<Item = Said>) {
         let statements = (1..).zip(said).map(|(document, said)| Statement {
             document,
@@ -45,19 +63,25 @@ impl Case {
         });
         let path = Arc::from(Path::new(path));
         self.claims
-            .replace(&path, statements.collect(), &mut self.layer, AT);
+            .replace(&path, statements.collect(), &mut self.overlay.edit(AT));
     }
 
     fn remove(&mut self, path: &str) {
         self.claims
-            .remove(&Arc::from(Path::new(path)), &mut self.layer, AT);
+            .remove(&Arc::from(Path::new(path)), &mut self.overlay.edit(AT));
     }
 
-    /// The nodes in the layer, each with its version.
-    fn nodes(&self) -> Vec<String> {
+    /// The nodes that count, each with its version.
+    fn nodes(&mut self) -> Vec<String> {
+        let update = self.store.take_update();
+        for (name, node) in update.into_iter().flat_map(|update| update.nodes) {
+            match node {
+                Some(node) => self.nodes.insert(name, node),
+                None => self.nodes.remove(&name),
+            };
+        }
         let word = |node: &Arc<Node>| format!("{} {}", node.name, node.labels["version"]);
-        let store = self.layer.clone().into_store();
-        store.nodes().values().map(word).collect()
+        self.nodes.values().map(word).collect()
     }
 
     fn problems(&self) -> Vec<String> {
@@ -70,7 +94,7 @@ impl Case {
 
 #[test]
 fn a_bad_object_keeps_its_last_good_version_and_the_rest_applies() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     case.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
 
     case.file("f", [bad(Some("a")), node("b", "2")]);
@@ -84,7 +108,7 @@ fn a_bad_object_keeps_its_last_good_version_and_the_rest_applies() {
 
 #[test]
 fn the_last_good_version_outlives_several_bad_ones() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     case.file("f", [node("a", "1")]);
 
     case.file("f", [bad(Some("a"))]);
@@ -98,7 +122,7 @@ fn the_last_good_version_outlives_several_bad_ones() {
 
 #[test]
 fn a_document_that_could_be_any_object_keeps_all_that_are_not_said_anew() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     case.file("f", [node("a", "1"), node("b", "1"), node("c", "1")]);
 
     case.file("f", [node("b", "2"), bad(None), Said::Skipped(id("c"))]);
@@ -110,7 +134,7 @@ fn a_document_that_could_be_any_object_keeps_all_that_are_not_said_anew() {
 
 #[test]
 fn an_object_that_is_skipped_takes_back_what_was_served() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     case.file("f", [node("a", "1")]);
 
     case.file("f", [Said::Skipped(id("a"))]);
@@ -121,7 +145,7 @@ fn an_object_that_is_skipped_takes_back_what_was_served() {
 
 #[test]
 fn the_second_description_within_a_file_is_refused_by_name_of_the_first() {
-    let mut case = Case::default();
+    let mut case = Case::new();
 
     case.file("f", [node("a", "1"), node("b", "1"), node("a", "2")]);
 
@@ -132,7 +156,7 @@ fn the_second_description_within_a_file_is_refused_by_name_of_the_first() {
 
 #[test]
 fn of_two_files_the_first_by_name_counts_until_it_goes() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     case.file("b", [node("a", "b")]);
     case.file("c", [node("a", "c")]);
     case.file("a", [node("other", "a"), node("a", "a")]);
@@ -157,7 +181,7 @@ fn of_two_files_the_first_by_name_counts_until_it_goes() {
 
 #[test]
 fn a_file_that_cannot_be_read_keeps_its_objects() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     case.file("f", [node("a", "1")]);
 
     let path = Arc::from(Path::new("f"));
@@ -173,7 +197,7 @@ fn a_file_that_cannot_be_read_keeps_its_objects() {
 
 #[test]
 fn kinds_that_are_left_alone_are_named_once_a_file() {
-    let mut case = Case::default();
+    let mut case = Case::new();
     let pod = || Said::Unknown("v1 Pod".to_owned());
 
     case.file("f", [pod(), pod(), node("a", "1")]);

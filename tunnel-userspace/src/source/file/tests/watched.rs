@@ -1,16 +1,12 @@
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use tempfile::TempDir;
-use tokio::{
-    sync::{mpsc, watch as latest},
-    task::JoinSet,
-    time::timeout,
-};
+use tokio::{sync::watch as latest, task::JoinSet, time::timeout};
 
 use crate::{
     model::Update,
     source::{
-        Mux, Report,
+        Report, Store,
         file::{Settings, start},
     },
 };
@@ -30,7 +26,7 @@ pub(super) const BAD: &str =
 /// A folder that is watched, and what was told of it.
 pub(super) struct Watched {
     pub(super) dir: TempDir,
-    pub(super) updates: mpsc::Receiver<Update>,
+    store: Store,
     pub(super) report: latest::Receiver<Arc<Report>>,
     /// Each Service that is known, with its cluster IP.
     pub(super) known: Vec<(String, String)>,
@@ -54,19 +50,16 @@ impl Watched {
     }
 
     pub(super) async fn on(dir: TempDir, path: &str) -> Self {
-        let (sender, updates) = mpsc::channel(1);
+        let mut store = Store::default();
         let settings = Settings::new(dir.path().join(path));
-        let (mux, mut feeds) = Mux::new(1);
-        let feed = feeds.pop().expect("a feed");
-        let source = start(settings, feed).await.expect("a source");
+        let source = start(settings, store.overlay()).await.expect("a source");
         let report = source.report();
         let (draining, stop) = latest::channel(false);
         let mut running = JoinSet::new();
-        running.spawn(source.run(stop.clone()));
-        running.spawn(mux.run(sender, stop));
+        running.spawn(source.run(stop));
         Self {
             dir,
-            updates,
+            store,
             report,
             known: Vec::new(),
             draining,
@@ -95,7 +88,7 @@ impl Watched {
     }
 
     pub(super) async fn take(&mut self) -> Update {
-        let update = timeout(PATIENCE, self.updates.recv()).await;
+        let update = timeout(PATIENCE, self.store.update()).await;
         let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
         let update = update.expect("the source runs");
         assert!(update.synced, "nothing is told before all was read");
@@ -151,8 +144,8 @@ impl Watched {
         self.ended().await;
     }
 
-    /// Waits until the source and the mux have ended.
-    pub(super) async fn ended(&mut self) {
+    /// Waits until the source has ended.
+    async fn ended(&mut self) {
         while let Some(ended) = timeout(PATIENCE, self.running.join_next())
             .await
             .expect("in time")

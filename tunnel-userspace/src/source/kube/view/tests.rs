@@ -1,9 +1,10 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
     k8s::{self, Invalid},
     model::Service,
+    source::Store,
 };
 
 const AT: Duration = Duration::from_secs(1);
@@ -48,16 +49,31 @@ fn bad(name: &str) -> Box<Arrived> {
 }
 
 /// Two kinds, of which one has nothing to say.
-struct Case(View);
+struct Case {
+    view: View,
+    store: Store,
+    overlay: Overlay,
+}
 
 impl Case {
     fn new() -> Self {
-        let kinds = [Kind::Service, Kind::Node];
-        Self(View::new(kinds, NodesKept::default()))
+        Self::of([Kind::Service, Kind::Node], NodesKept::default())
+    }
+
+    fn of(kinds: impl IntoIterator<Item = Kind>, nodes: NodesKept) -> Self {
+        let mut store = Store::default();
+        let overlay = store.overlay();
+        Self {
+            view: View::new(kinds, nodes),
+            store,
+            overlay,
+        }
     }
 
     fn hear(&mut self, kind: Kind, what: What) {
-        self.0.take(Heard { kind, at: AT, what }, now());
+        let mut edit = self.overlay.edit(AT);
+        let heard = Heard { kind, at: AT, what };
+        self.view.take(heard, now(), &mut edit);
     }
 
     fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<Arrived>>) {
@@ -69,14 +85,19 @@ impl Case {
     }
 
     fn names(&self) -> Vec<String> {
-        let objects = self.0.layer.objects();
+        let objects = self.overlay.objects();
         objects
+            .iter()
             .map(|object| object.name().name.to_string())
             .collect()
     }
 
+    fn report(&self) -> Report {
+        self.view.report(String::new(), &self.overlay)
+    }
+
     fn is_whole(&mut self) -> Option<bool> {
-        self.0.layer.take_news().map(|news| news.whole)
+        self.store.take_update().map(|update| update.whole)
     }
 }
 
@@ -84,9 +105,9 @@ impl Case {
 fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
     let mut case = Case::new();
     case.list(Kind::Service, [good("a"), good("b")]);
-    assert!(!case.0.is_live());
+    assert!(!case.view.is_live());
     case.list(Kind::Node, []);
-    assert!(case.0.is_live());
+    assert!(case.view.is_live());
     assert_eq!(case.is_whole(), Some(true));
 
     case.hear(Kind::Service, What::ListBegins);
@@ -115,30 +136,33 @@ fn an_object_without_one_of_its_fields_is_used_and_told_of() {
 
     assert_eq!(case.names(), ["a"]);
     assert_eq!(case.is_whole(), Some(true));
-    let problems = case.0.report(String::new()).problems;
+    let problems = case.report().problems;
     assert!(problems.len() == 1 && problems[0].ignored, "{problems:?}");
-    let concerns = case.0.concerns();
+    let concerns = case.view.concerns(&case.overlay);
     assert_eq!(concerns[0].reason, Reason::FieldIgnored);
     assert_eq!(concerns[0].uid.as_deref(), Some("1-2-3"));
 
     case.hear(Kind::Service, What::Changed(good("a")));
-    assert!(case.0.concerns().is_empty());
+    assert!(case.view.concerns(&case.overlay).is_empty());
 }
 
 #[test]
 fn what_is_wrong_with_a_slice_is_told_of_its_service() {
     let kinds = [Kind::Service, Kind::EndpointSlice];
-    let mut case = Case(View::new(kinds, NodesKept::default()));
+    let mut case = Case::of(kinds, NodesKept::default());
     let mut slice = bad("web-1");
     slice.id.kind = Kind::EndpointSlice;
     slice.owner = Some(Arc::from("web"));
     case.list(Kind::EndpointSlice, [slice]);
     case.list(Kind::Service, []);
-    assert_eq!(case.0.concerns()[0].about, id(Kind::EndpointSlice, "web-1"));
+    assert_eq!(
+        case.view.concerns(&case.overlay)[0].about,
+        id(Kind::EndpointSlice, "web-1")
+    );
 
     case.hear(Kind::Service, What::Changed(good("web")));
 
-    let concern = case.0.concerns().remove(0);
+    let concern = case.view.concerns(&case.overlay).remove(0);
     assert_eq!(concern.about, id(Kind::Service, "web"));
     assert_eq!(concern.reason, Reason::ObjectRefused);
     assert_eq!(
@@ -150,17 +174,17 @@ fn what_is_wrong_with_a_slice_is_told_of_its_service() {
 #[test]
 fn services_wait_for_their_slices_the_first_time() {
     let kinds = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
-    let mut case = Case(View::new(kinds, NodesKept::default()));
+    let mut case = Case::of(kinds, NodesKept::default());
     case.list(Kind::Service, [good("a"), good("b")]);
     case.hear(Kind::Service, What::Changed(good("c")));
     case.hear(Kind::Service, What::Gone(good("b")));
-    assert!(case.names().is_empty() && !case.0.is_live());
+    assert!(case.names().is_empty() && !case.view.is_live());
 
     case.list(Kind::EndpointSlice, []);
 
     assert_eq!(case.names(), ["a", "c"]);
     // Nothing is programmed from the third kind.
-    assert!(case.0.is_live());
+    assert!(case.view.is_live());
     case.list(Kind::Service, [good("a")]);
     assert_eq!(case.names(), ["a"]);
 }
@@ -168,7 +192,7 @@ fn services_wait_for_their_slices_the_first_time() {
 #[test]
 fn a_server_that_answers_again_is_no_trouble_even_if_it_has_no_news() {
     let mut case = Case::new();
-    let trouble = |case: &Case| case.0.report(String::new()).server?.trouble;
+    let trouble = |case: &Case| case.report().server?.trouble;
     case.hear(Kind::Node, What::Failed("reset".to_owned()));
     assert_eq!(trouble(&case).as_deref(), Some("Node: reset"));
 
@@ -194,12 +218,12 @@ fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
     let mut case = Case::new();
     case.list(Kind::Node, []);
     case.list(Kind::Service, [good("a"), good("b")]);
-    case.0.layer.take_news();
+    case.store.take_update();
 
     case.list(Kind::Service, [bad("a"), good("c")]);
     assert_eq!(case.names(), ["a", "c"]);
     assert_eq!(case.is_whole(), Some(false));
-    let report = case.0.report(String::new());
+    let report = case.report();
     assert_eq!(
         report.problems[0].to_string(),
         "API server: Service shop/a: spec.ports: is required"
@@ -211,7 +235,7 @@ fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
     case.hear(Kind::Service, What::Changed(bad("a")));
     case.hear(Kind::Service, What::Gone(bad("a")));
     assert_eq!(case.names(), ["c"]);
-    assert!(case.0.report(String::new()).problems.is_empty());
+    assert!(case.report().problems.is_empty());
 }
 
 #[test]
@@ -224,7 +248,7 @@ fn a_refused_object_that_is_gone_from_the_next_list_is_gone() {
     case.list(Kind::Service, []);
 
     assert!(case.names().is_empty());
-    assert!(case.0.report(String::new()).problems.is_empty());
+    assert!(case.report().problems.is_empty());
 }
 
 #[test]
@@ -244,14 +268,10 @@ fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
         written: now(),
         objects: vec![service("a"), service("b")],
     };
-    case.0.use_kept(Some(kept), AT);
-    let news = case.0.layer.take_news().expect("news");
-    assert!(news.synced && !news.whole);
-    let stale = case
-        .0
-        .report(String::new())
-        .server
-        .and_then(|server| server.stale);
+    case.view.use_kept(Some(kept), &mut case.overlay.edit(AT));
+    let update = case.store.take_update().expect("an update");
+    assert!(update.synced && update.stale && !update.whole);
+    let stale = case.report().server.and_then(|server| server.stale);
     assert_eq!(
         stale.as_deref(),
         Some("what is known is of 2027-01-15T08:00:00Z")
@@ -262,11 +282,7 @@ fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
     case.list(Kind::Node, []);
 
     assert_eq!(case.is_whole(), Some(true));
-    let stale = case
-        .0
-        .report(String::new())
-        .server
-        .and_then(|server| server.stale);
+    let stale = case.report().server.and_then(|server| server.stale);
     assert_eq!(stale, None);
 }
 
@@ -279,7 +295,7 @@ fn what_was_kept_doesnt_overrule_what_was_heard_already() {
         objects: vec![service("a")],
     };
 
-    case.0.use_kept(Some(kept), AT);
+    case.view.use_kept(Some(kept), &mut case.overlay.edit(AT));
 
     assert_eq!(case.names(), ["b"]);
 }
@@ -290,7 +306,7 @@ fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
         own: "own".to_owned(),
         labels: BTreeSet::from(["edge".to_owned()]),
     };
-    let mut view = View::new([Kind::Node], kept);
+    let mut case = Case::of([Kind::Node], kept);
     for name in ["own", "other"] {
         let labels = ["edge", "rack"].map(|label| (label.to_owned(), "x".to_owned()));
         let node = Node {
@@ -312,18 +328,14 @@ fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
             object: Ok(Some(Object::Node(Arc::new(node)).into())),
         };
         let what = What::Changed(Box::new(arrived));
-        view.take(
-            Heard {
-                kind: Kind::Node,
-                at: AT,
-                what,
-            },
-            now(),
-        );
+        case.hear(Kind::Node, what);
     }
 
-    let store = view.layer.into_store();
-    let labels = store.nodes().values().map(|node| {
+    let objects = case.overlay.objects();
+    let labels = objects.iter().map(|object| {
+        let Object::Node(node) = object else {
+            panic!("a Node is heard of");
+        };
         let keys: Vec<&str> = node.labels.keys().map(String::as_str).collect();
         (node.name.to_string(), keys)
     });

@@ -1,0 +1,221 @@
+//! Several sources, of which two may have a word on one object.
+
+use tokio::{sync::mpsc, task::JoinSet, time::timeout};
+
+use super::*;
+
+/// Long enough for what must not happen.
+const MOMENT: Duration = Duration::from_secs(1);
+
+fn config_map(value: &str) -> Object {
+    Object::ConfigMap(Arc::new(ConfigMap {
+        name: name("a"),
+        data: BTreeMap::from([("value".to_owned(), value.to_owned())]),
+    }))
+}
+
+/// Two sources that have told their first whole lists, and the value of the one ConfigMap.
+struct Case {
+    store: Store,
+    first: Overlay,
+    second: Overlay,
+    value: Option<String>,
+}
+
+impl Case {
+    fn new() -> Self {
+        let mut store = Store::default();
+        let (first, second) = (store.overlay(), store.overlay());
+        for overlay in [&first, &second] {
+            overlay.edit(T1).set_phase(Phase::Whole);
+        }
+        Self {
+            store,
+            first,
+            second,
+            value: None,
+        }
+    }
+
+    /// The value, once the next update is taken, if there is one.
+    fn value(&mut self) -> Option<&str> {
+        for (_, object) in self
+            .store
+            .take_update()
+            .into_iter()
+            .flat_map(|update| update.config_maps)
+        {
+            self.value = object.map(|object| object.data["value"].clone());
+        }
+        self.value.as_deref()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_told_before_every_source_has_told_its_first_list() {
+    let mut store = Store::default();
+    let (first, second) = (store.overlay(), store.overlay());
+    apply(&first, [service("a", 1)], T1);
+    first.edit(T1).set_phase(Phase::Whole);
+    apply(&second, [service("b", 1)], T1);
+    let early = timeout(MOMENT, store.update()).await;
+    early.expect_err("an update before the second list");
+
+    second.edit(T2).set_phase(Phase::Whole);
+
+    let update = timeout(MOMENT, store.update())
+        .await
+        .expect("in time")
+        .expect("an update");
+    assert!(update.synced && update.whole);
+    assert_eq!((update.services.len(), update.since), (2, T1));
+}
+
+#[tokio::test]
+async fn the_owner_is_woken_for_each_change_and_at_the_end_of_the_last_source() {
+    let (mut store, overlay) = store();
+    store.take_update();
+    let (sender, mut told) = mpsc::unbounded_channel();
+    let mut owner = JoinSet::new();
+    owner.spawn(async move {
+        while let Some(update) = store.update().await {
+            sender
+                .send(update.services.len())
+                .expect("somebody listens");
+        }
+    });
+    for name in ["a", "b"] {
+        tokio::task::yield_now().await;
+        apply(&overlay, [service(name, 1)], T1);
+        let services = timeout(MOMENT, told.recv()).await.expect("in time");
+        assert_eq!(services, Some(1));
+    }
+
+    drop(overlay);
+
+    assert_eq!(timeout(MOMENT, told.recv()).await.expect("in time"), None);
+}
+
+#[test]
+fn the_first_source_counts_and_what_it_hid_comes_back_when_it_says_nothing_any_more() {
+    let mut case = Case::new();
+    apply(&case.second, [config_map("second")], T1);
+    assert_eq!(case.value(), Some("second"));
+    apply(&case.first, [config_map("first")], T1);
+    assert_eq!(case.value(), Some("first"));
+
+    // What the second says meanwhile is hidden, and remembered.
+    apply(&case.second, [config_map("third")], T1);
+    assert!(case.store.take_update().is_none());
+    case.first.edit(T1).remove(&config_map("").id());
+    assert_eq!(case.value(), Some("third"));
+
+    case.second.edit(T1).remove(&config_map("").id());
+    assert_eq!(case.value(), None);
+}
+
+#[test]
+fn what_one_source_may_be_missing_is_missing_from_the_whole() {
+    let mut case = Case::new();
+    for (phase, stale) in [(Phase::Partial, false), (Phase::Stale, true)] {
+        case.second.edit(T1).set_phase(phase);
+        apply(&case.first, [config_map(&format!("{phase:?}"))], T1);
+
+        let update = case.store.take_update().expect("an update");
+
+        assert_eq!((update.whole, update.stale), (false, stale), "{phase:?}");
+    }
+}
+
+/// What a source is told at random.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Service(u8, u8),
+    Slice(u8, u8),
+    NoService(u8),
+    NoSlice(u8),
+    Update,
+}
+
+fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+    let step = (0_u8..5, 0_u8..3, 0_u8..3).prop_map(|(step, a, b)| match step {
+        0 => Step::Service(a, b),
+        1 => Step::Slice(a, b),
+        2 => Step::NoService(a),
+        3 => Step::NoSlice(a),
+        _ => Step::Update,
+    });
+    proptest::collection::vec((0_usize..2, step), 0..80)
+}
+
+/// What the sources say, told in the most simple way.
+type Model = [BTreeMap<ObjectId, Object>; 2];
+
+/// Each Service that counts, with the slices that count and name it.
+fn expected([first, second]: &Model) -> BTreeMap<ObjectName, (Object, Vec<Object>)> {
+    let mut merged = second.clone();
+    merged.extend(first.clone());
+    let of = |service: &ObjectName| {
+        let is_owned = |object: &&Object| matches!(object, Object::EndpointSlice(slice) if slice.service == *service);
+        merged.values().filter(is_owned).cloned().collect()
+    };
+    let services = merged.iter().filter(|(id, _)| id.kind == Kind::Service);
+    services
+        .map(|(id, object)| (id.name.clone(), (object.clone(), of(&id.name))))
+        .collect()
+}
+
+proptest! {
+    /// Whoever applies every update knows what the sources say, whenever updates are taken.
+    #[test]
+    fn updates_add_up_to_what_the_sources_say(steps in steps()) {
+        let mut store = Store::default();
+        let overlays = [store.overlay(), store.overlay()];
+        for overlay in &overlays {
+            overlay.edit(T1).set_phase(Phase::Whole);
+        }
+        let mut model = Model::default();
+        let mut known = BTreeMap::new();
+        for (source, step) in steps.into_iter().chain([(0, Step::Update)]) {
+            let text = |number: u8| format!("s{number}");
+            let object = match step {
+                Step::Service(a, b) => Ok(service(&text(a), i64::from(b))),
+                Step::Slice(a, b) => Ok(slice(&text(a), &text(b))),
+                Step::NoService(a) => Err(service(&text(a), 0).id()),
+                Step::NoSlice(a) => Err(slice(&text(a), "").id()),
+                Step::Update => {
+                    tell(&mut store, &mut known);
+                    prop_assert_eq!(&known, &expected(&model));
+                    continue;
+                }
+            };
+            let mut edit = overlays[source].edit(T1);
+            match object {
+                Ok(object) => {
+                    model[source].insert(object.id(), object.clone());
+                    edit.apply(object);
+                }
+                Err(id) => {
+                    model[source].remove(&id);
+                    edit.remove(&id);
+                }
+            }
+        }
+    }
+}
+
+fn tell(store: &mut Store, known: &mut BTreeMap<ObjectName, (Object, Vec<Object>)>) {
+    for (name, state) in store
+        .take_update()
+        .into_iter()
+        .flat_map(|update| update.services)
+    {
+        match state {
+            Some(ServiceState { service, slices }) => {
+                let slices = slices.into_iter().map(Object::EndpointSlice).collect();
+                known.insert(name, (Object::Service(service), slices));
+            }
+            None => drop(known.remove(&name)),
+        }
+    }
+}

@@ -31,6 +31,17 @@ pub enum NetError {
         #[source]
         source: io::Error,
     },
+    /// The routes can't be removed from here.
+    #[error(
+        "the routes that {path} names are in another network namespace ({namespace}) than this \
+         process; run this there, or remove the file if that namespace is gone"
+    )]
+    Elsewhere {
+        /// The file.
+        path: PathBuf,
+        /// Their network namespace, as `ip netns identify` and `lsns` show it.
+        namespace: u64,
+    },
     /// A guard can't be ended.
     #[error("cannot end a guard")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -3,10 +3,12 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 use tunnel_common::steering::Prefix;
 
 use super::{NetError, Settings, netlink::Kernel, scene::Scene};
@@ -18,19 +20,51 @@ pub fn record(state: &Path) -> PathBuf {
     state.join("routes.json")
 }
 
+/// A network namespace, for as long as the machine runs.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+struct Place {
+    boot: String,
+    /// The inode of its `/proc/<pid>/ns/net`.
+    namespace: u64,
+}
+
+impl Place {
+    /// Returns that of this process.
+    fn here() -> io::Result<Self> {
+        Ok(Self {
+            boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+                .trim()
+                .to_owned(),
+            namespace: fs::metadata("/proc/thread-self/ns/net")?.ino(),
+        })
+    }
+}
+
 /// Which routes are ours.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 struct Record {
     protocol: u8,
     prefixes: Vec<String>,
+    /// Where they are; records of earlier releases don't say it.
+    #[serde(default)]
+    place: Option<Place>,
 }
 
 impl Record {
-    fn of(settings: &Settings) -> Self {
+    fn of(settings: &Settings, place: Place) -> Self {
         Self {
             protocol: settings.protocol,
             prefixes: settings.prefixes.iter().map(ToString::to_string).collect(),
+            place: Some(place),
         }
+    }
+
+    /// Returns the network namespace of the routes if it is another one than this. Routes of an
+    /// earlier boot are gone.
+    fn elsewhere(&self, here: &Place) -> Option<u64> {
+        let place = self.place.as_ref()?;
+        let is_elsewhere = place.boot == here.boot && place.namespace != here.namespace;
+        (is_elsewhere && !self.prefixes.is_empty()).then_some(place.namespace)
     }
 
     /// What an earlier process wrote; nothing if there is no file.
@@ -141,8 +175,15 @@ async fn take_over(
     kernel: &Kernel,
     scene: &Scene,
 ) -> Result<Option<Scene>, NetError> {
-    let ours = Record::of(settings);
+    let here = here(&settings.record)?;
     let old = Record::read(&settings.record)?;
+    if let Some(namespace) = old.as_ref().and_then(|old| old.elsewhere(&here)) {
+        warn!(
+            namespace,
+            "an earlier process routed in another network namespace, where its routes stay"
+        );
+    }
+    let ours = Record::of(settings, here);
     if old.as_ref() == Some(&ours) {
         return Ok(None);
     }
@@ -160,6 +201,13 @@ async fn take_over(
         return Ok(None);
     }
     Ok(Some(kernel.scene(true).await?))
+}
+
+fn here(record: &Path) -> Result<Place, NetError> {
+    Place::here().map_err(|source| NetError::Record {
+        path: record.to_owned(),
+        source,
+    })
 }
 
 async fn remove_from(
@@ -180,11 +228,16 @@ async fn remove_from(
 ///
 /// # Errors
 ///
-/// The kernel or the file system refused.
+/// The kernel or the file system refused, or the routes are in another network namespace: then the
+/// file stays.
 pub async fn remove(record: &Path) -> Result<usize, NetError> {
     let Some(ours) = Record::read(record)? else {
         return Ok(0);
     };
+    if let Some(namespace) = ours.elsewhere(&here(record)?) {
+        let path = record.to_owned();
+        return Err(NetError::Elsewhere { path, namespace });
+    }
     let kernel = Kernel::open()?;
     let scene = kernel.scene(true).await?;
     let mut removed: usize = 0;
@@ -207,16 +260,11 @@ mod tests {
     fn what_was_written_down_is_read_again_and_no_file_is_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = record(dir.path());
-        let prefix = |text: &str| text.parse().expect("a range");
-        let settings = Settings {
-            uplinks: Vec::new(),
-            prefixes: vec![prefix("198.19.0.0/16"), prefix("fd00:c01e::/64")],
-            protocol: 176,
-            record: path.clone(),
-        };
+        let settings = settings(&path);
         assert_eq!(Record::read(&path).expect("read"), None);
 
-        Record::of(&settings).write(&path).expect("written");
+        let here = Place::here().expect("a place");
+        Record::of(&settings, here).write(&path).expect("written");
 
         let read = Record::read(&path).expect("read").expect("there");
         assert_eq!(read.protocol, 176);
@@ -224,5 +272,46 @@ mod tests {
         fs::write(&path, "{").expect("written");
         let error = Record::read(&path).expect_err("damaged");
         assert!(error.to_string().contains("routes.json"), "{error}");
+    }
+
+    fn settings(path: &Path) -> Settings {
+        let prefix = |text: &str| text.parse().expect("a range");
+        Settings {
+            uplinks: Vec::new(),
+            prefixes: vec![prefix("198.19.0.0/16"), prefix("fd00:c01e::/64")],
+            protocol: 176,
+            record: path.to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn routes_of_another_network_namespace_are_not_forgotten() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = record(dir.path());
+        let here = Place::here().expect("a place");
+        let write = |place: Place| Record::of(&settings(&path), place).write(&path);
+
+        write(Place {
+            namespace: 7,
+            ..here.clone()
+        })
+        .expect("written");
+        let error = remove(&path).await.expect_err("elsewhere");
+        assert!(
+            error.to_string().contains("another network namespace (7)"),
+            "{error}"
+        );
+        assert!(path.exists());
+
+        let boot = "earlier".to_owned();
+        write(Place { namespace: 7, boot }).expect("written");
+        assert_eq!(remove(&path).await.expect("removed"), 0);
+        assert!(!path.exists());
+        write(here).expect("written");
+        assert_eq!(remove(&path).await.expect("removed"), 0);
+        assert!(!path.exists());
+        let old = r#"{"protocol":176,"prefixes":["198.19.0.0/16"]}"#;
+        fs::write(&path, old).expect("written");
+        assert_eq!(remove(&path).await.expect("removed"), 0);
     }
 }

@@ -41,10 +41,10 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the service proxy of this node, and the tunnel's ingress and gateway where the config has
-    /// them, in the foreground. SIGTERM ends it; the data path stays.
+    /// them, in the foreground. SIGTERM, SIGINT or SIGHUP ends it; the data path stays.
     Node(NodeArgs),
     /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
-    /// the config allows. SIGTERM lets streams go on for a while, then ends it.
+    /// the config allows. SIGTERM, SIGINT or SIGHUP lets streams go on for a while, then ends it.
     Agent(RunArgs),
     /// Run the helper of this node's service proxy that ends sockets in pods when their backend goes,
     /// in the foreground: for where the proxy itself has no right to enter pods.
@@ -63,6 +63,19 @@ pub enum Command {
     /// A look.
     #[command(flatten)]
     Look(Look),
+}
+
+impl Command {
+    /// Whether what it logs, up to its last error, is JSON.
+    #[must_use]
+    pub fn logs_json(&self) -> bool {
+        let args = match self {
+            Self::Node(args) => &args.run,
+            Self::Agent(args) | Self::Sockets(args) => args,
+            Self::Prepare(_) | Self::Cleanup(_) | Self::Ca { .. } | Self::Look(_) => return false,
+        };
+        args.log_format == LogFormat::Json
+    }
 }
 
 /// A look at a daemon or a config; changes nothing.
@@ -138,7 +151,8 @@ pub struct RunArgs {
     /// The config file.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// What is logged: a level, or levels by module.
+    /// What is logged: off, error, warn, info, debug or trace, and levels of single targets, as in
+    /// info,tunnel_userspace::source=debug.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
     /// How a log line looks.

@@ -15,7 +15,9 @@ mod memory;
 
 fn main() -> ExitCode {
     memory::keep();
-    let done = match Cli::parse().command {
+    let command = Cli::parse().command;
+    let as_json = command.logs_json();
+    let done = match command {
         Command::Node(args) => node(&args),
         Command::Agent(args) => configured(&args, app::agent),
         Command::Sockets(args) => configured(&args, app::sockets),
@@ -27,7 +29,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            report(&error);
+            report(&error, as_json);
             ExitCode::FAILURE
         }
     }
@@ -101,6 +103,6 @@ fn ca(command: &CaCommand) -> Result<()> {
     clippy::print_stderr,
     reason = "the reporter prints the chain of an error"
 )]
-fn report(error: &anyhow::Error) {
-    eprintln!("culvert: {error:#}");
+fn report(error: &anyhow::Error, as_json: bool) {
+    eprintln!("{}", telemetry::last_line(&format!("{error:#}"), as_json));
 }

@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use tokio::{task::JoinSet, time::timeout};
-use tracing::{Instrument as _, error, info_span, warn};
+use tracing::{Instrument as _, Span, error, info_span, warn};
 
 /// The tasks of a role.
 #[derive(Default)]
@@ -18,7 +18,7 @@ impl Tasks {
             task.await;
             name
         };
-        self.set.spawn(named.instrument(info_span!("task", name)));
+        self.set.spawn(named.instrument(span(name)));
     }
 
     /// Waits until a task ends, and gives its name; before the drain none should.
@@ -46,6 +46,11 @@ impl Tasks {
             );
         }
     }
+}
+
+/// The span of a task. A field `name` would stand beside the name of the span, in one JSON object.
+pub(crate) fn span(task: &'static str) -> Span {
+    info_span!("run", task)
 }
 
 #[cfg(test)]

@@ -2,37 +2,224 @@
 
 use std::io;
 
-use tracing_subscriber::{EnvFilter, fmt};
+use jiff::Timestamp;
+use tracing::{Subscriber, subscriber::SetGlobalDefaultError};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, fmt::MakeWriter};
 
-/// A filter that can't be read.
+/// Logging could not be started.
 #[derive(Debug, thiserror::Error)]
-#[error("log filter `{filter}`: {reason}")]
-pub struct FilterError {
-    filter: String,
-    reason: String,
+pub enum StartError {
+    /// The filter can't be used.
+    #[error(
+        "--log {filter}: {reason}; use off, error, warn, info, debug or trace, and TARGET=LEVEL for \
+         single targets, as in info,tunnel_userspace::source=debug"
+    )]
+    Filter {
+        /// The filter.
+        filter: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// This process logs already.
+    #[error("cannot start logging")]
+    Started(#[from] SetGlobalDefaultError),
 }
 
-/// Starts logging, as text or as one JSON object a line. The filter is as `info` or `info,culvert::source=debug`.
+/// Starts logging, as text or as one JSON object a line. The filter is as `info` or
+/// `info,tunnel_userspace::source=debug`.
 ///
 /// # Errors
 ///
-/// The filter can't be read.
-pub fn start(filter: &str, as_json: bool) -> Result<(), FilterError> {
-    let failed = |reason: String| FilterError {
+/// The filter can't be used.
+pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
+    let parsed = parse(filter).map_err(|reason| StartError::Filter {
         filter: filter.to_owned(),
         reason,
-    };
-    let parsed = EnvFilter::try_new(filter).map_err(|error| failed(error.to_string()))?;
-    let lines = fmt()
-        .with_env_filter(parsed)
-        .with_writer(io::stderr)
-        .with_target(true);
-    let started = if as_json {
-        lines.json().flatten_event(true).try_init()
+    })?;
+    if as_json {
+        tracing::subscriber::set_global_default(json(parsed, io::stderr))?;
     } else {
-        lines
-            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-            .try_init()
+        let lines = fmt()
+            .with_env_filter(parsed)
+            .with_writer(io::stderr)
+            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()));
+        tracing::subscriber::set_global_default(lines.finish())?;
+    }
+    Ok(())
+}
+
+/// Writes each event as one JSON object, its fields beside `timestamp`, `level`, `target`, `span` and
+/// `spans`: no event has a field of one of these names, and no span one that is called `name`.
+fn json<W>(filter: EnvFilter, writer: W) -> impl Subscriber + Send + Sync
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .json()
+        .flatten_event(true)
+        .finish()
+}
+
+/// Parses a filter. A word alone must be a level: `EnvFilter` takes any other for the name of a
+/// target, and switches everything else off.
+fn parse(filter: &str) -> Result<EnvFilter, String> {
+    let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
+    let mut words = filter.split(',').map(str::trim);
+    let stranger = words.find(|word| !word.contains(['=', '[', ']', '}']) && !is_level(word));
+    match stranger {
+        Some(word) => Err(format!("`{word}` is no level")),
+        None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
+    }
+}
+
+/// The line that says why the process ends, in the form of its log. No filter applies to it.
+#[must_use]
+pub fn last_line(error: &str, as_json: bool) -> String {
+    if !as_json {
+        return format!("culvert: {error}");
+    }
+    let line = serde_json::json!({
+        "timestamp": Timestamp::now().to_string(),
+        "level": "ERROR",
+        "message": "stopped by an error",
+        "error": error,
+        "target": "culvert",
+    });
+    line.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        fmt as format,
+        sync::{Arc, Mutex},
     };
-    started.map_err(|error| failed(error.to_string()))
+
+    use serde::{
+        Deserializer,
+        de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    };
+    use tracing::{info, info_span};
+
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_by_name() {
+        for filter in [
+            "verbose",
+            "warning",
+            "info,verbose",
+            "",
+            "info,",
+            "h2=verbose",
+        ] {
+            assert!(parse(filter).is_err(), "{filter}");
+        }
+        for filter in ["off", "WARN", "info", "kernel=debug,info", "info,h2=off"] {
+            assert!(parse(filter).is_ok(), "{filter}");
+        }
+
+        let said = start("warning", false).expect_err("no level").to_string();
+
+        assert!(
+            said.starts_with("--log warning: `warning` is no level; use off, error, warn"),
+            "{said}"
+        );
+    }
+
+    /// A JSON object whose keys differ, and so do those of the objects in it.
+    struct Keys;
+
+    impl<'de> Visitor<'de> for Keys {
+        type Value = BTreeSet<String>;
+
+        fn expecting(&self, f: &mut format::Formatter<'_>) -> format::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut keys = BTreeSet::new();
+            while let Some(key) = map.next_key::<String>()? {
+                if keys.contains(&key) {
+                    return Err(A::Error::custom(format!("`{key}` twice")));
+                }
+                if key == "span" {
+                    map.next_value_seed(Self)?;
+                } else {
+                    map.next_value::<IgnoredAny>()?;
+                }
+                keys.insert(key);
+            }
+            Ok(keys)
+        }
+    }
+
+    impl<'de> serde::de::DeserializeSeed<'de> for Keys {
+        type Value = BTreeSet<String>;
+
+        fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+            from.deserialize_map(self)
+        }
+    }
+
+    fn keys(line: &str) -> Result<BTreeSet<String>, serde_json::Error> {
+        serde_json::Deserializer::from_str(line).deserialize_map(Keys)
+    }
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("whole").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_line_of_json_has_a_key_twice() {
+        let written = Written::default();
+        let writer = written.clone();
+        let filter = parse("info").expect("a filter");
+        tracing::subscriber::with_default(json(filter, move || writer.clone()), || {
+            info_span!("a", name = "b").in_scope(|| info!("a span of two names"));
+            crate::tasks::span("mux").in_scope(|| info!(port = 1, "from a task"));
+        });
+        let bytes = written.0.lock().expect("whole").clone();
+        let text = String::from_utf8(bytes).expect("text");
+        let lines: Vec<&str> = text.lines().collect();
+
+        assert!(keys(lines[0]).is_err(), "the test can't tell: {text}");
+        let found = keys(lines[1]).expect("each key once");
+        let known = [
+            "level",
+            "message",
+            "port",
+            "span",
+            "spans",
+            "target",
+            "timestamp",
+        ];
+        assert_eq!(found, known.map(str::to_owned).into(), "{text}");
+    }
+
+    #[test]
+    fn the_last_error_has_the_form_of_the_log() {
+        assert_eq!(last_line("no config", false), "culvert: no config");
+
+        let line = last_line("no \"config\"", true);
+
+        let found = keys(&line).expect("an object");
+        let known = ["error", "level", "message", "target", "timestamp"];
+        assert_eq!(found, known.map(str::to_owned).into());
+        let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(value["error"], "no \"config\"");
+    }
 }

@@ -43,7 +43,7 @@ pub enum AgentError {
     TaskEnded(String),
 }
 
-/// Runs until SIGTERM or SIGINT; then lets streams go on for `tunnel.session.drain`.
+/// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams go on for `tunnel.session.drain`.
 ///
 /// # Errors
 ///

@@ -19,7 +19,7 @@ pub enum HelperError {
     Signals(#[source] io::Error),
 }
 
-/// Runs until SIGTERM or SIGINT, whether a daemon runs or not.
+/// Runs until SIGTERM, SIGINT or SIGHUP, whether a daemon runs or not.
 ///
 /// # Errors
 ///

@@ -93,7 +93,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, N
     }))
 }
 
-/// Runs until SIGTERM or SIGINT. The data path stays when it ends. `started` is called once the node
+/// Runs until SIGTERM, SIGINT or SIGHUP. The data path stays when it ends. `started` is called once the node
 /// is ready.
 ///
 /// # Errors

@@ -1,13 +1,15 @@
-//! SIGTERM or SIGINT.
+//! SIGTERM, SIGINT or SIGHUP: a terminal that closes, or a supervisor that hangs up, ends a role in
+//! order, as a stop does. No config is read again.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM or SIGINT.
+/// The signals that end a role in order.
 pub(super) struct Stop {
     term: Signal,
     int: Signal,
+    hangup: Signal,
 }
 
 impl Stop {
@@ -15,6 +17,7 @@ impl Stop {
         Ok(Self {
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 
@@ -22,6 +25,28 @@ impl Stop {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nix::sys::signal::{self, Signal};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// A signal that nobody waits for ends the process of the test.
+    #[tokio::test]
+    async fn each_signal_that_ends_a_process_is_an_orderly_stop() {
+        for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            let mut stop = Stop::new().expect("signals");
+            signal::raise(sent).expect("sent");
+            let heard = timeout(Duration::from_secs(10), stop.wait()).await;
+            heard.expect("the signal was not heard");
         }
     }
 }

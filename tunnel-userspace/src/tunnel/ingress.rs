@@ -183,7 +183,7 @@ async fn serve(
         }
     };
     let (reason, tcp) = Box::pin(carry(registry, &target, tcp, stopped)).await;
-    debug!(%target, %peer, reason = reason.label(), "stream ended");
+    debug!(dialled = %target, %peer, reason = reason.label(), "stream ended");
     if BY_AN_END.contains(&reason) {
         registry.count(reason);
     } else {

@@ -276,7 +276,7 @@ impl Parts {
         let KernelLog { program, level } = wanted;
         match self.data_path.log(wanted) {
             Ok(logging) => {
-                info!(program, %level, "events of a kernel program are logged");
+                info!(program, up_to = %level, "events of a kernel program are logged");
                 self.kernel_log.send_replace(Some(admin::KernelLog {
                     program: program.clone(),
                     level: level.as_str().to_lowercase(),

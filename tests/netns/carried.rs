@@ -106,7 +106,7 @@ impl Stage {
         let mut seen = false;
         wait::until_a_moment(CHANGE, || {
             seen = is_so(self);
-            seen || self.node.is_ready()
+            seen || self.node.is_working()
         })?;
         self.node.kill9()?;
         Ok(seen)

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
-    environment,
+    admin, environment,
     node::Node,
     place::{COMMAND, Output, Place},
     pod::Server,
@@ -327,15 +327,28 @@ fn ports_that_are_taken_are_waited_for_and_had_once_they_are_free() -> Result<()
     let waiting =
         || -> Option<usize> { Some(stage.node.status().ok()?["notListening"].as_object()?.len()) };
     wait::until(CHANGE, || waiting() == Some(2))?;
-    let table = stage.node.culvert(&["status"])?.stdout;
+    let output = stage.node.culvert(&["status"])?;
+    same("exit", output.exit.code, Some(1))?;
+    let table = output.stdout;
     ensure!(
-        table.contains("waiting") && table.contains("10249"),
+        table.contains("not ready: cannot listen on admin 127.0.0.1:10249"),
         "{table}"
     );
+    same(
+        "readyz",
+        admin::get(&stage.node.admin_socket(), "/readyz")?.status,
+        503,
+    )?;
     stage.translates()?;
 
     drop(taken);
     wait::until(CHANGE, || waiting() == Some(0))?;
+    same(
+        "readyz",
+        admin::get(&stage.node.admin_socket(), "/readyz")?.status,
+        200,
+    )?;
+    same("exit", stage.node.culvert(&["status"])?.exit.code, Some(0))?;
     same("healthz", get(host, healthz, "/healthz")?.0, 200)?;
     same("metrics", get(host, admin, "/metrics")?.0, 200)
 }

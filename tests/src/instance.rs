@@ -220,7 +220,7 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// When it ends instead, or isn't ready in time; with the end of its log.
+    /// When it ends instead, or doesn't get there in time; with the end of its log.
     pub fn start(&self) -> Result<()> {
         self.launch()?;
         self.wait_ready()
@@ -255,14 +255,15 @@ impl Instance {
         Ok(())
     }
 
-    /// Waits until the daemon that was launched is ready.
+    /// Waits until the daemon that was launched does its work, ready or not: a port may be taken, and
+    /// a map be full.
     ///
     /// # Errors
     ///
     /// When it ends instead, or isn't ready in time; with the end of its log.
     pub fn wait_ready(&self) -> Result<()> {
         let ready = wait::some(READY, || match self.ended() {
-            Ok(None) => self.is_ready().then_some(Ok(())),
+            Ok(None) => self.is_working().then_some(Ok(())),
             Ok(Some(how)) => Some(Err(anyhow::anyhow!("the daemon has ended: {how}"))),
             Err(error) => Some(Err(error)),
         });
@@ -277,6 +278,12 @@ impl Instance {
             Some(daemon) => Ok(daemon.ended()?.map(|exit| format!("{exit:?}"))),
             None => Ok(Some("it was not started".to_owned())),
         }
+    }
+
+    /// Whether the daemon answers and says that it does its work.
+    #[must_use]
+    pub fn is_working(&self) -> bool {
+        admin::get(&self.admin_socket(), "/livez").is_ok_and(|answer| answer.status == 200)
     }
 
     /// Whether the daemon answers and says that it is ready.

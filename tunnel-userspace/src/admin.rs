@@ -3,6 +3,7 @@
 //!
 //! - `status`: the status as a whole
 //! - `metrics`: counts and sizes for Prometheus
+//! - `ready`: the one answer to the question if the node is ready
 //! - `health`: what load balancers and probes ask
 //! - `checks`: what load balancers ask of a Service
 //! - `server`: HTTP on sockets and ports
@@ -18,6 +19,7 @@ mod fixture;
 mod health;
 mod metrics;
 mod node;
+mod ready;
 mod server;
 mod status;
 
@@ -31,6 +33,7 @@ pub use self::{
     checks::{Checks, ChecksView},
     client::{AskError, ask},
     node::{Endpoint, serve, serve_socket},
+    ready::log_readiness,
     server::SocketError,
     status::{KernelLog, Maps, Setup, StartTimes, Status},
 };
@@ -51,7 +54,7 @@ pub type Sources = dyn Fn() -> Report + Send + Sync;
 
 /// What is shown of the tunnel of a node; nothing where it is off.
 pub struct TunnelViews {
-    /// Every node that has, had or was asked for a session.
+    /// Every node that has, had or was asked for a session, or is steered.
     pub nodes: Box<dyn Fn() -> Vec<NodeView> + Send + Sync>,
     /// How often each reason was met.
     pub counts: Box<dyn Fn() -> BTreeMap<Reason, u64> + Send + Sync>,
@@ -75,8 +78,8 @@ pub struct Views {
     pub setup: Setup,
     /// The config that the daemon goes by, below the group that it belongs to.
     pub config: serde_json::Value,
-    /// Whether the data path is as it should be: why not, or nothing.
-    pub ready: watch::Receiver<Option<String>>,
+    /// What the start waits for, or that the daemon stops; nothing while the owner of the maps runs.
+    pub starting: watch::Receiver<Option<String>>,
     /// How long the steps of the start took.
     pub start: watch::Receiver<StartTimes>,
     /// The owner of the maps.

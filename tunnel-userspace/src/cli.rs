@@ -15,7 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 
 pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
 use crate::{
@@ -81,7 +81,7 @@ impl Command {
 /// A look at a daemon or a config; changes nothing.
 #[derive(Debug, Subcommand)]
 pub enum Look {
-    /// Show how the running daemon, or else agent, is.
+    /// Show how the running daemon, or else agent, is; fails where it is not ready.
     Status(LookArgs),
     /// Show every Service and what is programmed of it; one of them with its addresses, policies and
     /// endpoints.
@@ -220,6 +220,9 @@ pub enum LookError {
     /// The daemon gave an answer that this command does not understand.
     #[error("the daemon answers in a way that this culvert does not know; is it another version?")]
     Answer(#[source] serde_json::Error),
+    /// The daemon is not ready; what it shows says why.
+    #[error("not ready")]
+    NotReady,
     /// No Service has that name.
     #[error("no Service {0} is known here; `culvert services` shows those that are")]
     NoService(String),
@@ -279,15 +282,32 @@ impl ServiceArgs {
     }
 }
 
+/// What every status begins with.
+#[derive(Deserialize)]
+struct Headline {
+    ready: bool,
+}
+
 /// The status of the node, or of the agent where no node runs and the config has one.
 fn status(args: &LookArgs) -> Result<(), LookError> {
     let config = Config::read(&args.config.config)?;
-    let node = ask(args, &config.admin_socket(), "/status", status::render);
-    match node {
+    let body = match fetch(&config.admin_socket(), "/status") {
         Err(LookError::Ask(AskError::NoDaemon { .. })) if config.tunnel.agent.is_some() => {
-            ask(args, &config.agent_socket(), "/status", agent::render)
+            let body = fetch(&config.agent_socket(), "/status")?;
+            present(args, &body, agent::render)?;
+            body
         }
-        other => other,
+        other => {
+            let body = other?;
+            present(args, &body, status::render)?;
+            body
+        }
+    };
+    let headline: Headline = serde_json::from_slice(&body).map_err(LookError::Answer)?;
+    if headline.ready {
+        Ok(())
+    } else {
+        Err(LookError::NotReady)
     }
 }
 
@@ -297,18 +317,17 @@ fn look<T: DeserializeOwned>(
     render: impl Fn(&T) -> String,
 ) -> Result<(), LookError> {
     let socket = Config::read(&args.config.config)?.admin_socket();
-    ask(args, &socket, path, render)
+    present(args, &fetch(&socket, path)?, render)
 }
 
-fn ask<T: DeserializeOwned>(
+/// Shows an answer; as a table, it is what `render` makes of it.
+fn present<T: DeserializeOwned>(
     args: &LookArgs,
-    socket: &Path,
-    path: &str,
+    body: &[u8],
     render: impl Fn(&T) -> String,
 ) -> Result<(), LookError> {
-    let body = fetch(socket, path)?;
-    show(args.output, &body, || {
-        let value = serde_json::from_slice(&body).map_err(LookError::Answer)?;
+    show(args.output, body, || {
+        let value = serde_json::from_slice(body).map_err(LookError::Answer)?;
         Ok(render(&value))
     })
 }

@@ -112,6 +112,8 @@ pub struct Reconciler<M> {
     place: Place,
     health: Health,
     measures: Measures,
+    /// Whether there is a Node of this node's name.
+    node_known: bool,
     node_eligible: bool,
     synced: bool,
     /// Whether the sources hold everything they were told.
@@ -187,6 +189,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             place: Place::new(settings.node_ports),
             health: Health::default(),
             measures: Measures::default(),
+            node_known: false,
             node_eligible: true,
             synced: false,
             whole: false,

@@ -45,6 +45,8 @@ fn without_api_server(stage: &Stage<'_>) -> Result<()> {
             .with_context(|| format!("{} doesn't go on with what it knew", node.name()))?;
         let answer = node.ask_daemon("/readyz")?;
         ensure!(answer.status == 503, "stale, and ready: {}", answer.body);
+        let is_ready = status(node).context("no status")?["ready"] == true;
+        ensure!(!is_ready, "status and /readyz differ");
         let answer = node.ask_daemon("/healthz")?;
         ensure!(
             answer.status == 200,
@@ -83,7 +85,7 @@ fn started_again(node: &Node, before: &str) -> bool {
 
 fn is_stale(node: &Node) -> bool {
     status(node).is_some_and(|status| {
-        status["source"]["server"]["stale"].is_string() && status["ready"] == true
+        status["source"]["server"]["stale"].is_string() && status["start"]["attach"].is_number()
     })
 }
 

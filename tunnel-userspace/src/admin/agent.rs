@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     metrics,
+    ready::Readiness,
     server::{self, Site, SocketError, json, respond, text},
 };
 use crate::{
@@ -48,8 +49,11 @@ pub struct AgentSetup {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
-    /// Whether a gateway is connected.
+    /// Whether a gateway is connected, and its own port is there.
     pub ready: bool,
+    /// Why not.
+    #[serde(default)]
+    pub not_ready: Option<String>,
     /// What does not change while it runs.
     #[serde(flatten)]
     pub setup: AgentSetup,
@@ -60,15 +64,30 @@ pub struct AgentStatus {
 }
 
 impl AgentViews {
-    fn is_ready(&self) -> bool {
+    fn readiness(&self) -> Readiness {
         let view = self.view.borrow();
         let mut connections = view.connections.iter();
-        connections.any(|connection| connection.state == ConnectionState::Connected)
+        let is_connected =
+            connections.any(|connection| connection.state == ConnectionState::Connected);
+        let why = if is_connected {
+            None
+        } else if self.identity.current().is_none() {
+            let problem = self.identity.state().problem.unwrap_or_default();
+            Some(format!("waiting for a certificate: {problem}"))
+        } else {
+            Some("no gateway is connected".to_owned())
+        };
+        let listening = self.listening.borrow();
+        let ports = listening.iter();
+        let ports = ports.map(|(port, why)| format!("cannot listen on {port}: {why}"));
+        Readiness::because(why.into_iter().chain(ports).collect())
     }
 
     fn status(&self) -> AgentStatus {
+        let readiness = self.readiness();
         AgentStatus {
-            ready: self.is_ready(),
+            ready: readiness.ready,
+            not_ready: readiness.summary(),
             setup: self.setup.clone(),
             tunnel: AgentView::clone(&self.view.borrow()),
             identity: self.identity.state(),
@@ -108,10 +127,10 @@ impl Site for AgentViews {
                 Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
                 Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
             },
-            "/readyz" if !self.is_ready() => {
-                let body = "no gateway is connected\n".to_owned();
-                text(StatusCode::SERVICE_UNAVAILABLE, body)
-            }
+            "/readyz" => match self.readiness().summary() {
+                Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+                None => text(StatusCode::OK, "ok\n".to_owned()),
+            },
             _ => text(StatusCode::OK, "ok\n".to_owned()),
         }
     }

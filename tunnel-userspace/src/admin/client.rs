@@ -38,6 +38,14 @@ pub enum AskError {
         #[source]
         source: io::Error,
     },
+    /// The daemon refuses to answer.
+    #[error("the daemon on {path} refuses: {reason}")]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// What it says.
+        reason: String,
+    },
     /// The daemon is there but does not answer as it should.
     #[error("the daemon on {path} does not answer: {reason}")]
     NoAnswer {
@@ -79,17 +87,22 @@ pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
                 .collect()
                 .await;
             let body = body.map_err(|error| error.to_string())?.to_bytes();
-            if code == StatusCode::OK {
-                Ok(body)
-            } else {
-                Err(format!("{code}: {}", String::from_utf8_lossy(&body).trim()))
-            }
+            Ok::<_, String>((code, body))
         };
         let (answer, _closed) = tokio::join!(answer, connection);
         answer
     };
     match timeout(PATIENCE, exchange).await {
-        Ok(answer) => answer.map_err(no_answer),
+        Ok(Ok((StatusCode::OK, body))) => Ok(body),
+        Ok(Ok((StatusCode::SERVICE_UNAVAILABLE, body))) => Err(AskError::Refused {
+            path: socket.to_owned(),
+            reason: String::from_utf8_lossy(&body).trim().to_owned(),
+        }),
+        Ok(Ok((code, body))) => {
+            let text = String::from_utf8_lossy(&body);
+            Err(no_answer(format!("{code}: {}", text.trim())))
+        }
+        Ok(Err(reason)) => Err(no_answer(reason)),
         Err(_) => Err(no_answer(format!(
             "nothing came in {} s",
             PATIENCE.as_secs()
@@ -107,5 +120,56 @@ fn no_connection(socket: &Path, source: io::Error) -> AskError {
         AskError::NoDaemon { path, source }
     } else {
         AskError::Connect { path, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+    };
+
+    use super::*;
+
+    /// Asks a daemon that answers with these bytes, or never.
+    async fn asked(answer: Option<&str>) -> String {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).expect("bound");
+        let daemon = async {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                stream.read_buf(&mut request).await.expect("a request");
+            }
+            match answer {
+                Some(answer) => stream.write_all(answer.as_bytes()).await.expect("written"),
+                None => std::future::pending::<()>().await,
+            }
+            drop(stream);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            answer = ask(&socket, "/services") => answer.expect_err("no answer").to_string(),
+            () = daemon => String::new(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_says_nothing_is_not_waited_for() {
+        let said = asked(None).await;
+        assert!(
+            said.ends_with("does not answer: nothing came in 10 s"),
+            "{said}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_is_not_ready_is_quoted() {
+        let answer =
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 15\r\n\r\nnot ready: why\n";
+        let said = asked(Some(answer)).await;
+        assert!(said.ends_with("refuses: not ready: why"), "{said}");
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     Views {
         setup,
         config: serde_json::json!({ "culvert.dev": { "mode": "ebpf" } }),
-        ready: watch::channel(None).1,
+        starting: watch::channel(None).1,
         start: watch::Sender::default().subscribe(),
         stats,
         kernel_log: watch::channel(None).1,

@@ -15,7 +15,10 @@ use prometheus_client::{
 use tunnel_common::reason::Reason;
 
 use self::out::{Out, number};
-use super::{AgentStatus, StartTimes, Views};
+use super::{
+    AgentStatus, StartTimes, Views,
+    ready::{self, Readiness},
+};
 use crate::{
     identity::State,
     reconcile::{Counted, Stats},
@@ -63,6 +66,7 @@ impl Collector for AgentMetrics {
         let mut out = Out(encoder);
         let AgentStatus {
             ready,
+            not_ready: _,
             setup: _,
             tunnel,
             identity,
@@ -147,12 +151,15 @@ impl Collector for Metrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
         let stats = self.views.stats.borrow().clone();
-        let is_ready = u32::from(self.views.ready.borrow().is_none());
+        let is_ready = u32::from(Readiness::of(&self.views).ready);
         out.gauge(
             "culvert_ready",
             "Whether Services are translated as they should be",
             is_ready,
         )?;
+        let help = "Whether the name of this node is that of no Node";
+        let is_nameless = ready::nameless(&self.views).is_some();
+        out.gauge("culvert_node_missing", help, u32::from(is_nameless))?;
         self.start(&mut out)?;
         let source = (self.views.source)();
         self.reasons(&mut out, &stats, &source)?;

@@ -19,6 +19,7 @@ use tokio::{
 
 use super::{
     Views, health, metrics,
+    ready::Readiness,
     server::{self, Site, SocketError, json, respond, text},
     status::Status,
 };
@@ -141,7 +142,7 @@ impl Site for Node {
             "/healthz" if self.endpoint == Endpoint::Admin => text(StatusCode::OK, "ok".to_owned()),
             "/healthz" => self.health("/healthz", true),
             "/readyz" => {
-                let readiness = health::readiness(&self.views);
+                let readiness = Readiness::of(&self.views);
                 json(code(readiness.ready), &readiness)
             }
             _ => self.health("/livez", false),
@@ -150,8 +151,20 @@ impl Site for Node {
 }
 
 impl Node {
+    /// Whether the owner of the maps answers.
+    fn is_running(&self) -> bool {
+        self.views.starting.borrow().is_none()
+    }
+
     /// All Services, or those of the name that is asked for.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
+        if !self.is_running() {
+            let why = Readiness::of(&self.views).summary().unwrap_or_default();
+            return text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("not ready: {why}\n"),
+            );
+        }
         let mut asked = query.split('&');
         let name = asked.find_map(|asked| asked.strip_prefix("name="));
         let name = name.map(str::to_owned);
@@ -174,8 +187,12 @@ impl Node {
     /// Everything, or what doesn't need the owner of the maps where that has no time.
     async fn metrics(&self) -> Response<Full<Bytes>> {
         let most = self.views.service_metrics;
-        let counted = self.ask(|reply| Query::Counted(most, reply));
-        let counted = timeout(PATIENCE, counted).await.ok().flatten();
+        let counted = if self.is_running() {
+            let counted = self.ask(|reply| Query::Counted(most, reply));
+            timeout(PATIENCE, counted).await.ok().flatten()
+        } else {
+            None
+        };
         let answers = self
             .answers
             .lock()

@@ -2,7 +2,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChecksView, Views};
+use super::{
+    ChecksView, Views,
+    ready::{self, Readiness},
+};
 use crate::{
     identity::State, net::View, reconcile::Stats, sockets::View as SocketsView, tunnel::NodeView,
 };
@@ -78,6 +81,9 @@ pub struct Status {
     pub ready: bool,
     /// Why not.
     pub not_ready: Option<String>,
+    /// Why the name of this node is that of no Node, where there should be one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nameless: Option<String>,
     /// What does not change while the daemon runs.
     #[serde(flatten)]
     pub setup: Setup,
@@ -115,7 +121,7 @@ pub struct Status {
 impl Status {
     /// The status now.
     pub(super) fn of(views: &Views) -> Self {
-        let not_ready = views.ready.borrow().clone();
+        let readiness = Readiness::of(views);
         let reasons = match (views.counters)() {
             Ok(counts) => counts
                 .into_iter()
@@ -128,8 +134,9 @@ impl Status {
         };
         let source = serde_json::to_value((views.source)());
         Self {
-            ready: not_ready.is_none(),
-            not_ready,
+            ready: readiness.ready,
+            not_ready: readiness.summary(),
+            nameless: ready::nameless(views),
             setup: views.setup.clone(),
             start: *views.start.borrow(),
             kernel_log: views.kernel_log.borrow().clone(),

@@ -29,9 +29,6 @@ pub enum AgentError {
     /// The config has no agent.
     #[error("the config has no tunnel.agent with a tunnel.identity, so there is no agent to run")]
     Absent,
-    /// The certificate can't be used.
-    #[error("{0}")]
-    Identity(String),
     /// Its settings can't be used.
     #[error("cannot use tunnel.agent")]
     Settings(#[source] tunnel::Error),
@@ -47,15 +44,18 @@ pub enum AgentError {
 ///
 /// # Errors
 ///
-/// The config or the certificate can't be used.
+/// The config can't be used.
 pub async fn agent(config: Config) -> Result<(), AgentError> {
+    let mut stop = Stop::new().map_err(AgentError::Signals)?;
+    serve(config, async move { stop.wait().await }).await
+}
+
+/// Runs until that ends.
+async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
     let (Some(section), Some(files)) = (&config.tunnel.agent, files(&config)) else {
         return Err(AgentError::Absent);
     };
     let (store, identity) = Store::open(files, Role::Agent);
-    if let Some(problem) = store.problem() {
-        return Err(AgentError::Identity(problem));
-    }
     let limits = limits(&config);
     let patience = limits.drain.saturating_add(GRACE);
     let settings = agent::Settings {
@@ -96,10 +96,9 @@ pub async fn agent(config: Config) -> Result<(), AgentError> {
     tasks.start("identity", store.run(draining.clone()));
     let mut work = Tasks::default();
     work.start("agent", agent.run(draining));
-    let mut stop = Stop::new().map_err(AgentError::Signals)?;
     info!(gateways = ?section.gateways, allow = ?section.allow, "agent started");
     tokio::select! {
-        () = stop.wait() => {}
+        () = stop => {}
         name = tasks.ended() => return Err(AgentError::TaskEnded(name)),
         name = work.ended() => return Err(AgentError::TaskEnded(name)),
     }
@@ -124,4 +123,78 @@ fn socket(
         views.clone(),
         ending.clone(),
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use serde_json::Value;
+    use tokio::time::{interval, timeout};
+
+    use super::*;
+    use crate::app;
+
+    /// Asks the agent until its status is as wanted; it must not end meanwhile.
+    async fn until(socket: &Path, is_so: impl Fn(&Value) -> bool) -> Value {
+        let mut every = interval(Duration::from_millis(20));
+        loop {
+            every.tick().await;
+            let Ok(body) = admin::ask(socket, "/status").await else {
+                continue;
+            };
+            let status = serde_json::from_slice(&body).expect("JSON");
+            if is_so(&status) {
+                return status;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_agent_waits_for_its_certificate() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free.local_addr().expect("an address").port();
+        drop(free);
+        let (own, state) = (path("own"), path("state"));
+        let text = format!(
+            "stateDir: {}\n\
+             tunnel:\n\
+             \x20 agent: {{ gateways: ['127.0.0.1:1'], admin: '127.0.0.1:{port}' }}\n\
+             \x20 identity: {{ files: {{ ca: {own}/ca.pem, cert: {own}/cert.pem, key: {own}/key.pem }} }}\n",
+            state.display(),
+            own = own.display(),
+        );
+        let config = Config::parse(&text).expect("good");
+        let socket = config.agent_socket();
+        let waits = |status: &Value| {
+            let why = status["notReady"].as_str().unwrap_or_default();
+            let dialled = &status["tunnel"]["connections"][0]["lastError"];
+            why.starts_with("waiting for a certificate: ")
+                && why.contains("ca.pem")
+                && dialled == "waiting for a certificate"
+        };
+        let story = async {
+            let status = until(&socket, waits).await;
+            assert_eq!(status["ready"], false);
+
+            app::ca_init(&path("ca"), 1).expect("a CA");
+            app::ca_issue_agent(&path("ca"), "edge-1", Some(&own), 1).expect("issued");
+
+            until(&socket, |status| status["identity"]["name"] == "edge-1").await;
+            let is_dialling = |status: &Value| {
+                let error = &status["tunnel"]["connections"][0]["lastError"];
+                error != "waiting for a certificate"
+                    && status["notReady"] == "no gateway is connected"
+            };
+            until(&socket, is_dialling).await
+        };
+        let story = timeout(Duration::from_secs(30), story);
+
+        tokio::select! {
+            ended = serve(config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
+            told = story => drop(told.expect("not in time")),
+        }
+    }
 }

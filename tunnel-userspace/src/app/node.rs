@@ -103,22 +103,24 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
     let (update_sender, mut updates) = mpsc::channel(UPDATES);
     let (mut parts, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let (drain, draining) = watch::channel(false);
-    let (ready, is_ready) = watch::channel(Some("waiting for the sources".to_owned()));
+    let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
     let (known, links) = follow(&config, &mut tasks, &draining).await?;
     parts.owner.set_addresses(&known.borrow());
     let mut tunnel = Tunnel::open(&config);
-    let views = parts.views(&config, Box::new(sources.report()), is_ready, queries);
+    let views = parts.views(&config, Box::new(sources.report()), starting, queries);
     let sockets = watch::Sender::default();
     let views = Arc::new(Views {
         network,
         sockets: sockets.subscribe(),
-        tunnel: tunnel.views(),
+        tunnel: tunnel.views(parts.owner.steering().targets()),
         ..views
     });
     let waiting = views.listening.clone();
+    let readiness = admin::log_readiness(Arc::clone(&views), draining.clone());
+    tasks.start("readiness", readiness);
     serve(&config, &views, &mut tasks, &draining)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
     let checks = parts.owner.health_checks();
@@ -132,7 +134,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
     sources.run(update_sender, &mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = parts.first(&mut updates, &ready) => match update {
+        update = parts.first(&mut updates, &steps) => match update {
             Some(update) => Some(update),
             None => return Err(NodeError::TaskEnded { name: tasks.ended().await }),
         },
@@ -140,10 +142,12 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
         name = tasks.ended() => return Err(NodeError::TaskEnded { name }),
     };
     if let Some(first) = first {
-        info!(
-            services = first.services.len(),
-            "every source has told its first whole list"
-        );
+        let services = first.services.len();
+        if first.stale {
+            info!(services, "going on without the API server");
+        } else {
+            info!(services, "every source has told its first whole list");
+        }
         parts.program(first)?;
         let Running {
             guard,
@@ -160,8 +164,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
         ending::start(&config, sockets, owner.gone(), &mut tasks, &draining);
         let owner = owner.run(updates, questions, known, draining.clone());
         tasks.start("reconcile", owner);
-        ready.send_replace(None);
-        info!("ready");
+        steps.send_replace(None);
         started();
         tokio::select! {
             () = stop.wait() => {}
@@ -169,7 +172,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
         }
     }
     info!("stopping; the data path stays as it is");
-    ready.send_replace(Some("stopping".to_owned()));
+    steps.send_replace(Some("stopping".to_owned()));
     drain.send_replace(true);
     tasks
         .finish(DRAIN.saturating_add(tunnel.patience(&config)))

@@ -59,12 +59,12 @@ impl Tunnel {
         }
     }
 
-    /// What is shown of it.
-    pub(super) fn views(&self) -> TunnelViews {
+    /// What is shown of it, and of the nodes that are steered.
+    pub(super) fn views(&self, steered: watch::Receiver<Arc<Targets>>) -> TunnelViews {
         let (nodes, counts) = (Arc::clone(&self.registry), Arc::clone(&self.registry));
         let identity = self.identity.clone();
         TunnelViews {
-            nodes: Box::new(move || nodes.nodes()),
+            nodes: Box::new(move || nodes.nodes_with(&steered.borrow())),
             counts: Box::new(move || counts.counts()),
             identity: Box::new(move || identity.as_ref().map(Receiver::state)),
         }

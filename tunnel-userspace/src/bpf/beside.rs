@@ -154,7 +154,14 @@ fn carry_steering(
     match carried.fits(*sizes) {
         Ok(()) => Ok(Some(carried)),
         Err(error) => {
-            refused(&error);
+            if error.is_asked_for() {
+                refused(&error);
+            } else {
+                info!(
+                    entries = had,
+                    "the maps of steering keep their size while indices rest"
+                );
+            }
             sizes.steering = had;
             Ok(None)
         }

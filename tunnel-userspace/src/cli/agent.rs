@@ -6,10 +6,9 @@ use crate::{
 
 pub(super) fn render(status: &AgentStatus) -> String {
     let setup = &status.setup;
-    let ready = if status.ready {
-        "connected"
-    } else {
-        "not connected to any gateway"
+    let ready = match &status.not_ready {
+        None => "connected".to_owned(),
+        Some(reason) => format!("not ready: {reason}"),
     };
     let mut lines = vec![
         format!("culvert agent {}: {ready}", setup.version),

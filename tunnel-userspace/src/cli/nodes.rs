@@ -15,7 +15,7 @@ fn at(nodes: &[NodeView], now: Timestamp) -> String {
         let error = node.last_error.clone().unwrap_or_default();
         if node.sessions.is_empty() {
             let seen = node.last_seen.map_or_else(
-                || "never seen".to_owned(),
+                || "never connected".to_owned(),
                 |seen| format!("last seen {} ago", age(seen, now)),
             );
             let mut row = vec![name, "not connected".to_owned(), seen];
@@ -170,6 +170,6 @@ mod tests {
                 "agent not connected"
             ]
         );
-        assert_eq!(lines[4], ["edge-3", "not connected", "never seen"]);
+        assert_eq!(lines[4], ["edge-3", "not connected", "never connected"]);
     }
 }

@@ -43,6 +43,9 @@ pub(super) fn render(status: &Status) -> String {
         row("connections", format!("{} open", status.connections)),
         row("last write", last_write(status)),
     ];
+    if let Some(nameless) = &status.nameless {
+        lines.push(row("refused", nameless));
+    }
     if let Some(since) = &programmed.failing_since {
         lines.push(row("failing", format!("writes fail since {since}")));
     }
@@ -56,9 +59,6 @@ pub(super) fn render(status: &Status) -> String {
     lines.extend(tunnel(status));
     lines.extend(reasons(status));
     lines.extend(problems(status, &report));
-    for (port, reason) in &status.not_listening {
-        lines.push(row("waiting", format!("for {port}: {reason}")));
-    }
     lines.join("\n")
 }
 

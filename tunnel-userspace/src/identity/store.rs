@@ -112,12 +112,6 @@ impl Store {
         (store, receiver)
     }
 
-    /// Why the files can't be used, if they can't.
-    #[must_use]
-    pub fn problem(&self) -> Option<String> {
-        self.state.borrow().problem.clone()
-    }
-
     /// Looks at the files every two seconds until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut poll = interval(POLL);

@@ -26,6 +26,9 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// The size of the maps of steering where nothing is steered.
+    pub const UNSTEERED: u32 = 1;
+
     /// Entries of the array `front`.
     #[must_use]
     pub const fn front_entries(self) -> u32 {

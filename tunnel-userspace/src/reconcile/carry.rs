@@ -32,6 +32,9 @@ pub enum CarryError {
     Write(#[from] WriteError),
 }
 
+/// The size of the maps of steering, as the config names it.
+const STEERING: &str = "steering";
+
 /// A size that has no room for what is there.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
@@ -45,6 +48,14 @@ pub struct Misfit {
     pub wanted: u32,
     /// What is needed at least.
     pub needed: u32,
+}
+
+impl Misfit {
+    /// Whether a config asks for this size; where nothing is steered, none does.
+    #[must_use]
+    pub fn is_asked_for(&self) -> bool {
+        self.size != STEERING || self.wanted != Sizes::UNSTEERED
+    }
 }
 
 fn fit(size: &'static str, wanted: u32, needed: u32) -> Result<(), Misfit> {
@@ -235,7 +246,7 @@ impl CarriedSteering {
         // The last record is the probe's: twice the size and one.
         let last = self.records.keys().next_back();
         let records = last.map_or(0, |index| (index / 2).saturating_add(1));
-        fit("steering", wanted.steering, keys.max(records))
+        fit(STEERING, wanted.steering, keys.max(records))
     }
 
     /// Writes it into empty maps.

@@ -58,6 +58,7 @@ impl<M> Reconciler<M> {
             self.owners.set_node(&name, node.as_deref());
             self.pools.set_node(&name, node.as_deref());
             if name.name == self.here.node {
+                self.node_known = node.is_some();
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.place.set_node(node.as_deref());
             }

@@ -90,6 +90,9 @@ pub struct Stats {
     /// Whether load balancers may send traffic to this node, as its Node object says. A node that
     /// never had one may; one whose object was deleted may not.
     pub node_eligible: bool,
+    /// Whether there is a Node of this node's name.
+    #[serde(default)]
+    pub node_known: bool,
     /// Differences found between the maps and what was known of them.
     pub drift: u64,
     /// What is steered to the tunnel.
@@ -480,6 +483,7 @@ impl<M> Reconciler<M> {
         stats.occupied_backends = self.actual.occupied();
         stats.drift = self.drift;
         stats.node_eligible = self.node_eligible;
+        stats.node_known = self.node_known;
         stats.problems = BTreeMap::new();
         for problem in self.problems.values().flat_map(BTreeMap::values) {
             let count = stats

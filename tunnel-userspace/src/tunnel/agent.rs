@@ -199,7 +199,18 @@ impl Keeper {
         while sessions.join_next().await.is_some() {}
     }
 
+    /// Waits for a first certificate.
+    async fn identified(&self) {
+        let mut identity = self.identity.clone();
+        while identity.current().is_none() {
+            let error = "waiting for a certificate".to_owned();
+            self.show(ConnectionState::Waiting, None, Some(error));
+            identity.changed().await;
+        }
+    }
+
     async fn begin(&self) -> Result<serve::Running, String> {
+        self.identified().await;
         let mark = self.shared.settings.mark;
         let carrier = dial::gateway(&self.gateway, mark, &self.identity).await;
         let carrier = carrier.map_err(|error| chain(&error))?;

@@ -11,7 +11,7 @@ use super::{
     session::Session,
     sessions::{NodeView, Sessions},
 };
-use crate::model::Target;
+use crate::model::{Target, Targets};
 
 /// What the gateway and the ingress share.
 #[derive(Debug, Default)]
@@ -30,10 +30,21 @@ impl Registry {
         Arc::default()
     }
 
-    /// Every node, by name.
+    /// Every node that has, had or was asked for a session, by name.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeView> {
         self.sessions.nodes()
+    }
+
+    /// These, and the nodes that are steered and never had one.
+    #[must_use]
+    pub fn nodes_with(&self, steered: &Targets) -> Vec<NodeView> {
+        let steered = steered
+            .values()
+            .map(|target| NodeView::unseen(&target.node));
+        let all = steered.chain(self.nodes());
+        let by_name: BTreeMap<_, _> = all.map(|node| (node.node.clone(), node)).collect();
+        by_name.into_values().collect()
     }
 
     /// How often each reason came up.
@@ -108,5 +119,24 @@ mod tests {
             Some("edge-7 (10.1.2.3:10250): agent not connected, never seen")
         );
         assert_eq!(nodes[0].last_seen, None);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_steered_and_never_connected_is_listed_once() {
+        let registry = Registry::new();
+        registry.refused(&target(), Reason::AgentNotConnected);
+        let other = |port| Target {
+            node: "edge-3".into(),
+            port,
+            ..target()
+        };
+        let steered = Targets::from([(1, target()), (2, other(10250)), (3, other(10255))]);
+
+        let nodes = registry.nodes_with(&steered);
+
+        let names: Vec<_> = nodes.iter().map(|node| node.node.as_str()).collect();
+        assert_eq!(names, ["edge-3", "edge-7"]);
+        assert_eq!(nodes[0].last_error, None);
+        assert!(nodes[1].last_error.is_some());
     }
 }

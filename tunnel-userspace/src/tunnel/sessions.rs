@@ -35,6 +35,18 @@ pub struct NodeView {
     pub last_error: Option<String>,
 }
 
+impl NodeView {
+    /// A node that no session was ever seen of.
+    pub(super) fn unseen(node: &str) -> Self {
+        Self {
+            node: node.to_owned(),
+            sessions: Vec::new(),
+            last_seen: None,
+            last_error: None,
+        }
+    }
+}
+
 /// A session with an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

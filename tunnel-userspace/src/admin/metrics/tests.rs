@@ -84,6 +84,7 @@ fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
 fn agent() -> String {
     let status = AgentStatus {
         ready: true,
+        not_ready: None,
         setup: AgentSetup {
             version: String::new(),
             pid: 1,

@@ -3,6 +3,7 @@ use std::{
     time::Duration,
 };
 
+use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -152,4 +153,82 @@ async fn the_unspecified_address_of_either_family_stands_for_both() {
         served.until_asked(ip, "/healthz").await;
         assert!(served.ask(other, "/healthz").await.is_none());
     }
+}
+
+/// The views of a daemon at this point of its start.
+fn views(starting: Option<&str>, stats: Stats) -> Views {
+    Views {
+        starting: watch::channel(starting.map(str::to_owned)).1,
+        ..fixture::views(watch::channel(stats).1)
+    }
+}
+
+fn node(views: Views) -> Node {
+    Node {
+        endpoint: Endpoint::Socket,
+        views: Arc::new(views),
+        answers: Answers::default(),
+    }
+}
+
+async fn asked(node: &Node, path: &str) -> (u16, String) {
+    let answer = node.answer(path, "").await;
+    let code = answer.status().as_u16();
+    let body = answer.into_body().collect().await.expect("a body");
+    (code, String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}
+
+#[tokio::test]
+async fn readiness_is_one_answer_wherever_it_is_asked_for() {
+    let good = Stats {
+        synced: true,
+        ..Stats::default()
+    };
+    let stale = Stats {
+        stale: true,
+        ..good.clone()
+    };
+    let taken = views(None, good.clone());
+    let port = ("admin".to_owned(), "in use".to_owned());
+    taken.listening.send_replace([port].into());
+    for (views, wanted) in [
+        (views(None, good.clone()), true),
+        (views(Some("waiting"), good), false),
+        (views(None, stale), false),
+        (taken, false),
+    ] {
+        let node = node(views);
+        let (code, readyz) = asked(&node, "/readyz").await;
+        assert_eq!(code, if wanted { 200 } else { 503 }, "{readyz}");
+        let (_, status) = asked(&node, "/status").await;
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let readyz: serde_json::Value = serde_json::from_str(&readyz).expect("JSON");
+        assert_eq!(status["ready"], wanted);
+        assert_eq!(status["notReady"], readyz["reasons"][0]);
+        let (_, metrics) = asked(&node, "/metrics").await;
+        let metric = format!("\nculvert_ready {}.0\n", u8::from(wanted));
+        assert!(metrics.contains(&metric), "{metrics}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_the_first_list_nobody_is_kept_waiting() {
+    // Nobody answers these questions yet.
+    let (queries, _questions) = tokio::sync::mpsc::channel(1);
+    let node = node(Views {
+        queries,
+        ..views(Some("waiting for the sources"), Stats::default())
+    });
+    let began = tokio::time::Instant::now();
+
+    let services = asked(&node, "/services").await;
+    let (code, metrics) = asked(&node, "/metrics").await;
+
+    assert_eq!(
+        services,
+        (503, "not ready: waiting for the sources\n".to_owned())
+    );
+    assert_eq!(code, 200);
+    assert!(metrics.contains("culvert_ready 0"), "{metrics}");
+    assert_eq!(began.elapsed(), Duration::ZERO);
 }

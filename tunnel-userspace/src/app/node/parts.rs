@@ -122,7 +122,7 @@ impl Parts {
         &self,
         config: &Config,
         source: Box<admin::Sources>,
-        ready: watch::Receiver<Option<String>>,
+        starting: watch::Receiver<Option<String>>,
         queries: mpsc::Sender<Query>,
     ) -> Views {
         let sizes = self.data_path.sizes();
@@ -160,7 +160,7 @@ impl Parts {
         Views {
             setup,
             config: config.effective(),
-            ready,
+            starting,
             start: self.steps.times(),
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),
@@ -183,7 +183,7 @@ impl Parts {
     pub(super) async fn first(
         &mut self,
         updates: &mut mpsc::Receiver<Update>,
-        ready: &watch::Sender<Option<String>>,
+        starting: &watch::Sender<Option<String>>,
     ) -> Option<Update> {
         loop {
             let update = updates.recv().await?;
@@ -194,7 +194,7 @@ impl Parts {
             error!(
                 "an object was refused, or the API server not heard of: the programs of the older layout stay until then"
             );
-            ready.send_replace(Some(
+            starting.send_replace(Some(
                 "waiting until every object is known and can be read, to replace an older layout"
                     .to_owned(),
             ));
@@ -396,7 +396,11 @@ fn sizes(config: &Config) -> Sizes {
         slots: maps.slots,
         backends: maps.backends,
         sources: maps.sources,
-        steering: if is_steering { maps.steering } else { 1 },
+        steering: if is_steering {
+            maps.steering
+        } else {
+            Sizes::UNSTEERED
+        },
         affinity: maps.affinity,
     }
 }

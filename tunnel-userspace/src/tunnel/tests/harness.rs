@@ -89,8 +89,8 @@ impl Pki {
 }
 
 fn open(files: identity::Files, role: Role) -> identity::Receiver {
-    let (store, receiver) = identity::Store::open(files, role);
-    assert_eq!(store.problem(), None);
+    let (_store, receiver) = identity::Store::open(files, role);
+    assert_eq!(receiver.state().problem, None);
     receiver
 }
 

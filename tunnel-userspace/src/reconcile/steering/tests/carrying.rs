@@ -80,3 +80,14 @@ fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
     apply(&mut steering, vec![gone("b")], NOW);
     assert!(carry(steering, 1, NOW).is_err());
 }
+
+#[test]
+fn the_size_where_nothing_is_steered_is_what_nobody_asks_for() {
+    let steering = second_stays();
+    let had = sizes(steering.capacity);
+    let carried = CarriedSteering::read(&steering.maps, had, NOW).expect("read");
+    let misfit = |size| carried.fits(sizes(size)).expect_err("too small");
+
+    assert!(!misfit(Sizes::UNSTEERED).is_asked_for());
+    assert!(misfit(0).is_asked_for());
+}

@@ -240,6 +240,7 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
 }
 
 #[test]
+#[ignore = "no kernel decides it: arithmetic with a clock that all have"]
 fn a_client_that_stays_away_for_too_long_is_forgotten() -> Result<()> {
     const KEPT: u32 = 4;
     let stage = Stage::new()?;

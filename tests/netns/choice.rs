@@ -79,6 +79,7 @@ fn connects_are_shared_by_weight() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: arithmetic with slots; `counters` takes turns on every kernel"]
 fn turns_are_taken_by_weight_without_heaps() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(&[(ALGORITHM, "wrr"), (WEIGHTS, "zone:north=2, *=0")])?;
@@ -118,6 +119,7 @@ fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -
 }
 
 #[test]
+#[ignore = "no kernel decides it: arithmetic with the address that is dialled"]
 fn a_hash_of_the_destination_leads_every_client_to_one_backend() -> Result<()> {
     let stage = Stage::new()?;
     stage.start(&[(ALGORITHM, "destination-hash")])?;

@@ -145,6 +145,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: the same steps as in `sizes`, with other names"]
 fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_goes_on_with()
 -> Result<()> {
     let stage = Stage::new()?;

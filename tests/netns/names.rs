@@ -1,8 +1,8 @@
 //! The names of gateways are resolved in an image that has the program and nothing else: by what the
 //! C library has inside, from the two files that a container runtime puts there.
 //!
-//! `cargo xtask vm` runs this with the static program of the image. Other programs get the libraries
-//! that they are linked with beside them, and no more.
+//! CI runs this with the static program of the image. Other programs get the libraries that they are
+//! linked with beside them, and no more.
 
 use std::{
     fs,
@@ -160,6 +160,7 @@ fn put_config(node: &Node, root: &Path) -> Result<()> {
 }
 
 #[test]
+#[ignore = "no kernel decides it: a resolver in the C library"]
 fn an_agent_finds_gateways_by_name_with_two_files_of_its_container() -> Result<()> {
     let node = Node::new()?;
     let root = node.topology().lab().folder().join("root");

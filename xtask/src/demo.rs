@@ -40,7 +40,11 @@ fn run(what: &[&str], options: &[&str], args: &[String], scope: setup::Scope) ->
         network: true,
         ..scope
     })?;
-    let programs = workspace::build_programs(is_release)?;
+    let mut build = workspace::cargo("build");
+    if is_release {
+        build.arg("--release");
+    }
+    let programs = workspace::build_programs(build)?;
     let error = Command::new(&programs.lab)
         .args(what)
         .arg("--culvert")

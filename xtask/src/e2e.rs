@@ -120,7 +120,7 @@ struct Programs {
 }
 
 fn build() -> Result<Programs> {
-    let mut command = workspace::cargo("build");
+    let mut command = Profile::Vm.cargo("build")?;
     command.args(["--package", "tunnel-tests"]).args([
         "--bin",
         "culvert-e2e",

@@ -80,7 +80,10 @@ enum Command {
         /// Open a shell in a machine with the kernel of --kernel.
         #[arg(long)]
         shell: bool,
-        /// Write down what the verifier needs, instead of comparing it.
+        /// Run even where a run of exactly this had a good result.
+        #[arg(long)]
+        force: bool,
+        /// Write down what the verifier needs, instead of comparing it, and what came of a whole run.
         #[arg(long)]
         update: bool,
         /// Only tests whose names hold one of these.
@@ -170,6 +173,7 @@ fn run(command: Command) -> Result<()> {
             offline,
             shell,
             whole,
+            force,
             update,
             filter,
         } => vm::run(&vm::Options {
@@ -177,6 +181,7 @@ fn run(command: Command) -> Result<()> {
             offline,
             shell,
             whole,
+            force,
             update,
             filter,
         }),

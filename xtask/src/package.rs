@@ -41,7 +41,7 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
 }
 
 fn culvert(profile: Profile) -> Result<PathBuf> {
-    let mut command = profile.build()?;
+    let mut command = profile.cargo("build")?;
     command.args(["--package", "tunnel-userspace", "--bin", "culvert"]);
     let mut built = workspace::built(&mut command)?;
     let program = built.remove("culvert");

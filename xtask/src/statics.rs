@@ -24,10 +24,10 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    /// A `cargo build` that is yet to be told of what.
-    pub(crate) fn build(self) -> Result<Command> {
+    /// A `cargo build`, or another subcommand that builds, which is yet to be told of what.
+    pub(crate) fn cargo(self, subcommand: &str) -> Result<Command> {
         let target = workspace::root().join("target/static");
-        let mut command = workspace::cargo("build");
+        let mut command = workspace::cargo(subcommand);
         command.args(["--target", TARGET, "--target-dir"]);
         command.arg(&target);
         let mut flags: Vec<OsString> = vec!["-Ctarget-feature=+crt-static".into()];

@@ -1,6 +1,6 @@
 //! The test tiers.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
@@ -8,9 +8,22 @@ use clap::ValueEnum;
 use crate::{
     progress::{self, Outcome, Row},
     setup,
-    vm::suite,
+    statics::Profile,
+    vm::suite::{MARKED_TOO, Programs},
     workspace,
 };
+
+/// What CI builds at once beside what machines run.
+const ALL: [&str; 8] = [
+    "--test",
+    "golden",
+    "--test",
+    "lab",
+    "--test",
+    "tunnel",
+    "--bin",
+    "culvert-e2e",
+];
 
 /// A tier, by the least power it needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -64,10 +77,13 @@ pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
         ..setup::Scope::default()
     })?;
 
-    let mut rows: Vec<Row> = able
-        .iter()
-        .map(|tier| progress::part(tier.name(), || run_tier(*tier, args)))
-        .collect();
+    let mut rows = Vec::new();
+    if workspace::is_ci() && tier.is_none() {
+        let build = || Programs::build_with(&ALL).map(|_| Outcome::Passed);
+        rows.push(progress::part("build", build));
+    }
+    let run = |tier: &Tier| progress::part(tier.name(), || run_tier(*tier, args));
+    rows.extend(able.iter().map(run));
     rows.extend(left_out.iter().map(|tier| Row {
         name: tier.name(),
         outcome: Outcome::LeftOut("needs root"),
@@ -93,44 +109,42 @@ fn left_out_line(left_out: &[Tier]) -> Option<String> {
     (!names.is_empty()).then(|| format!("left out (need root): {}", names.join(", ")))
 }
 
+/// A `cargo` that builds for tests of whole programs: in CI those that machines and clusters run, too,
+/// which are built once; else those of the dev profile, which are built again soonest.
+fn cargo(subcommand: &str) -> Result<Command> {
+    if workspace::is_ci() {
+        Profile::Vm.cargo(subcommand)
+    } else {
+        Ok(workspace::cargo(subcommand))
+    }
+}
+
 fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
-    let mut command = workspace::cargo("test");
-    match tier {
-        Tier::Unit => {}
-        Tier::Golden => {
-            command.args(["--package", "tunnel-tests", "--lib", "--test", "golden"]);
-        }
-        Tier::Tunnel => {
-            let programs = workspace::build_programs(false)?;
+    let mut command = match tier {
+        Tier::Unit => workspace::cargo("test"),
+        Tier::Golden | Tier::Tunnel | Tier::Packet | Tier::Netns => {
+            let mut command = cargo("test")?;
+            command.args(["--package", "tunnel-tests"]);
             command
-                .args(["--package", "tunnel-tests", "--test", "tunnel"])
-                .env("CULVERT_LAB_BIN", programs.lab);
         }
-        Tier::Packet => {
-            let programs = workspace::build_programs(false)?;
-            command
-                .args(["--package", "tunnel-tests", "--test", "packet"])
-                .env("CULVERT_BIN", programs.culvert)
-                .env("CULVERT_LAB_BIN", programs.lab);
-        }
-        Tier::Netns => {
-            let programs = workspace::build_programs(false)?;
-            command
-                .args([
-                    "--package",
-                    "tunnel-tests",
-                    "--test",
-                    "lab",
-                    "--test",
-                    "netns",
-                ])
-                .env("CULVERT_BIN", programs.culvert)
-                .env("CULVERT_LAB_BIN", programs.lab);
-        }
+    };
+    let targets: &[&str] = match tier {
+        Tier::Unit => &[],
+        Tier::Golden => &["--lib", "--test", "golden"],
+        Tier::Tunnel => &["--test", "tunnel"],
+        Tier::Packet => &["--test", "packet"],
+        Tier::Netns => &["--test", "lab", "--test", "netns"],
+    };
+    command.args(targets);
+    if matches!(tier, Tier::Tunnel | Tier::Packet | Tier::Netns) {
+        let programs = workspace::build_programs(cargo("build")?)?;
+        command
+            .env("CULVERT_BIN", programs.culvert)
+            .env("CULVERT_LAB_BIN", programs.lab);
     }
     command.arg("--");
     if tier == Tier::Netns {
-        command.arg(suite::MARKED_TOO);
+        command.arg(MARKED_TOO);
     }
     command.args(args);
     Ok(progress::visible(&mut command)?.into())

@@ -1,9 +1,11 @@
 //! The kernel tests on every kernel that Culvert supports: in virtual machines, and here.
 
+mod accel;
 pub(crate) mod archive;
 mod budget;
 pub(crate) mod cache;
 mod control;
+mod costs;
 mod cpio;
 mod fetch;
 mod initramfs;
@@ -14,6 +16,7 @@ mod native;
 mod page;
 mod qemu;
 mod report;
+mod results;
 mod skips;
 mod sources;
 pub(crate) mod suite;
@@ -28,11 +31,13 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 use self::{
+    accel::Accel,
     budget::Budget,
     fetch::Kernel,
     kernels::Line,
     machine::{Machine, Outcome},
     qemu::Qemu,
+    results::Key,
     suite::{Plan, Programs, Wanted},
     table::Row,
 };
@@ -40,8 +45,7 @@ use crate::{progress::Clock, setup};
 
 /// How many machines with one CPU run at a time.
 const LANES: usize = 2;
-/// How many tests run at a time in a machine with one CPU, and here: many wait for most of their time.
-const TESTS: u32 = 2;
+/// How many tests run at a time here.
 const NATIVE_TESTS: u32 = 4;
 /// The name of this machine's own kernel.
 const NATIVE: &str = "native";
@@ -57,7 +61,10 @@ pub(crate) struct Options {
     pub(crate) shell: bool,
     /// Whether to run every test, and on every kernel.
     pub(crate) whole: bool,
-    /// Whether to write down what the verifier needs, instead of comparing it.
+    /// Whether to run even what has run with this very result.
+    pub(crate) force: bool,
+    /// Whether to write down what the verifier needs, instead of comparing it, and of a whole run what
+    /// came of each kernel and what tests cost.
     pub(crate) update: bool,
     /// Names of tests.
     pub(crate) filter: Vec<String>,
@@ -86,29 +93,42 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return shell(&programs, &lines, options.offline);
     }
     let wanted = Wanted::of(&programs, &options.filter, options.whole)?;
-    let machines = if lines.is_empty() {
-        None
-    } else {
-        Some(Machines::ready(&programs, options.offline)?)
-    };
     let mut rows: Vec<Row> = lines.iter().map(|line| row(line, options)).collect();
     let kernels = fetched(&lines, options.offline, &mut rows);
+    let machines = match kernels.first() {
+        Some(kernel) => Some(Machines::ready(&programs, kernel, options.offline)?),
+        None => None,
+    };
+    let (side_by_side, alone) = (wanted.dealt(), wanted.race());
+    let key = match &machines {
+        Some(machines) => {
+            let plans: Vec<&Plan> = side_by_side.iter().chain(&alone).collect();
+            Key::of(options, machines, &kernels, &plans)?
+        }
+        None => None,
+    };
+    if let Some(key) = &key
+        && !options.force
+        && let Some(tables) = key.known()
+    {
+        println!("== not run again: nothing that decides the result has changed since it was");
+        println!("{tables}\n(of that run; --force runs it again)");
+        return Ok(());
+    }
 
     let begun = Clock::start();
-    if is_native && let Some(plan) = wanted.suite(NATIVE_TESTS) {
+    if is_native && let Some(plan) = wanted.suite("tests", NATIVE_TESTS) {
         rows.insert(0, here(&programs, &plan));
     }
     if let Some(machines) = machines {
-        let side_by_side = wanted.suite(TESTS).map(|plan| (plan, LANES));
-        let alone = wanted.race().map(|plan| (plan, 1));
-        for (plan, lanes) in side_by_side.into_iter().chain(alone) {
-            machines.run(&kernels, &plan, lanes, &mut rows);
-        }
+        machines.run(&kernels, &side_by_side, LANES, &mut rows);
+        machines.run(&kernels, alone.as_slice(), 1, &mut rows);
     }
     judge(&mut rows, options)?;
-    let is_good = table::print(&rows, begun.elapsed());
-    ensure!(is_good, "the kernel matrix failed");
-    Ok(())
+    let tables = table::text(&rows, begun.elapsed())?;
+    print!("{tables}");
+    ensure!(table::is_good(&rows), "the kernel matrix failed");
+    key.map_or(Ok(()), |key| key.keep(&tables))
 }
 
 impl Options {
@@ -156,6 +176,7 @@ fn fetched(lines: &[&'static Line], offline: bool, rows: &mut [Row]) -> Vec<Kern
 /// What machines are made of.
 struct Machines {
     qemu: Qemu,
+    accel: Accel,
     /// The part of the initramfs that all share.
     overlay: PathBuf,
 }
@@ -167,12 +188,19 @@ struct Ran {
 }
 
 impl Machines {
-    fn ready(programs: &Programs, offline: bool) -> Result<Self> {
+    /// Finds what machines are made of; a kernel is for finding out which CPUs they can have.
+    fn ready(programs: &Programs, kernel: &Kernel, offline: bool) -> Result<Self> {
         let qemu = qemu::ready(offline)?;
         println!("{}", qemu.version());
         let overlay = cache::place("machines").join("overlay.cpio");
         programs.overlay()?.write(&overlay)?;
-        Ok(Self { qemu, overlay })
+        let mut machines = Self {
+            qemu,
+            accel: Accel::Emulated,
+            overlay,
+        };
+        machines.accel = accel::chosen(&machines, kernel)?;
+        Ok(machines)
     }
 
     fn machine<'a>(&'a self, kernel: &'a Kernel, plan: &Plan) -> Result<Machine<'a>> {
@@ -189,17 +217,20 @@ impl Machines {
             kernel,
             initramfs: whole,
             cpus: plan.cpus,
+            accel: self.accel,
+            limit: machine::LIMIT,
             folder,
         })
     }
 
-    /// Runs a plan on each kernel, so many at a time, the newest first, which takes longest.
-    fn run(&self, kernels: &[Kernel], plan: &Plan, lanes: usize, rows: &mut [Row]) {
-        let next = Mutex::new(kernels.iter().rev());
-        let rows = Mutex::new(rows);
+    /// Runs each plan on each kernel, so many at a time, the newest first, which takes longest.
+    fn run(&self, kernels: &[Kernel], plans: &[Plan], lanes: usize, rows: &mut [Row]) {
+        let kernels = kernels.iter().rev();
+        let each = kernels.flat_map(|kernel| plans.iter().map(move |plan| (kernel, plan)));
+        let (next, rows) = (Mutex::new(each), Mutex::new(rows));
         let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
         let lane = || {
-            while let Some(kernel) = take() {
+            while let Some((kernel, plan)) = take() {
                 let ran = self.run_on(kernel, plan);
                 let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(row) = rows.iter_mut().find(|row| row.kernel == kernel.line) else {
@@ -250,8 +281,8 @@ fn shell(programs: &Programs, lines: &[&'static Line], offline: bool) -> Result<
     let [line] = lines else {
         bail!("name one kernel for a shell, with --kernel");
     };
-    let machines = Machines::ready(programs, offline)?;
     let kernel = fetch::ready(line, offline)?;
+    let machines = Machines::ready(programs, &kernel, offline)?;
     println!("a shell on Linux {}; leave it with `exit`", kernel.release);
     machines.machine(&kernel, &Plan::shell())?.show()
 }
@@ -311,6 +342,10 @@ fn judge(rows: &mut [Row], options: &Options) -> Result<()> {
     let is_good = rows.iter().all(|row| row.problems.is_empty());
     if options.update && is_good {
         budget.write()?;
+        if options.whole && options.kernels.is_empty() {
+            table::write(rows, &results::moment()?)?;
+            costs::write(rows)?;
+        }
     } else if options.update {
         println!("something is wrong, so nothing was written");
     }

@@ -59,15 +59,11 @@ pub(crate) struct Programs {
     pub(crate) lab: PathBuf,
 }
 
-/// Builds both and says where Cargo put them.
-pub(crate) fn build_programs(is_release: bool) -> Result<Programs> {
-    let mut command = cargo("build");
+/// Builds both by a `cargo build`, and says where Cargo put them.
+pub(crate) fn build_programs(mut command: Command) -> Result<Programs> {
     command
         .args(["--package", "tunnel-userspace", "--bin", "culvert"])
         .args(["--package", "tunnel-tests", "--bin", "culvert-lab"]);
-    if is_release {
-        command.arg("--release");
-    }
     let mut built = built(&mut command)?;
     match (built.remove("culvert"), built.remove("culvert-lab")) {
         (Some(culvert), Some(lab)) => Ok(Programs { culvert, lab }),

@@ -164,18 +164,20 @@ pub(crate) fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(debs)
 }
 
+/// The hash of a file.
+pub(crate) fn sha256(path: &Path) -> Result<String> {
+    let mut command = Command::new("sha256sum");
+    let said = output(command.arg("--binary").arg("--").arg(path))?;
+    let sum = said.split_whitespace().next().unwrap_or_default();
+    Ok(sum.to_owned())
+}
+
 /// Fails when a file isn't the one with this hash.
-pub(crate) fn check_hash(path: &Path, sha256: &str) -> Result<()> {
-    let sum = output(
-        Command::new("sha256sum")
-            .arg("--binary")
-            .arg("--")
-            .arg(path),
-    )?;
-    let sum = sum.split_whitespace().next().unwrap_or_default();
+pub(crate) fn check_hash(path: &Path, expected: &str) -> Result<()> {
+    let sum = sha256(path)?;
     ensure!(
-        sum == sha256,
-        "{} has the SHA-256 {sum}, and {sha256} is pinned",
+        sum == expected,
+        "{} has the SHA-256 {sum}, and {expected} is pinned",
         path.display()
     );
     Ok(())

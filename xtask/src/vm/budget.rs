@@ -10,8 +10,15 @@ use super::{page, report::Report};
 use crate::workspace;
 
 const FILE: &str = "tests/verifier.json";
-/// The page with a table of it.
-const PAGE: &str = "docs/kernel-support.md";
+/// The table of it in the documents.
+const PAGE: page::Table = page::Table {
+    page: "docs/kernel-support.md",
+    mark: "<!-- written by cargo xtask vm --update -->\n",
+};
+const HEAD: &str = "\
+| kernel | tested release | a refused connect | the guard of an uplink | most instructions, with logging | stack, with logging |
+|---|---|---|---|---|---|
+";
 
 /// Instructions that the verifier looks at before it gives up, and bytes of stack, on every kernel
 /// (`BPF_COMPLEXITY_LIMIT_INSNS`, `MAX_BPF_STACK`).
@@ -106,16 +113,12 @@ impl Budget {
         let text = serde_json::to_string_pretty(&whole)? + "\n";
         fs::write(workspace::root().join(FILE), text)
             .with_context(|| format!("cannot write {FILE}"))?;
-        let page = fs::read_to_string(workspace::root().join(PAGE))?;
-        let page =
-            page::with(&page, &self.rows()).with_context(|| format!("{PAGE} has no table"))?;
-        fs::write(workspace::root().join(PAGE), page)?;
-        println!("{FILE} and {PAGE} were written");
-        Ok(())
+        println!("{FILE} was written");
+        PAGE.write(&self.text())
     }
 
-    /// A line of the table in the documents for each kernel.
-    fn rows(&self) -> Vec<String> {
+    /// The table in the documents: a line for each kernel.
+    fn text(&self) -> String {
         let row = |(kernel, written): (&String, &Kernel)| {
             let has = |feature: &str| written.features[feature] == true;
             let most = |plain: bool, part: fn(&Measured) -> u64| {
@@ -136,9 +139,10 @@ impl Budget {
                 "a filter (clsact)"
             };
             let release = &written.release;
-            format!("| {kernel} | {release} | {refusal} | {guard} | {most} | {stack} |")
+            format!("| {kernel} | {release} | {refusal} | {guard} | {most} | {stack} |\n")
         };
-        self.kernels.iter().map(row).collect()
+        let rows: String = self.kernels.iter().map(row).collect();
+        format!("{HEAD}{rows}")
     }
 
     /// What is not as it is written down, or has grown too much; and what is too large.
@@ -287,9 +291,9 @@ mod tests {
     #[test]
     fn the_page_of_kernels_says_what_is_written_down() {
         let budget = Budget::read().expect("the file");
-        let page = fs::read_to_string(workspace::root().join(PAGE)).expect("the page");
+        let page = fs::read_to_string(workspace::root().join(PAGE.page)).expect("the page");
 
-        assert_eq!(page::with(&page, &budget.rows()).as_deref(), Some(&*page));
+        assert_eq!(PAGE.with(&page, &budget.text()).as_deref(), Some(&*page));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use serde_json::json;
 
 use super::{
     cache, machine,
@@ -31,7 +32,8 @@ pub(super) fn run(programs: &Programs, plan: &Plan) -> Result<Report> {
     fs::write(&skips, "")?;
     let mut text = String::new();
     let mut broken = Vec::new();
-    for mut command in plan.commands(programs)? {
+    for (name, mut command) in plan.commands(programs)? {
+        text.push_str(&format!("{}\n", json!({ "event": "begin", "entry": name })));
         command.env("CULVERT_SKIPS", &skips);
         let log = folder.join("output.log");
         let file = File::create(&log)?;

@@ -1,19 +1,40 @@
-//! A table in a page of the documents that is written by a program.
+//! Tables in pages of the documents that are written by a program.
 
-const BEGIN: &str = "<!-- written by cargo xtask vm --update -->\n";
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+use crate::workspace;
+
 const END: &str = "<!-- end -->\n";
 
-const HEAD: &str = "\
-| kernel | tested release | a refused connect | the guard of an uplink | most instructions, with logging | stack, with logging |
-|---|---|---|---|---|---|
-";
+/// A place in a page.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) page: &'static str,
+    /// The line above it.
+    pub(super) mark: &'static str,
+}
 
-/// The page with these rows in its table; nothing if it has no place for one.
-pub(super) fn with(page: &str, rows: &[String]) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    Some(format!("{before}{BEGIN}{HEAD}{rows}{END}{after}"))
+impl Table {
+    /// Replaces what stands there.
+    pub(super) fn write(&self, text: &str) -> Result<()> {
+        let path = workspace::root().join(self.page);
+        let page =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", self.page))?;
+        let page = self.with(&page, text);
+        let page = page.with_context(|| format!("{} has no {}", self.page, self.mark.trim()))?;
+        fs::write(path, page).with_context(|| format!("cannot write {}", self.page))?;
+        println!("{} was written", self.page);
+        Ok(())
+    }
+
+    /// The page with this text in the place; nothing if it has none.
+    pub(super) fn with(&self, page: &str, text: &str) -> Option<String> {
+        let (before, rest) = page.split_once(self.mark)?;
+        let (_, after) = rest.split_once(END)?;
+        Some(format!("{before}{}{text}{END}{after}", self.mark))
+    }
 }
 
 #[cfg(test)]
@@ -22,11 +43,16 @@ mod tests {
 
     #[test]
     fn only_what_stands_between_the_marks_is_replaced() {
-        let page = format!("before\n{BEGIN}old\n{END}after\n");
+        let table = Table {
+            page: "docs/page.md",
+            mark: "<!-- begin -->\n",
+        };
+        let page = format!("before\n{}old\n{END}after\n{END}", table.mark);
 
-        let new = with(&page, &["| 6.1 |".to_owned()]).expect("a page");
+        let new = table.with(&page, "| 6.1 |\n").expect("a page");
 
-        assert_eq!(new, format!("before\n{BEGIN}{HEAD}| 6.1 |\n{END}after\n"));
-        assert_eq!(with("no marks", &[]), None);
+        let expected = format!("before\n{}| 6.1 |\n{END}after\n{END}", table.mark);
+        assert_eq!(new, expected);
+        assert_eq!(table.with("no marks", ""), None);
     }
 }

@@ -21,8 +21,6 @@ pub(crate) struct Report {
     pub(crate) wanted: Vec<String>,
     pub(crate) passed: usize,
     pub(crate) failed: Vec<String>,
-    /// Tests that no kernel decides, and that were left to this machine's own.
-    pub(crate) left: usize,
     pub(crate) skips: Vec<Skip>,
     /// Programs of the plan that ended badly, with their exit codes.
     pub(crate) broken: Vec<String>,
@@ -32,6 +30,10 @@ pub(crate) struct Report {
     pub(crate) features: Value,
     /// Whether it came to its end, and nothing failed on the way.
     pub(crate) is_good: bool,
+    /// The seconds of each test, those of the packet tier as one module.
+    pub(crate) seconds: Vec<(String, f64)>,
+    /// The program that runs.
+    pub(crate) entry: String,
     /// How many tests the test programs said they would run.
     pub(crate) announced: usize,
     /// What programs printed.
@@ -69,14 +71,14 @@ impl Report {
 
     /// Tests of which nobody knows what became of them.
     pub(crate) const fn lost(&self) -> usize {
-        self.announced.saturating_sub(self.ran() + self.left)
+        self.announced.saturating_sub(self.ran())
     }
 
     /// Takes what another machine with the same kernel told.
     pub(crate) fn merge(&mut self, other: Self) {
         self.booted = self.booted.or(other.booted);
         self.passed += other.passed;
-        self.left += other.left;
+        self.seconds.extend(other.seconds);
         self.announced += other.announced;
         self.failed.extend(other.failed);
         self.skips.extend(other.skips);
@@ -110,6 +112,10 @@ impl Report {
                 .collect()
         };
         match event["event"].as_str() {
+            Some("begin") => event["entry"]
+                .as_str()
+                .unwrap_or_default()
+                .clone_into(&mut self.entry),
             Some("booted") => self.booted = event["seconds"].as_f64(),
             Some("modules") => self.refused = texts("refused"),
             Some("done") if event["code"] != 0 => {
@@ -137,10 +143,14 @@ impl Report {
         if let Some(count) = announced(line) {
             self.announced += count;
         } else if let Some(outcome) = outcome(line) {
+            if let (test, Some(seconds)) = (outcome.0, seconds(line)) {
+                let is_packet = self.entry == "packet";
+                let module = if is_packet { "packet::" } else { "" };
+                self.seconds.push((format!("{module}{test}"), seconds));
+            }
             match outcome {
-                (_, End::Passed) => self.passed += 1,
-                (_, End::Left) => self.left += 1,
-                (test, End::Failed) => self.failed.push(test.to_owned()),
+                (_, true) => self.passed += 1,
+                (test, false) => self.failed.push(test.to_owned()),
             }
         } else if let Ok(Value::Object(object)) = serde_json::from_str(line)
             && let Some(Value::Array(programs)) = object.get("verifier")
@@ -169,25 +179,20 @@ fn announced(line: &str) -> Option<usize> {
     count.parse().ok()
 }
 
-/// How a test ended.
-#[derive(Clone, Copy, Debug)]
-enum End {
-    Passed,
-    Failed,
-    /// It is marked, and didn't run.
-    Left,
+/// The seconds that libtest puts behind the outcome of a test.
+fn seconds(line: &str) -> Option<f64> {
+    let (_, seconds) = line.strip_suffix("s>")?.rsplit_once('<')?;
+    seconds.parse().ok()
 }
 
-/// The name of a test and how it ended, as libtest says it.
-fn outcome(line: &str) -> Option<(&str, End)> {
+/// The name of a test and whether it passed, as libtest says it.
+fn outcome(line: &str) -> Option<(&str, bool)> {
     let (test, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    let end = match how.split([' ', ',']).next()? {
-        "ok" => End::Passed,
-        "FAILED" => End::Failed,
-        "ignored" => End::Left,
-        _ => return None,
-    };
-    Some((test, end))
+    match how.split(' ').next()? {
+        "ok" => Some((test, true)),
+        "FAILED" => Some((test, false)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -197,9 +202,8 @@ mod tests {
     const TEXT: &str = r#"{"event":"booted","release":"6.1.0","seconds":1.5}
 {"event":"modules","loaded":3,"refused":["x.ko: ENOENT"],"seconds":0.2}
 {"event":"begin","entry":"netns"}
-| running 5 tests
+| running 4 tests
 | test hooks::one ... ok <1.250s>
-| test cleanup::words ... ignored, no kernel decides what is printed
 | test natives::sctp ... ok
 | test hooks::two ... FAILED
 |
@@ -216,8 +220,9 @@ mod tests {
         let report = Report::read(TEXT);
 
         assert_eq!((report.passed(), report.failed.len()), (1, 1));
-        assert_eq!((report.ran(), report.left, report.lost()), (3, 1, 1));
+        assert_eq!((report.ran(), report.lost()), (3, 1));
         assert_eq!(report.failed, ["hooks::two"]);
+        assert_eq!(report.seconds, [("hooks::one".to_owned(), 1.25)]);
         assert_eq!(report.said("hooks::two"), ["Error: refused"]);
         assert!(report.said("hooks::one").is_empty());
         assert_eq!(report.broken, ["\"netns\" ended with 101"]);

@@ -18,11 +18,19 @@ const HOST: [&str; 10] = [
     "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv",
 ];
 
+/// What machines run of what is built.
+const MACHINES: [&str; 5] = ["culvert", "culvert-lab", "culvert-guest", "netns", "packet"];
+
 /// The size of loads: machines are slow.
 const SCALE: &str = "0.05";
 
 /// Where tests name themselves that can't run on a kernel.
 const SKIPS: &str = "/run/skips";
+
+/// How many tests run at a time in a machine with one CPU: many wait for most of their time.
+const TESTS: u32 = 2;
+/// From how many tests on they are dealt to two machines.
+const FEW: usize = 20;
 
 /// How the names of those tests start that need two CPUs.
 const RACE: &str = "race::";
@@ -47,20 +55,21 @@ pub(crate) struct Programs {
 impl Programs {
     /// Builds them.
     pub(crate) fn build() -> Result<Self> {
-        let mut command = Profile::Vm.build()?;
+        Self::build_with(&[])
+    }
+
+    /// Builds them, and other targets of the tests at the same time.
+    pub(crate) fn build_with(others: &[&str]) -> Result<Self> {
+        let mut command = Profile::Vm.cargo("build")?;
         command
             .args(["--package", "tunnel-userspace", "--bin", "culvert"])
             .args(["--package", "tunnel-tests", "--bin", "culvert-lab"])
-            .args([
-                "--bin",
-                "culvert-guest",
-                "--test",
-                "netns",
-                "--test",
-                "packet",
-            ]);
-        let built = workspace::built(&mut command)?;
-        for name in ["culvert", "culvert-lab", "culvert-guest", "netns", "packet"] {
+            .args(["--bin", "culvert-guest"])
+            .args(["--test", "netns", "--test", "packet"])
+            .args(others);
+        let mut built = workspace::built(&mut command)?;
+        built.retain(|name, _| MACHINES.contains(&name.as_str()));
+        for name in MACHINES {
             ensure!(built.contains_key(name), "cargo build did not name {name}");
         }
         Ok(Self { built })
@@ -71,10 +80,10 @@ impl Programs {
         path.with_context(|| format!("there is no program {name}"))
     }
 
-    /// The names of a program's tests in which one of these occurs.
-    fn tests(&self, name: &str, filter: &[String]) -> Result<Vec<String>> {
+    /// The names of a program's tests in which one of these occurs, of those that options lead to.
+    fn tests(&self, name: &str, filter: &[String], options: &[&str]) -> Result<Vec<String>> {
         let mut command = Command::new(self.path(name)?);
-        let output = command.arg("--list").args(filter).output();
+        let output = command.arg("--list").args(options).args(filter).output();
         let output = output.with_context(|| format!("cannot start {name}"))?;
         ensure!(output.status.success(), "{name} --list: {}", output.status);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -143,53 +152,80 @@ pub(crate) struct Plan {
     lasting: &'static str,
 }
 
-/// Which tests are to run.
-#[derive(Debug)]
-pub(crate) enum Wanted {
-    /// Those that a kernel decides.
-    Decided,
-    /// All of them.
-    All,
-    /// These, by their whole names: packet tests, netns tests, and those that need two CPUs.
-    Named([Vec<String>; 3]),
+/// Which tests are to run, by their whole names.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    packet: Vec<String>,
+    netns: Vec<String>,
+    /// Those of the netns tests that need two CPUs.
+    race: Vec<String>,
+    /// Whether each program is shown to the verifier.
+    verify: bool,
 }
 
 impl Wanted {
-    /// What a filter names, or everything, or what a kernel decides.
+    /// What a filter names; without one, what a kernel decides, or everything.
     pub(crate) fn of(programs: &Programs, filter: &[String], is_whole: bool) -> Result<Self> {
-        if filter.is_empty() {
-            return Ok(if is_whole { Self::All } else { Self::Decided });
+        let packet = programs.tests("packet", filter, &[])?;
+        let mut netns = programs.tests("netns", filter, &[])?;
+        if filter.is_empty() && !is_whole {
+            let marked = programs.tests("netns", &[], &["--ignored"])?;
+            println!(
+                "{} netns tests that no kernel decides are left to `cargo xtask test`",
+                marked.len()
+            );
+            netns.retain(|name| !marked.contains(name));
         }
-        let packet = programs.tests("packet", filter)?;
-        let netns = programs.tests("netns", filter)?;
-        let (race, netns): (Vec<_>, Vec<_>) =
-            netns.into_iter().partition(|name| name.starts_with(RACE));
+        let (race, netns) = netns.into_iter().partition(|name| name.starts_with(RACE));
+        let wanted = Self {
+            packet,
+            netns,
+            race,
+            verify: filter.is_empty(),
+        };
         ensure!(
-            !(packet.is_empty() && netns.is_empty() && race.is_empty()),
+            !(wanted.packet.is_empty() && wanted.netns.is_empty() && wanted.race.is_empty()),
             "no test has {} in its name",
             filter.join(" or ")
         );
-        Ok(Self::Named([packet, netns, race]))
+        Ok(wanted)
     }
 
-    /// For a machine with one CPU, so many netns tests at a time: all that don't need two.
-    pub(crate) fn suite(&self, at_a_time: u32) -> Option<Plan> {
-        let one = "--test-threads=1".to_owned();
-        let threads = format!("--test-threads={at_a_time}");
-        let entries = match self {
-            Self::Named([packet, netns, _]) => [("packet", one, packet), ("netns", threads, netns)]
-                .into_iter()
-                .filter(|(_, _, names)| !names.is_empty())
-                .map(|(name, threads, names)| exactly(name, threads, names))
-                .collect(),
-            Self::All | Self::Decided => {
-                let netns = [threads, format!("--skip={RACE}")];
-                let netns = netns.into_iter().chain(self.marked());
-                vec![tests("packet", [one]), tests("netns", netns), verify()]
-            }
+    /// Plans for machines with one CPU: all that don't need two, dealt to two where they are many, so
+    /// that no CPU of this machine waits for the last kernel.
+    pub(crate) fn dealt(&self) -> Vec<Plan> {
+        if self.netns.len() < FEW {
+            return self.suite("tests", TESTS).into_iter().collect();
+        }
+        let half = |start: usize| self.netns.iter().skip(start).step_by(2).cloned().collect();
+        let first = Self {
+            packet: self.packet.clone(),
+            netns: half(0),
+            ..Self::default()
         };
+        let second = Self {
+            netns: half(1),
+            verify: self.verify,
+            ..Self::default()
+        };
+        let plans = [
+            first.suite("tests-1", TESTS),
+            second.suite("tests-2", TESTS),
+        ];
+        plans.into_iter().flatten().collect()
+    }
+
+    /// All that don't need two CPUs, so many netns tests at a time.
+    pub(crate) fn suite(&self, name: &'static str, at_a_time: u32) -> Option<Plan> {
+        let tiers = [
+            ("packet", 1, &self.packet),
+            ("netns", at_a_time, &self.netns),
+        ];
+        let tiers = tiers.into_iter().filter(|(_, _, names)| !names.is_empty());
+        let tests = tiers.map(|(program, threads, names)| tests(program, threads, names));
+        let entries: Vec<Entry> = tests.chain(self.verify.then(verify)).collect();
         (!entries.is_empty()).then_some(Plan {
-            name: "tests",
+            name,
             cpus: 1,
             entries,
             lasting: SCALE,
@@ -198,45 +234,29 @@ impl Wanted {
 
     /// What needs two CPUs, at its whole length.
     pub(crate) fn race(&self) -> Option<Plan> {
-        let one = "--test-threads=1".to_owned();
-        let entry = match self {
-            Self::All | Self::Decided => {
-                let race = [one, RACE.to_owned()];
-                tests("netns", race.into_iter().chain(self.marked()))
-            }
-            Self::Named([_, _, names]) if !names.is_empty() => exactly("netns", one, names),
-            Self::Named(_) => return None,
-        };
-        Some(Plan {
+        (!self.race.is_empty()).then(|| Plan {
             name: "race",
             cpus: 2,
-            entries: vec![entry],
+            entries: vec![tests("netns", 1, &self.race)],
             lasting: "1",
         })
     }
-
-    /// What a test program is told to run also those that no kernel decides.
-    fn marked(&self) -> Option<String> {
-        match self {
-            Self::All | Self::Named(_) => Some(MARKED_TOO.to_owned()),
-            Self::Decided => None,
-        }
-    }
 }
 
-fn tests(name: &'static str, arguments: impl IntoIterator<Item = String>) -> Entry {
-    let program = [format!("/bin/{name}")];
+/// These tests of a program, so many at a time, marked ones too.
+fn tests(program: &'static str, at_a_time: u32, names: &[String]) -> Entry {
+    let options = [
+        format!("/bin/{program}"),
+        format!("--test-threads={at_a_time}"),
+        MARKED_TOO.to_owned(),
+        "--exact".to_owned(),
+    ];
     let times = TIMES.map(str::to_owned);
     Entry {
-        name,
-        command: program.into_iter().chain(times).chain(arguments).collect(),
+        name: program,
+        command: [&options[..], &times, names].concat(),
         is_interactive: false,
     }
-}
-
-fn exactly(name: &'static str, threads: String, names: &[String]) -> Entry {
-    let options = [threads, "--exact".to_owned(), MARKED_TOO.to_owned()];
-    tests(name, options.into_iter().chain(names.iter().cloned()))
 }
 
 fn verify() -> Entry {
@@ -248,6 +268,21 @@ fn verify() -> Entry {
 }
 
 impl Plan {
+    /// As little as shows that a machine works.
+    pub(crate) fn nothing() -> Self {
+        let entry = Entry {
+            name: "nothing",
+            command: vec!["/usr/bin/true".to_owned()],
+            is_interactive: false,
+        };
+        Self {
+            name: "trial",
+            cpus: 1,
+            entries: vec![entry],
+            lasting: SCALE,
+        }
+    }
+
     /// A shell.
     pub(crate) fn shell() -> Self {
         Self {
@@ -286,9 +321,10 @@ impl Plan {
         })
     }
 
-    /// The same for this machine: each program with its environment, but where to note skips.
-    pub(crate) fn commands(&self, programs: &Programs) -> Result<Vec<Command>> {
-        let one = |entry: &Entry| -> Result<Command> {
+    /// The same for this machine: each program by its name, with its environment, but where to note
+    /// skips.
+    pub(crate) fn commands(&self, programs: &Programs) -> Result<Vec<(&'static str, Command)>> {
+        let one = |entry: &Entry| {
             let (program, arguments) = entry.command.split_first().context("an empty command")?;
             let name = program.strip_prefix("/bin/").unwrap_or(program);
             let mut command = Command::new(programs.path(name)?);
@@ -299,7 +335,7 @@ impl Plan {
                 .env("CULVERT_SCALE", SCALE)
                 .env("CULVERT_LASTING", self.lasting)
                 .env(UNSTABLE.0, UNSTABLE.1);
-            Ok(command)
+            Ok((entry.name, command))
         };
         self.entries.iter().map(one).collect()
     }
@@ -326,42 +362,59 @@ mod tests {
         );
     }
 
-    #[test]
-    fn what_is_named_runs_and_races_run_at_their_whole_length() {
-        let names = |names: &[&str]| {
-            names
-                .iter()
-                .map(|&name| name.to_owned())
-                .collect::<Vec<_>>()
-        };
-        let one = Wanted::Named([Vec::new(), names(&["hooks::a"]), Vec::new()]);
-        let race = Wanted::Named([Vec::new(), Vec::new(), names(&["race::b"])]);
-        let times = TIMES.join(" ");
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
 
-        assert_eq!(Wanted::All.suite(2).map(|it| it.entries.len()), Some(3));
-        let command = |plan: Plan| plan.entries[0].command.join(" ");
-        let expected = format!("/bin/netns {times} --test-threads=2 --exact {MARKED_TOO} hooks::a");
-        assert_eq!(one.suite(2).map(command), Some(expected));
-        assert!(one.race().is_none() && race.suite(2).is_none());
-        let json = race.race().expect("a plan").json();
-        assert_eq!(json["environment"]["CULVERT_LASTING"], "1");
-        let last = json["entries"][0]["command"]
-            .as_array()
-            .and_then(|it| it.last());
-        assert_eq!(last.expect("a word"), "race::b");
+    fn command(plan: &Plan) -> String {
+        plan.entries[0].command.join(" ")
     }
 
     #[test]
-    fn what_no_kernel_decides_runs_only_where_it_is_asked_for() {
-        let runs_marked = |wanted: &Wanted| {
-            let plans = [wanted.suite(2), wanted.race()].into_iter().flatten();
-            let all = plans
-                .flat_map(|plan| plan.entries)
-                .flat_map(|it| it.command);
-            all.filter(|word| word == MARKED_TOO).count()
+    fn what_is_named_runs_and_races_run_at_their_whole_length() {
+        let one = Wanted {
+            netns: names(&["hooks::a"]),
+            ..Wanted::default()
+        };
+        let race = Wanted {
+            race: names(&["race::b"]),
+            ..Wanted::default()
         };
 
-        assert_eq!(runs_marked(&Wanted::Decided), 0);
-        assert_eq!(runs_marked(&Wanted::All), 2);
+        let plans = one.dealt();
+        assert_eq!(plans.len(), 1);
+        let said = command(&plans[0]);
+        assert!(said.starts_with("/bin/netns --test-threads=2 "), "{said}");
+        assert!(said.ends_with(" hooks::a"), "{said}");
+        assert!(one.race().is_none() && race.dealt().is_empty());
+        let plan = race.race().expect("a plan");
+        assert!(command(&plan).ends_with(" race::b"));
+        assert_eq!(plan.json()["environment"]["CULVERT_LASTING"], "1");
+    }
+
+    #[test]
+    fn many_tests_are_dealt_to_two_machines_each_to_one_of_them() {
+        let all: Vec<String> = (0..=FEW)
+            .map(|number| format!("hooks::t{number}"))
+            .collect();
+        let wanted = Wanted {
+            packet: names(&["guard::a"]),
+            netns: all.clone(),
+            verify: true,
+            ..Wanted::default()
+        };
+
+        let plans = wanted.dealt();
+
+        assert_eq!(plans.len(), 2);
+        let words = |plan: &Plan| -> Vec<String> {
+            let entries = plan.entries.iter().flat_map(|it| it.command.clone());
+            entries.collect()
+        };
+        let [first, second] = [words(&plans[0]), words(&plans[1])];
+        for test in &all {
+            assert!(first.contains(test) != second.contains(test), "{test}");
+        }
+        assert!(first.contains(&"guard::a".to_owned()) && second.contains(&"verify".to_owned()));
     }
 }

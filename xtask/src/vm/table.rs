@@ -1,10 +1,16 @@
 //! What came of each kernel, and the tables that say it.
 
-use std::time::Duration;
+use std::{
+    fmt::{self, Write as _},
+    time::Duration,
+};
+
+use anyhow::Result;
 
 use super::{
-    budget,
+    budget, costs,
     machine::Outcome,
+    page,
     report::{Report, Skip},
     suite::Plan,
 };
@@ -95,50 +101,50 @@ impl Row {
     }
 }
 
-/// Prints the tables and says whether nothing is wrong.
-pub(super) fn print(rows: &[Row], took: Duration) -> bool {
+/// The table in the documents.
+const PAGE: page::Table = page::Table {
+    page: "docs/kernel-support.md",
+    mark: "<!-- matrix, written by cargo xtask vm --whole --update -->\n",
+};
+
+/// Whether nothing is wrong that counts.
+pub(super) fn is_good(rows: &[Row]) -> bool {
+    rows.iter()
+        .all(|row| row.problems.is_empty() || !row.is_binding)
+}
+
+/// Puts what came of each kernel, and at which moment, into the documents.
+pub(super) fn write(rows: &[Row], moment: &str) -> Result<()> {
+    let mut text = format!("Run on {moment}:\n\n");
+    text +=
+        "| kernel | release | passed | failed | skipped | seconds |\n|---|---|---|---|---|---|\n";
+    for row in rows {
+        let Row {
+            kernel, release, ..
+        } = row;
+        let (passed, failed) = (row.report.passed(), row.report.failed.len());
+        let (skipped, seconds) = (row.report.skips.len(), row.took.as_secs());
+        writeln!(
+            text,
+            "| {kernel} | {release} | {passed} | {failed} | {skipped} | {seconds} |"
+        )?;
+    }
+    PAGE.write(&text)
+}
+
+/// All tables.
+pub(super) fn text(rows: &[Row], took: Duration) -> Result<String, fmt::Error> {
+    let mut text = String::new();
     let measured = rows
         .iter()
         .map(|row| (row.kernel, row.report.verifier.as_slice()));
-    println!("\n{}", budget::table(measured));
-    println!(
-        "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>6} {:>8}  result",
-        "kernel", "release", "programs", "passed", "failed", "skipped", "native", "seconds"
-    );
-    for row in rows {
-        println!(
-            "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>6} {:>8.1}  {}",
-            row.kernel,
-            row.release,
-            row.report.verifier.len(),
-            row.report.passed(),
-            row.report.failed.len(),
-            row.report.skips.len(),
-            row.report.left,
-            row.took.as_secs_f32(),
-            row.verdict(),
-        );
-    }
-    for row in rows {
-        for Skip { test, feature } in &row.report.skips {
-            println!("  {}: {test} skipped, no {feature}", row.kernel);
-        }
-        for test in &row.report.failed {
-            println!("  {}: {test} FAILED", row.kernel);
-            for line in row.report.said(test) {
-                println!("      {line}");
-            }
-        }
-        for note in &row.notes {
-            println!("  {}: {note}", row.kernel);
-        }
-        for problem in &row.problems {
-            println!("  {}: {problem}", row.kernel);
-        }
-    }
-    println!("whole matrix: {:.0} s", took.as_secs_f32());
+    writeln!(text, "\n{}", budget::table(measured))?;
+    writeln!(text, "{}", costs::tables(rows))?;
+    matrix(&mut text, rows)?;
+    writeln!(text, "whole matrix: {:.0} s", took.as_secs_f32())?;
     let count = |pick: fn(&Row) -> usize| rows.iter().map(pick).sum::<usize>();
-    println!(
+    writeln!(
+        text,
         "vm: {} passed, {} failed, {} skipped; {} problems, {} of them not of a pinned kernel",
         count(|row| row.report.passed()),
         count(|row| row.report.failed.len()),
@@ -149,7 +155,47 @@ pub(super) fn print(rows: &[Row], took: Duration) -> bool {
         } else {
             row.problems.len()
         }),
-    );
-    rows.iter()
-        .all(|row| row.problems.is_empty() || !row.is_binding)
+    )?;
+    Ok(text)
+}
+
+/// What came of each kernel, and under the table what is to be said of it.
+fn matrix(text: &mut String, rows: &[Row]) -> fmt::Result {
+    writeln!(
+        text,
+        "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8}  result",
+        "kernel", "release", "programs", "passed", "failed", "skipped", "seconds"
+    )?;
+    for row in rows {
+        writeln!(
+            text,
+            "{:<8} {:<32} {:>8} {:>6} {:>6} {:>7} {:>8.1}  {}",
+            row.kernel,
+            row.release,
+            row.report.verifier.len(),
+            row.report.passed(),
+            row.report.failed.len(),
+            row.report.skips.len(),
+            row.took.as_secs_f32(),
+            row.verdict(),
+        )?;
+    }
+    for row in rows {
+        for Skip { test, feature } in &row.report.skips {
+            writeln!(text, "  {}: {test} skipped, no {feature}", row.kernel)?;
+        }
+        for test in &row.report.failed {
+            writeln!(text, "  {}: {test} FAILED", row.kernel)?;
+            for line in row.report.said(test) {
+                writeln!(text, "      {line}")?;
+            }
+        }
+        for note in &row.notes {
+            writeln!(text, "  {}: {note}", row.kernel)?;
+        }
+        for problem in &row.problems {
+            writeln!(text, "  {}: {problem}", row.kernel)?;
+        }
+    }
+    Ok(())
 }

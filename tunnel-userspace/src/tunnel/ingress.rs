@@ -218,22 +218,25 @@ impl Shared {
 
 /// Carries a client's connection to its target, and says how it ended; what is left of the
 /// connection is still to be dropped.
-async fn carry(
+pub(super) async fn carry(
     registry: &Registry,
     target: &Target,
     tcp: TcpStream,
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
-    // Without a session it is refused at once. With one, the place is taken when there is something
-    // to send: a session may end meanwhile, beside another.
-    if let Err(reason) = registry.sessions.permit(&target.node) {
-        return (reason, Some(tcp));
-    }
-    let first = first_bytes(&tcp).await;
-    let permit = match registry.sessions.permit(&target.node) {
+    // Without a session it is refused at once.
+    let mut permit = match registry.sessions.permit(&target.node) {
         Ok(permit) => permit,
         Err(reason) => return (reason, Some(tcp)),
     };
+    let first = first_bytes(&tcp).await;
+    // A session may end meanwhile, beside another.
+    if !permit.opener().is_open() {
+        permit = match registry.sessions.permit(&target.node) {
+            Ok(permit) => permit,
+            Err(reason) => return (reason, Some(tcp)),
+        };
+    }
     let runtime = permit.opener().runtime().clone();
     let mut there = JoinSet::new();
     there.spawn_on(

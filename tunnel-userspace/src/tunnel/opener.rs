@@ -15,6 +15,9 @@ pub(super) type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Opens streams to the targets of a node. A session of this gateway does; a link to another gateway
 /// that holds the node's session can.
 pub(super) trait Opener: fmt::Debug + Send + Sync {
+    /// Whether it takes new streams: it has not ended, and the agent has not said that it will.
+    fn is_open(&self) -> bool;
+
     /// Takes one of the slots for streams; false if all are taken.
     fn take_slot(&self) -> bool;
 

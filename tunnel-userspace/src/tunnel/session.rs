@@ -89,13 +89,6 @@ impl Session {
         }
     }
 
-    /// Whether it takes new streams: it has not ended, and the agent has not said that it will.
-    pub(super) fn is_open(&self) -> bool {
-        let mut sender = self.carried.sender.clone();
-        let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
-        !matches!(ready, Poll::Ready(Err(_)))
-    }
-
     /// How little it is to be preferred: whether it may be dead, then how busy it is, by bytes and
     /// by streams, then its age.
     pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
@@ -125,6 +118,12 @@ impl Session {
 }
 
 impl Opener for Session {
+    fn is_open(&self) -> bool {
+        let mut sender = self.carried.sender.clone();
+        let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
+        !matches!(ready, Poll::Ready(Err(_)))
+    }
+
     fn take_slot(&self) -> bool {
         // One of those that the agent takes is the hello.
         let of_agent = self

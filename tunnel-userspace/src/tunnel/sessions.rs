@@ -14,7 +14,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
-use super::{opener::Permit, session::Session};
+use super::{
+    opener::{Opener as _, Permit},
+    session::Session,
+};
 use crate::model::Target;
 
 /// How many sessions a node may have: those of its settings, and those that a bad link broke and

@@ -1,10 +1,11 @@
 //! Sessions: who may have one, how long they live, and what replaces them.
 
-use std::time::Duration;
+use std::{future::poll_fn, task::Poll, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
+    sync::watch,
     time::{Instant, timeout},
 };
 use tunnel_common::reason::Reason;
@@ -12,7 +13,10 @@ use tunnel_common::reason::Reason;
 use super::harness::{
     Cloud, Edge, NODE, Pki, SOON, World, agent_settings, limits, read, rest, until, until_reset,
 };
-use crate::tunnel::{ConnectionState, Registry, gateway};
+use crate::{
+    model::Target,
+    tunnel::{ConnectionState, Registry, gateway, ingress::carry},
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_shows_whose_it_is_and_what_it_carries() {
@@ -176,6 +180,42 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
 
     timeout(SOON, world.edge.drained()).await.expect("gone");
     world.cloud.counted(Reason::StreamServed, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connect_keeps_the_place_that_it_was_given_while_its_client_is_silent() {
+    let world = World::new().await;
+    let registry = &world.cloud.registry;
+    let target = Target {
+        node: NODE.into(),
+        address: [127, 0, 0, 1].into(),
+        port: world.target.local_addr().expect("an address").port(),
+        loopback: false,
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let at = listener.local_addr().expect("an address");
+    let mut client = TcpStream::connect(at).await.expect("connected");
+    let (accepted, _) = listener.accept().await.expect("accepted");
+    let (_stop, stopped) = watch::channel(false);
+    let streams = || registry.nodes()[0].sessions[0].streams;
+    assert_eq!(streams(), 0);
+
+    let mut carried = Box::pin(carry(registry, &target, accepted, stopped));
+    let waits = poll_fn(|cx| Poll::Ready(carried.as_mut().poll(cx).is_pending()));
+    assert!(waits.await);
+
+    assert_eq!(streams(), 1);
+    let serve = async {
+        let (mut served, _) = world.target.accept().await.expect("accepted");
+        served.write_all(b"!").await.expect("written");
+        drop(served);
+        assert_eq!(rest(&mut client).await, b"!");
+        drop(client);
+    };
+    let ((reason, _), ()) = timeout(SOON, async { tokio::join!(carried, serve) })
+        .await
+        .expect("soon");
+    assert_eq!((reason, streams()), (Reason::StreamServed, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,7 +14,10 @@ use k8s_openapi::api::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use tunnel_userspace::{cli::Cli, config::Config};
+use tunnel_userspace::{
+    cli::Cli,
+    config::{self, Config},
+};
 
 /// The name of the image, as `cargo xtask package` gives it.
 const IMAGE: &str = concat!("culvert.dev/culvert:", env!("CARGO_PKG_VERSION"));
@@ -164,6 +167,20 @@ fn every_container_starts_this_culvert_by_a_command_that_it_has() -> Result<()> 
             let args = container.args.iter().flatten().map(String::as_str);
             Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
+    let agent = objects()?.into_iter().find(|(_, value)| {
+        value["kind"] == "DaemonSet" && value["metadata"]["name"] == "culvert-agent"
+    });
+    let (_, agent) = agent.context("no agent")?;
+    let container = &agent["spec"]["template"]["spec"]["containers"][0];
+    let port = config::Agent::default().admin.port();
+    for probe in ["livenessProbe", "readinessProbe"] {
+        ensure!(container[probe]["httpGet"]["port"] == port, "{probe}");
     }
     Ok(())
 }

@@ -56,19 +56,8 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Age
         return Err(AgentError::Absent);
     };
     let (store, identity) = Store::open(files, Role::Agent);
-    let limits = limits(&config);
-    let patience = limits.drain.saturating_add(GRACE);
-    let settings = agent::Settings {
-        gateways: section.gateways.clone(),
-        allow: section.allow.clone(),
-        connections: section.connections,
-        dial_timeout: section.dial_timeout,
-        dials: section.dials,
-        threads: config.tunnel.session.threads,
-        limits,
-        // A config with an agent has no steering.
-        mark: Some(config::Steering::default().mark),
-    };
+    let patience = config.tunnel.session.drain.saturating_add(GRACE);
+    let settings = settings(&config, section);
     let agent = Agent::new(settings, identity.clone()).map_err(AgentError::Settings)?;
     let views = AgentViews {
         setup: AgentSetup {
@@ -108,6 +97,20 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Age
     end.send_replace(true);
     tasks.finish(GRACE).await;
     Ok(())
+}
+
+/// The settings of an agent.
+fn settings(config: &Config, section: &config::Agent) -> agent::Settings {
+    agent::Settings {
+        gateways: section.gateways.clone(),
+        allow: section.allow.clone(),
+        connections: section.connections,
+        dial_timeout: section.dial_timeout,
+        dials: section.dials,
+        threads: config.tunnel.session.threads,
+        limits: limits(config),
+        mark: Some(config.tunnel.mark),
+    }
 }
 
 /// The socket of the command line.
@@ -196,5 +199,15 @@ mod tests {
             ended = serve(config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
             told = story => drop(told.expect("not in time")),
         }
+    }
+
+    #[test]
+    fn an_agent_marks_its_sockets_as_the_config_says() {
+        let text = "tunnel: { mark: 0x20000, agent: { gateways: ['a:1'] }, \
+                    identity: { files: { ca: a, cert: b, key: c } } }";
+        let config = Config::parse(text).expect("good");
+        let section = config.tunnel.agent.as_ref().expect("an agent");
+
+        assert_eq!(settings(&config, section).mark, Some(0x2_0000));
     }
 }

@@ -101,7 +101,7 @@ impl Tunnel {
             handshake_timeout: gateway.handshake_timeout,
             threads: config.tunnel.session.threads,
             limits: limits(config),
-            mark: mark(config),
+            mark: Some(config.tunnel.mark),
         };
         let (identity, registry) = (identity.clone(), Arc::clone(&self.registry));
         let bind = move || Gateway::bind(settings.clone(), identity.clone(), Arc::clone(&registry));
@@ -133,7 +133,7 @@ impl Tunnel {
             prefixes,
             listen,
             limits: limits(config),
-            mark: mark(config),
+            mark: Some(config.tunnel.mark),
         };
         let registry = Arc::clone(&self.registry);
         let bind = move || {
@@ -214,13 +214,4 @@ pub(super) const fn limits(config: &Config) -> Limits {
         ping_timeout: session.ping_timeout,
         drain: session.drain,
     }
-}
-
-/// The mark of our own sockets.
-fn mark(config: &Config) -> Option<u32> {
-    config
-        .tunnel
-        .steering
-        .as_ref()
-        .map(|steering| steering.mark)
 }

@@ -254,7 +254,7 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
             "steering: { edgeSelector: '' }",
             "tunnel.steering.edgeSelector",
         ),
-        ("steering: { mark: 0 }", "tunnel.steering.mark"),
+        ("mark: 0", "tunnel.mark"),
         ("steering: { configMap: x }", "tunnel.steering.configMap"),
         ("agent: {}", "tunnel.agent.gateways"),
         ("agent: { gateways: ['gw'] }", "tunnel.agent.gateways[0]"),
@@ -309,4 +309,22 @@ fn an_api_server_is_an_https_address() {
 
     assert_eq!(field, "source.kube.apiServers[1]");
     assert_eq!(reason, "`b:6443` is no https://HOST:PORT");
+}
+
+#[test]
+fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
+    // The kubelet, kube-proxy, the control plane with its cloud controllers; yurthub and yurt-tunnel,
+    // whose port for agents gateways take over; yurt-manager; Raven.
+    let others = (10_248..=10_261)
+        .chain(10_263..=10_269)
+        .chain(10_271..=10_275)
+        .chain([10_280]);
+    let others: Vec<u16> = others.collect();
+    let ours = [
+        Steering::default().port,
+        Gateway::default().listen.port(),
+        Agent::default().admin.port(),
+    ];
+
+    assert!(ours.iter().all(|port| !others.contains(port)), "{ours:?}");
 }

@@ -19,9 +19,11 @@ fn refused<T>(field: &str, reason: impl Into<String>) -> Result<T, Refused> {
 }
 
 /// The tunnel to edge nodes.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tunnel {
+    /// The mark of our own sockets, of every role: they are neither steered nor led to backends.
+    pub mark: u32,
     /// Which connects are sent to the tunnel, and where they land.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<Steering>,
@@ -38,8 +40,24 @@ pub struct Tunnel {
     pub session: Session,
 }
 
+impl Default for Tunnel {
+    fn default() -> Self {
+        Self {
+            mark: 0x1_0000,
+            steering: None,
+            gateway: None,
+            agent: None,
+            identity: None,
+            session: Session::default(),
+        }
+    }
+}
+
 impl Tunnel {
     pub(super) fn check(&self) -> Result<(), Refused> {
+        if self.mark == 0 {
+            return refused("mark", "must not be 0, the mark of every other socket");
+        }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
             return refused(
@@ -88,8 +106,6 @@ pub struct Steering {
     pub edge_selector: String,
     /// What becomes of connects while the ingress is down.
     pub when_down: WhenDown,
-    /// The mark of our own sockets, which are not steered.
-    pub mark: u32,
     /// The routing protocol that our routes are marked with.
     pub route_protocol: u8,
     /// The ConfigMap with further ports, as `namespace/name`.
@@ -103,7 +119,6 @@ impl Default for Steering {
             port: 10_270,
             edge_selector: "openyurt.io/is-edge-worker=true".to_owned(),
             when_down: WhenDown::Refuse,
-            mark: 0x1_0000,
             route_protocol: 176,
             config_map: "kube-system/yurt-tunnel-server-cfg".to_owned(),
         }
@@ -151,12 +166,6 @@ impl Steering {
         }
         if self.when_down == WhenDown::Pass {
             return refused("steering.whenDown", "pass is not built yet, use refuse");
-        }
-        if self.mark == 0 {
-            return refused(
-                "steering.mark",
-                "must not be 0, the mark of every other socket",
-            );
         }
         // Up to 4 are the kernel's own (include/uapi/linux/rtnetlink.h).
         if self.route_protocol <= 4 {
@@ -274,7 +283,7 @@ impl Default for Agent {
             connections: 2,
             dial_timeout: Duration::from_secs(5),
             dials: 64,
-            admin: SocketAddr::from(([127, 0, 0, 1], 10_266)),
+            admin: SocketAddr::from(([127, 0, 0, 1], 10_289)),
         }
     }
 }

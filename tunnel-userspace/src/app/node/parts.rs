@@ -107,7 +107,7 @@ impl Parts {
             counters: Arc::new(counters),
             owner,
             targets,
-            mark: mark(config),
+            mark: config.tunnel.mark,
             stats,
             steps,
             wanted_log: config.log.kernel.as_ref().map(kernel_log),
@@ -350,18 +350,9 @@ fn listeners() -> reconcile::Found {
 fn switches(config: &Config) -> Switches {
     let steering = config.tunnel.steering.as_ref();
     Switches {
-        own_mark: mark(config),
+        own_mark: config.tunnel.mark,
         prefixes: steering.map(config::Steering::ranges).unwrap_or_default(),
     }
-}
-
-/// The mark of our own sockets, whether connects are steered or not.
-fn mark(config: &Config) -> u32 {
-    let steering = config.tunnel.steering.as_ref();
-    steering.map_or_else(
-        || config::Steering::default().mark,
-        |steering| steering.mark,
-    )
 }
 
 fn kernel_log(wanted: &config::KernelLog) -> KernelLog {

@@ -5,12 +5,14 @@ mod duration;
 mod kube_proxy;
 mod log;
 mod section;
+mod shape;
 mod sockets;
 mod source;
 mod tunnel;
 
 use std::{
     fs, io,
+    net::{Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -22,47 +24,57 @@ pub use sockets::{Sockets, Transport};
 pub use source::{Events, Source, SourceFile, SourceKube};
 pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
 
+use crate::identity::is_subdomain;
+
 /// What the config is shown as; the domain is a placeholder.
 const GROUP: &str = "culvert.dev";
 
 /// Everything that can be configured.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
     /// The name of the Node object of this node; empty for what `NODE_NAME` in the environment says,
     /// else for the name of the host.
-    #[serde(default)]
     pub node_name: String,
     /// How Services are translated.
-    #[serde(default)]
     pub mode: Mode,
     /// Where objects come from.
-    #[serde(default)]
     pub source: Source,
     /// Which traffic is translated, and how.
-    #[serde(default)]
     pub service: Service,
     /// The kernel programs and their maps.
-    #[serde(default)]
     pub bpf: Bpf,
     /// Open sockets of backends that are gone.
-    #[serde(default)]
     pub sockets: Sockets,
     /// Where the daemon keeps its socket and state. Relative to the file.
-    #[serde(default = "section::state_dir")]
     pub state_dir: PathBuf,
     /// Metrics and status.
-    #[serde(default)]
     pub admin: Admin,
     /// Health for load balancers and probes.
-    #[serde(default)]
     pub healthz: Healthz,
     /// What is logged besides.
-    #[serde(default, skip_serializing_if = "Log::is_off")]
+    #[serde(skip_serializing_if = "Log::is_off")]
     pub log: Log,
     /// The tunnel to edge nodes.
-    #[serde(default)]
     pub tunnel: Tunnel,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            node_name: String::new(),
+            mode: Mode::default(),
+            source: Source::default(),
+            service: Service::default(),
+            bpf: Bpf::default(),
+            sockets: Sockets::default(),
+            state_dir: "/var/lib/culvert".into(),
+            admin: Admin::default(),
+            healthz: Healthz::default(),
+            log: Log::default(),
+            tunnel: Tunnel::default(),
+        }
+    }
 }
 
 /// A configuration that can't be used.
@@ -154,7 +166,8 @@ impl Config {
             .and_then(|file| kube_proxy::read(&file, &folder(path).unwrap_or_default()))
             .map_err(|refusal| refused(path, refusal))?;
         // What it says must be good by itself, as the other file may say nothing of it.
-        Self::from_value(meaning.config.clone()).map_err(|refusal| refused(path, refusal))?;
+        Self::from_value(meaning.config.clone())
+            .map_err(|(field, reason)| refused(path, (kube_proxy::named(field), reason)))?;
         Ok(meaning)
     }
 
@@ -168,6 +181,7 @@ impl Config {
     }
 
     fn from_value(value: serde_json::Value) -> Result<Self, (String, String)> {
+        shape::check(&value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = error.path().to_string();
             let field = if field == "." {
@@ -220,6 +234,15 @@ impl Config {
 
     fn check(&self) -> Result<(), (String, String)> {
         let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
+        if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
+            let reason = format!("`{}` {NO_NODE_NAME}", self.node_name);
+            return Err(("nodeName".to_owned(), reason));
+        }
+        for (field, folder) in [("stateDir", &self.state_dir), ("bpf.bpffs", &self.bpf.bpffs)] {
+            if folder.as_os_str().is_empty() {
+                return refuse(field, "must name a folder, is empty");
+            }
+        }
         match self.mode {
             Mode::Userspace => return refuse("mode", "userspace is not built yet, use ebpf"),
             Mode::Auto | Mode::Ebpf => {}
@@ -247,7 +270,35 @@ impl Config {
         self.service.check()?;
         self.sockets.check()?;
         self.log.check()?;
-        self.tunnel.check()
+        self.tunnel.check()?;
+        self.check_ports()
+    }
+
+    /// Refuses two listeners of one process that would be in each other's way.
+    fn check_ports(&self) -> Result<(), (String, String)> {
+        let tunnel = &self.tunnel;
+        let ingress = tunnel.steering.as_ref().map(|steering| steering.port);
+        let all = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let listeners = [
+            ("admin.address", Some(self.admin.address)),
+            ("healthz.address", Some(self.healthz.address)),
+            (
+                "tunnel.gateway.listen",
+                tunnel.gateway.as_ref().map(|gateway| gateway.listen),
+            ),
+            ("tunnel.steering.port", ingress.map(all)),
+        ];
+        for (index, (field, listener)) in listeners.iter().enumerate() {
+            for (earlier, other) in listeners.iter().take(index) {
+                if let (Some(one), Some(other)) = (listener, other)
+                    && is_same_port(*one, *other)
+                {
+                    let reason = format!("must be another port than that of {earlier}, {other}");
+                    return Err(((*field).to_owned(), reason));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn resolve(&mut self, folder: &Path) {
@@ -271,6 +322,23 @@ impl Config {
             self.node_name = host.to_string_lossy().to_lowercase();
         }
     }
+}
+
+/// The most characters of the name of a Kubernetes object.
+const LONGEST_NAME: usize = 253;
+
+const NO_NODE_NAME: &str = "is no name of a Node: lower-case letters, digits, `-` and `.`, at most 253 of \
+                            them; each part between dots begins and ends with a letter or digit";
+
+fn is_node_name(name: &str) -> bool {
+    is_subdomain(name) && name.len() <= LONGEST_NAME
+}
+
+/// Whether two listeners can't both have their port. The unspecified address of a family stands for
+/// both families.
+fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_everywhere = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() != 0 && one.port() == other.port() && (is_everywhere || one.ip() == other.ip())
 }
 
 /// What is refused where it is no single field.

@@ -17,7 +17,7 @@ use std::{fmt, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    name::{NameError, check_node_name},
+    name::{NameError, check_node_name, is_subdomain},
     peer::{Peer, PeerError, agent_of},
     rejected::{Reason, Rejected},
     store::{Receiver, State, Store},

@@ -66,6 +66,17 @@ pub(super) fn is_one(file: &Value) -> bool {
     group == Some(GROUP) || file.get("kind").and_then(Value::as_str) == Some(KIND)
 }
 
+/// The field of kube-proxy's that a field of ours was read from.
+pub(super) fn named(ours: String) -> String {
+    let theirs = match ours.as_str() {
+        "nodeName" => "hostnameOverride",
+        "healthz.address" => "healthzBindAddress",
+        "admin.address" => "metricsBindAddress",
+        _ => return ours,
+    };
+    theirs.to_owned()
+}
+
 /// Reads a file. Paths in it that are relative are relative to its folder.
 pub(super) fn read(file: &Value, folder: &Path) -> Result<Meaning, Refusal> {
     for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {

@@ -257,7 +257,3 @@ impl Default for Healthz {
         }
     }
 }
-
-pub(super) fn state_dir() -> PathBuf {
-    "/var/lib/culvert".into()
-}

@@ -328,3 +328,73 @@ fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
 
     assert!(ours.iter().all(|port| !others.contains(port)), "{ours:?}");
 }
+
+#[test]
+fn a_list_or_a_single_value_is_no_section() {
+    for (text, field, kind) in [
+        ("[]", "the file", "a list"),
+        ("- bpf: {}", "the file", "a list"),
+        ("bpf", "the file", "a single value"),
+        ("service: []", "service", "a list"),
+        ("bpf: { maps: [1, 2] }", "bpf.maps", "a list"),
+        ("source: { kube: [] }", "source.kube", "a list"),
+        ("log: []", "log", "a list"),
+        ("tunnel: { gateway: [] }", "tunnel.gateway", "a list"),
+        ("bpf: auto", "bpf", "a single value"),
+    ] {
+        let (found, reason) = refusal(text);
+        assert_eq!(found, field, "{text}");
+        let told = format!("must be fields with values, is {kind}; the fields are ");
+        assert!(reason.starts_with(&told), "{text}: {reason}");
+    }
+    assert!(refusal("bpf: []").1.ends_with("bpffs, cgroup, maps"));
+}
+
+#[test]
+fn a_node_name_is_what_kubernetes_takes_for_one() {
+    for name in ["Foo_Bar!", "Edge", "-a", "a..b", "a b"] {
+        let (field, reason) = refusal(&format!("nodeName: '{name}'"));
+        assert_eq!(field, "nodeName");
+        let told = format!("`{name}` is no name of a Node: lower-case letters");
+        assert!(reason.starts_with(&told), "{reason}");
+    }
+    let name = |length: usize| Config::parse(&format!("nodeName: {}", "a".repeat(length)));
+    assert!(name(253).is_ok() && name(254).is_err());
+    assert!(Config::parse("nodeName: edge-1.site.example").is_ok());
+}
+
+#[test]
+fn a_folder_must_be_named() {
+    let told = "must name a folder, is empty".to_owned();
+
+    for (text, field) in [("stateDir: ''", "stateDir"), ("bpf: { bpffs: '' }", "bpf.bpffs")] {
+        assert_eq!(refusal(text), (field.to_owned(), told.clone()));
+    }
+}
+
+#[test]
+fn listeners_of_one_process_have_a_port_each() {
+    let gateway = "gateway: { listen: '0.0.0.0:10270' }, steering: {}, \
+                   identity: { files: { ca: a, cert: b, key: c } }";
+    let tunnel = format!("tunnel: {{ {gateway} }}");
+    for (text, field, other) in [
+        ("admin: { address: 127.0.0.1:10256 }", "healthz.address", "admin.address"),
+        (
+            "{ admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } }",
+            "healthz.address",
+            "admin.address",
+        ),
+        (&tunnel, "tunnel.steering.port", "tunnel.gateway.listen"),
+    ] {
+        let (found, reason) = refusal(text);
+        assert_eq!(found, field, "{text}");
+        let told = format!("must be another port than that of {other}, ");
+        assert!(reason.starts_with(&told), "{reason}");
+    }
+    for text in [
+        "{ admin: { address: 127.0.0.1:9 }, healthz: { address: 192.0.2.1:9 } }",
+        "{ admin: { address: 127.0.0.1:0 }, healthz: { address: 127.0.0.1:0 } }",
+    ] {
+        assert!(Config::parse(text).is_ok(), "{text}");
+    }
+}

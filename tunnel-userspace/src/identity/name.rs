@@ -40,7 +40,7 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() {
         return Err(NameError::Empty);
     }
-    if !name.split('.').all(is_label) {
+    if !is_subdomain(name) {
         return Err(NameError::Malformed {
             name: name.to_owned(),
         });
@@ -53,6 +53,12 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
         });
     }
     Ok(())
+}
+
+/// Whether a text is a DNS subdomain as Kubernetes has it (RFC 1123), of any length.
+#[must_use]
+pub fn is_subdomain(text: &str) -> bool {
+    text.split('.').all(is_label)
 }
 
 fn is_label(label: &str) -> bool {

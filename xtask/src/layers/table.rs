@@ -65,6 +65,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         may: &[
             "crate::admin",
             "crate::bpf",
+            "crate::identity",
             "crate::model::Algorithm",
             "crate::model::ExternalIps",
             "crate::model::Selector",

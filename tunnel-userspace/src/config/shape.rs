@@ -1,0 +1,61 @@
+//! The sections of a file: fields with values, no lists. A list would pass for a section, its items for
+//! the fields in their order.
+
+use serde_json::Value;
+
+use super::{
+    Agent, Config, Gateway, Identity, KernelLog, Level, Log, Source, SourceFile, SourceKube, Steering,
+    Tunnel, WHOLE,
+};
+
+/// Refuses whatever is no section where the config has one.
+pub(super) fn check(file: &Value) -> Result<(), (String, String)> {
+    compare(file, &every_section(), "")
+}
+
+/// A config with every section that there is.
+fn every_section() -> Value {
+    let config = Config {
+        source: Source {
+            file: Some(SourceFile::default()),
+            kube: Some(SourceKube::default()),
+        },
+        log: Log {
+            kernel: Some(KernelLog {
+                program: String::new(),
+                level: Level::default(),
+            }),
+        },
+        tunnel: Tunnel {
+            steering: Some(Steering::default()),
+            gateway: Some(Gateway::default()),
+            agent: Some(Agent::default()),
+            identity: Some(Identity::default()),
+            ..Tunnel::default()
+        },
+        ..Config::default()
+    };
+    config.effective()[super::GROUP].take()
+}
+
+fn compare(found: &Value, known: &Value, path: &str) -> Result<(), (String, String)> {
+    let Some(sections) = known.as_object() else {
+        return Ok(());
+    };
+    let field = if path.is_empty() { WHOLE } else { path };
+    let kind = match found {
+        Value::Object(fields) => {
+            return fields.iter().try_for_each(|(name, value)| {
+                let known = sections.get(name).unwrap_or(&Value::Null);
+                let dot = if path.is_empty() { "" } else { "." };
+                compare(value, known, &format!("{path}{dot}{name}"))
+            });
+        }
+        Value::Null => return Ok(()),
+        Value::Array(_) => "a list",
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => "a single value",
+    };
+    let some: Vec<_> = sections.keys().map(String::as_str).collect();
+    let reason = format!("must be fields with values, is {kind}; the fields are {}", some.join(", "));
+    Err((field.to_owned(), reason))
+}

@@ -180,8 +180,8 @@ impl Config {
         Self::from_value(document(text)?)
     }
 
-    fn from_value(value: serde_json::Value) -> Result<Self, (String, String)> {
-        shape::check(&value)?;
+    fn from_value(mut value: serde_json::Value) -> Result<Self, (String, String)> {
+        shape::check(&mut value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = error.path().to_string();
             let field = if field == "." {

@@ -332,13 +332,16 @@ fn put(config: &mut Value, path: &str, value: Value) {
     *config = over(std::mem::take(config), value);
 }
 
-/// The one with what the other says in the place of what it says itself, field by field.
+/// The one with what the other says in the place of what it says itself, field by field; a field that the
+/// other has without a value is taken out.
 pub(super) fn over(under: Value, top: Value) -> Value {
     match (under, top) {
         (Value::Object(mut under), Value::Object(top)) => {
             for (name, value) in top {
                 let below = under.remove(&name).unwrap_or_default();
-                under.insert(name, over(below, value));
+                if !value.is_null() {
+                    under.insert(name, over(below, value));
+                }
             }
             Value::Object(under)
         }

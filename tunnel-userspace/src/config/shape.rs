@@ -1,15 +1,15 @@
-//! The sections of a file: fields with values, no lists. A list would pass for a section, its items for
+//! The sections of a file: fields with values, or nothing, but no lists. A list would pass for a section, its items for
 //! the fields in their order.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     Agent, Config, Gateway, Identity, KernelLog, Level, Log, Source, SourceFile, SourceKube, Steering,
     Tunnel, WHOLE,
 };
 
-/// Refuses whatever is no section where the config has one.
-pub(super) fn check(file: &Value) -> Result<(), (String, String)> {
+/// Refuses whatever is no section where the config has one. One without fields has all defaults.
+pub(super) fn check(file: &mut Value) -> Result<(), (String, String)> {
     compare(file, &every_section(), "")
 }
 
@@ -38,20 +38,23 @@ fn every_section() -> Value {
     config.effective()[super::GROUP].take()
 }
 
-fn compare(found: &Value, known: &Value, path: &str) -> Result<(), (String, String)> {
+fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), (String, String)> {
     let Some(sections) = known.as_object() else {
         return Ok(());
     };
     let field = if path.is_empty() { WHOLE } else { path };
     let kind = match found {
         Value::Object(fields) => {
-            return fields.iter().try_for_each(|(name, value)| {
+            return fields.iter_mut().try_for_each(|(name, value)| {
                 let known = sections.get(name).unwrap_or(&Value::Null);
                 let dot = if path.is_empty() { "" } else { "." };
                 compare(value, known, &format!("{path}{dot}{name}"))
             });
         }
-        Value::Null => return Ok(()),
+        Value::Null => {
+            *found = Value::Object(Map::new());
+            return Ok(());
+        }
         Value::Array(_) => "a list",
         Value::Bool(_) | Value::Number(_) | Value::String(_) => "a single value",
     };

@@ -171,42 +171,101 @@ fn the_page_on_configuration_shows_the_file_of_defaults() {
     );
 }
 
-/// The sections of the tunnel stand in the documented file behind a sign of comment.
-fn documented_tunnel() -> String {
-    let (_, tunnel) = Config::default_file()
-        .split_once("\ntunnel:\n")
-        .expect("a section");
-    let lines = tunnel.lines().map(|line| {
-        let is_field = |line: &str| line.trim_start_matches("# ").contains(": ");
-        match line.strip_prefix("  # ") {
-            Some(rest) if is_field(rest) && rest.starts_with("  ") => format!("  {rest}"),
-            Some(rest) if rest.ends_with(':') && !rest.contains(' ') => format!("  {rest}"),
-            _ => line.to_owned(),
+/// The documented file without the signs of comment before its fields, but for those of some sections.
+fn uncommented(but: &[&str]) -> String {
+    let mut hidden = None;
+    let mut text = String::new();
+    for line in Config::default_file().lines() {
+        let field = line.trim_start();
+        let depth = line.len() - field.len();
+        let field = field.strip_prefix('#').filter(|rest| rest.starts_with(char::is_alphabetic));
+        if let Some(field) = field {
+            if hidden.is_none_or(|section| depth <= section) {
+                let name = field.split(':').next().unwrap_or_default();
+                hidden = but.contains(&name).then_some(depth);
+            }
+            if hidden.is_none() {
+                text.push_str(&format!("{:depth$}{field}\n", ""));
+            }
+        } else {
+            text.push_str(&format!("{line}\n"));
         }
-    });
-    format!("tunnel:\n{}\n", lines.collect::<Vec<_>>().join("\n"))
+    }
+    text
+}
+
+/// Of the fields that show an example.
+fn with_examples(config: Config) -> Config {
+    let files = IdentityFiles {
+        ca: "ca.pem".into(),
+        cert: "node.pem".into(),
+        key: "node.key".into(),
+    };
+    let kube = SourceKube {
+        kubeconfig: Some("/etc/culvert/kubeconfig".into()),
+        ..SourceKube::default()
+    };
+    let words = ["primary", "localhost"].map(ToOwned::to_owned);
+    let kernel = KernelLog {
+        program: "connect4".to_owned(),
+        level: Level::default(),
+    };
+    Config {
+        source: Source {
+            file: Some(SourceFile::default()),
+            kube: Some(kube),
+        },
+        service: Service {
+            node_port_addresses: Some(words.into()),
+            ..Service::default()
+        },
+        log: Log {
+            kernel: Some(kernel),
+        },
+        tunnel: Tunnel {
+            identity: Some(Identity { files }),
+            ..config.tunnel
+        },
+        ..config
+    }
 }
 
 #[test]
-fn the_documented_sections_of_the_tunnel_are_the_defaults() {
-    let (first, rest) = documented_tunnel()
-        .split_once("\n  agent:\n")
-        .map(|(first, rest)| (first.to_owned(), rest.to_owned()))
-        .expect("a section");
-    let (_, identity) = rest.split_once("\n  identity:").expect("a section");
-    let node = format!("{first}\n  identity:{identity}");
-    let config = Config::parse(&node).expect("good");
-
-    assert_eq!(config.tunnel.steering, Some(Steering::default()));
-    assert_eq!(config.tunnel.gateway, Some(Gateway::default()));
+fn the_documented_file_has_the_defaults_behind_its_signs_of_comment() {
+    let node = Tunnel {
+        steering: Some(Steering::default()),
+        gateway: Some(Gateway::default()),
+        ..Tunnel::default()
+    };
     let agent = Agent {
         gateways: vec!["gw.example:10262".to_owned()],
         ..Agent::default()
     };
-    assert!(config.tunnel.identity.is_some());
-    let config = Config::parse(&format!("tunnel:\n  agent:\n{rest}")).expect("good");
-    assert_eq!(config.tunnel.agent, Some(agent));
-    assert_eq!(refusal(&documented_tunnel()).0, "tunnel.agent");
+    let edge = Tunnel {
+        agent: Some(agent),
+        ..Tunnel::default()
+    };
+    for (but, tunnel) in [(&["agent"][..], node), (&["steering", "gateway"], edge)] {
+        let wanted = with_examples(Config {
+            tunnel,
+            ..Config::default()
+        });
+        assert_eq!(Config::parse(&uncommented(but)).expect("good"), wanted);
+    }
+    assert_eq!(refusal(&uncommented(&[])).0, "tunnel.agent");
+    let words = Service {
+        node_port_addresses: Some(["primary", "localhost"].map(ToOwned::to_owned).into()),
+        ..Service::default()
+    };
+    assert_eq!(words.node_ports(), Service::default().node_ports());
+}
+
+#[test]
+fn a_section_without_fields_has_the_defaults() {
+    assert_eq!(Config::parse("service:\nbpf:\n  maps:\n"), Ok(Config::default()));
+    let source = Config::parse("source:\n  kube:\n").expect("good").source;
+    assert_eq!((source.file, source.kube), (None, Some(SourceKube::default())));
+    assert_eq!(refusal("tunnel:\n  agent:\n").0, "tunnel.identity");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use tunnel_userspace::{
 };
 
 /// The name of the image, as `cargo xtask package` gives it.
-const IMAGE: &str = concat!("culvert.dev/culvert:", env!("CARGO_PKG_VERSION"));
+const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
 /// The YAML files of a folder and of those in it.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -183,6 +183,76 @@ fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
         ensure!(container[probe]["httpGet"]["port"] == port, "{probe}");
     }
     Ok(())
+}
+
+#[test]
+fn no_image_can_be_pulled_from_a_stranger() -> Result<()> {
+    for (path, text) in chosen(|name| name != "culvert.yaml")? {
+        for line in text.lines() {
+            let Some((_, image)) = line.split_once("image: ") else {
+                continue;
+            };
+            let host = image.split('/').next().unwrap_or_default();
+            // RFC 2606: nobody can have it.
+            ensure!(host.ends_with(".invalid"), "{}: {image}", path.display());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
+    for pod in pods()?.iter().filter(|pod| pod.node_name.is_none()) {
+        let labels = pod.node_selector.clone().unwrap_or_default();
+        for (label, value) in [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")] {
+            let is_there = labels.get(label).is_some_and(|found| found == value);
+            ensure!(is_there, "{label} of {:?}", pod.service_account_name);
+        }
+    }
+    Ok(())
+}
+
+/// The terms that say on which nodes a patch puts its pods, each with its expressions: label and operator.
+fn terms(patch: &str) -> Result<Vec<Vec<(String, String)>>> {
+    let mut objects = objects()?.into_iter();
+    let patch = objects.find(|(path, _)| path.ends_with(patch));
+    let (_, patch) = patch.context("no such patch")?;
+    let affinity = &patch["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
+    let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let expression = |it: &Value| (word(&it["key"]), word(&it["operator"]));
+    let terms = required["nodeSelectorTerms"].as_array().into_iter().flatten();
+    let expressions = |term: &Value| {
+        let all = term["matchExpressions"].as_array().into_iter().flatten();
+        all.map(expression).collect()
+    };
+    Ok(terms.map(expressions).collect())
+}
+
+#[test]
+fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<()> {
+    const ROLE: &str = "node-role.kubernetes.io/control-plane";
+    const LABEL: &str = "node-restriction.kubernetes.io/culvert-gateway";
+    let owned = |label: &str, operator: &str| (label.to_owned(), operator.to_owned());
+
+    // Either, and neither. Kubelets may set labels of kubernetes.io only below kubelet. and node. (KEP-279).
+    let cloud = [[owned(ROLE, "Exists")], [owned(LABEL, "In")]];
+    ensure!(terms("tunnel/cloud/node.yaml")? == cloud.map(Vec::from));
+    let others = vec![owned(ROLE, "DoesNotExist"), owned(LABEL, "NotIn")];
+    ensure!(terms("tunnel/others/node.yaml")? == [others]);
+    Ok(())
+}
+
+#[test]
+fn the_page_on_installing_says_what_the_api_server_must_be_told() {
+    let page = include_str!("../../docs/install.md");
+
+    for flag in [
+        "--kubelet-preferred-address-types=InternalIP",
+        "--enable-admission-plugins=NodeRestriction",
+    ] {
+        assert!(page.contains(flag), "{flag}");
+    }
 }
 
 #[test]

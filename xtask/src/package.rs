@@ -14,8 +14,9 @@ use anyhow::{Context as _, Result, ensure};
 use self::oci::Image;
 use crate::{setup, statics::Profile, workspace};
 
-/// The name of the image, in a domain that is a placeholder.
-pub(crate) const NAME: &str = concat!("culvert.dev/culvert:", env!("CARGO_PKG_VERSION"));
+/// The name of the image, in a domain that nobody can have (RFC 2606): a node that lacks it can't be given
+/// a stranger's.
+pub(crate) const NAME: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
 /// Builds the image and says what it is.
 pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Result<()> {

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use super::{
     DNS, Site, control_groups,
     kubectl::Kubectl,
-    network::{self, CLOUD, EDGE, NODES},
+    network::{self, EDGE, NODES},
 };
 use crate::{
     admin,
@@ -155,11 +155,9 @@ impl Node {
         self.write("kubelet.yaml", &self.kubelet_config(site))?;
         let [own4, own6] = network::addresses(self.number);
         let mut labels = format!("topology.kubernetes.io/zone=zone-{}", self.group);
-        labels.push_str(match self.number {
-            CLOUD => ",culvert.dev/gateway=true",
-            EDGE => ",openyurt.io/is-edge-worker=true",
-            _ => "",
-        });
+        if self.is_edge() {
+            labels.push_str(",openyurt.io/is-edge-worker=true");
+        }
         let user = format!("{}.kubeconfig", self.name);
         let command = [
             site.kit.program("kubelet"),

@@ -28,6 +28,9 @@ const PLACEHOLDERS: [(&str, &str); 2] = [
 /// The configs of nodes with and without the gateway.
 const CONFIGS: [&str; 2] = ["tunnel/culvert.yaml", "common/culvert.yaml"];
 
+/// The label of nodes with the gateway.
+const GATEWAY: &str = "node-restriction.kubernetes.io/culvert-gateway=true";
+
 /// What puts the product on nodes.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Product {
@@ -51,6 +54,9 @@ pub(super) fn deploy(
     copy(&product.manifests, &manifests)?;
     fill_in(&manifests, nodes)?;
     identify(kubectl, nodes)?;
+    // No kubelet may say this of itself.
+    let cloud = nodes.first().context("no node")?;
+    kubectl.run(&["label", "node", cloud.name(), GATEWAY])?;
     let overlay = scratch.join("overlay");
     fs::create_dir_all(&overlay)?;
     fs::write(overlay.join("kustomization.yaml"), OVERLAY)?;

@@ -1,5 +1,7 @@
 use super::*;
 
+mod documented;
+
 fn refusal(text: &str) -> (String, String) {
     Config::parse(text).expect_err("refused")
 }
@@ -16,38 +18,6 @@ fn the_config_is_shown_with_what_the_file_leaves_out() {
     assert_eq!(shown["healthz"]["address"], "0.0.0.0:10256");
     let read: Config = serde_json::from_value(shown.clone()).expect("a config");
     assert_eq!(read, config);
-}
-
-#[test]
-fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
-    let empty = Config::parse("").expect("good");
-    let documented = Config::parse(Config::default_file()).expect("good");
-
-    assert_eq!(empty, documented);
-}
-
-#[test]
-fn the_documented_file_names_every_field() {
-    let documented: serde_json::Value = serde_saphyr::from_str_with_options(
-        Config::default_file(),
-        serde_saphyr::options! { emit_comments: false },
-    )
-    .expect("YAML");
-    let defaults = serde_json::to_value(Config::parse("").expect("good")).expect("JSON");
-
-    assert_eq!(fields(&documented, ""), fields(&defaults, ""));
-}
-
-fn fields(value: &serde_json::Value, path: &str) -> Vec<String> {
-    let Some(map) = value.as_object() else {
-        return vec![path.to_owned()];
-    };
-    let mut names: Vec<_> = map
-        .iter()
-        .flat_map(|(name, value)| fields(value, &format!("{path}.{name}")))
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]
@@ -159,113 +129,6 @@ fn relative_paths_are_relative_to_the_file() {
     );
     assert_eq!(config.bpf.bpffs, folder.path().join("../pins"));
     assert_eq!(config.bpf.cgroup.0, Some("/sys/fs/cgroup/x".into()));
-}
-
-#[test]
-fn the_page_on_configuration_shows_the_file_of_defaults() {
-    let page = include_str!("../../../docs/configuration.md");
-
-    assert!(
-        page.contains(Config::default_file()),
-        "docs/configuration.md is out of date"
-    );
-}
-
-/// The documented file without the signs of comment before its fields, but for those of some sections.
-fn uncommented(but: &[&str]) -> String {
-    let mut hidden = None;
-    let mut text = String::new();
-    for line in Config::default_file().lines() {
-        let field = line.trim_start();
-        let depth = line.len() - field.len();
-        let field = field.strip_prefix('#').filter(|rest| rest.starts_with(char::is_alphabetic));
-        if let Some(field) = field {
-            if hidden.is_none_or(|section| depth <= section) {
-                let name = field.split(':').next().unwrap_or_default();
-                hidden = but.contains(&name).then_some(depth);
-            }
-            if hidden.is_none() {
-                text.push_str(&format!("{:depth$}{field}\n", ""));
-            }
-        } else {
-            text.push_str(&format!("{line}\n"));
-        }
-    }
-    text
-}
-
-/// Of the fields that show an example.
-fn with_examples(config: Config) -> Config {
-    let files = IdentityFiles {
-        ca: "ca.pem".into(),
-        cert: "node.pem".into(),
-        key: "node.key".into(),
-    };
-    let kube = SourceKube {
-        kubeconfig: Some("/etc/culvert/kubeconfig".into()),
-        ..SourceKube::default()
-    };
-    let words = ["primary", "localhost"].map(ToOwned::to_owned);
-    let kernel = KernelLog {
-        program: "connect4".to_owned(),
-        level: Level::default(),
-    };
-    Config {
-        source: Source {
-            file: Some(SourceFile::default()),
-            kube: Some(kube),
-        },
-        service: Service {
-            node_port_addresses: Some(words.into()),
-            ..Service::default()
-        },
-        log: Log {
-            kernel: Some(kernel),
-        },
-        tunnel: Tunnel {
-            identity: Some(Identity { files }),
-            ..config.tunnel
-        },
-        ..config
-    }
-}
-
-#[test]
-fn the_documented_file_has_the_defaults_behind_its_signs_of_comment() {
-    let node = Tunnel {
-        steering: Some(Steering::default()),
-        gateway: Some(Gateway::default()),
-        ..Tunnel::default()
-    };
-    let agent = Agent {
-        gateways: vec!["gw.example:10262".to_owned()],
-        ..Agent::default()
-    };
-    let edge = Tunnel {
-        agent: Some(agent),
-        ..Tunnel::default()
-    };
-    for (but, tunnel) in [(&["agent"][..], node), (&["steering", "gateway"], edge)] {
-        let wanted = with_examples(Config {
-            tunnel,
-            ..Config::default()
-        });
-        assert_eq!(Config::parse(&uncommented(but)).expect("good"), wanted);
-    }
-    assert_eq!(refusal(&uncommented(&[])).0, "tunnel.agent");
-    let words = Service {
-        node_port_addresses: Some(["primary", "localhost"].map(ToOwned::to_owned).into()),
-        ..Service::default()
-    };
-    assert_eq!(words.node_ports(), Service::default().node_ports());
-}
-
-#[test]
-fn a_section_without_fields_has_the_defaults() {
-    assert_eq!(Config::parse("service:\nbpf:\n  maps:\n"), Ok(Config::default()));
-    let source = Config::parse("source:\n  kube:\n").expect("good").source;
-    assert_eq!((source.file, source.kube), (None, Some(SourceKube::default())));
-    assert_eq!(refusal("tunnel:\n  agent:\n").0, "tunnel.identity");
 }
 
 #[test]

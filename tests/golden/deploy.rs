@@ -204,7 +204,10 @@ fn no_image_can_be_pulled_from_a_stranger() -> Result<()> {
 fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
     for pod in pods()?.iter().filter(|pod| pod.node_name.is_none()) {
         let labels = pod.node_selector.clone().unwrap_or_default();
-        for (label, value) in [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")] {
+        for (label, value) in [
+            ("kubernetes.io/os", "linux"),
+            ("kubernetes.io/arch", "amd64"),
+        ] {
             let is_there = labels.get(label).is_some_and(|found| found == value);
             ensure!(is_there, "{label} of {:?}", pod.service_account_name);
         }
@@ -221,7 +224,10 @@ fn terms(patch: &str) -> Result<Vec<Vec<(String, String)>>> {
     let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let expression = |it: &Value| (word(&it["key"]), word(&it["operator"]));
-    let terms = required["nodeSelectorTerms"].as_array().into_iter().flatten();
+    let terms = required["nodeSelectorTerms"]
+        .as_array()
+        .into_iter()
+        .flatten();
     let expressions = |term: &Value| {
         let all = term["matchExpressions"].as_array().into_iter().flatten();
         all.map(expression).collect()

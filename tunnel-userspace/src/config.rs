@@ -238,7 +238,10 @@ impl Config {
             let reason = format!("`{}` {NO_NODE_NAME}", self.node_name);
             return Err(("nodeName".to_owned(), reason));
         }
-        for (field, folder) in [("stateDir", &self.state_dir), ("bpf.bpffs", &self.bpf.bpffs)] {
+        for (field, folder) in [
+            ("stateDir", &self.state_dir),
+            ("bpf.bpffs", &self.bpf.bpffs),
+        ] {
             if folder.as_os_str().is_empty() {
                 return refuse(field, "must name a folder, is empty");
             }

@@ -2,6 +2,7 @@
 //! meaning here. The rest is named, each field once.
 
 pub(super) mod fields;
+mod file;
 mod read;
 
 use std::{fmt, path::Path};
@@ -10,7 +11,8 @@ use serde_json::{Value, json};
 
 use self::{
     fields::{FIELDS, Field, Use},
-    read::{address, has_default, ip_of, range, text, texts},
+    file::{File, Head, Mode},
+    read::{address, has_default, ip_of, range},
 };
 use crate::model::Algorithm;
 
@@ -78,24 +80,30 @@ pub(super) fn named(ours: String) -> String {
 }
 
 /// Reads a file. Paths in it that are relative are relative to its folder.
-pub(super) fn read(file: &Value, folder: &Path) -> Result<Meaning, Refusal> {
-    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
-        let found = text(file, field)?;
+pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refusal> {
+    let head: Head = file::part(value)?;
+    for (field, found, wanted) in [
+        ("apiVersion", head.api_version, API_VERSION),
+        ("kind", head.kind, KIND),
+    ] {
         if found != wanted {
-            let found = if found.is_empty() { "nothing" } else { found };
+            let found = if found.is_empty() { "nothing" } else { &found };
             return Err((field.to_owned(), format!("must be {wanted}, is {found}")));
         }
     }
+    let file: File = file::part(value)?;
     let mut meaning = Meaning {
         config: json!({}),
-        warnings: unused(file),
+        warnings: unused(value),
     };
-    let mode = mode(file, &mut meaning)?;
-    client(file, folder, &mut meaning)?;
-    ports(file, &mut meaning)?;
-    node_ports(file, mode, &mut meaning)?;
-    scheduler(file, mode, &mut meaning)?;
-    traffic(file, mode, &mut meaning)?;
+    if file.mode == Mode::Kernelspace {
+        meaning.warn("mode", "it is for Windows");
+    }
+    client(&file, folder, &mut meaning);
+    ports(&file, &mut meaning)?;
+    node_ports(&file, &mut meaning)?;
+    scheduler(&file, &mut meaning);
+    traffic(&file, &mut meaning)?;
     meaning
         .warnings
         .sort_by(|one, other| one.field.cmp(&other.field));
@@ -150,51 +158,27 @@ fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>
     }
 }
 
-/// A mode of kube-proxy's: whose section counts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Mode {
-    Iptables,
-    Ipvs,
-    Nftables,
-    Windows,
-}
-
-fn mode(file: &Value, meaning: &mut Meaning) -> Result<Mode, Refusal> {
-    match text(file, "mode")? {
-        "" | "iptables" => Ok(Mode::Iptables),
-        "ipvs" => Ok(Mode::Ipvs),
-        "nftables" => Ok(Mode::Nftables),
-        "kernelspace" => {
-            meaning.warn("mode", "it is for Windows");
-            Ok(Mode::Windows)
-        }
-        other => {
-            let reason = format!("`{other}` is no mode: iptables, ipvs or nftables");
-            Err(("mode".to_owned(), reason))
-        }
-    }
-}
-
 /// The API server, which is always kube-proxy's source, and the name that the node has there.
-fn client(file: &Value, folder: &Path, meaning: &mut Meaning) -> Result<(), Refusal> {
-    let kubeconfig = text(file, "clientConnection.kubeconfig")?;
+fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
+    let kubeconfig = &file.client_connection.kubeconfig;
     let kube = if kubeconfig.is_empty() {
         json!({})
     } else {
         json!({ "kubeconfig": folder.join(kubeconfig) })
     };
     put(&mut meaning.config, "source.kube", kube);
-    let name = text(file, "hostnameOverride")?.trim().to_lowercase();
+    let name = file.hostname_override.trim().to_lowercase();
     if !name.is_empty() {
         put(&mut meaning.config, "nodeName", json!(name));
     }
-    Ok(())
 }
 
 /// Health and metrics. Where a file doesn't name their addresses, the family of `bindAddress` does.
-fn ports(file: &Value, meaning: &mut Meaning) -> Result<(), Refusal> {
-    let own = text(file, "bindAddress")?;
-    let own = if own.is_empty() { "0.0.0.0" } else { own };
+fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
+    let own = match file.bind_address.as_str() {
+        "" => "0.0.0.0",
+        own => own,
+    };
     let own = ip_of(own).ok_or_else(|| {
         let reason = format!("`{own}` is no address");
         ("bindAddress".to_owned(), reason)
@@ -209,15 +193,19 @@ fn ports(file: &Value, meaning: &mut Meaning) -> Result<(), Refusal> {
     } else {
         ("::", "::1")
     };
-    for (field, ours, default, port) in [
-        ("healthzBindAddress", "healthz.address", all, HEALTH),
-        ("metricsBindAddress", "admin.address", loopback, METRICS),
+    for (ours, wanted, default, port) in [
+        ("healthz.address", &file.healthz_bind_address, all, HEALTH),
+        (
+            "admin.address",
+            &file.metrics_bind_address,
+            loopback,
+            METRICS,
+        ),
     ] {
-        let wanted = text(file, field)?;
         let wanted = if wanted.is_empty() { default } else { wanted };
         let address = address(wanted, port).ok_or_else(|| {
             let reason = format!("`{wanted}` is no address, and none with a port");
-            (field.to_owned(), reason)
+            (named(ours.to_owned()), reason)
         })?;
         put(&mut meaning.config, ours, json!(address));
     }
@@ -225,34 +213,28 @@ fn ports(file: &Value, meaning: &mut Meaning) -> Result<(), Refusal> {
 }
 
 /// The addresses of node ports; none stands for what there is without the field.
-fn node_ports(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refusal> {
+fn node_ports(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
     const FIELD: &str = "nodePortAddresses";
     const LOOPBACK: &str = "iptables.localhostNodePorts";
     const OURS: &str = "service.nodePortAddresses";
-    let named = texts(file, FIELD)?;
+    let named = &file.node_port_addresses;
     for (index, entry) in named.iter().enumerate() {
-        if !matches!(*entry, "primary" | "localhost" | "all") && range(entry).is_none() {
+        if !matches!(entry.as_str(), "primary" | "localhost" | "all") && range(entry).is_none() {
             let reason = format!("`{entry}` is no range, and not primary, localhost or all");
             return Err((format!("{FIELD}[{index}]"), reason));
         }
     }
-    let wants_loopback = match at(file, LOOPBACK) {
-        None | Some(Value::Null) => true,
-        Some(value) => value.as_bool().ok_or_else(|| {
-            let reason = format!("`{value}` is neither true nor false");
-            (LOOPBACK.to_owned(), reason)
-        })?,
-    };
     if !named.is_empty() {
         put(&mut meaning.config, OURS, json!(named));
     }
-    match (wants_loopback, mode, named.is_empty()) {
+    let wants_loopback = file.iptables.localhost_node_ports.unwrap_or(true);
+    match (wants_loopback, file.mode, named.is_empty()) {
         (true, _, _) => {}
         (false, Mode::Iptables, true) => put(&mut meaning.config, OURS, json!(["primary"])),
         (false, Mode::Iptables, false) => {
             meaning.warn(LOOPBACK, "nodePortAddresses says which there are");
         }
-        (false, Mode::Ipvs | Mode::Nftables | Mode::Windows, _) => {
+        (false, Mode::Ipvs | Mode::Nftables | Mode::Kernelspace, _) => {
             meaning.warn(LOOPBACK, "it counts in mode iptables only");
         }
     }
@@ -260,16 +242,14 @@ fn node_ports(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Ref
 }
 
 /// How a backend is chosen.
-fn scheduler(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refusal> {
+fn scheduler(file: &File, meaning: &mut Meaning) {
     const FIELD: &str = "ipvs.scheduler";
-    let name = text(file, FIELD)?;
-    if mode != Mode::Ipvs {
-        if !name.is_empty() {
-            meaning.warn(FIELD, "it counts in mode ipvs only");
-        }
-        return Ok(());
-    }
-    let name = if name.is_empty() { "rr" } else { name };
+    let name = match (file.mode, file.ipvs.scheduler.as_str()) {
+        (Mode::Ipvs, "") => "rr",
+        (Mode::Ipvs, name) => name,
+        (_, "") => return,
+        (_, _) => return meaning.warn(FIELD, "it counts in mode ipvs only"),
+    };
     match Algorithm::named(name) {
         Some(algorithm) => put(&mut meaning.config, "service.algorithm", json!(algorithm)),
         None => {
@@ -277,15 +257,13 @@ fn scheduler(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refu
             meaning.warn(FIELD, why);
         }
     }
-    Ok(())
 }
 
 /// Which traffic is local, and what is masqueraded: taken over for the packet path.
-fn traffic(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refusal> {
-    let detect = text(file, "detectLocalMode")?;
-    match detect {
+fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
+    match file.detect_local_mode.as_str() {
         "" => {}
-        "ClusterCIDR" | "NodeCIDR" | "BridgeInterface" | "InterfaceNamePrefix" => {
+        detect @ ("ClusterCIDR" | "NodeCIDR" | "BridgeInterface" | "InterfaceNamePrefix") => {
             put(&mut meaning.config, "service.detectLocal", json!(detect));
         }
         other => {
@@ -295,8 +273,8 @@ fn traffic(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refusa
             return Err(("detectLocalMode".to_owned(), reason));
         }
     }
-    let ranges = text(file, "clusterCIDR")?;
-    let ranges: Vec<&str> = ranges
+    let ranges: Vec<&str> = file
+        .cluster_cidr
         .split(',')
         .map(str::trim)
         .filter(|range| !range.is_empty())
@@ -308,20 +286,14 @@ fn traffic(file: &Value, mode: Mode, meaning: &mut Meaning) -> Result<(), Refusa
     if !ranges.is_empty() {
         put(&mut meaning.config, "service.clusterCIDRs", json!(ranges));
     }
-    let section = match mode {
-        Mode::Iptables | Mode::Ipvs | Mode::Windows => "iptables.masqueradeAll",
-        Mode::Nftables => "nftables.masqueradeAll",
+    let masquerades = match file.mode {
+        Mode::Iptables | Mode::Ipvs | Mode::Kernelspace => file.iptables.masquerade_all,
+        Mode::Nftables => file.nftables.masquerade_all,
     };
-    if at(file, section).and_then(Value::as_bool) == Some(true) {
+    if masquerades {
         put(&mut meaning.config, "service.masqueradeAll", json!(true));
     }
     Ok(())
-}
-
-/// What is at a path.
-fn at<'a>(file: &'a Value, path: &str) -> Option<&'a Value> {
-    path.split('.')
-        .try_fold(file, |value, name| value.get(name))
 }
 
 /// Puts a value at a path.

@@ -4,8 +4,8 @@
 use serde_json::{Map, Value};
 
 use super::{
-    Agent, Config, Gateway, Identity, KernelLog, Level, Log, Source, SourceFile, SourceKube, Steering,
-    Tunnel, WHOLE,
+    Agent, Config, Gateway, Identity, KernelLog, Level, Log, Source, SourceFile, SourceKube,
+    Steering, Tunnel, WHOLE,
 };
 
 /// Refuses whatever is no section where the config has one. One without fields has all defaults.
@@ -59,6 +59,9 @@ fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), (String, 
         Value::Bool(_) | Value::Number(_) | Value::String(_) => "a single value",
     };
     let some: Vec<_> = sections.keys().map(String::as_str).collect();
-    let reason = format!("must be fields with values, is {kind}; the fields are {}", some.join(", "));
+    let reason = format!(
+        "must be fields with values, is {kind}; the fields are {}",
+        some.join(", ")
+    );
     Err((field.to_owned(), reason))
 }

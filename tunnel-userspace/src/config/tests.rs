@@ -197,26 +197,6 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
 }
 
 #[test]
-fn the_documented_sources_are_the_defaults() {
-    let (_, rest) = Config::default_file()
-        .split_once("\n# source:\n")
-        .expect("a section");
-    let (section, _) = rest.split_once("\nservice:\n").expect("the next one");
-    let lines: Vec<_> = section
-        .lines()
-        .filter_map(|line| line.strip_prefix("# "))
-        .collect();
-    let config = Config::parse(&format!("source:\n{}", lines.join("\n"))).expect("good");
-
-    assert_eq!(config.source.file, Some(SourceFile::default()));
-    let kube = SourceKube {
-        kubeconfig: Some("/etc/culvert/kubeconfig".into()),
-        ..SourceKube::default()
-    };
-    assert_eq!(config.source.kube, Some(kube));
-}
-
-#[test]
 fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
     let file = |text: &str| Config::parse(text).expect("good").source.file();
 
@@ -282,14 +262,18 @@ fn a_node_name_is_what_kubernetes_takes_for_one() {
     }
     let name = |length: usize| Config::parse(&format!("nodeName: {}", "a".repeat(length)));
     assert!(name(253).is_ok() && name(254).is_err());
-    assert!(Config::parse("nodeName: edge-1.site.example").is_ok());
+    let edge = Config::parse("nodeName: edge-1.site.example").expect("good");
+    assert_eq!(edge.node_name, "edge-1.site.example");
 }
 
 #[test]
 fn a_folder_must_be_named() {
     let told = "must name a folder, is empty".to_owned();
 
-    for (text, field) in [("stateDir: ''", "stateDir"), ("bpf: { bpffs: '' }", "bpf.bpffs")] {
+    for (text, field) in [
+        ("stateDir: ''", "stateDir"),
+        ("bpf: { bpffs: '' }", "bpf.bpffs"),
+    ] {
         assert_eq!(refusal(text), (field.to_owned(), told.clone()));
     }
 }
@@ -300,7 +284,11 @@ fn listeners_of_one_process_have_a_port_each() {
                    identity: { files: { ca: a, cert: b, key: c } }";
     let tunnel = format!("tunnel: {{ {gateway} }}");
     for (text, field, other) in [
-        ("admin: { address: 127.0.0.1:10256 }", "healthz.address", "admin.address"),
+        (
+            "admin: { address: 127.0.0.1:10256 }",
+            "healthz.address",
+            "admin.address",
+        ),
         (
             "{ admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } }",
             "healthz.address",

@@ -4,36 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::{Field, Refusal, at};
-
-/// The text at a path; empty where there is none.
-pub(super) fn text<'a>(file: &'a Value, path: &str) -> Result<&'a str, Refusal> {
-    match at(file, path) {
-        None | Some(Value::Null) => Ok(""),
-        Some(value) => value.as_str().ok_or_else(|| not_text(path, value)),
-    }
-}
-
-/// The texts at a path; none where there is nothing.
-pub(super) fn texts<'a>(file: &'a Value, path: &str) -> Result<Vec<&'a str>, Refusal> {
-    let entries = match at(file, path) {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(value) => value.as_array().ok_or_else(|| {
-            let reason = format!("`{value}` is no list");
-            (path.to_owned(), reason)
-        })?,
-    };
-    let entries = entries.iter().enumerate();
-    let read = entries.map(|(index, value)| {
-        let text = value.as_str();
-        text.ok_or_else(|| not_text(&format!("{path}[{index}]"), value))
-    });
-    read.collect()
-}
-
-fn not_text(path: &str, value: &Value) -> Refusal {
-    (path.to_owned(), format!("`{value}` is no text"))
-}
+use super::Field;
 
 /// An address, with or without brackets.
 pub(super) fn ip_of(text: &str) -> Option<IpAddr> {

@@ -372,14 +372,19 @@ fn errors_name_the_file_that_is_wrong_and_its_field() {
 #[test]
 fn what_our_own_config_could_not_say_is_refused_by_the_name_that_kube_proxy_has_for_it() {
     for (fields, wanted) in [
-        ("hostnameOverride: 'Foo_Bar!'", "hostnameOverride: `foo_bar!`"),
+        (
+            "hostnameOverride: 'Foo_Bar!'",
+            "hostnameOverride: `foo_bar!`",
+        ),
         (
             "metricsBindAddress: 0.0.0.0:10256",
             "healthzBindAddress: must be another port",
         ),
     ] {
         let (_folder, paths) = folder(&[("theirs.yaml", &format!("{HEAD}{fields}"))]);
-        let error = Config::check_file(&paths[0]).expect_err("refused").to_string();
+        let error = Config::check_file(&paths[0])
+            .expect_err("refused")
+            .to_string();
         assert!(error.contains(wanted), "{error}");
     }
 }

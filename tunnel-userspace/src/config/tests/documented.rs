@@ -51,7 +51,9 @@ fn uncommented(but: &[&str]) -> String {
     for line in Config::default_file().lines() {
         let field = line.trim_start();
         let depth = line.len() - field.len();
-        let field = field.strip_prefix('#').filter(|rest| rest.starts_with(char::is_alphabetic));
+        let field = field
+            .strip_prefix('#')
+            .filter(|rest| rest.starts_with(char::is_alphabetic));
         if let Some(field) = field {
             if hidden.is_none_or(|section| depth <= section) {
                 let name = field.split(':').next().unwrap_or_default();
@@ -135,8 +137,14 @@ fn the_documented_file_has_the_defaults_behind_its_signs_of_comment() {
 
 #[test]
 fn a_section_without_fields_has_the_defaults() {
-    assert_eq!(Config::parse("service:\nbpf:\n  maps:\n"), Ok(Config::default()));
+    assert_eq!(
+        Config::parse("service:\nbpf:\n  maps:\n"),
+        Ok(Config::default())
+    );
     let source = Config::parse("source:\n  kube:\n").expect("good").source;
-    assert_eq!((source.file, source.kube), (None, Some(SourceKube::default())));
+    assert_eq!(
+        (source.file, source.kube),
+        (None, Some(SourceKube::default()))
+    );
     assert_eq!(refusal("tunnel:\n  agent:\n").0, "tunnel.identity");
 }

@@ -221,9 +221,7 @@ async fn a_connect_keeps_the_place_that_it_was_given_while_its_client_is_silent(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found() {
     let pki = Pki::new();
-    let silent = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("bound");
+    let silent = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let at = silent.local_addr().expect("an address");
     let cloud = Cloud::new(&pki, &limits());
     let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));

@@ -1,0 +1,91 @@
+//! The fields of kube-proxy's file that have a meaning here.
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::Refusal;
+
+/// Reads a part of a file; a field without a value is one that isn't there.
+pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, Refusal> {
+    let read = serde_path_to_error::deserialize(without_nulls(file));
+    read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
+}
+
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let there = fields.iter().filter(|(_, value)| !value.is_null());
+            there
+                .map(|(name, value)| (name.clone(), without_nulls(value)))
+                .collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            value.clone()
+        }
+    }
+}
+
+/// Says what a file is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Head {
+    pub(super) api_version: String,
+    pub(super) kind: String,
+}
+
+/// `KubeProxyConfiguration`, as far as it counts.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct File {
+    pub(super) client_connection: ClientConnection,
+    pub(super) hostname_override: String,
+    pub(super) bind_address: String,
+    pub(super) healthz_bind_address: String,
+    pub(super) metrics_bind_address: String,
+    pub(super) mode: Mode,
+    pub(super) node_port_addresses: Vec<String>,
+    pub(super) iptables: Iptables,
+    pub(super) ipvs: Ipvs,
+    pub(super) nftables: Nftables,
+    pub(super) detect_local_mode: String,
+    #[serde(rename = "clusterCIDR")]
+    pub(super) cluster_cidr: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ClientConnection {
+    pub(super) kubeconfig: String,
+}
+
+/// A mode of kube-proxy's: whose section counts.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Mode {
+    #[default]
+    #[serde(alias = "")]
+    Iptables,
+    Ipvs,
+    Nftables,
+    /// For Windows.
+    Kernelspace,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Iptables {
+    pub(super) localhost_node_ports: Option<bool>,
+    pub(super) masquerade_all: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Ipvs {
+    pub(super) scheduler: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Nftables {
+    pub(super) masquerade_all: bool,
+}

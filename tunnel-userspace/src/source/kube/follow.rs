@@ -1,6 +1,8 @@
 //! Following the objects of one kind: a first list, then what changes, and a new list where the
-//! server can't say what changed since. kube-runtime's watcher does as much, but asks again without a
-//! pause, and says nothing of the version that a list is of.
+//! server can't say what changed since. kube-runtime's watcher (5.0) can't take its place: it hides the
+//! version of a list, which tells older data; it streams lists from version 0, which a cache that lags
+//! may answer, and doesn't fall back to pages; and it opens a watch that ends at once again without a
+//! pause.
 //!
 //! - `list`: all objects
 //! - `watch`: what changes

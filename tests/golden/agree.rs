@@ -37,9 +37,7 @@ const SIZES: Sizes = Sizes {
     fronts: 1024,
     slots: 2048,
     backends: 1024,
-    steering: 16,
-    sources: 64,
-    affinity: 64,
+    ..Sizes::each(64)
 };
 
 #[test]

@@ -36,9 +36,7 @@ const SIZES: Sizes = Sizes {
     fronts: 128,
     slots: 256,
     backends: 256,
-    steering: 16,
-    sources: 64,
-    affinity: 64,
+    ..Sizes::each(64)
 };
 
 /// The addresses of the node of every case.

@@ -14,7 +14,7 @@ use aya::{
     maps::{PerCpuArray, PerCpuValues},
     util::nr_cpus,
 };
-use tunnel_common::{LAYOUT_VERSION, names};
+use tunnel_common::{LAYOUT_VERSION, table::COUNT};
 use tunnel_tests::{
     load::Enough,
     node::Node,
@@ -61,9 +61,9 @@ impl Stage {
     /// Room for so many fronts, slots and backends, from the next start on.
     pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
-            settings.fronts = fronts;
-            settings.slots = slots;
-            settings.backends = backends;
+            settings.maps.fronts = fronts;
+            settings.maps.slots = slots;
+            settings.maps.backends = backends;
         })
     }
 
@@ -158,7 +158,7 @@ pub(crate) fn age(node: &Node) -> Result<()> {
     let (own, older) = (maps_folder(""), older_folder(""));
     fs::rename(node.bpffs().join(&own), node.bpffs().join(&older))
         .with_context(|| format!("{own} to {older}"))?;
-    let count = node.bpffs().join(&older).join(names::COUNT);
+    let count = node.bpffs().join(&older).join(COUNT.name);
     fs::remove_file(&count)?;
     let mut counters = PerCpuArray::<_, u64>::create(OLDER_COUNTERS, 0)?;
     let cpus = nr_cpus().map_err(|(_, error)| error)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
-use tunnel_common::names;
+use tunnel_common::table::PROGRAMS;
 use tunnel_tests::{
     node::Node,
     place::{ANSWER, connect_within},
@@ -116,7 +116,7 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<
         let found = found.find(|it| it.program == program && it.variant == variant);
         found.with_context(|| format!("no {program} in {variant}"))
     };
-    for program in names::PROGRAMS.into_iter().chain([names::GUARD]) {
+    for program in PROGRAMS.iter().map(|program| program.name) {
         for variant in ["rewrite", "rewrite-steering", "rewrite-logged"] {
             of(program, variant)?;
         }

@@ -123,28 +123,28 @@ fn third_is_refused_with(room: impl Fn(&mut Settings), reason: &str) -> Result<(
 
 #[test]
 fn a_service_without_room_for_its_front_waits_for_one() -> Result<()> {
-    third_is_refused_with(|settings| settings.fronts = 2, "fronts_full")
+    third_is_refused_with(|settings| settings.maps.fronts = 2, "fronts_full")
 }
 
 #[test]
 #[ignore = "no kernel decides it: an array: the daemon gives its indices out"]
 fn a_service_without_room_for_its_slots_waits_for_some() -> Result<()> {
-    third_is_refused_with(|settings| settings.slots = 5, "slots_full")
+    third_is_refused_with(|settings| settings.maps.slots = 5, "slots_full")
 }
 
 #[test]
 #[ignore = "no kernel decides it: an array: the daemon gives its indices out"]
 fn a_service_without_room_for_its_backends_waits_for_some() -> Result<()> {
-    third_is_refused_with(|settings| settings.backends = 5, "backends_full")
+    third_is_refused_with(|settings| settings.maps.backends = 5, "backends_full")
 }
 
 #[test]
 fn a_daemon_starts_on_maps_that_are_full() -> Result<()> {
     for way in [Way::V4, Way::V6] {
         let stage = Stage::with(way, |settings| {
-            settings.fronts = 2;
-            settings.slots = 4;
-            settings.backends = 4;
+            settings.maps.fronts = 2;
+            settings.maps.slots = 4;
+            settings.maps.backends = 4;
         })?;
         for _ in 0..2 {
             stage.node.kill9()?;

@@ -29,14 +29,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The index and name of the host's uplink.
 pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
-const SIZES: Sizes = Sizes {
-    fronts: 1,
-    slots: 1,
-    backends: 1,
-    steering: 1,
-    sources: 64,
-    affinity: 64,
-};
+const SIZES: Sizes = Sizes::each(16);
 
 /// The guard of a range, by a link or by a filter.
 fn load_by(pins: &Pins, tcx: bool) -> Result<(Guard, Counters)> {
@@ -51,9 +44,9 @@ pub(crate) fn load(pins: &Pins, features: Features) -> Result<(Guard, Counters)>
         own_mark: 0,
         prefixes: vec![Prefix::new(network, 16).context("a range")?],
     };
-    let mut data_path = DataPath::load(pins, SIZES, features, &switches, Duration::ZERO)?;
-    let (_maps, counters) = data_path.take_maps()?;
-    Ok((data_path.into_guard()?, counters))
+    let data_path = DataPath::load(pins, SIZES, features, &switches, Duration::ZERO)?;
+    let (_maps, counters) = data_path.open_maps()?;
+    Ok((data_path.guard()?, counters))
 }
 
 /// Does something in the host's network namespace, on a thread of its own.
@@ -342,7 +335,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
 #[test]
 #[ignore = "no kernel decides it: the daemon compares numbers"]
 fn full_steering_maps_stop_no_restart() -> Result<()> {
-    let usual = format!("steering: {}", Settings::from_environment()?.steering);
+    let usual = format!("steering: {}", Settings::from_environment()?.maps.steering);
     let node = steering(|config| config.replace(&usual, "steering: 2"))?;
     node.start()?;
     let steered = || -> Result<String> { Ok(node.status()?["programmed"]["steering"].to_string()) };

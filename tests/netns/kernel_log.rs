@@ -5,7 +5,7 @@ use std::{fs, net::IpAddr, sync::Arc, thread, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
-use tunnel_common::names;
+use tunnel_common::table::{COUNT, GUARD, PROGRAMS};
 use tunnel_tests::{
     instance::Settings,
     load::{self, Enough, Plan, Report},
@@ -105,7 +105,7 @@ impl Stage {
     /// that is in no link any more goes a moment later.
     fn telling(&self) -> Result<Vec<String>> {
         let count =
-            MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(names::COUNT))?.id();
+            MapInfo::from_pin(self.node.bpffs().join(maps_folder("")).join(COUNT.name))?.id();
         let mut telling = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
             // Those of other tests come and go.
@@ -189,14 +189,13 @@ fn tell_connects(way: Way, program: &str) -> Result<()> {
 #[ignore = "no kernel decides it: each is loaded by `verify`, and all tell in the same way"]
 fn every_program_can_tell_what_it_does() -> Result<()> {
     let stage = Stage::new()?;
-    let programs = names::PROGRAMS.into_iter().chain([names::GUARD]);
 
-    for program in programs {
+    for program in PROGRAMS.iter().map(|program| program.name) {
         stage.ask_for(Some((program, "trace")))?;
         stage.node.start().context(program)?;
         // The guard is loaded, and on no uplink: this node steers nothing.
         let telling = [program];
-        let telling = if program == names::GUARD {
+        let telling = if program == GUARD.name {
             &[]
         } else {
             &telling[..]

@@ -5,7 +5,11 @@ use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapInfo;
-use tunnel_common::{LAYOUT_VERSION, names, reason::Reason};
+use tunnel_common::{
+    LAYOUT_VERSION,
+    reason::Reason,
+    table::{COUNT, MAPS, Map},
+};
 use tunnel_tests::{admin::metric, wait};
 
 use crate::{
@@ -81,24 +85,21 @@ fn what_hangs_on_sockets_outlasts_a_layout_and_counters_begin_anew() -> Result<(
     let opened: Result<_> = open();
     node.kill9()?;
     age(node)?;
-    let map = |folder: String, map: &str| MapInfo::from_pin(node.bpffs().join(folder).join(map));
+    let info =
+        |folder: &str, map: &Map| MapInfo::from_pin(node.bpffs().join(folder).join(map.name));
     let ids = |folder: &str| -> Result<Vec<u32>> {
-        let maps = names::MAPS.iter();
-        maps.map(|name| Ok(map(folder.to_owned(), name)?.id()))
-            .collect()
+        MAPS.iter().map(|map| Ok(info(folder, map)?.id())).collect()
     };
     let before = ids(&older_folder(""))?;
 
     node.start()?;
 
-    for (name, (before, after)) in names::MAPS
-        .iter()
-        .zip(before.iter().zip(ids(&maps_folder(""))?))
-    {
-        same(name, *before == after, names::LASTING.contains(name))?;
+    let after = ids(&maps_folder(""))?;
+    for (map, (before, after)) in MAPS.iter().zip(before.iter().zip(&after)) {
+        same(map.name, before == after, map.lasts)?;
     }
-    let count = map(maps_folder(""), names::COUNT)?;
-    same("counters", count.max_entries(), Reason::CAPACITY)?;
+    let counters = info(&maps_folder(""), &COUNT)?.max_entries();
+    same("counters", counters, Reason::CAPACITY)?;
     // Each counter of the older layout was at a thousand on each CPU.
     ensure!(node.reason("translated")? < 1000);
     same("open", open()?, opened?)?;

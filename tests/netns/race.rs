@@ -67,8 +67,8 @@ fn churn(family: Family) -> Result<()> {
     let scale = Scale::from_environment();
     let lasting = scale.lasting(LASTING);
     let field = Field::new(family)?;
-    let (mut programs, maps) = Programs::load(&field, FRONTS)?;
-    let product = Product::new(&mut programs, maps, family)?;
+    let (programs, maps) = Programs::load(&field, FRONTS)?;
+    let product = Product::new(&programs, maps, family)?;
     programs.attach(&field)?;
 
     let ((), (changes, stats)) =

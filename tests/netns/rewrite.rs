@@ -48,14 +48,12 @@ impl Stage {
             fronts: 16,
             slots: 16,
             backends: 16,
-            steering: 1,
-            sources: 64,
-            affinity: 64,
+            ..Sizes::each(64)
         };
         let pins = Pins::hold(&node.bpffs())?;
-        let mut data_path =
+        let data_path =
             DataPath::load(&pins, sizes, features, &Switches::default(), Duration::ZERO)?;
-        let (maps, _counters) = data_path.take_maps()?;
+        let (maps, _counters) = data_path.open_maps()?;
         let settings = Settings {
             node_name: tunnel_tests::instance::NODE.to_owned(),
             algorithm: Algorithm::Random,

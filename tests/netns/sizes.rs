@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Result, ensure};
 use aya::maps::MapInfo;
-use tunnel_common::{LAYOUT_VERSION, names};
+use tunnel_common::table::{Map, STEER, STEERED};
 use tunnel_tests::{
     instance::Settings,
     manifest::{Protocol, Service},
@@ -202,16 +202,16 @@ fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
 
 /// How many entries the maps of steering have room for.
 fn room_for_steering(node: &Node) -> Result<[u32; 2]> {
-    let pins = node.bpffs().join(format!("v{LAYOUT_VERSION}"));
-    let entries = |name| MapInfo::from_pin(pins.join(name)).map(|info| info.max_entries());
-    Ok([entries(names::STEER)?, entries(names::STEERED)?])
+    let pins = node.bpffs().join(maps_folder(""));
+    let entries = |map: Map| MapInfo::from_pin(pins.join(map.name)).map(|info| info.max_entries());
+    Ok([entries(STEER)?, entries(STEERED)?])
 }
 
 #[test]
 #[ignore = "no kernel decides it: sizes that the daemon chooses"]
 fn maps_of_steering_have_room_only_where_something_is_steered() -> Result<()> {
     let settings = Settings::from_environment()?;
-    let wanted = settings.steering;
+    let wanted = settings.maps.steering;
 
     let alone = Node::with(settings.clone())?;
     alone.start()?;

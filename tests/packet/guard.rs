@@ -34,22 +34,15 @@ fn prefix(text: &str, length: u8) -> Prefix {
 fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let node = Node::new()?;
     let pins = Pins::hold(&node.bpffs())?;
-    let sizes = Sizes {
-        fronts: 1,
-        slots: 1,
-        backends: 1,
-        steering: 1,
-        sources: 64,
-        affinity: 64,
-    };
+    let sizes = Sizes::each(16);
     let switches = Switches {
         own_mark: 0,
         prefixes: prefixes.to_vec(),
     };
-    let mut data_path = DataPath::load(&pins, sizes, bpf::probe()?, &switches, Duration::ZERO)?;
-    let (_maps, counters) = data_path.take_maps()?;
+    let data_path = DataPath::load(&pins, sizes, bpf::probe()?, &switches, Duration::ZERO)?;
+    let (_maps, counters) = data_path.open_maps()?;
     Ok(Loaded {
-        guard: data_path.into_guard()?,
+        guard: data_path.guard()?,
         counters,
         _pins: pins,
         _node: node,
@@ -65,7 +58,7 @@ impl Loaded {
         Ok(guarded.map_or(0, |(_, count)| count))
     }
 
-    fn says(&mut self, to: &str) -> Result<i32> {
+    fn says(&self, to: &str) -> Result<i32> {
         Ok(self.guard.run(&frame::tcp_to(to.parse()?))?)
     }
 }
@@ -76,7 +69,7 @@ fn usual() -> [Prefix; 2] {
 
 #[test]
 fn a_packet_to_a_steering_prefix_is_dropped_and_counted_and_its_neighbours_pass() -> Result<()> {
-    let mut loaded = load(&usual())?;
+    let loaded = load(&usual())?;
     let inside = [
         "198.19.0.0",
         "198.19.0.1",
@@ -118,7 +111,7 @@ fn the_verdict_is_that_of_the_prefix_for_any_address() -> Result<()> {
         &[prefix("10.1.2.3", 32), prefix("fd00::3", 128)],
     ];
     for prefixes in sets {
-        let mut loaded = load(prefixes)?;
+        let loaded = load(prefixes)?;
         for number in 0..2_000_u64 {
             let to = address(prefixes, number);
             let is_inside = prefixes.iter().any(|prefix| covers(prefix, to));
@@ -175,7 +168,7 @@ fn covers(prefix: &Prefix, to: IpAddr) -> bool {
 
 #[test]
 fn options_in_the_header_hide_nothing() -> Result<()> {
-    let mut loaded = load(&usual())?;
+    let loaded = load(&usual())?;
     let options = [1; 40];
 
     let frame = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &options);
@@ -187,7 +180,7 @@ fn options_in_the_header_hide_nothing() -> Result<()> {
 
 #[test]
 fn tags_of_vlans_hide_nothing() -> Result<()> {
-    let mut loaded = load(&usual())?;
+    let loaded = load(&usual())?;
     let tagged = |tags: usize, to: &str| -> Result<Vec<u8>> {
         let plain = frame::tcp_to(to.parse()?);
         let (ethernet, rest) = plain.split_at(12);
@@ -219,7 +212,7 @@ fn tags_of_vlans_hide_nothing() -> Result<()> {
 
 #[test]
 fn what_is_no_ip_packet_passes() -> Result<()> {
-    let mut loaded = load(&usual())?;
+    let loaded = load(&usual())?;
     let steered = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &[]);
     let payload = steered.get(14..).unwrap_or_default();
 
@@ -234,7 +227,7 @@ fn what_is_no_ip_packet_passes() -> Result<()> {
 
 #[test]
 fn without_prefixes_nothing_is_dropped() -> Result<()> {
-    let mut loaded = load(&[])?;
+    let loaded = load(&[])?;
 
     for to in [
         "0.0.0.0",

@@ -111,11 +111,7 @@ impl Instance {
     fn config(&self, cgroup: &Path) -> String {
         let Settings {
             culvert: _,
-            fronts: _,
-            slots: _,
-            backends: _,
-            steering: _,
-            affinity: _,
+            maps: _,
             admin,
             healthz,
             tunnel,

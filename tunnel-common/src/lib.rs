@@ -8,7 +8,7 @@
 //! - [`reason`]: why a connect, datagram, stream or object ended as it did
 //! - [`steering`]: keys and values of the steering maps; addresses that stand for a node and port
 //! - [`select`]: pure decisions: which slot, whether a remembered choice still holds
-//! - [`names`]: names of maps and programs
+//! - [`table`]: every map and program, a row each
 //!
 //! Nothing here needs a kernel, so the same functions run in the programs and under test.
 #![cfg_attr(not(test), no_std)]
@@ -17,12 +17,12 @@
 pub mod addr;
 pub mod affinity;
 pub mod kernel;
-pub mod names;
 pub mod origin;
 pub mod reason;
 pub mod select;
 pub mod service;
 pub mod steering;
+pub mod table;
 
 /// The version of every map layout in this crate. It is part of the path under which maps are
 /// pinned, so programs and daemons of different layouts never share a map.

@@ -35,7 +35,7 @@ pub use self::{
     node::{Endpoint, serve, serve_socket},
     ready::log_readiness,
     server::SocketError,
-    status::{KernelLog, Maps, Setup, StartTimes, Status},
+    status::{KernelLog, Setup, StartTimes, Status, used},
 };
 use crate::{
     identity::State,

@@ -5,9 +5,10 @@
 //! - `folders`: the folders of maps, and the steps from one set of maps to another (pure)
 //! - `beside`: maps of other sizes, or in the place of an older layout's, made beside those in use
 //! - `rights`: the capabilities that are needed
-//! - `shapes`: the shapes of the pinned maps
+//! - `shapes`: maps as the table has them: their shapes, and handles of their kinds
 //! - `load`: the object, loaded on the pinned maps
-//! - `attach`: programs on a cgroup, by pinned links
+//! - `programs`: the programs of an object, loaded, for those who attach them
+//! - `attach`: programs at their hooks, by pinned links
 //! - `logging`: one program that logs its events, in the place of the plain one
 //! - `held`: writes to maps that wait for others
 //! - `guard`: the program that keeps outsiders from the steering prefixes
@@ -41,6 +42,7 @@ mod memory;
 mod mounts;
 mod pins;
 mod probe;
+mod programs;
 mod rights;
 mod shapes;
 mod sys;

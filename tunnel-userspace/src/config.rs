@@ -18,7 +18,7 @@ use std::{
 
 pub use kube_proxy::Warning;
 pub use log::{KernelLog, Level, Log};
-pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Maps, Mode, Service};
+pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Mode, Service};
 use serde::{Deserialize, Serialize};
 pub use sockets::{Sockets, Transport};
 pub use source::{Events, Source, SourceFile, SourceKube};
@@ -250,18 +250,11 @@ impl Config {
             Mode::Userspace => return refuse("mode", "userspace is not built yet, use ebpf"),
             Mode::Auto | Mode::Ebpf => {}
         }
-        for (field, entries) in [
-            ("bpf.maps.fronts", self.bpf.maps.fronts),
-            ("bpf.maps.slots", self.bpf.maps.slots),
-            ("bpf.maps.backends", self.bpf.maps.backends),
-            ("bpf.maps.sources", self.bpf.maps.sources),
-            ("bpf.maps.steering", self.bpf.maps.steering),
-            ("bpf.maps.affinity", self.bpf.maps.affinity),
-        ] {
+        for (size, entries) in self.bpf.maps.words() {
             if !(1..=section::MOST_ENTRIES).contains(&entries) {
                 let most = section::MOST_ENTRIES;
                 return Err((
-                    field.to_owned(),
+                    format!("bpf.maps.{size}"),
                     format!("must be from 1 to {most}, is {entries}"),
                 ));
             }

@@ -53,10 +53,11 @@ use std::{
 
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
+pub use tunnel_common::table::Sizes;
 use tunnel_common::{reason::Reason, service::FrontKey};
 
 pub use self::{
-    access::{MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError, without_spare},
+    access::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
     carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
     counted::{Counted, PortCounts},
     grace::{Grace, Retired},

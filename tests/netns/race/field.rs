@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use serde::de::DeserializeOwned;
+use tunnel_common::table::Sizes;
 use tunnel_tests::{
     environment,
     instance::Settings,
@@ -192,12 +193,14 @@ pub(crate) struct Field {
 
 impl Field {
     pub(crate) fn new(family: Family) -> Result<Self> {
-        let node = Node::with(Settings {
+        let mut settings = Settings::from_environment()?;
+        settings.maps = Sizes {
             fronts: FRONTS,
             slots: SLOTS,
             backends: BACKENDS,
-            ..Settings::from_environment()?
-        })?;
+            ..settings.maps
+        };
+        let node = Node::with(settings)?;
         // The first two pods: their host interfaces are pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
         let (all_backends, sources, gateway) = match family {

@@ -51,18 +51,16 @@ impl Programs {
             fronts,
             slots: SLOTS,
             backends: BACKENDS,
-            steering: 1,
-            sources: 64,
-            affinity: 64,
+            ..Sizes::each(64)
         };
-        let mut data_path = DataPath::load(
+        let data_path = DataPath::load(
             &pins,
             sizes,
             bpf::probe()?,
             &Switches::default(),
             Duration::ZERO,
         )?;
-        let (maps, counters) = data_path.take_maps()?;
+        let (maps, counters) = data_path.open_maps()?;
         let programs = Self {
             counters,
             data_path,
@@ -95,7 +93,7 @@ pub(crate) struct Product {
 
 impl Product {
     /// Programs every Service with all its endpoints.
-    pub(crate) fn new(programs: &mut Programs, maps: KernelMaps, family: Family) -> Result<Self> {
+    pub(crate) fn new(programs: &Programs, maps: KernelMaps, family: Family) -> Result<Self> {
         let settings = reconcile::Settings {
             node_name: NODE.to_owned(),
             algorithm: model::Algorithm::Random,
@@ -111,7 +109,7 @@ impl Product {
             prefixes: Vec::new(),
             port: 0,
         };
-        let steering = programs.data_path.take_steering()?;
+        let steering = programs.data_path.open_steering()?;
         let steering = Steering::adopt(steering, sizes, off, Duration::ZERO)?;
         let grace = (RcuGrace::new()?, grace);
         let (mut owner, stats) = reconcile::start(reconciler, steering, grace, AUDIT)?;

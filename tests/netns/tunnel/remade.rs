@@ -27,7 +27,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
 
     for size in [64, 4, 64] {
         node.kill9()?;
-        node.resize(|settings| settings.steering = size)?;
+        node.resize(|settings| settings.maps.steering = size)?;
         node.start()?;
         expect_served(&site)?;
         ensure!(!node.bpffs().join(maps_folder("-old")).exists());
@@ -35,7 +35,7 @@ fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {
 
     // Two ports of an address in each family are steered.
     node.kill9()?;
-    node.resize(|settings| settings.steering = 1)?;
+    node.resize(|settings| settings.maps.steering = 1)?;
     node.start()?;
     let log = node.logs();
     let told = "bpf.maps.steering of 1 is too small";
@@ -51,7 +51,7 @@ fn kubelets_are_reached_after_an_older_layout() -> Result<()> {
     for size in [16_384, 64] {
         node.kill9()?;
         age(node)?;
-        node.resize(|settings| settings.steering = size)?;
+        node.resize(|settings| settings.maps.steering = size)?;
         node.start()?;
         expect_served(&site)?;
         ensure!(!node.bpffs().join(older_folder("")).exists());

@@ -10,6 +10,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
+use tunnel_common::table::Sizes;
 
 use self::beside::Kind as Rules;
 use super::{Chance, FIRST, Verdict, judge, many, median, thousandths};
@@ -223,9 +224,12 @@ fn through(
     let port = ADMIN + 2 * u16::try_from(place)?;
     let room = count.saturating_add(count / 4).max(1024);
     let settings = Settings {
-        fronts: room,
-        slots: room.saturating_mul(u32::try_from(2 * endpoints.len())?),
-        backends: room.saturating_mul(u32::try_from(endpoints.len())?),
+        maps: Sizes {
+            fronts: room,
+            slots: room.saturating_mul(u32::try_from(2 * endpoints.len())?),
+            backends: room.saturating_mul(u32::try_from(endpoints.len())?),
+            ..Sizes::default()
+        },
         admin: ([127, 0, 0, 1], port).into(),
         healthz: ([127, 0, 0, 1], port + 1).into(),
         ..Settings::of(options.culvert.clone())

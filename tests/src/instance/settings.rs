@@ -1,6 +1,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
+use tunnel_common::table::{Size, Sizes};
 
 use crate::{environment, scale::Scale};
 
@@ -9,16 +10,8 @@ use crate::{environment, scale::Scale};
 pub struct Settings {
     /// The program.
     pub culvert: PathBuf,
-    /// How many fronts fit into the maps.
-    pub fronts: u32,
-    /// How many slots fit into the maps.
-    pub slots: u32,
-    /// How many backends fit into the maps.
-    pub backends: u32,
-    /// How many ports of edge nodes fit into the maps.
-    pub steering: u32,
-    /// `bpf.maps.affinity`.
-    pub affinity: u32,
+    /// How much fits into the maps: `bpf.maps`.
+    pub maps: Sizes,
     /// Where metrics and status are served in the host's namespace.
     pub admin: SocketAddr,
     /// Where health is served in the host's namespace.
@@ -35,11 +28,7 @@ impl Settings {
     pub fn of(culvert: PathBuf) -> Self {
         Self {
             culvert,
-            fronts: 32_768,
-            slots: 131_072,
-            backends: 65_536,
-            steering: 16_384,
-            affinity: 16_384,
+            maps: Sizes::default(),
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
             tunnel: false,
@@ -56,29 +45,18 @@ impl Settings {
     pub fn from_environment() -> Result<Self> {
         let scale = Scale::from_environment();
         let whole = Self::of(environment::culvert()?);
-        Ok(Self {
-            fronts: scale.count(whole.fronts),
-            slots: scale.count(whole.slots),
-            backends: scale.count(whole.backends),
-            steering: scale.count(whole.steering),
-            affinity: scale.count(whole.affinity),
-            ..whole
-        })
+        let maps = Size::ALL.into_iter().fold(whole.maps, |maps, size| {
+            maps.with(size, scale.count(maps.of(size)))
+        });
+        Ok(Self { maps, ..whole })
     }
 
     /// `bpf.maps`, as a line of YAML.
     pub(super) fn sizes(&self) -> String {
-        let Self {
-            fronts,
-            slots,
-            backends,
-            steering,
-            affinity,
-            ..
-        } = self;
-        format!(
-            "maps: {{ fronts: {fronts}, slots: {slots}, backends: {backends}, steering: {steering}, \
-             affinity: {affinity} }}"
-        )
+        let sizes = self
+            .maps
+            .words()
+            .map(|(word, size)| format!("{word}: {size}"));
+        format!("maps: {{ {} }}", sizes.collect::<Vec<_>>().join(", "))
     }
 }

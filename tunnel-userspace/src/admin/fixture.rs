@@ -2,17 +2,17 @@ use std::collections::BTreeMap;
 
 use tokio::sync::{mpsc, watch};
 
-use super::{Maps, Setup, TunnelViews, Views};
+use super::{Setup, TunnelViews, Views};
 use crate::{reconcile::Stats, source::Report};
 
 /// The views of a daemon that is ready and has read nothing.
 pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
-    let maps = Maps {
-        fronts: 10,
-        slots: 20,
-        backends: 30,
-        sources: 40,
-    };
+    let maps = [
+        ("fronts", 10),
+        ("slots", 20),
+        ("backends", 30),
+        ("sources", 40),
+    ];
     let word = String::new;
     let setup = Setup {
         version: word(),
@@ -24,7 +24,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         layout: 1,
         refusing: word(),
         clients: word(),
-        maps,
+        maps: maps.map(|(size, room)| (size.to_owned(), room)).into(),
     };
     Views {
         setup,

@@ -12,12 +12,13 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, text},
     registry::Registry,
 };
-use tunnel_common::reason::Reason;
+use tunnel_common::{reason::Reason, table::Size};
 
 use self::out::{Out, number};
 use super::{
     AgentStatus, StartTimes, Views,
     ready::{self, Readiness},
+    used,
 };
 use crate::{
     identity::State,
@@ -261,20 +262,12 @@ impl Metrics {
     }
 
     fn maps(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
-        let room = self.views.setup.maps;
-        let used = [
-            ("front", number(stats.fronts)),
-            ("slot", stats.slots.into()),
-            ("be", stats.backends.into()),
-            ("source", stats.sources.into()),
-        ];
+        let maps = used(stats).filter_map(|(size, used)| Some((size.array()?.name, size, used)));
+        let used = maps.clone().map(|(map, _, used)| (map, number(used)));
         out.gauges("culvert_map_entries", "Entries in use", "map", used)?;
-        let room = [
-            ("front", f64::from(room.fronts)),
-            ("slot", room.slots.into()),
-            ("be", room.backends.into()),
-            ("source", room.sources.into()),
-        ];
+        let sizes = &self.views.setup.maps;
+        let room = |size: Size| sizes.get(size.word()).copied().map_or(0.0, f64::from);
+        let room = maps.map(|(map, size, _)| (map, room(size)));
         out.gauges(
             "culvert_map_capacity_entries",
             "Entries there is room for",

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use tunnel_common::table::Size;
 
 use super::{
     ChecksView, Views,
@@ -33,21 +34,24 @@ pub struct Setup {
     /// What a client is known by: its `address`, or its `network namespace` where the kernel doesn't
     /// show that.
     pub clients: String,
-    /// The sizes of the maps.
-    pub maps: Maps,
+    /// The sizes of the maps, by their words in the config.
+    pub maps: BTreeMap<String, u32>,
 }
 
-/// The sizes of the maps.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Maps {
-    /// Fronts.
-    pub fronts: u32,
-    /// Slots.
-    pub slots: u32,
-    /// Backends.
-    pub backends: u32,
-    /// Ranges of clients.
-    pub sources: u32,
+/// What is in use of each size that the owner of the maps keeps, with its size.
+pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
+    let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
+    Size::ALL.into_iter().filter_map(move |size| {
+        let used = match size {
+            Size::Fronts => stats.fronts,
+            Size::Slots => count(stats.slots),
+            Size::Backends => count(stats.backends),
+            Size::Sources => count(stats.sources),
+            // What is steered is told by itself, and only the kernel knows which clients keep a backend.
+            Size::Steering | Size::Affinity => return None,
+        };
+        Some((size, used))
+    })
 }
 
 /// A kernel program whose events are logged.

@@ -1,60 +1,39 @@
-//! Programs on a cgroup, by pinned links: they stay when the daemon ends, and a program is
+//! Programs at their hooks, by pinned links: they stay when the daemon ends, and a program is
 //! replaced by another with no moment without one.
 
 use std::{
     fs::{self, File},
     io,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
 };
 
-use aya::{Ebpf, programs::ProgramFd};
-use tunnel_common::names;
+use aya::programs::ProgramFd;
+use tunnel_common::table::{Place, Program};
 
-use super::sys;
+use super::{
+    programs::Programs,
+    sys::{self, Target},
+};
 
-/// A hook of a cgroup. The numbers are those of `enum bpf_attach_type`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Hook {
-    Connect4 = 10,
-    Connect6 = 11,
-    Sendmsg4 = 14,
-    Sendmsg6 = 15,
-    Recvmsg4 = 19,
-    Recvmsg6 = 20,
-    Getpeername4 = 29,
-    Getpeername6 = 30,
-    SockRelease = 34,
+/// The program that a pin of that name is a link of, and the device if it is one of an uplink; nothing
+/// if no program has such a link.
+pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
+    let at_cgroup = Program::named(name).filter(|program| program.place == Place::Cgroup);
+    if let Some(program) = at_cgroup {
+        return Some((program, None));
+    }
+    let (name, device) = name.rsplit_once('-')?;
+    let program = Program::named(name).filter(|program| program.place == Place::Uplinks)?;
+    Some((program, Some(device.parse().ok()?)))
 }
 
-impl Hook {
-    /// The hook that a program is named after.
-    pub(super) fn of_program(name: &str) -> Option<Self> {
-        Some(match name {
-            "connect4" => Self::Connect4,
-            "connect6" => Self::Connect6,
-            "sendmsg4" => Self::Sendmsg4,
-            "sendmsg6" => Self::Sendmsg6,
-            "recvmsg4" => Self::Recvmsg4,
-            "recvmsg6" => Self::Recvmsg6,
-            "getpeername4" => Self::Getpeername4,
-            "getpeername6" => Self::Getpeername6,
-            "sock_release" => Self::SockRelease,
-            _ => return None,
-        })
-    }
-
-    /// The number of the hook.
-    #[expect(
-        clippy::as_conversions,
-        reason = "a field-less enum with small numbers"
-    )]
-    pub(super) const fn attach_type(self) -> u32 {
-        self as u32
-    }
+/// The name of the pin of a program's link at a device.
+pub(super) fn pin_at(program: &Program, device: u32) -> String {
+    format!("{}-{device}", program.name)
 }
 
 /// A program could not be attached.
@@ -68,12 +47,6 @@ pub enum AttachError {
         /// What the kernel said.
         #[source]
         source: io::Error,
-    },
-    /// The object has no such program.
-    #[error("the object has no program {program}")]
-    NoProgram {
-        /// The name of the program.
-        program: &'static str,
     },
     /// The hook is not to be had.
     #[error(
@@ -131,81 +104,122 @@ impl Attached {
     pub fn pin(self) -> io::Result<()> {
         self.links
             .iter()
-            .try_for_each(|(pin, link)| pin_in_place(link, pin))
+            .try_for_each(|(pin, link)| pin_in_place(link.as_fd(), pin))
     }
 }
 
-/// Attaches every program to the cgroup, or puts it in the place of the one that is there.
-pub(super) fn attach(ebpf: &Ebpf, links: &Path, cgroup: &Path) -> Result<Attached, AttachError> {
+/// Attaches every program of a cgroup to it, or puts it in the place of the one that is there.
+pub(super) fn attach(
+    programs: &Programs,
+    links: &Path,
+    cgroup: &Path,
+) -> Result<Attached, AttachError> {
     let no_cgroup = |source| AttachError::Cgroup {
         path: cgroup.to_owned(),
         source,
     };
     let folder = File::open(cgroup).map_err(no_cgroup)?;
     let number = folder.metadata().map_err(no_cgroup)?.ino();
+    let target = Target::Cgroup(folder.as_fd(), number);
     let mut attached = Attached::default();
-    for name in names::PROGRAMS {
-        let (Some(hook), Some(program)) = (Hook::of_program(name), ebpf.program(name)) else {
-            return Err(AttachError::NoProgram { program: name });
-        };
-        let failed = |step| {
-            move |source| AttachError::Step {
-                step,
-                program: name,
-                path: cgroup.to_owned(),
-                source,
-            }
-        };
-        let program: &ProgramFd = program
-            .fd()
-            .map_err(io::Error::other)
-            .map_err(failed("load"))?;
-        let pin = links.join(name);
-        if let Some(link) = open_link(&pin, number, hook).map_err(failed("open the link of"))? {
-            sys::update_link(link.as_fd(), program).map_err(failed("replace"))?;
-            attached.replaced = attached.replaced.saturating_add(1);
-            continue;
-        }
-        let made = sys::create_link(program, folder.as_fd(), hook.attach_type());
-        let link = made.map_err(|source| {
-            if source.kind() == io::ErrorKind::PermissionDenied {
-                let path = cgroup.to_owned();
+    for row in Program::of_place(Place::Cgroup) {
+        let failed = |(step, source): (_, io::Error)| {
+            let (program, path) = (row.name, cgroup.to_owned());
+            if step == ATTACH && source.kind() == io::ErrorKind::PermissionDenied {
                 AttachError::Refused {
-                    program: name,
+                    program,
                     path,
                     source,
                 }
             } else {
-                failed("attach")(source)
+                AttachError::Step {
+                    step,
+                    program,
+                    path,
+                    source,
+                }
             }
-        })?;
-        attached.links.push((pin, link));
+        };
+        let program = programs.fd(row).map_err(|error| failed(("load", error)))?;
+        let pin = links.join(row.name);
+        match put(&program, row, target, &pin).map_err(failed)? {
+            Put::Replaced => attached.replaced = attached.replaced.saturating_add(1),
+            Put::Made(link) => attached.links.push((pin, link)),
+        }
     }
     Ok(attached)
 }
 
-/// Pins a link where an older one may be pinned.
-fn pin_in_place(link: &OwnedFd, pin: &Path) -> io::Result<()> {
-    match sys::pin(link.as_fd(), pin) {
+/// The step of attaching a program where there is none.
+const ATTACH: &str = "attach";
+
+/// How a program came to its hook.
+pub(super) enum Put {
+    /// In the place of the one that was there.
+    Replaced,
+    /// By a new link, which ends unless it is pinned.
+    Made(OwnedFd),
+}
+
+/// Puts a program in the place of the one whose link is pinned there, or makes a link. Where it fails,
+/// with the step that did.
+pub(super) fn put(
+    program: &ProgramFd,
+    row: &Program,
+    target: Target<'_>,
+    pin: &Path,
+) -> Result<Put, (&'static str, io::Error)> {
+    let failed = |step| move |error| (step, error);
+    let there = open_link(pin, target.link(row.hook)).map_err(failed("open the link of"))?;
+    if let Some(link) = there {
+        sys::update_link(link.as_fd(), program).map_err(failed("replace"))?;
+        return Ok(Put::Replaced);
+    }
+    let made = sys::create_link(program.as_fd(), target, row.hook);
+    made.map(Put::Made).map_err(failed(ATTACH))
+}
+
+/// Pins a link, or the program of a filter, where an older one may be pinned.
+pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
+    match sys::pin(link, pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(pin)?;
-            sys::pin(link.as_fd(), pin)
+            sys::pin(link, pin)
         }
         other => other,
     }
 }
 
-/// The pinned link of a hook, if it leads to that cgroup. A link to another cgroup, one that was
-/// removed or one that the config no longer names, is not ours to update.
-fn open_link(pin: &Path, cgroup: u64, hook: Hook) -> io::Result<Option<OwnedFd>> {
+/// The pinned link, if it is that which is wanted. A link to another cgroup, one that was removed or
+/// one that the config no longer names, is not ours to update.
+fn open_link(pin: &Path, wanted: sys::Link) -> io::Result<Option<OwnedFd>> {
     let link = match sys::open_pin(pin) {
         Ok(link) => link,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let wanted = sys::CgroupLink {
-        cgroup,
-        attach_type: hook.attach_type(),
-    };
-    Ok((sys::cgroup_link(link.as_fd())? == Some(wanted)).then_some(link))
+    Ok((sys::link(link.as_fd())? == Some(wanted)).then_some(link))
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_common::table::{GUARD, SOCK_RELEASE};
+
+    use super::*;
+
+    #[test]
+    fn a_pin_is_known_by_its_program_and_its_device() {
+        assert_eq!(of_pin("sock_release"), Some((&SOCK_RELEASE, None)));
+        assert_eq!(of_pin(&pin_at(&GUARD, 7)), Some((&GUARD, Some(7))));
+        for name in [
+            "guard",
+            "sock_release-7",
+            "guard-",
+            "guard-x",
+            "connect5",
+            "guard-7-7",
+        ] {
+            assert_eq!(of_pin(name), None, "{name}");
+        }
+    }
 }

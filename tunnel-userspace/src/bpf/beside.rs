@@ -9,26 +9,18 @@ use std::{
 };
 
 use tracing::{info, warn};
-use tunnel_common::{names, service::State};
+use tunnel_common::{
+    service::State,
+    table::{self, MAPS, Map, Part, Remade, Rule},
+};
 
 use super::{
     load::LoadError,
     maps::{KernelMaps, KernelSteering},
     pins::{Found, PinError, Pins, failed},
-    shapes, sys,
+    sys,
 };
 use crate::reconcile::{CarriedServices, CarriedSteering, Misfit, Sizes, write_unused};
-
-/// The maps that hang together by their indices, and are made anew together.
-const SERVICES: [&str; 6] = [
-    names::SVC,
-    names::FRONT,
-    names::SLOT,
-    names::SOURCE,
-    names::BE,
-    names::TALLY,
-];
-const STEERING: [&str; 2] = [names::STEER, names::STEERED];
 
 /// The maps that a start goes on with.
 pub(super) enum Start {
@@ -48,7 +40,8 @@ pub(super) struct Beside {
     had: Option<Sizes>,
     /// The sizes of the new ones.
     pub(super) sizes: Sizes,
-    /// What is carried over. The maps that nothing is carried into are those that are there.
+    /// The parts whose maps are made anew. Nothing is carried over into those of the others.
+    remade: Vec<Part>,
     services: Option<CarriedServices>,
     steering: Option<CarriedSteering>,
 }
@@ -60,7 +53,7 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
         Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
         // Programs may still be counting in the maps that an earlier start replaced, and only two
         // such maps are added up.
-        Found::Ours(had) if !pins.replaced(&pins.maps(), names::CONNS)?.is_empty() => {
+        Found::Ours(had) if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() => {
             warn!("an earlier change of the maps is ended first; sizes change at the next start");
             Ok(Start::Here(had))
         }
@@ -72,31 +65,23 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
 /// New maps of other sizes, where what is there fits into them.
 fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
-    let mut services = None;
-    let of_services = |sizes: Sizes| (sizes.fronts, sizes.slots, sizes.sources, sizes.backends);
-    if of_services(had) != of_services(wanted) {
-        let carried = CarriedServices::read(&KernelMaps::open(&from)?, had)?;
-        match carried.fits(wanted) {
-            Ok(()) => services = Some(carried),
-            Err(error) => {
-                refused(&error);
-                sizes = Sizes {
-                    steering: wanted.steering,
-                    affinity: wanted.affinity,
-                    ..had
-                };
-            }
-        }
-    }
-    let steering = carry_steering(&from, had.steering, &mut sizes, now)?;
+    let services = carry(
+        (Part::Services, had),
+        &mut sizes,
+        || Ok(CarriedServices::read(&KernelMaps::open(&from)?, had)?),
+        CarriedServices::fits,
+    )?;
+    let steering = carry_steering(&from, had, &mut sizes, now)?;
     if sizes == had {
         return Ok(Start::Here(had));
     }
     info!(?had, ?sizes, "the maps are made anew, with other sizes");
+    let parts = Part::ALL.into_iter();
     Ok(Start::Beside(Box::new(Beside {
         from,
         had: Some(had),
         sizes,
+        remade: parts.filter(|part| is_other(*part, had, sizes)).collect(),
         services,
         steering,
     })))
@@ -105,28 +90,38 @@ fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Sta
 /// New maps in the place of those of an older layout.
 fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
-    let steering = match (
-        entries(&from, names::STEER)?,
-        entries(&from, names::STEERED)?,
+    let mut remade = Part::ALL.to_vec();
+    let mut steering = None;
+    if let (Some(entries), Some(_)) = (
+        entries(&from, &table::STEER)?,
+        entries(&from, &table::STEERED)?,
     ) {
-        (Some(steer), Some(_)) => {
-            carry_steering(&from, shapes::steering_of(steer), &mut sizes, now)?
-        }
-        _ => None,
-    };
+        let had = Sizes {
+            steering: Rule::Probe.room(entries),
+            ..wanted
+        };
+        steering = carry_steering(&from, had, &mut sizes, now)?;
+        remade.retain(|part| *part != Part::Steering || is_other(*part, had, sizes));
+    }
     info!(from = %from.display(), ?sizes, "the maps are made anew, in the layout of this culvert");
     Ok(Start::Beside(Box::new(Beside {
         from,
         had: None,
         sizes,
+        remade,
         services: None,
         steering,
     })))
 }
 
+/// Whether a part has other sizes.
+fn is_other(part: Part, one: Sizes, other: Sizes) -> bool {
+    one.with_part(part, other) != one
+}
+
 /// How many entries a pinned map has; nothing if there is none.
-fn entries(folder: &Path, map: &str) -> Result<Option<u32>, PinError> {
-    let pin = folder.join(map);
+fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
+    let pin = folder.join(map.name);
     if !pin.exists() {
         return Ok(None);
     }
@@ -135,41 +130,51 @@ fn entries(folder: &Path, map: &str) -> Result<Option<u32>, PinError> {
     Ok(Some(shape.entries))
 }
 
-/// What the steering maps hold, if they are to have another size. They keep theirs where it doesn't
-/// fit.
 fn carry_steering(
     from: &Path,
-    had: u32,
+    had: Sizes,
     sizes: &mut Sizes,
     now: Duration,
 ) -> Result<Option<CarriedSteering>, LoadError> {
-    if had == sizes.steering {
-        return Ok(None);
-    }
-    let old = Sizes {
-        steering: had,
-        ..*sizes
-    };
-    let carried = CarriedSteering::read(&KernelSteering::open(from)?, old, now)?;
-    match carried.fits(*sizes) {
-        Ok(()) => Ok(Some(carried)),
-        Err(error) => {
-            if error.is_asked_for() {
-                refused(&error);
-            } else {
-                info!(
-                    entries = had,
-                    "the maps of steering keep their size while indices rest"
-                );
-            }
-            sizes.steering = had;
-            Ok(None)
-        }
-    }
+    carry(
+        (Part::Steering, had),
+        sizes,
+        || {
+            Ok(CarriedSteering::read(
+                &KernelSteering::open(from)?,
+                had,
+                now,
+            )?)
+        },
+        CarriedSteering::fits,
+    )
 }
 
-fn refused(error: &Misfit) {
-    warn!(%error, "the maps keep their sizes");
+/// What the maps of a part hold, if they are to have other sizes than they had. They keep theirs where it
+/// doesn't fit.
+fn carry<C>(
+    (part, had): (Part, Sizes),
+    sizes: &mut Sizes,
+    read: impl FnOnce() -> Result<C, LoadError>,
+    fits: impl FnOnce(&C, Sizes) -> Result<(), Misfit>,
+) -> Result<Option<C>, LoadError> {
+    if !is_other(part, had, *sizes) {
+        return Ok(None);
+    }
+    let carried = read()?;
+    if let Err(error) = fits(&carried, *sizes) {
+        if error.is_asked_for() {
+            warn!(%error, "the maps keep their sizes");
+        } else {
+            info!(
+                ?had,
+                "the maps of steering keep their size while indices rest"
+            );
+        }
+        *sizes = sizes.with_part(part, had);
+        return Ok(None);
+    }
+    Ok(Some(carried))
 }
 
 impl Start {
@@ -191,23 +196,19 @@ impl Beside {
 
     /// Pins the maps that are taken along in the new folder, too.
     pub(super) fn take_along(&self, to: &Path) -> Result<(), PinError> {
-        let are_there = |maps: &[&str]| maps.iter().all(|map| self.from.join(map).exists());
-        for map in names::MAPS {
-            let is_outdated = self.is_empty() && !names::LASTING.contains(&map);
-            let is_new = if is_outdated {
-                true
-            } else if SERVICES.contains(&map) {
-                self.services.is_some()
-            } else if map == names::AFFINITY {
-                self.had
-                    .is_none_or(|had| had.affinity != self.sizes.affinity)
-            } else if map == names::CONNS {
-                // A larger one stays: sockets are counted there.
-                entries(&self.from, map)?.is_none_or(|had| had < self.sizes.backend_entries())
-            } else {
-                STEERING.contains(&map) && (self.steering.is_some() || !are_there(&STEERING))
-            };
-            let (old, new) = (self.from.join(map), to.join(map));
+        for map in MAPS {
+            let is_outdated = self.is_empty() && !map.lasts;
+            let is_new = is_outdated
+                || match map.remade {
+                    Remade::With(part) => self.remade.contains(&part),
+                    // A larger one stays: sockets are counted there.
+                    Remade::Larger => {
+                        let wanted = map.entries(self.sizes, 1);
+                        entries(&self.from, map)?.is_none_or(|had| had < wanted)
+                    }
+                    Remade::Never => false,
+                };
+            let (old, new) = (self.from.join(map.name), to.join(map.name));
             if !is_new && old.exists() {
                 fs::hard_link(&old, &new).map_err(failed("pin anew", &old))?;
             }

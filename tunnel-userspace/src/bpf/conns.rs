@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use tunnel_common::names;
+use tunnel_common::table;
 
 use super::sys::Words;
 use crate::reconcile::ReadError;
@@ -28,8 +28,8 @@ impl Conns {
     /// Opens the map in a folder, and those in the folders that were replaced by it.
     pub(super) fn open(folder: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
         let open = |folder: &Path| {
-            Words::open(&folder.join(names::CONNS)).map_err(|source| ReadError {
-                map: names::CONNS,
+            Words::open(&folder.join(table::CONNS.name)).map_err(|source| ReadError {
+                map: table::CONNS.name,
                 source,
             })
         };
@@ -43,7 +43,7 @@ impl Conns {
     /// How many open sockets remember a backend.
     pub(super) fn of(&self, index: u32) -> Result<u64, ReadError> {
         let absent = || ReadError {
-            map: names::CONNS,
+            map: table::CONNS.name,
             source: io::Error::other(format!("it has no entry {index}")),
         };
         let place = usize::try_from(index).map_err(|_too_large| absent())?;

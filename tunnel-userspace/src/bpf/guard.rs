@@ -11,18 +11,21 @@ use std::{
 };
 
 use aya::{
-    Ebpf,
     maps::{Array, MapData},
     programs::{
-        Program, ProgramError, SchedClassifier, TcAttachType, TcError, TestRun as _,
-        TestRunOptions,
+        SchedClassifier, TcAttachType, TcError, TestRun as _, TestRunOptions,
         tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
     },
 };
 use nix::net::if_::if_indextoname;
-use tunnel_common::{names, steering::Steered};
+use tunnel_common::{steering::Steered, table::GUARD};
 
-use super::{probe::Features, sys};
+use super::{
+    attach::{self, Put},
+    probe::Features,
+    programs::{Programs, to_io},
+    sys::{self, Target},
+};
 use crate::net::Keeper;
 
 /// The filter's place: before all others, under a handle that nobody counts up to.
@@ -31,9 +34,6 @@ const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
 
 /// The entry of `host` that holds the families which are routed to the ingress.
 const FAMILIES: u32 = 1;
-
-/// How the pins of guards are named, before the index of the device.
-const PREFIX: &str = "guard-";
 
 /// An uplink could not be guarded.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub struct GuardError {
 
 /// The program, and where it is.
 pub struct Guard {
-    ebpf: Ebpf,
+    programs: Programs,
     links: PathBuf,
     features: Features,
     /// The devices on which this process has put it.
@@ -59,13 +59,13 @@ pub struct Guard {
 
 impl Guard {
     pub(super) const fn new(
-        ebpf: Ebpf,
+        programs: Programs,
         host: Array<MapData, u64>,
         links: PathBuf,
         features: Features,
     ) -> Self {
         Self {
-            ebpf,
+            programs,
             links,
             features,
             placed: BTreeSet::new(),
@@ -74,29 +74,24 @@ impl Guard {
         }
     }
 
-    fn program(&mut self) -> io::Result<&mut SchedClassifier> {
-        match self.ebpf.program_mut(names::GUARD) {
-            Some(Program::SchedClassifier(program)) => Ok(program),
-            _ => Err(io::Error::other("the object has no guard")),
-        }
-    }
-
     /// Runs the program on a frame and gives its verdict: -1 to pass, 2 to drop.
     ///
     /// # Errors
     ///
     /// The kernel refused.
-    pub fn run(&mut self, frame: &[u8]) -> io::Result<i32> {
+    pub fn run(&self, frame: &[u8]) -> io::Result<i32> {
         let options = TestRunOptions {
             data_in: Some(frame),
             ..TestRunOptions::default()
         };
-        let result = self.program()?.test_run(options).map_err(to_io)?;
-        Ok(result.return_value.cast_signed())
+        self.programs.with_classifier(&GUARD, |program| {
+            let result = program.test_run(options).map_err(to_io)?;
+            Ok(result.return_value.cast_signed())
+        })
     }
 
-    fn put(&mut self, device: u32, name: &str) -> Result<(), GuardError> {
-        let pin = self.links.join(format!("{PREFIX}{device}"));
+    fn put(&self, device: u32, name: &str) -> Result<(), GuardError> {
+        let pin = self.links.join(attach::pin_at(&GUARD, device));
         let put = if self.features.tcx {
             self.put_link(device, &pin)
         } else {
@@ -109,47 +104,44 @@ impl Guard {
         })
     }
 
-    fn put_link(&mut self, device: u32, pin: &Path) -> io::Result<()> {
-        let program = self.program()?.fd().map_err(to_io)?;
-        if let Some(link) = open(pin)? {
-            if sys::tcx_device(link.as_fd())? == Some(device) {
-                return sys::update_link(link.as_fd(), program);
-            }
-            fs::remove_file(pin)?;
+    fn put_link(&self, device: u32, pin: &Path) -> io::Result<()> {
+        let program = self.programs.fd(&GUARD)?;
+        let put = attach::put(&program, &GUARD, Target::Device(device), pin);
+        match put.map_err(|(_, error)| error)? {
+            Put::Replaced => Ok(()),
+            Put::Made(link) => attach::pin_in_place(link.as_fd(), pin),
         }
-        let link = sys::create_tcx_link(program.as_fd(), device)?;
-        sys::pin(link.as_fd(), pin)
     }
 
-    fn put_filter(&mut self, name: &str, pin: &Path) -> io::Result<()> {
+    fn put_filter(&self, name: &str, pin: &Path) -> io::Result<()> {
         match qdisc_add_clsact(name) {
             Ok(()) => {}
             Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
             Err(error) => return Err(io::Error::other(error)),
         }
-        let program = self.program()?;
         let there = place_of(name)?;
-        // An attach that replaces fails where there is nothing to replace.
-        let id = if let Ok(id) = program.attach_to_link(there) {
-            id
-        } else {
-            let options = NlOptions {
-                priority: PRIORITY,
-                handle: HANDLE,
-                classid: None,
+        let filter = |program: &mut SchedClassifier| {
+            // An attach that replaces fails where there is nothing to replace.
+            let id = if let Ok(id) = program.attach_to_link(there) {
+                id
+            } else {
+                let options = NlOptions {
+                    priority: PRIORITY,
+                    handle: HANDLE,
+                    classid: None,
+                };
+                let options = TcAttachOptions::Netlink(options);
+                program
+                    .attach_with_options(name, TcAttachType::Ingress, options)
+                    .map_err(to_io)?
             };
-            let options = TcAttachOptions::Netlink(options);
-            program
-                .attach_with_options(name, TcAttachType::Ingress, options)
-                .map_err(to_io)?
+            // The filter is to outlive this process; a link that is dropped takes it off.
+            let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
+            Ok(())
         };
-        // The filter is to outlive this process; a link that is dropped takes it off.
-        let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
+        self.programs.with_classifier(&GUARD, filter)?;
         // The note comes after the filter: one without the other is put there again.
-        if open(pin)?.is_some() {
-            fs::remove_file(pin)?;
-        }
-        sys::pin(program.fd().map_err(to_io)?.as_fd(), pin)
+        attach::pin_in_place(self.programs.fd(&GUARD)?.as_fd(), pin)
     }
 }
 
@@ -227,29 +219,28 @@ fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
     };
     entries
         .flatten()
-        .filter_map(|entry| Some((device_of(entry.file_name().to_str()?)?, entry.path())))
+        .filter_map(|entry| {
+            let (program, device) = attach::of_pin(entry.file_name().to_str()?)?;
+            Some((device?, entry.path())).filter(|_| *program == GUARD)
+        })
         .collect()
-}
-
-/// The device that a pin of that name guards; nothing if it is no guard.
-pub(super) fn device_of(name: &str) -> Option<u32> {
-    name.strip_prefix(PREFIX)?.parse().ok()
 }
 
 /// Whether a pin is a guard of that device: a link at tc, of it or of one that is gone, or the note
 /// of a filter.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
-    if let Some(found) = sys::tcx_device(object.as_fd())? {
-        return Ok(found == device || found == 0);
+    if let Some(found) = sys::link(object.as_fd())? {
+        let wanted = Target::Device(device).link(GUARD.hook);
+        return Ok(found == wanted || found == sys::Link { at: 0, ..wanted });
     }
-    sys::is_classifier(object.as_fd(), names::GUARD)
+    sys::is_classifier(object.as_fd(), GUARD.name)
 }
 
 /// Takes off the filter that a pin is the note of, if it is one and the device is there.
 pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     let object = sys::open_pin(pin)?;
-    if !sys::is_classifier(object.as_fd(), names::GUARD)? {
+    if !sys::is_classifier(object.as_fd(), GUARD.name)? {
         return Ok(());
     }
     // Of a device that is gone nix gives an empty name: it takes only -1 for a failure.
@@ -267,20 +258,4 @@ pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
 
 fn place_of(name: &str) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(name, TcAttachType::Ingress, PRIORITY, HANDLE, None)
-}
-
-fn open(pin: &Path) -> io::Result<Option<std::os::fd::OwnedFd>> {
-    match sys::open_pin(pin) {
-        Ok(object) => Ok(Some(object)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn to_io(error: ProgramError) -> io::Error {
-    if let ProgramError::SyscallError(error) = error {
-        error.io_error
-    } else {
-        io::Error::other(error)
-    }
 }

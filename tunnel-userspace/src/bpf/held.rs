@@ -11,8 +11,8 @@ use std::{
 
 use aya::maps::{IterableMap as _, MapData};
 use tunnel_common::{
-    names,
     service::{Backend, Front, FrontKey, Slot},
+    table,
 };
 use zerocopy::{Immutable, IntoBytes};
 
@@ -57,10 +57,10 @@ impl Batch {
     }
 
     fn write(&self, maps: &Maps) -> Result<(), WriteError> {
-        self.backends.write(maps.be.as_fd(), names::BE).1?;
-        self.slots.write(maps.slot.as_fd(), names::SLOT).1?;
-        self.fronts.write(maps.front.as_fd(), names::FRONT).1?;
-        self.keys.write(maps.svc.as_fd(), names::SVC).1
+        self.backends.write(maps.be.as_fd(), table::BE.name).1?;
+        self.slots.write(maps.slot.as_fd(), table::SLOT.name).1?;
+        self.fronts.write(maps.front.as_fd(), table::FRONT.name).1?;
+        self.keys.write(maps.svc.as_fd(), table::SVC.name).1
     }
 }
 
@@ -174,7 +174,7 @@ impl KernelMaps {
     fn writer(&self) -> Result<Writer, WriteError> {
         let writer = Maps::of(self).and_then(Writer::begin);
         writer.map_err(|source| WriteError {
-            map: names::BE,
+            map: table::BE.name,
             source,
         })
     }

@@ -7,14 +7,12 @@ use std::{
     time::Duration,
 };
 
-use aya::{
-    Ebpf, EbpfError, EbpfLoader,
-    maps::{Map, MapData, MapError, PerCpuArray},
-    programs::{Program, ProgramError},
-    util::nr_cpus,
-};
+use aya::{Ebpf, EbpfError, EbpfLoader, programs::ProgramError, util::nr_cpus};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use tunnel_common::{names, steering::Prefix};
+use tunnel_common::{
+    steering::Prefix,
+    table::{self, MAPS, PROGRAMS},
+};
 
 use super::{
     attach::{self, AttachError, Attached},
@@ -25,6 +23,7 @@ use super::{
     maps::{Counters, KernelMaps, KernelSteering},
     pins::{PinError, Pins},
     probe::Features,
+    programs::{self, Programs},
     shapes,
 };
 use crate::reconcile::{CarryError, Grace, ReadError, Sizes, WriteError};
@@ -57,15 +56,6 @@ pub enum LoadError {
          of locked memory, ulimit -l, is too low, which takes CAP_SYS_RESOURCE to raise)"
     )]
     Object(#[source] EbpfError),
-    /// A map is not in the object, or not of its kind.
-    #[error("map {map} of the object can't be used")]
-    Map {
-        /// The name of the map.
-        map: &'static str,
-        /// What aya said.
-        #[source]
-        source: Option<MapError>,
-    },
     /// A program is not in the object, or not of its kind.
     #[error("the object has no program {program} for its hook")]
     NoProgram {
@@ -150,12 +140,11 @@ impl Globals {
     }
 }
 
-/// Older translations that each CPU has room for.
-const OVERFLOW_PER_CPU: u32 = 1024;
-
 /// Programs that are loaded on the pinned maps, and not yet attached.
 pub struct DataPath {
-    pub(super) ebpf: Ebpf,
+    pub(super) programs: Programs,
+    /// Those that are put at uplinks: these, or the variant that tells its events.
+    pub(super) at_uplinks: Programs,
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
@@ -220,13 +209,14 @@ impl DataPath {
         if let Start::Beside(beside) = start {
             beside.take_along(&folder)?;
         }
-        let ebpf = load_object(&folder, sizes, &globals)?;
+        let programs = Programs::of(load_object(&folder, sizes, &globals)?);
         if let Start::Beside(beside) = start {
             beside.fill(&folder, now)?;
         }
-        let conns = Conns::open(&folder, &pins.replaced(&folder, names::CONNS)?)?;
+        let conns = Conns::open(&folder, &pins.replaced(&folder, table::CONNS.name)?)?;
         Ok(Self {
-            ebpf,
+            at_uplinks: programs.clone(),
+            programs,
             conns: Arc::new(conns),
             maps: folder,
             links: pins.links(),
@@ -278,33 +268,24 @@ impl DataPath {
         Ok(())
     }
 
-    /// What is left once the programs of the cgroup are attached: the guard of the uplinks.
+    /// The guard of the uplinks.
     ///
     /// # Errors
     ///
     /// Its map can't be opened.
-    pub fn into_guard(self) -> Result<Guard, LoadError> {
-        let failed = |source| LoadError::Map {
-            map: names::HOST,
-            source: Some(source),
-        };
-        // The owner of the steering maps has the handle of the object.
-        let host = MapData::from_pin(self.maps.join(names::HOST)).map_err(failed)?;
-        let host = Map::Array(host).try_into().map_err(failed)?;
-        Ok(Guard::new(self.ebpf, host, self.links, self.features))
+    pub fn guard(&self) -> Result<Guard, ReadError> {
+        let host = shapes::open(&self.maps, &table::HOST)?;
+        let (programs, links) = (self.at_uplinks.clone(), self.links.clone());
+        Ok(Guard::new(programs, host, links, self.features))
     }
 
-    /// Takes the steering maps out.
+    /// Opens the steering maps.
     ///
     /// # Errors
     ///
-    /// They were taken out before.
-    pub fn take_steering(&mut self) -> Result<KernelSteering, LoadError> {
-        Ok(KernelSteering {
-            steer: self.take(names::STEER)?,
-            steered: self.take(names::STEERED)?,
-            host: self.take(names::HOST)?,
-        })
+    /// One can't be opened.
+    pub fn open_steering(&self) -> Result<KernelSteering, ReadError> {
+        KernelSteering::open(&self.maps)
     }
 
     /// The sizes that the maps have: those of the maps that were there, else those wanted.
@@ -313,31 +294,18 @@ impl DataPath {
         self.sizes
     }
 
-    /// Takes the maps out.
+    /// Opens the service maps, and the counters.
     ///
     /// # Errors
     ///
-    /// They were taken out before.
-    pub fn take_maps(&mut self) -> Result<(KernelMaps, Counters), LoadError> {
+    /// One can't be opened.
+    pub fn open_maps(&self) -> Result<(KernelMaps, Counters), ReadError> {
+        let conns = || Arc::clone(&self.conns);
         let maps = KernelMaps {
-            svc: self.take(names::SVC)?,
-            front: self.take(names::FRONT)?,
-            slot: self.take(names::SLOT)?,
-            source: self.take(names::SOURCE)?,
-            be: self.take(names::BE)?,
-            conns: Arc::clone(&self.conns),
-            tally: self.take(names::TALLY)?,
-            held: None,
             is_new: self.is_new,
+            ..KernelMaps::open_with(&self.maps, conns())?
         };
-        let count: PerCpuArray<MapData, u64> = self.take(names::COUNT)?;
-        Ok((
-            maps,
-            Counters {
-                count: count.into(),
-                conns: Arc::clone(&self.conns),
-            },
-        ))
+        Ok((maps, Counters::open(&self.maps, conns())?))
     }
 
     /// Attaches the programs to a cgroup, or puts them in the place of those that are there.
@@ -346,21 +314,7 @@ impl DataPath {
     ///
     /// The cgroup is not there, or the kernel refuses.
     pub fn attach(&self, cgroup: &Path) -> Result<Attached, AttachError> {
-        attach::attach(&self.ebpf, &self.links, cgroup)
-    }
-
-    fn take<M: TryFrom<Map, Error = MapError>>(
-        &mut self,
-        map: &'static str,
-    ) -> Result<M, LoadError> {
-        let taken = self
-            .ebpf
-            .take_map(map)
-            .ok_or(LoadError::Map { map, source: None })?;
-        taken.try_into().map_err(|source| LoadError::Map {
-            map,
-            source: Some(source),
-        })
+        attach::attach(&self.programs, &self.links, cgroup)
     }
 }
 
@@ -368,39 +322,15 @@ impl DataPath {
 fn load_object(folder: &Path, sizes: Sizes, globals: &Globals) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
     globals.tell(&mut loader);
-    for (map, entries) in shapes::entries(sizes) {
-        loader.map_max_entries(map, entries);
-    }
-    // The map is divided among the CPUs.
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
-    loader.map_max_entries(names::OVERFLOW, cpus.saturating_mul(OVERFLOW_PER_CPU));
-    for map in names::MAPS {
-        loader.map_pin_path(map, folder.join(map));
+    for map in MAPS {
+        loader.map_max_entries(map.name, map.entries(sizes, cpus));
+        loader.map_pin_path(map.name, folder.join(map.name));
     }
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
-    for name in names::PROGRAMS {
-        let failed = |source| LoadError::Program {
-            program: name,
-            source,
-        };
-        match ebpf.program_mut(name) {
-            Some(Program::CgroupSockAddr(program)) => program.load().map_err(failed)?,
-            Some(Program::CgroupSock(program)) => program.load().map_err(failed)?,
-            _ => return Err(LoadError::NoProgram { program: name }),
-        }
-    }
-    let failed = |source| LoadError::Program {
-        program: names::GUARD,
-        source,
-    };
-    match ebpf.program_mut(names::GUARD) {
-        Some(Program::SchedClassifier(program)) => program.load().map_err(failed)?,
-        _ => {
-            return Err(LoadError::NoProgram {
-                program: names::GUARD,
-            });
-        }
-    }
+    PROGRAMS
+        .iter()
+        .try_for_each(|program| programs::load(&mut ebpf, program))?;
     Ok(ebpf)
 }

@@ -4,6 +4,7 @@
 use std::{
     convert::Infallible,
     error::Error,
+    io,
     net::IpAddr,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
@@ -14,15 +15,20 @@ use std::{
     time::Duration,
 };
 
-use aya::{
-    Ebpf, EbpfLoader,
-    programs::{Program, ProgramError, ProgramFd},
-};
+use aya::{Ebpf, EbpfLoader, programs::ProgramFd};
 use aya_log::EbpfLogger;
 use log::{Level, Log, Metadata, Record};
-use tunnel_common::{addr::Protocol, names, reason::Reason};
+use tunnel_common::{
+    addr::Protocol,
+    reason::Reason,
+    table::{MAPS, Place, Program},
+};
 
-use super::{load::DataPath, sys};
+use super::{
+    load::DataPath,
+    programs::{self, Programs},
+    sys,
+};
 
 /// The object with programs that tell their events, as the build script compiled it.
 pub(super) static OBJECT: &[u8] =
@@ -82,8 +88,10 @@ impl DataPath {
                 source,
             }
         };
+        let row = Program::named(program)
+            .ok_or_else(|| failed("load")("the object has no such program".into()))?;
         let mut variant = self
-            .load_variant(program, *level)
+            .load_variant(row, *level)
             .map_err(|error| failed("load")(error))?;
         let (stop, stopped) = mpsc::channel();
         let sink = Arc::new(Sink {
@@ -92,12 +100,16 @@ impl DataPath {
         });
         let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&sink))
             .map_err(|error| failed("open the ring of")(error.into()))?;
-        let plain = if program == names::GUARD {
-            self.ebpf = variant;
-            None
-        } else {
-            let placed = self.place(program, &variant);
-            Some(placed.map_err(|error| failed("attach")(error))?)
+        let variant = Programs::of(variant);
+        let plain = match row.place {
+            Place::Uplinks => {
+                self.at_uplinks = variant;
+                None
+            }
+            Place::Cgroup => {
+                let placed = self.place(row, &variant);
+                Some(placed.map_err(|error| failed("attach")(error.into()))?)
+            }
         };
         let mut logging = Logging {
             program: program.clone(),
@@ -116,41 +128,28 @@ impl DataPath {
 
     fn load_variant(
         &self,
-        name: &str,
+        row: &Program,
         level: tracing::Level,
     ) -> Result<Ebpf, Box<dyn Error + Send + Sync>> {
         let level = number(level);
         let mut loader = EbpfLoader::new();
         self.globals.tell(&mut loader);
         loader.override_global(aya_log::LEVEL, &level, true);
-        for map in names::MAPS {
-            loader.map_pin_path(map, self.maps.join(map));
+        for map in MAPS {
+            loader.map_pin_path(map.name, self.maps.join(map.name));
         }
         let mut variant = loader.load(OBJECT)?;
-        match variant.program_mut(name) {
-            Some(Program::CgroupSockAddr(program)) => program.load()?,
-            Some(Program::CgroupSock(program)) => program.load()?,
-            Some(Program::SchedClassifier(program)) => program.load()?,
-            _ => return Err("the object has no such program".into()),
-        }
+        programs::load(&mut variant, row)?;
         Ok(variant)
     }
 
     /// Gives the link, and the program that was in it.
-    fn place(
-        &self,
-        name: &str,
-        variant: &Ebpf,
-    ) -> Result<(OwnedFd, ProgramFd), Box<dyn Error + Send + Sync>> {
-        let plain = fd_of(self.ebpf.program(name))?.try_clone()?;
-        let link = sys::open_pin(&self.links.join(name))?;
-        sys::update_link(link.as_fd(), fd_of(variant.program(name))?)?;
+    fn place(&self, row: &Program, variant: &Programs) -> io::Result<(OwnedFd, ProgramFd)> {
+        let plain = self.programs.fd(row)?;
+        let link = sys::open_pin(&self.links.join(row.name))?;
+        sys::update_link(link.as_fd(), &variant.fd(row)?)?;
         Ok((link, plain))
     }
-}
-
-fn fd_of(program: Option<&Program>) -> Result<&ProgramFd, ProgramError> {
-    program.ok_or(ProgramError::NotLoaded)?.fd()
 }
 
 impl Drop for Logging {

@@ -9,19 +9,20 @@ use std::{
 
 use aya::{
     Pod,
-    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray},
+    maps::{Array, HashMap, IterableMap as _, MapData, MapError, PerCpuArray},
 };
 use tunnel_common::{
-    names,
     reason::Reason,
     service::{Backend, Front, FrontKey, Membership, Slot, Source, Tally},
     steering::{Steered, SteeringKey},
+    table,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
     conns::Conns,
     held::{Entries, Held},
+    shapes::open,
     sys,
 };
 use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
@@ -41,31 +42,22 @@ pub struct KernelMaps {
     pub(super) is_new: bool,
 }
 
-/// Opens a pinned map.
-pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
-    folder: &Path,
-    map: &'static str,
-    kind: fn(MapData) -> Map,
-) -> Result<M, ReadError> {
-    let data = MapData::from_pin(folder.join(map));
-    let opened = data.and_then(|data| M::try_from(kind(data)));
-    opened.map_err(|error| ReadError {
-        map,
-        source: to_io(error),
-    })
-}
-
 impl KernelMaps {
     /// Opens the maps that are pinned in a folder.
     pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
+        Self::open_with(folder, Arc::new(Conns::open(folder, &[])?))
+    }
+
+    /// The same with counts of open connections that are open already.
+    pub(super) fn open_with(folder: &Path, conns: Arc<Conns>) -> Result<Self, ReadError> {
         Ok(Self {
-            svc: open(folder, names::SVC, Map::HashMap)?,
-            front: open(folder, names::FRONT, Map::Array)?,
-            slot: open(folder, names::SLOT, Map::Array)?,
-            source: open(folder, names::SOURCE, Map::Array)?,
-            be: open(folder, names::BE, Map::Array)?,
-            conns: Arc::new(Conns::open(folder, &[])?),
-            tally: open(folder, names::TALLY, Map::Array)?,
+            svc: open(folder, &table::SVC)?,
+            front: open(folder, &table::FRONT)?,
+            slot: open(folder, &table::SLOT)?,
+            source: open(folder, &table::SOURCE)?,
+            be: open(folder, &table::BE)?,
+            conns,
+            tally: open(folder, &table::TALLY)?,
             held: None,
             is_new: false,
         })
@@ -76,9 +68,9 @@ impl KernelSteering {
     /// Opens the maps that are pinned in a folder.
     pub(super) fn open(folder: &Path) -> Result<Self, ReadError> {
         Ok(Self {
-            steer: open(folder, names::STEER, Map::HashMap)?,
-            steered: open(folder, names::STEERED, Map::Array)?,
-            host: open(folder, names::HOST, Map::Array)?,
+            steer: open(folder, &table::STEER)?,
+            steered: open(folder, &table::STEERED)?,
+            host: open(folder, &table::HOST)?,
         })
     }
 }
@@ -168,7 +160,7 @@ fn entries<K: Pod>(
 impl MapWriter for KernelMaps {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
         let Some(held) = &mut self.held else {
-            return insert(&mut self.svc, names::SVC, key, index);
+            return insert(&mut self.svc, table::SVC.name, key, index);
         };
         held.batch.keys.extend([(*key, index)]);
         if held.batch.is_full() {
@@ -181,7 +173,7 @@ impl MapWriter for KernelMaps {
         if !self.write_held() {
             return Ok(());
         }
-        remove(&mut self.svc, names::SVC, key)
+        remove(&mut self.svc, table::SVC.name, key)
     }
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
@@ -189,15 +181,15 @@ impl MapWriter for KernelMaps {
             held.batch.fronts.extend([(index, *front)]);
             return Ok(());
         }
-        write(&mut self.front, names::FRONT, index, *front)
+        write(&mut self.front, table::FRONT.name, index, *front)
     }
 
     fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
-        write(&mut self.slot, names::SLOT, index, slot)
+        write(&mut self.slot, table::SLOT.name, index, slot)
     }
 
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
-        write(&mut self.source, names::SOURCE, index, *source)
+        write(&mut self.source, table::SOURCE.name, index, *source)
     }
 
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
@@ -206,12 +198,12 @@ impl MapWriter for KernelMaps {
             held.batch.slots.extend(slots);
             return Ok(());
         }
-        let (_, written) = write_many(&self.slot, names::SLOT, slots);
+        let (_, written) = write_many(&self.slot, table::SLOT.name, slots);
         written
     }
 
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
-        write(&mut self.be, names::BE, index, *backend)
+        write(&mut self.be, table::BE.name, index, *backend)
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
@@ -219,7 +211,7 @@ impl MapWriter for KernelMaps {
             held.batch.backends.extend(backends.iter().copied());
             return (backends.len(), Ok(()));
         }
-        write_many(&self.be, names::BE, backends.iter().copied())
+        write_many(&self.be, table::BE.name, backends.iter().copied())
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
@@ -231,7 +223,12 @@ impl MapWriter for KernelMaps {
     }
 
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
-        write(&mut self.tally, names::TALLY, service, Tally::default())
+        write(
+            &mut self.tally,
+            table::TALLY.name,
+            service,
+            Tally::default(),
+        )
     }
 
     fn hold(&mut self) {
@@ -255,10 +252,10 @@ impl KernelMaps {
         if !self.write_held() {
             return Ok(());
         }
-        let read = read(&self.be, names::BE, index);
+        let read = read(&self.be, table::BE.name, index);
         let mut backend = read.map_err(|ReadError { map, source }| WriteError { map, source })?;
         change(&mut backend);
-        write(&mut self.be, names::BE, index, backend)
+        write(&mut self.be, table::BE.name, index, backend)
     }
 }
 
@@ -268,27 +265,27 @@ impl MapReader for KernelMaps {
     }
 
     fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError> {
-        entries(&self.svc, names::SVC)
+        entries(&self.svc, table::SVC.name)
     }
 
     fn front(&self, index: u32) -> Result<Front, ReadError> {
-        read(&self.front, names::FRONT, index)
+        read(&self.front, table::FRONT.name, index)
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
-        read(&self.slot, names::SLOT, index)
+        read(&self.slot, table::SLOT.name, index)
     }
 
     fn source(&self, index: u32) -> Result<Source, ReadError> {
-        read(&self.source, names::SOURCE, index)
+        read(&self.source, table::SOURCE.name, index)
     }
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
-        read(&self.be, names::BE, index)
+        read(&self.be, table::BE.name, index)
     }
 
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
-        read_all(&self.be, names::BE, entries)
+        read_all(&self.be, table::BE.name, entries)
     }
 
     fn open_at(&self, index: u32) -> Result<u64, ReadError> {
@@ -296,62 +293,71 @@ impl MapReader for KernelMaps {
     }
 
     fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
-        read_all(&self.tally, names::TALLY, entries)
+        read_all(&self.tally, table::TALLY.name, entries)
     }
 
     fn tally(&self, service: u32) -> Result<Tally, ReadError> {
-        read(&self.tally, names::TALLY, service)
+        read(&self.tally, table::TALLY.name, service)
     }
 }
 
 /// The steering maps in the kernel.
 pub struct KernelSteering {
-    pub(super) steer: HashMap<MapData, SteeringKey, u32>,
-    pub(super) steered: Array<MapData, Steered>,
-    pub(super) host: Array<MapData, u64>,
+    steer: HashMap<MapData, SteeringKey, u32>,
+    steered: Array<MapData, Steered>,
+    host: Array<MapData, u64>,
 }
 
 impl SteeringMaps for KernelSteering {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
-        entries(&self.steer, names::STEER)
+        entries(&self.steer, table::STEER.name)
     }
 
     fn record(&self, index: u32) -> Result<Steered, ReadError> {
-        read(&self.steered, names::STEERED, index)
+        read(&self.steered, table::STEERED.name, index)
     }
 
     fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
-        read_all(&self.steered, names::STEERED, entries)
+        read_all(&self.steered, table::STEERED.name, entries)
     }
 
     fn host(&self) -> Result<u64, ReadError> {
-        read(&self.host, names::HOST, 0)
+        read(&self.host, table::HOST.name, 0)
     }
 
     fn forget_host(&mut self) -> Result<(), WriteError> {
-        write(&mut self.host, names::HOST, 0, 0)
+        write(&mut self.host, table::HOST.name, 0, 0)
     }
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
-        insert(&mut self.steer, names::STEER, key, index)
+        insert(&mut self.steer, table::STEER.name, key, index)
     }
 
     fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
-        remove(&mut self.steer, names::STEER, key)
+        remove(&mut self.steer, table::STEER.name, key)
     }
 
     fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError> {
-        write(&mut self.steered, names::STEERED, index, *record)
+        write(&mut self.steered, table::STEERED.name, index, *record)
     }
 }
 
 /// The kernel's counters by reason.
 pub struct Counters {
-    pub(super) count: Mutex<PerCpuArray<MapData, u64>>,
-    pub(super) conns: Arc<Conns>,
+    count: Mutex<PerCpuArray<MapData, u64>>,
+    conns: Arc<Conns>,
 }
 
 impl Counters {
+    /// Opens the map that is pinned in a folder.
+    pub(super) fn open(folder: &Path, conns: Arc<Conns>) -> Result<Self, ReadError> {
+        let count: PerCpuArray<_, _> = open(folder, &table::COUNT)?;
+        Ok(Self {
+            count: count.into(),
+            conns,
+        })
+    }
+
     /// How many open sockets remember a backend.
     #[must_use]
     pub fn connections(&self) -> u64 {
@@ -371,7 +377,7 @@ impl Counters {
             .filter(|reason| reason.is_of_kernel())
             .map(|reason| {
                 let values = count.get(&reason.index(), 0).map_err(|error| ReadError {
-                    map: names::COUNT,
+                    map: table::COUNT.name,
                     source: to_io(error),
                 })?;
                 Ok((reason, values.iter().sum()))

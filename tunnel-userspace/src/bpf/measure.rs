@@ -16,10 +16,13 @@ use aya::{
 use aya_obj::{Object, generated::bpf_insn};
 use serde::Serialize;
 use tokio::time::Instant;
-use tunnel_common::{addr::Address, names, steering::Prefix};
+use tunnel_common::{
+    addr::Address,
+    steering::Prefix,
+    table::{self, PROGRAMS, Place},
+};
 
 use super::{
-    attach::Hook,
     load::{self, Globals, Switches},
     logging,
     probe::Features,
@@ -139,10 +142,10 @@ pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
                 patches.insert(aya_log::LEVEL, std::slice::from_ref(&level));
             }
             let object = relocate(object.clone(), &patches, &maps)?;
-            for program in names::PROGRAMS.into_iter().chain([names::GUARD]) {
+            for program in PROGRAMS {
                 measured.push(verify(
                     &object,
-                    program,
+                    program.name,
                     variant.named(is_logged),
                     types.as_fd(),
                 )?);
@@ -258,7 +261,7 @@ fn relocate(
 
 /// What the kernel was told of the types in an object: it keeps that with the smallest program.
 fn types(loaded: &mut Ebpf) -> Result<OwnedFd, MeasureError> {
-    let name = names::SOCK_RELEASE;
+    let name = table::SOCK_RELEASE.name;
     let missing = || MeasureError::Missing {
         name: name.to_owned(),
     };
@@ -368,16 +371,13 @@ fn refusal(
 
 /// The type of a program and its hook, as numbers of the kernel.
 fn kind_of(program: &str) -> Option<(u32, u32)> {
-    if program == names::GUARD {
-        return Some((sys::BPF_PROG_TYPE_SCHED_CLS, 0));
-    }
-    let hook = Hook::of_program(program)?;
-    let kind = if hook == Hook::SockRelease {
-        sys::BPF_PROG_TYPE_CGROUP_SOCK
-    } else {
-        sys::BPF_PROG_TYPE_CGROUP_SOCK_ADDR
+    let program = table::Program::named(program)?;
+    let hook = match program.place {
+        Place::Cgroup => program.hook,
+        // Told by the link.
+        Place::Uplinks => 0,
     };
-    Some((kind, hook.attach_type()))
+    Some((program.kind.number(), hook))
 }
 
 /// Instructions as they lie in memory: the operation, two registers of four bits, an offset and a

@@ -2,17 +2,19 @@
 
 use std::{io, os::fd::AsFd as _, path::Path};
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, MapData, MapError};
 use tunnel_common::{
-    LAYOUT_VERSION, names,
+    LAYOUT_VERSION,
     origin::{Origin, Overflow, OverflowKey},
     service::{Backend, FrontKey},
+    table,
 };
 
 use super::{
     folders::{Folder, Stage},
     load,
-    maps::{KernelMaps, open, to_io},
+    maps::{KernelMaps, to_io},
+    shapes::open,
     sys,
     walk::{Record, Walk},
 };
@@ -59,12 +61,13 @@ impl SocketMemory {
         load::raise_memory_limit();
         let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
         let folder = bpffs.join(folder.to_string());
-        let origin = sys::open_pin(&folder.join(names::ORIGIN)).map_err(|source| ReadError {
-            map: names::ORIGIN,
-            source,
-        })?;
+        let origin =
+            sys::open_pin(&folder.join(table::ORIGIN.name)).map_err(|source| ReadError {
+                map: table::ORIGIN.name,
+                source,
+            })?;
         Ok(Self {
-            overflow: open(&folder, names::OVERFLOW, Map::LruHashMap)?,
+            overflow: open(&folder, &table::OVERFLOW)?,
             maps: KernelMaps::open(&folder)?,
             walk: Walk::over(origin.as_fd()).map_err(SocketMemoryError::Walk)?,
         })

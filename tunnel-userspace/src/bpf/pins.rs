@@ -13,14 +13,16 @@ use nix::{
     fcntl::{Flock, FlockArg},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use tunnel_common::{LAYOUT_VERSION, names};
+use tunnel_common::{
+    LAYOUT_VERSION,
+    table::{MAPS, Map, Place, Sizes},
+};
 
 use super::{
-    attach::Hook,
+    attach,
     folders::{self, Folder, Stage, Step},
     guard, shapes, sys,
 };
-use crate::reconcile::Sizes;
 
 /// The folder can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -195,14 +197,14 @@ impl Pins {
             Some(folder) => self.entries_of(folder)?,
             None => BTreeMap::new(),
         };
-        let missing = names::MAPS.iter().find(|map| !found.contains_key(**map));
+        let missing = MAPS.iter().find(|map| !found.contains_key(map.name));
         let is_older = whole.is_none() && older.is_some();
         if let Some(map) = missing
             && links > 0
             && !is_older
         {
             return Err(PinError::Missing {
-                path: self.maps().join(map),
+                path: self.maps().join(map.name),
             });
         }
         let layouts: BTreeSet<u32> = folders.iter().map(|folder| folder.layout).collect();
@@ -221,7 +223,7 @@ impl Pins {
             }
             return Ok(Found::Nothing);
         }
-        let sizes = shapes::sizes_of(|map| found.get(map).copied());
+        let sizes = Sizes::of_maps(|map| found.get(map.name).copied());
         Ok(sizes.map_or(Found::Nothing, Found::Ours))
     }
 
@@ -391,7 +393,7 @@ fn remove_known(
             foreign.push(path);
             continue;
         }
-        if let Some(device) = guard::device_of(&name) {
+        if let Some((_, Some(device))) = attach::of_pin(&name) {
             guard::remove_filter(&path, device).map_err(failed("take off", &path))?;
         }
         let pin = sys::open_pin(&path).map_err(failed("open", &path))?;
@@ -413,19 +415,19 @@ fn check_link(name: &str, path: &Path) -> Result<(), PinError> {
         path: path.to_owned(),
         what,
     };
-    if let Some(device) = guard::device_of(name) {
+    let known = attach::of_pin(name);
+    let (program, device) = known.ok_or_else(|| foreign("no program of that name".to_owned()))?;
+    if let Some(device) = device {
         return match guard::is_guard(path, device) {
             Ok(true) => Ok(()),
             Ok(false) => Err(foreign(format!("it is no guard of device {device}"))),
             Err(error) => Err(failed("look at", path)(error)),
         };
     }
-    let hook = Hook::of_program(name);
-    let hook = hook.ok_or_else(|| foreign("no program of that name".to_owned()))?;
     let link = sys::open_pin(path).map_err(failed("open", path))?;
-    let found = sys::cgroup_link(link.as_fd()).map_err(failed("look at", path))?;
+    let found = sys::link(link.as_fd()).map_err(failed("look at", path))?;
     match found {
-        Some(link) if link.attach_type == hook.attach_type() => Ok(()),
+        Some(link) if (link.place, link.hook) == (Place::Cgroup, program.hook) => Ok(()),
         Some(_) | None => Err(foreign(format!("it is no link of a cgroup's {name} hook"))),
     }
 }
@@ -437,15 +439,15 @@ fn check_map(folder: Folder, name: &str, path: &Path) -> Result<sys::Shape, PinE
         path: path.to_owned(),
         what,
     };
-    let is_older = folder.layout < LAYOUT_VERSION && !names::LASTING.contains(&name);
-    let wanted = shapes::of_map(name).filter(|_| !is_older);
+    let is_older = folder.layout < LAYOUT_VERSION;
+    let wanted = Map::named(name).filter(|map| map.lasts || !is_older);
     if wanted.is_none() && !is_older {
         return Err(foreign("no map of that name".to_owned()));
     }
     // A folder, or what is no object of BPF.
     let map = sys::open_pin(path).map_err(failed("open", path))?;
     let found = sys::shape(map.as_fd()).map_err(|_not_a_map| foreign("it is no map".to_owned()))?;
-    let Some(wanted) = wanted else {
+    let Some(wanted) = wanted.map(shapes::of) else {
         return Ok(found);
     };
     if (found.kind, found.key, found.value, found.flags)

@@ -2,8 +2,9 @@
 
 use std::io;
 
+use tunnel_common::table::CONNECT4;
+
 use super::{
-    attach::Hook,
     btf::Btf,
     kernel::{self, KernelSocketBit, Places},
     load, rights, sys,
@@ -119,8 +120,7 @@ const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
 
 fn answer(feature: &'static str, instructions: &[u64]) -> Result<bool, ProbeError> {
     let load = |program: &[u64]| {
-        sys::loads(program, Hook::Connect4.attach_type())
-            .map_err(|source| ProbeError::Feature { feature, source })
+        sys::loads(program, CONNECT4.hook).map_err(|source| ProbeError::Feature { feature, source })
     };
     if !load(&ALLOW)? {
         let source = io::Error::other("not even an empty program loads");

@@ -1,93 +1,152 @@
-//! The shapes of the pinned maps.
+//! Maps as the table has them: their shapes, and handles of their kinds.
 
-use tunnel_common::{
-    affinity::{Affinity, AffinityKey},
-    names,
-    origin::{Origin, Overflow, OverflowKey},
-    reason::Reason,
-    service::{Backend, Front, FrontKey, Slot, Source, Tally},
-    steering::{Steered, SteeringKey},
-};
+use std::path::Path;
 
-use super::sys::{self, Shape};
-use crate::reconcile::{Sizes, without_spare};
+use aya::maps::{Map as Handle, MapData, MapError};
+use tunnel_common::table::{Kind, Map};
 
-const HASH: u32 = 1;
-const ARRAY: u32 = 2;
-const PERCPU_ARRAY: u32 = 6;
-const LRU_HASH: u32 = 9;
-const SK_STORAGE: u32 = 24;
-const NO_PREALLOC: u32 = 1;
-const NO_COMMON_LRU: u32 = 2;
+use super::{maps::to_io, sys::Shape};
+use crate::reconcile::ReadError;
 
-/// The shape of a map of ours; its entries are 0 where the config decides.
-pub(super) fn of_map(name: &str) -> Option<Shape> {
-    let shape = |kind, key, value, entries, flags| Shape {
-        kind,
-        key,
-        value,
-        entries,
-        flags,
+/// The shape of a map; its entries are for the config to decide.
+pub(super) const fn of(map: &Map) -> Shape {
+    Shape {
+        kind: map.kind.number(),
+        key: map.key,
+        value: map.value,
+        entries: 0,
+        flags: map.flags,
+    }
+}
+
+/// Opens a map by its pin.
+pub(super) fn open<M: TryFrom<Handle, Error = MapError>>(
+    folder: &Path,
+    map: &Map,
+) -> Result<M, ReadError> {
+    let of_kind = match map.kind {
+        Kind::Hash => Handle::HashMap,
+        Kind::Array => Handle::Array,
+        Kind::PerCpuArray => Handle::PerCpuArray,
+        Kind::LruHash => Handle::LruHashMap,
+        Kind::SocketStorage => Handle::SkStorage,
     };
-    Some(match name {
-        names::SVC => shape(HASH, bytes::<FrontKey>(), 4, 0, 0),
-        names::FRONT => shape(ARRAY, 4, bytes::<Front>(), 0, 0),
-        names::SLOT => shape(ARRAY, 4, bytes::<Slot>(), 0, 0),
-        names::SOURCE => shape(ARRAY, 4, bytes::<Source>(), 0, 0),
-        names::BE => shape(ARRAY, 4, bytes::<Backend>(), 0, 0),
-        names::CONNS => shape(ARRAY, 4, 8, 0, sys::MMAPABLE),
-        names::TALLY => shape(ARRAY, 4, bytes::<Tally>(), 0, 0),
-        names::ORIGIN => shape(SK_STORAGE, 4, bytes::<Origin>(), 0, NO_PREALLOC),
-        names::OVERFLOW => shape(
-            LRU_HASH,
-            bytes::<OverflowKey>(),
-            bytes::<Overflow>(),
-            0,
-            NO_COMMON_LRU,
-        ),
-        names::AFFINITY => shape(LRU_HASH, bytes::<AffinityKey>(), bytes::<Affinity>(), 0, 0),
-        names::STEER => shape(HASH, bytes::<SteeringKey>(), 4, 0, 0),
-        names::STEERED => shape(ARRAY, 4, bytes::<Steered>(), 0, 0),
-        names::HOST => shape(ARRAY, 4, 8, 2, 0),
-        names::COUNT => shape(PERCPU_ARRAY, 4, 8, Reason::CAPACITY, 0),
-        _ => return None,
+    let data = MapData::from_pin(folder.join(map.name));
+    let opened = data.and_then(|data| M::try_from(of_kind(data)));
+    opened.map_err(|error| ReadError {
+        map: map.name,
+        source: to_io(error),
     })
 }
 
-/// How many entries each map whose size the config decides is made with.
-pub(super) const fn entries(sizes: Sizes) -> [(&'static str, u32); 10] {
-    [
-        (names::SVC, sizes.fronts),
-        (names::FRONT, sizes.front_entries()),
-        (names::SLOT, sizes.slot_entries()),
-        (names::SOURCE, sizes.source_entries()),
-        (names::BE, sizes.backend_entries()),
-        (names::CONNS, sizes.backend_entries()),
-        (names::TALLY, sizes.front_entries()),
-        (names::STEER, sizes.steer_entries()),
-        (names::STEERED, sizes.steered_entries()),
-        (names::AFFINITY, sizes.affinity),
-    ]
-}
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
 
-/// The sizes that pinned maps were made with. `front` and its like are larger than what they give
-/// room for by a rule that can be turned round.
-pub(super) fn sizes_of(entries: impl Fn(&str) -> Option<u32>) -> Option<Sizes> {
-    Some(Sizes {
-        fronts: entries(names::SVC)?,
-        slots: without_spare(entries(names::SLOT)?),
-        sources: without_spare(entries(names::SOURCE)?),
-        backends: without_spare(entries(names::BE)?),
-        steering: steering_of(entries(names::STEER)?),
-        affinity: entries(names::AFFINITY)?,
-    })
-}
+    use aya_obj::{Object, ProgramSection};
+    use tunnel_common::{
+        LAYOUT_VERSION,
+        table::{Entries, MAPS, PROGRAMS, Type},
+    };
 
-/// How many are steered, from the entries of `steer`: one is for the daemon's probe.
-pub(super) const fn steering_of(entries: u32) -> u32 {
-    entries.saturating_sub(1)
-}
+    use super::*;
+    use crate::bpf::{load, logging};
 
-fn bytes<T>() -> u32 {
-    u32::try_from(size_of::<T>()).unwrap_or(u32::MAX)
+    const DOCUMENT: &str = include_str!("../../../docs/maps.md");
+
+    fn objects() -> [Object; 2] {
+        [load::OBJECT, logging::OBJECT].map(|bytes| Object::parse(bytes).expect("an object"))
+    }
+
+    #[test]
+    fn the_objects_declare_the_maps_of_the_table_and_no_others() {
+        let wanted: BTreeMap<_, _> = MAPS.iter().map(|map| (map.name, of(map))).collect();
+        for object in objects() {
+            let maps = object.maps.iter();
+            let found: BTreeMap<_, _> = maps
+                // Constants, and the ring of the log.
+                .filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS")
+                .map(|(name, map)| {
+                    let shape = Shape {
+                        kind: map.map_type(),
+                        key: map.key_size(),
+                        value: map.value_size(),
+                        entries: 0,
+                        flags: map.map_flags(),
+                    };
+                    (name.as_str(), shape)
+                })
+                .collect();
+            assert_eq!(found, wanted);
+        }
+    }
+
+    #[test]
+    fn the_objects_have_the_programs_of_the_table_and_no_others() {
+        let wanted: BTreeMap<_, _> = PROGRAMS.iter().map(|row| (row.name, row.kind)).collect();
+        for object in objects() {
+            let programs = object.programs.iter().map(|(name, program)| {
+                let section = &program.section;
+                let kind = if matches!(section, ProgramSection::CgroupSockAddr { .. }) {
+                    Type::SocketAddress
+                } else if matches!(section, ProgramSection::CgroupSock { .. }) {
+                    Type::Socket
+                } else {
+                    assert!(
+                        matches!(section, ProgramSection::SchedClassifier),
+                        "{section:?}"
+                    );
+                    Type::Classifier
+                };
+                (name.as_str(), kind)
+            });
+            assert_eq!(programs.collect::<BTreeMap<_, _>>(), wanted);
+        }
+    }
+
+    /// The rows of the document's tables, cell by cell, that are about a map.
+    fn rows() -> Vec<Vec<&'static str>> {
+        let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
+        rows.map(|row| row.split('|').map(str::trim).collect())
+            .collect()
+    }
+
+    #[test]
+    fn the_document_tells_of_every_map_its_kind_its_size_and_what_becomes_of_it() {
+        assert!(DOCUMENT.contains(&format!("Layout {LAYOUT_VERSION}.")));
+        let rows = rows();
+        let (told, conversions): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.len() > 5);
+        let names: Vec<_> = told.iter().map(|row| row[1].trim_matches('`')).collect();
+        let known: BTreeSet<_> = MAPS.iter().map(|map| map.name).collect();
+        assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), known);
+        assert_eq!(names.len(), MAPS.len(), "{names:?}");
+        for row in told {
+            let map = Map::named(row[1].trim_matches('`')).expect("a map");
+            let kind = match map.kind {
+                Kind::Hash => "hash",
+                Kind::Array => "array",
+                Kind::PerCpuArray => "per-CPU array",
+                Kind::LruHash => "LRU hash",
+                Kind::SocketStorage => "socket storage",
+            };
+            assert!(row[2].starts_with(kind), "{row:?}");
+            let size = match map.entries {
+                Entries::Of(size, _) => format!("bpf.maps.{}", size.word()),
+                Entries::PerCpu(each) => format!("{each} a CPU"),
+                Entries::Fixed(0) => "one a socket".to_owned(),
+                Entries::Fixed(number) => number.to_string(),
+            };
+            assert!(row[7].contains(&size), "{row:?}: no {size}");
+        }
+        for map in MAPS {
+            let name = format!("`{}`", map.name);
+            let row = conversions.iter().find(|row| row[1].contains(&name));
+            let row = row.unwrap_or_else(|| panic!("no word of what becomes of {name}"));
+            assert_eq!(
+                row[3].starts_with("as ") || row[3].contains("the same"),
+                map.lasts,
+                "{row:?}"
+            );
+        }
+    }
 }

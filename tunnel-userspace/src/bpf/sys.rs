@@ -17,11 +17,12 @@ use std::{
 };
 
 use aya::programs::ProgramFd;
+use tunnel_common::table::{GUARD, Place, Type};
 
 pub(super) use self::{
     arrays::{array_values, write_many},
     functions::{Functions, open_btf},
-    words::{MMAPABLE, Words},
+    words::Words,
 };
 
 const BPF_MAP_CREATE: i64 = 0;
@@ -37,12 +38,8 @@ const BPF_LINK_DETACH: i64 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
-pub(super) const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-pub(super) const BPF_PROG_TYPE_CGROUP_SOCK: u32 = 9;
-pub(super) const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_LINK_TYPE_CGROUP: u32 = 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
-const BPF_TCX_INGRESS: u32 = 46;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
@@ -147,27 +144,37 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     unsafe { attr.call(BPF_OBJ_PIN) }.map(drop)
 }
 
-/// Attaches a program to a cgroup by a link.
-pub(super) fn create_link(
-    program: &ProgramFd,
-    cgroup: BorrowedFd<'_>,
-    attach_type: u32,
-) -> io::Result<OwnedFd> {
-    let attr = Attr::new()
-        .fd(0, program.as_fd())
-        .fd(4, cgroup)
-        .u32(8, attach_type);
-    // SAFETY: no pointers; the command gives a descriptor.
-    unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
+/// A place that a program is attached to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target<'a> {
+    /// A cgroup, and its number.
+    Cgroup(BorrowedFd<'a>, u64),
+    /// What comes in by a network device.
+    Device(u32),
 }
 
-/// Attaches a program to what comes in by a network device, before all others that are there.
-pub(super) fn create_tcx_link(program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
-    let attr = Attr::new()
-        .fd(0, program)
-        .u32(4, device)
-        .u32(8, BPF_TCX_INGRESS)
-        .u32(12, BPF_F_BEFORE);
+impl Target<'_> {
+    /// The link of a hook there.
+    pub(super) fn link(self, hook: u32) -> Link {
+        let (place, at) = match self {
+            Self::Cgroup(_, number) => (Place::Cgroup, number),
+            Self::Device(device) => (Place::Uplinks, device.into()),
+        };
+        Link { place, at, hook }
+    }
+}
+
+/// Attaches a program by a link; on a device, before all others that are there.
+pub(super) fn create_link(
+    program: BorrowedFd<'_>,
+    target: Target<'_>,
+    hook: u32,
+) -> io::Result<OwnedFd> {
+    let attr = Attr::new().fd(0, program).u32(8, hook);
+    let attr = match target {
+        Target::Cgroup(folder, _) => attr.fd(4, folder),
+        Target::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
+    };
     // SAFETY: no pointers; the command gives a descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
@@ -175,8 +182,9 @@ pub(super) fn create_tcx_link(program: BorrowedFd<'_>, device: u32) -> io::Resul
 /// Whether programs at tc are attached by links: of a device that there isn't, a kernel that knows
 /// them says so, and another that the request makes no sense.
 pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
-    let program = load(instructions, BPF_PROG_TYPE_SCHED_CLS, 0)?;
-    match create_tcx_link(program.as_fd(), i32::MAX.unsigned_abs()) {
+    let program = load(instructions, Type::Classifier.number(), 0)?;
+    let nowhere = Target::Device(i32::MAX.unsigned_abs());
+    match create_link(program.as_fd(), nowhere, GUARD.hook) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
@@ -199,42 +207,41 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { attr.call(BPF_LINK_DETACH) }.map(drop)
 }
 
-/// What a link to a cgroup is.
+/// A link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct CgroupLink {
-    /// Number of the cgroup, as its inode; 0 if it was removed.
-    pub(super) cgroup: u64,
-    /// The hook.
-    pub(super) attach_type: u32,
+pub(super) struct Link {
+    /// The kind of its place.
+    pub(super) place: Place,
+    /// Number of the cgroup, as its inode, or of the device; 0 if that is gone.
+    pub(super) at: u64,
+    /// Its hook.
+    pub(super) hook: u32,
 }
 
-/// Reads what a link is; nothing if it is no link to a cgroup.
+/// Reads what a link is; nothing if the object is none to a cgroup or at tc.
 ///
-/// `struct bpf_link_info`: type, id, program id, then for a cgroup its number and the hook.
-pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<Option<CgroupLink>> {
-    let info = object_info(link)?;
-    let [kind, _, _, _] = words(&info, 0);
-    let [low, high, attach_type, _] = words(&info, 16);
-    let cgroup = u64::from(high) << 32 | u64::from(low);
-    Ok((kind == BPF_LINK_TYPE_CGROUP).then_some(CgroupLink {
-        cgroup,
-        attach_type,
-    }))
-}
-
-/// The device of a link at tc, for what comes in; 0 if the device is gone. Nothing if the object is
-/// no such link.
-///
-/// `struct bpf_link_info`: type, id, program id, then for tcx the device and the hook.
-pub(super) fn tcx_device(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
-    if kind_of(link)? != Kind::Link {
+/// `struct bpf_link_info`: type, id, program id, then the number of the cgroup, or of the device, and
+/// the hook.
+pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
+    if kind_of(object)? != Kind::Link {
         return Ok(None);
     }
-    let info = object_info(link)?;
+    let info = object_info(object)?;
     let [kind, _, _, _] = words(&info, 0);
-    let [device, attach_type, _, _] = words(&info, 16);
-    let is_ingress = kind == BPF_LINK_TYPE_TCX && attach_type == BPF_TCX_INGRESS;
-    Ok(is_ingress.then_some(device))
+    let [first, second, third, _] = words(&info, 16);
+    Ok(match kind {
+        BPF_LINK_TYPE_CGROUP => Some(Link {
+            place: Place::Cgroup,
+            at: u64::from(second) << 32 | u64::from(first),
+            hook: third,
+        }),
+        BPF_LINK_TYPE_TCX => Some(Link {
+            place: Place::Uplinks,
+            at: first.into(),
+            hook: second,
+        }),
+        _ => None,
+    })
 }
 
 /// Whether an object is a program at tc of that name.
@@ -248,7 +255,7 @@ pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bo
     let [kind, _, _, _] = words(&info, 0);
     let held = info.get(64..80).unwrap_or_default();
     let held = held.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok(kind == BPF_PROG_TYPE_SCHED_CLS && held == name.as_bytes())
+    Ok(kind == Type::Classifier.number() && held == name.as_bytes())
 }
 
 /// What a descriptor of bpf(2) stands for.
@@ -385,7 +392,7 @@ pub(super) fn update_map_in_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) ->
 /// Whether a program of these instructions loads for a socket-address hook of that attach type.
 /// The verifier's refusal is EINVAL (an unknown helper) or EACCES (a wrong use of one).
 pub(super) fn loads(instructions: &[u64], attach_type: u32) -> io::Result<bool> {
-    match load(instructions, BPF_PROG_TYPE_CGROUP_SOCK_ADDR, attach_type) {
+    match load(instructions, Type::SocketAddress.number(), attach_type) {
         Ok(_program) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),

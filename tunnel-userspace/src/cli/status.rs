@@ -1,7 +1,9 @@
 use std::fmt::Write as _;
 
+use tunnel_common::table::Size;
+
 use crate::{
-    admin::{ChecksView, Status},
+    admin::{ChecksView, Status, used},
     sockets::{Pods, View},
     source::{Report, Server},
 };
@@ -27,22 +29,12 @@ pub(super) fn render(status: &Status) -> String {
         row("refusing by", setup.refusing.clone()),
         row("clients by", setup.clients.clone()),
         row("services", programmed.services.to_string()),
-        row(
-            "fronts",
-            format!("{} of {}", programmed.fronts, setup.maps.fronts),
-        ),
-        row(
-            "slots",
-            format!("{} of {}", programmed.slots, setup.maps.slots),
-        ),
-        row("backends", backends(status)),
-        row(
-            "sources",
-            format!("{} of {}", programmed.sources, setup.maps.sources),
-        ),
+    ];
+    lines.extend(used(programmed).map(|(size, used)| map(status, size, used)));
+    lines.extend([
         row("connections", format!("{} open", status.connections)),
         row("last write", last_write(status)),
-    ];
+    ]);
     if let Some(nameless) = &status.nameless {
         lines.push(row("refused", nameless));
     }
@@ -66,16 +58,17 @@ fn row(name: &str, value: impl std::fmt::Display) -> String {
     format!("  {name:<13}{value}")
 }
 
-fn backends(status: &Status) -> String {
-    let (programmed, room) = (&status.programmed, status.setup.maps.backends);
-    let mut text = format!("{} of {room}", programmed.backends);
-    if programmed.occupied_backends > 0 {
+/// How much of a size is used.
+fn map(status: &Status, size: Size, used: usize) -> String {
+    let room = status.setup.maps.get(size.word()).copied().unwrap_or(0);
+    let mut text = format!("{used} of {room}");
+    let occupied = status.programmed.occupied_backends;
+    if size == Size::Backends && occupied > 0 {
         text.push_str(&format!(
-            "; open connections keep the indices of {} that are gone",
-            programmed.occupied_backends
+            "; open connections keep the indices of {occupied} that are gone"
         ));
     }
-    text
+    row(size.word(), text)
 }
 
 fn last_write(status: &Status) -> String {

@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use tunnel_common::names;
+use tunnel_common::table::{PROGRAMS, Program};
 
 /// What is logged besides what the daemon itself has to say.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -32,10 +32,10 @@ impl Log {
         let Some(KernelLog { program, level: _ }) = &self.kernel else {
             return Ok(());
         };
-        let programs: Vec<_> = names::PROGRAMS.into_iter().chain([names::GUARD]).collect();
-        if programs.contains(&program.as_str()) {
+        if Program::named(program).is_some() {
             return Ok(());
         }
+        let programs: Vec<_> = PROGRAMS.iter().map(|program| program.name).collect();
         let reason = format!("`{program}` is no program, use {}", programs.join(", "));
         Err(("log.kernel.program".to_owned(), reason))
     }

@@ -5,6 +5,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use tunnel_common::table::Sizes;
 
 use super::duration;
 use crate::{
@@ -159,7 +160,7 @@ pub struct Bpf {
     /// The folder of pins, on a BPF file system.
     pub bpffs: PathBuf,
     /// The sizes of the maps.
-    pub maps: Maps,
+    pub maps: Sizes,
 }
 
 impl Default for Bpf {
@@ -167,7 +168,7 @@ impl Default for Bpf {
         Self {
             cgroup: Cgroup(None),
             bpffs: "/sys/fs/bpf/culvert".into(),
-            maps: Maps::default(),
+            maps: Sizes::default(),
         }
     }
 }
@@ -188,38 +189,6 @@ impl From<Cgroup> for String {
         cgroup
             .0
             .map_or_else(|| "auto".to_owned(), |path| path.display().to_string())
-    }
-}
-
-/// How many entries the maps give room for.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Maps {
-    /// Addresses with port and protocol that are translated.
-    pub fronts: u32,
-    /// Places in sets: each endpoint of each Service port counts once.
-    pub slots: u32,
-    /// Backends: each endpoint of each Service port counts once.
-    pub backends: u32,
-    /// Ranges of clients that may use the address of a load balancer: each of a Service port counts
-    /// once, those that touch as one.
-    pub sources: u32,
-    /// Addresses and ports of edge nodes that are steered.
-    pub steering: u32,
-    /// Clients that keep their backend: each of each Service port counts once.
-    pub affinity: u32,
-}
-
-impl Default for Maps {
-    fn default() -> Self {
-        Self {
-            fronts: 32_768,
-            slots: 131_072,
-            backends: 65_536,
-            sources: 4096,
-            steering: 16_384,
-            affinity: 16_384,
-        }
     }
 }
 

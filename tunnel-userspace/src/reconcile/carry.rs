@@ -11,14 +11,13 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Backend, Front, Membership, Set, State},
     steering::{Steered, SteeringKey},
+    table::{Rule, Size},
 };
 
 use super::{
     MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError,
-    access::with_spare,
     actual::{Actual, slots},
     steering::{QUARANTINE, nanos},
-    without_spare,
 };
 
 /// Contents can't be carried over.
@@ -31,9 +30,6 @@ pub enum CarryError {
     #[error(transparent)]
     Write(#[from] WriteError),
 }
-
-/// The size of the maps of steering, as the config names it.
-const STEERING: &str = "steering";
 
 /// A size that has no room for what is there.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -54,14 +50,15 @@ impl Misfit {
     /// Whether a config asks for this size; where nothing is steered, none does.
     #[must_use]
     pub fn is_asked_for(&self) -> bool {
-        self.size != STEERING || self.wanted != Sizes::UNSTEERED
+        self.size != Size::Steering.word() || self.wanted != Sizes::UNASKED
     }
 }
 
-fn fit(size: &'static str, wanted: u32, needed: u32) -> Result<(), Misfit> {
+fn fit(size: Size, wanted: Sizes, needed: u32) -> Result<(), Misfit> {
+    let wanted = wanted.of(size);
     if wanted < needed {
         return Err(Misfit {
-            size,
+            size: size.word(),
             wanted,
             needed,
         });
@@ -97,14 +94,10 @@ impl CarriedServices {
         let indices = indices.flat_map(|port| port.backends.values()).max();
         let fronts = u32::try_from(self.actual.fronts.len()).unwrap_or(u32::MAX);
         let backends = self.actual.used_backends;
-        fit("fronts", wanted.fronts, fronts.max(room_up_to(ids)))?;
-        fit("slots", wanted.slots, self.actual.used_slots)?;
-        fit("sources", wanted.sources, self.actual.sources.used())?;
-        fit(
-            "backends",
-            wanted.backends,
-            backends.max(room_up_to(indices)),
-        )
+        fit(Size::Fronts, wanted, fronts.max(room_up_to(ids)))?;
+        fit(Size::Slots, wanted, self.actual.used_slots)?;
+        fit(Size::Sources, wanted, self.actual.sources.used())?;
+        fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
     }
 
     /// Writes it into empty maps. Indices of backends that the old maps did not have begin with
@@ -202,8 +195,8 @@ fn room_up_to(index: Option<&u32>) -> u32 {
     };
     // No further than the first that is large enough: an array is at most 65 entries and an
     // eighth larger than its size.
-    let least = without_spare(entries).saturating_sub(1);
-    let is_enough = |size: &u32| with_spare(*size) >= entries;
+    let least = Rule::Spare.room(entries).saturating_sub(1);
+    let is_enough = |size: &u32| Rule::Spare.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)
 }
 
@@ -246,7 +239,7 @@ impl CarriedSteering {
         // The last record is the probe's: twice the size and one.
         let last = self.records.keys().next_back();
         let records = last.map_or(0, |index| (index / 2).saturating_add(1));
-        fit(STEERING, wanted.steering, keys.max(records))
+        fit(Size::Steering, wanted, keys.max(records))
     }
 
     /// Writes it into empty maps.

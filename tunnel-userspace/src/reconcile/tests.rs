@@ -42,9 +42,7 @@ const ROOMY: Sizes = Sizes {
     fronts: 64,
     slots: 256,
     backends: 256,
-    steering: 16,
-    sources: 64,
-    affinity: 64,
+    ..Sizes::each(64)
 };
 
 fn adopt(maps: Memory) -> Reconciler<Memory> {

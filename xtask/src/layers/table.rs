@@ -289,7 +289,7 @@ pub(super) struct Closed {
 pub(super) const CLOSED: &[Closed] = &[
     Closed {
         folder: "tunnel-common",
-        may: &["core", "zerocopy", "aya"],
+        may: &["core", "zerocopy", "aya", "serde"],
     },
     Closed {
         folder: "tunnel-ebpf",

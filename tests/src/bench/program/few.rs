@@ -73,13 +73,12 @@ pub(super) fn measure(options: &Options) -> Result<Few> {
 /// The product's defaults, with more room only where more is needed.
 fn settings(options: &Options) -> Settings {
     let wanted = options.services.saturating_mul(2);
-    let settings = Settings::of(options.culvert.clone());
-    Settings {
-        fronts: settings.fronts.max(wanted),
-        slots: settings.slots.max(wanted.saturating_mul(4)),
-        backends: settings.backends.max(wanted.saturating_mul(4)),
-        ..settings
-    }
+    let mut settings = Settings::of(options.culvert.clone());
+    let maps = &mut settings.maps;
+    maps.fronts = maps.fronts.max(wanted);
+    maps.slots = maps.slots.max(wanted.saturating_mul(4));
+    maps.backends = maps.backends.max(wanted.saturating_mul(4));
+    settings
 }
 
 /// The time from the rename of a file with all Services until the kernel translates each of them.

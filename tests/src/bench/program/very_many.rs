@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
+use tunnel_common::table::Sizes;
 
 use super::{
     Options,
@@ -89,9 +90,12 @@ pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Vec<Vec<Sample>
 fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let room = options.many.saturating_mul(2);
     let settings = Settings {
-        fronts: room,
-        slots: room.saturating_mul(OF_EACH),
-        backends: room.saturating_mul(OF_EACH),
+        maps: Sizes {
+            fronts: room,
+            slots: room.saturating_mul(OF_EACH),
+            backends: room.saturating_mul(OF_EACH),
+            ..Sizes::default()
+        },
         ..Settings::of(options.culvert.clone())
     };
     let node = probe::node(settings)?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 use tokio::sync::{mpsc, watch};
 use tracing::{Level, error, info, warn};
-use tunnel_common::LAYOUT_VERSION;
+use tunnel_common::{LAYOUT_VERSION, table::Part};
 
 use super::{
     NodeError, failed, steering_rules,
@@ -67,12 +67,11 @@ impl Parts {
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
         let wanted = sizes(config);
-        let mut data_path =
-            DataPath::load(&pins, wanted, features, &switches(config), since_boot())
-                .map_err(failed("cannot load the data path"))?;
+        let data_path = DataPath::load(&pins, wanted, features, &switches(config), since_boot())
+            .map_err(failed("cannot load the data path"))?;
         let found = data_path.sizes();
         let (maps, counters) = data_path
-            .take_maps()
+            .open_maps()
             .map_err(failed("cannot use the maps"))?;
         let grace = || RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"));
         let settings = Settings {
@@ -83,7 +82,7 @@ impl Parts {
             topology_keys: config.service.topology_keys,
         };
         let steering = data_path
-            .take_steering()
+            .open_steering()
             .map_err(failed("cannot use the maps"))?;
         let steering = Steering::adopt(steering, found, steering_settings(config)?, since_boot())
             .map_err(failed("cannot take over the steering maps"))?;
@@ -146,12 +145,10 @@ impl Parts {
             layout: LAYOUT_VERSION,
             refusing: refusing.to_owned(),
             clients: clients.to_owned(),
-            maps: admin::Maps {
-                fronts: sizes.fronts,
-                slots: sizes.slots,
-                backends: sizes.backends,
-                sources: sizes.sources,
-            },
+            maps: sizes
+                .words()
+                .map(|(word, room)| (word.to_owned(), room))
+                .collect(),
         };
         let counters = Arc::clone(&self.counters);
         let read = move || counters.read().map_err(|error| error.to_string());
@@ -314,7 +311,7 @@ impl Parts {
         Ok(Running {
             guard: self
                 .data_path
-                .into_guard()
+                .guard()
                 .map_err(failed("cannot use the maps"))?,
             targets: self.targets,
             owner: self.owner,
@@ -380,18 +377,9 @@ fn steering_settings(config: &Config) -> Result<SteeringSettings, NodeError> {
 /// How large the maps are to be. Where nothing is steered, those of steering are as small as they can
 /// be: they are a fifth of all.
 fn sizes(config: &Config) -> Sizes {
-    let maps = config.bpf.maps;
-    let is_steering = config.tunnel.steering.is_some();
-    Sizes {
-        fronts: maps.fronts,
-        slots: maps.slots,
-        backends: maps.backends,
-        sources: maps.sources,
-        steering: if is_steering {
-            maps.steering
-        } else {
-            Sizes::UNSTEERED
-        },
-        affinity: maps.affinity,
+    let sizes = config.bpf.maps;
+    if config.tunnel.steering.is_some() {
+        return sizes;
     }
+    sizes.without(Part::Steering)
 }

@@ -10,10 +10,9 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-use super::{BPF_MAP_TYPE_ARRAY, Shape, open_pin, shape};
+use tunnel_common::table::{Kind, MMAPABLE};
 
-/// `BPF_F_MMAPABLE`: the flag of a map that can be mapped.
-pub(in crate::bpf) const MMAPABLE: u32 = 1 << 10;
+use super::{Shape, open_pin, shape};
 
 /// The numbers of an array, for as long as this lives; the map lives as long.
 #[derive(Debug)]
@@ -39,7 +38,7 @@ impl Words {
             entries,
             flags,
         } = found;
-        if (kind, value, flags) != (BPF_MAP_TYPE_ARRAY, 8, MMAPABLE) {
+        if (kind, value, flags) != (Kind::Array.number(), 8, MMAPABLE) {
             return Err(io::Error::other(format!("{found} is no array of numbers")));
         }
         let count = usize::try_from(entries).map_err(io::Error::other)?;

@@ -24,12 +24,8 @@ fn settings() -> SteeringSettings {
 
 fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
     let sizes = Sizes {
-        fronts: 1,
-        slots: 1,
-        backends: 1,
         steering: capacity,
-        sources: 64,
-        affinity: 64,
+        ..Sizes::each(1)
     };
     let maps = Memory {
         capacity: usize_of(sizes.steer_entries()),

@@ -34,9 +34,7 @@ fn smallest(from: &Memory) -> Sizes {
         fronts: 0,
         slots: 0,
         backends: 0,
-        steering: 0,
-        sources: 64,
-        affinity: 64,
+        ..Sizes::each(64)
     };
     while let Err(Misfit { size, needed, .. }) = carry(from, sizes) {
         match size {
@@ -74,9 +72,7 @@ proptest! {
             fronts: small.fronts + more,
             slots: small.slots + more,
             backends: small.backends + more,
-            steering: 0,
-            sources: 64,
-            affinity: 64,
+            ..Sizes::each(64)
         };
         let carried = carry(&first.maps, sizes).expect("it fits");
         prop_assert_eq!(remembered(&carried), remembered(&first.maps));

@@ -11,9 +11,7 @@ const SIZES: Sizes = Sizes {
     fronts: 4 * SERVICES,
     slots: 4 * SERVICES,
     backends: 4 * SERVICES,
-    sources: 64,
-    steering: 16,
-    affinity: 16,
+    ..Sizes::each(64)
 };
 
 fn name(number: u32) -> ObjectName {

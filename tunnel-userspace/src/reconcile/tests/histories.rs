@@ -6,7 +6,6 @@ use litemap::LiteMap;
 use proptest::prelude::*;
 
 use super::{
-    super::access::{with_spare, without_spare},
     Memory, NoGrace, ROOMY, Reconciler, Retired, adopt, backends, is_ready, settle, state, update,
 };
 
@@ -125,10 +124,6 @@ proptest! {
         prop_assert!(usize::try_from(usage.backends).expect("small") <= backends);
     }
 
-    #[test]
-    fn a_size_comes_back_from_the_entries_it_was_made_with(size in 1..100_000_000_u32) {
-        prop_assert_eq!(without_spare(with_spare(size)), size);
-    }
 }
 
 #[test]

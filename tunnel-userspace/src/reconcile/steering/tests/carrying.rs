@@ -4,12 +4,8 @@ use super::{super::super::CarriedSteering, *};
 
 fn sizes(steering: u32) -> Sizes {
     Sizes {
-        fronts: 1,
-        slots: 1,
-        backends: 1,
         steering,
-        sources: 64,
-        affinity: 64,
+        ..Sizes::each(1)
     }
 }
 
@@ -88,6 +84,6 @@ fn the_size_where_nothing_is_steered_is_what_nobody_asks_for() {
     let carried = CarriedSteering::read(&steering.maps, had, NOW).expect("read");
     let misfit = |size| carried.fits(sizes(size)).expect_err("too small");
 
-    assert!(!misfit(Sizes::UNSTEERED).is_asked_for());
+    assert!(!misfit(Sizes::UNASKED).is_asked_for());
     assert!(misfit(0).is_asked_for());
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tunnel_common::{addr::Address, names};
+use tunnel_common::{addr::Address, table};
 
 use super::super::*;
 
@@ -24,7 +24,7 @@ impl Memory {
     fn spend(&mut self) -> Result<(), WriteError> {
         match &mut self.writes {
             Some(0) => Err(WriteError {
-                map: names::STEER,
+                map: table::STEER.name,
                 source: io::Error::other("refused"),
             }),
             Some(left) => {

@@ -1,0 +1,277 @@
+//! How large maps are: what the config gives, and how many entries that makes.
+
+use super::{BE, Entries, FRONT, MAPS, Map, SLOT, SOURCE, STEER, STEERED};
+
+/// Declares the sizes: the word in `bpf.maps`, the size, the part it belongs to, and its default.
+macro_rules! sizes {
+    ($($(#[$doc:meta])* $word:ident: $name:ident of $part:ident = $default:literal;)+) => {
+        /// How many entries the maps give room for (`bpf.maps` of the config). The arrays are larger, for
+        /// the time in which the old and the new are both there.
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        #[cfg_attr(
+            feature = "user",
+            derive(serde::Deserialize, serde::Serialize),
+            serde(default, deny_unknown_fields)
+        )]
+        pub struct Sizes {
+            $($(#[$doc])* pub $word: u32,)+
+        }
+
+        /// A size that the config gives.
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        pub enum Size {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Size {
+            /// Each of them, in the order of the config.
+            pub const ALL: [Self; [$($default),+].len()] = [$(Self::$name),+];
+
+            /// Its word in `bpf.maps`.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$name => stringify!($word),)+ }
+            }
+
+            /// The maps that are made anew where it changes.
+            #[must_use]
+            pub const fn part(self) -> Part {
+                match self { $(Self::$name => Part::$part,)+ }
+            }
+        }
+
+        impl Sizes {
+            /// One of them.
+            #[must_use]
+            pub const fn of(self, size: Size) -> u32 {
+                match size { $(Size::$name => self.$word,)+ }
+            }
+
+            /// The same with another number for one of them.
+            #[must_use]
+            pub const fn with(mut self, size: Size, number: u32) -> Self {
+                match size { $(Size::$name => self.$word = number,)+ }
+                self
+            }
+        }
+
+        impl Default for Sizes {
+            fn default() -> Self {
+                Self { $($word: $default,)+ }
+            }
+        }
+    };
+}
+
+sizes! {
+    /// Addresses with port and protocol that are translated.
+    fronts: Fronts of Services = 32_768;
+    /// Places in sets: each endpoint of each Service port counts once.
+    slots: Slots of Services = 131_072;
+    /// Backends: each endpoint of each Service port counts once.
+    backends: Backends of Services = 65_536;
+    /// Ranges of clients that may use the address of a load balancer: each of a Service port counts
+    /// once, those that touch as one.
+    sources: Sources of Services = 4096;
+    /// Addresses and ports of edge nodes that are steered.
+    steering: Steering of Steering = 16_384;
+    /// Clients that keep their backend: each of each Service port counts once.
+    affinity: Affinity of Affinity = 16_384;
+}
+
+/// Maps that hang together by their indices, and are made anew together.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Part {
+    /// Those of Services.
+    Services,
+    /// Those of steering, which `tunnel.steering` of the config asks for; without it they are as small
+    /// as they can be.
+    Steering,
+    /// That of clients that keep their backend.
+    Affinity,
+}
+
+impl Part {
+    /// Each of them.
+    pub const ALL: [Self; 3] = [Self::Services, Self::Steering, Self::Affinity];
+}
+
+impl Sizes {
+    /// The size of maps that no config asks for.
+    pub const UNASKED: u32 = 1;
+
+    /// So many of each.
+    #[must_use]
+    pub const fn each(number: u32) -> Self {
+        Self {
+            fronts: number,
+            slots: number,
+            backends: number,
+            sources: number,
+            steering: number,
+            affinity: number,
+        }
+    }
+
+    /// Each with its word in the config.
+    pub fn words(self) -> impl Iterator<Item = (&'static str, u32)> {
+        Size::ALL
+            .into_iter()
+            .map(move |size| (size.word(), self.of(size)))
+    }
+
+    /// The same with those of a part as another has them.
+    #[must_use]
+    pub fn with_part(self, part: Part, other: Self) -> Self {
+        let of_part = Size::ALL.into_iter().filter(|size| size.part() == part);
+        of_part.fold(self, |sizes, size| sizes.with(size, other.of(size)))
+    }
+
+    /// The same without a part that the config doesn't ask for: its maps are as small as they can be.
+    #[must_use]
+    pub fn without(self, part: Part) -> Self {
+        self.with_part(part, Self::each(Self::UNASKED))
+    }
+
+    /// The sizes that maps were made with, by how many entries those have. Nothing if one is missing.
+    pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
+        Size::ALL
+            .into_iter()
+            .try_fold(Self::each(0), |sizes, size| {
+                let told = MAPS.iter().find_map(|map| match map.entries {
+                    Entries::Of(its, rule) if its == size => Some((map, rule)),
+                    Entries::Of(..) | Entries::PerCpu(_) | Entries::Fixed(_) => None,
+                });
+                let (map, rule) = told?;
+                Some(sizes.with(size, rule.room(entries(map)?)))
+            })
+    }
+
+    /// Entries of the array `front`.
+    #[must_use]
+    pub const fn front_entries(self) -> u32 {
+        FRONT.entries(self, 1)
+    }
+
+    /// Entries of the array `steered`.
+    #[must_use]
+    pub const fn steered_entries(self) -> u32 {
+        STEERED.entries(self, 1)
+    }
+
+    /// Entries of the hash `steer`.
+    #[must_use]
+    pub const fn steer_entries(self) -> u32 {
+        STEER.entries(self, 1)
+    }
+
+    /// Entries of the array `slot`.
+    #[must_use]
+    pub const fn slot_entries(self) -> u32 {
+        SLOT.entries(self, 1)
+    }
+
+    /// Entries of the array `source`.
+    #[must_use]
+    pub const fn source_entries(self) -> u32 {
+        SOURCE.entries(self, 1)
+    }
+
+    /// Entries of the array `be`.
+    #[must_use]
+    pub const fn backend_entries(self) -> u32 {
+        BE.entries(self, 1)
+    }
+}
+
+/// How many entries a map has for a size.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Rule {
+    /// As many.
+    Exactly,
+    /// An eighth and 64 more, for the time in which the old and the new are both there.
+    Spare,
+    /// One more, for the daemon's probe.
+    Probe,
+    /// Twice as many, since an index rests when it isn't used any more, and one for the daemon's probe.
+    Resting,
+}
+
+impl Rule {
+    /// The entries of a map for a size.
+    #[must_use]
+    pub const fn entries(self, size: u32) -> u32 {
+        match self {
+            Self::Exactly => size,
+            Self::Spare => size.saturating_add(size / 8).saturating_add(64),
+            Self::Probe => size.saturating_add(1),
+            Self::Resting => size.saturating_mul(2).saturating_add(1),
+        }
+    }
+
+    /// The size that a map of so many entries gives room for.
+    #[must_use]
+    pub const fn room(self, entries: u32) -> u32 {
+        match self {
+            Self::Exactly => entries,
+            Self::Spare => {
+                let room = entries.saturating_sub(64);
+                // n + n / 8 = room: n is eight ninths of it, rounded up.
+                room.saturating_sub(room / 9)
+            }
+            Self::Probe => entries.saturating_sub(1),
+            Self::Resting => entries.saturating_sub(1) / 2,
+        }
+    }
+}
+
+impl Size {
+    /// The array that has it and room to spare, whose entries are counted for it.
+    #[must_use]
+    pub fn array(self) -> Option<&'static Map> {
+        let rule = Entries::Of(self, Rule::Spare);
+        MAPS.iter().find(|map| map.entries == rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::SVC;
+
+    #[test]
+    fn sizes_are_told_by_the_maps_that_were_made_with_them() {
+        let sizes = (1..).step_by(999).zip(Size::ALL);
+        let sizes = sizes.fold(Sizes::each(0), |sizes, (n, size)| sizes.with(size, n));
+
+        assert_eq!(
+            Sizes::of_maps(|map| Some(map.entries(sizes, 4))),
+            Some(sizes)
+        );
+        for missing in [SVC, BE, STEER] {
+            let entries = |map: &Map| (*map != missing).then(|| map.entries(sizes, 4));
+            assert_eq!(Sizes::of_maps(entries), None, "{}", missing.name);
+        }
+    }
+
+    #[test]
+    fn every_size_comes_back_from_its_entries() {
+        for rule in [Rule::Exactly, Rule::Spare, Rule::Probe, Rule::Resting] {
+            for size in (0..200).chain([4096, 65_536, 131_072]) {
+                assert_eq!(rule.room(rule.entries(size)), size, "{rule:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_as_small_as_can_be() {
+        let sizes = Sizes::default().without(Part::Steering);
+
+        assert_eq!(Size::Backends.array(), Some(&BE));
+        assert_eq!((sizes.steer_entries(), sizes.steered_entries()), (2, 3));
+        assert_eq!(
+            sizes.with_part(Part::Steering, Sizes::default()),
+            Sizes::default()
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! The programs of an object, loaded, and shared by those who attach them.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use aya::{
+    Ebpf,
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
+};
+use tunnel_common::table::{self, Type};
+
+use super::load::LoadError;
+
+/// The programs of an object.
+#[derive(Clone)]
+pub(super) struct Programs(Arc<Mutex<Ebpf>>);
+
+impl Programs {
+    pub(super) fn of(ebpf: Ebpf) -> Self {
+        Self(Arc::new(Mutex::new(ebpf)))
+    }
+
+    /// A handle of a program.
+    pub(super) fn fd(&self, row: &table::Program) -> io::Result<ProgramFd> {
+        let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = ebpf.program(row.name).ok_or_else(|| missing(row))?;
+        program.fd().map_err(to_io)?.try_clone()
+    }
+
+    /// Does something with a program at tc.
+    pub(super) fn with_classifier<T>(
+        &self,
+        row: &table::Program,
+        work: impl FnOnce(&mut SchedClassifier) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match ebpf.program_mut(row.name) {
+            Some(Program::SchedClassifier(program)) => work(program),
+            _ => Err(missing(row)),
+        }
+    }
+}
+
+fn missing(row: &table::Program) -> io::Error {
+    io::Error::other(format!(
+        "the object has no program {} for its hook",
+        row.name
+    ))
+}
+
+pub(super) fn to_io(error: ProgramError) -> io::Error {
+    if let ProgramError::SyscallError(error) = error {
+        error.io_error
+    } else {
+        io::Error::other(error)
+    }
+}
+
+/// Loads a program of an object.
+pub(super) fn load(ebpf: &mut Ebpf, row: &table::Program) -> Result<(), LoadError> {
+    let loaded = match (row.kind, ebpf.program_mut(row.name)) {
+        (Type::SocketAddress, Some(Program::CgroupSockAddr(program))) => program.load(),
+        (Type::Socket, Some(Program::CgroupSock(program))) => program.load(),
+        (Type::Classifier, Some(Program::SchedClassifier(program))) => program.load(),
+        _ => return Err(LoadError::NoProgram { program: row.name }),
+    };
+    loaded.map_err(|source| LoadError::Program {
+        program: row.name,
+        source,
+    })
+}

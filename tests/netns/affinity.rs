@@ -1,25 +1,22 @@
 //! Clients that keep their backend (`sessionAffinity: ClientIP`).
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Barrier},
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock, instance,
     manifest::{Manifest, Protocol, Service},
-    node::Node,
     place::Place,
-    pod::Pod,
+    shared::Shared,
     topology, wait,
 };
 
-use crate::support::{
-    Backends, CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to,
-    clients, counted, http, same, until_backends,
+use crate::{
+    scene::Scene,
+    support::{
+        CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http, same,
+        until_backends,
+    },
 };
 
 const WEB: Vip = Vip::of(30);
@@ -45,33 +42,7 @@ const ALGORITHMS: [&str; 6] = [
     "least-conn",
 ];
 
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    backends: Backends,
-}
-
-impl Stage {
-    fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        let backends = Backends::new(&node, &["one", "two", "three"])?;
-        Ok(Self {
-            node,
-            client,
-            backends,
-        })
-    }
-
-    fn start(&self, service: Service) -> Result<()> {
-        self.node.apply(service)?;
-        self.node.start()
-    }
-
-    fn places(&self) -> [(&'static str, &Place); 2] {
-        clients(self.node.host(), &self.client)
-    }
-}
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three"]));
 
 /// A Service without endpoints yet, whose clients keep their backend for so long.
 fn kept_for(seconds: u32) -> Service {
@@ -102,10 +73,10 @@ fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
 
 #[test]
 fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.backends.all()))?;
+    let scene = SCENE.take()?;
+    scene.program(kept_for(600).backends(scene.all()))?;
 
-    for (from, place) in stage.places() {
+    for (from, place) in scene.places() {
         for way in Way::TCP {
             let first = answering(place, way, WEB, HTTP)?;
             let again = || {
@@ -119,20 +90,20 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
                 }
                 Ok(())
             };
-            let ((), grown) = counted(&stage.node, &["translated_affine"], again)
+            let ((), grown) = counted(&scene.node, &["translated_affine"], again)
                 .with_context(|| format!("{way:?} from the {from}"))?;
             same("counted", grown, vec![2 * u64::try_from(TRIES)?])?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.backends.all()))?;
+    let scene = SCENE.take()?;
+    scene.program(kept_for(600).backends(scene.all()))?;
 
-    for (from, place) in stage.places() {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let (first, _) = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
             for _ in 0..TRIES {
@@ -146,48 +117,48 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
             }
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the same look at the same map, before any algorithm"]
 fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are() -> Result<()> {
-    let stage = Stage::new()?;
-    let one = addresses(&[stage.backends.named("one")?]);
-    stage.start(kept_for(600))?;
+    let scene = SCENE.take()?;
+    let one = scene.addresses(&["one"])?;
+    scene.program(kept_for(600))?;
     for algorithm in ALGORITHMS {
-        for backends in [one.clone(), stage.backends.all()] {
+        for backends in [one.clone(), scene.all()] {
             let service = kept_for(600).annotated("culvert.dev/algorithm", algorithm);
             // Without an endpoint first, so that nobody keeps one of before.
-            stage.node.apply(service.clone())?;
-            until_backends(&stage.node, "web", 0)?;
+            scene.node.apply(service.clone())?;
+            until_backends(&scene.node, "web", 0)?;
             let count = backends.len() / 2;
-            stage.node.apply(service.backends(backends))?;
-            until_backends(&stage.node, "web", count)?;
+            scene.node.apply(service.backends(backends))?;
+            until_backends(&scene.node, "web", count)?;
             for way in Way::TCP {
                 let story = || {
-                    let first = answering(&stage.client, way, WEB, HTTP)?;
-                    let again = seen(&stage.client, way, TRIES)?;
+                    let first = answering(&scene.client, way, WEB, HTTP)?;
+                    let again = seen(&scene.client, way, TRIES)?;
                     same("servers", again, BTreeSet::from([first]))
                 };
                 story().with_context(|| format!("{algorithm} of {count}, {way:?}"))?;
             }
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the same look at the same map, before any algorithm"]
 fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let service = kept_for(600).annotated("culvert.dev/algorithm", "round-robin");
-    stage.start(service.backends(stage.backends.without("three")))?;
+    scene.program(service.backends(scene.without("three")))?;
 
     for way in [Way::V4, Way::V6] {
         let mut servers = Vec::new();
         for number in 0..4 {
-            let client = stage.node.pod(&format!("c{number}-{way:?}"))?;
+            let client = scene.node.pod(&format!("c{number}-{way:?}"))?;
             servers.push(answering(&client, way, WEB, HTTP)?);
             answering(&client, way, WEB, HTTP)?;
         }
@@ -195,7 +166,7 @@ fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
         same("turns", &servers[..2], &servers[2..])?;
         ensure!(servers[0] != servers[1], "{way:?}: {servers:?}");
     }
-    Ok(())
+    scene.give_back()
 }
 
 /// Who answers a socket in turn that dials each Service at the same moment as another does.
@@ -213,61 +184,63 @@ fn in_step(place: &Place, way: Way, steps: &Barrier) -> Result<Vec<String>> {
 
 #[test]
 fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let service = |number| {
         let name = format!("web-{number}");
         let service = Vip::of(number).service(&name);
         service
             .spec("sessionAffinity: ClientIP")
-            .backends(stage.backends.all())
+            .backends(scene.all())
     };
     let services: Vec<Service> = (1..=SERVICES).map(service).collect();
-    stage
+    scene
         .node
         .apply(Manifest::of_services("services.yaml", &services))?;
-    stage.node.start()?;
+    for name in ["web-1", &format!("web-{SERVICES}")] {
+        until_backends(&scene.node, name, 3)?;
+    }
 
     for way in [Way::V4, Way::V6] {
         let steps = Barrier::new(2);
         let [one, other] = thread::scope(|scope| {
-            let dial = || in_step(&stage.client, way, &steps);
+            let dial = || in_step(&scene.client, way, &steps);
             [scope.spawn(dial), scope.spawn(dial)].map(|dial| dial.join().ok())
         });
         let (one, other) = (one.context("a panic")??, other.context("a panic")??);
         same("servers", one, other).with_context(|| format!("{way:?}"))?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: arithmetic with a clock that all have"]
 fn a_client_that_stays_away_for_too_long_is_forgotten() -> Result<()> {
     const KEPT: u32 = 4;
-    let stage = Stage::new()?;
-    stage.start(kept_for(KEPT).backends(stage.backends.all()))?;
+    let scene = SCENE.take()?;
+    scene.program(kept_for(KEPT).backends(scene.all()))?;
 
     for way in [Way::V4, Way::V6] {
         // Each connect makes it a client for as long again.
-        let first = answering(&stage.client, way, WEB, HTTP)?;
+        let first = answering(&scene.client, way, WEB, HTTP)?;
         for _ in 0..TRIES {
             clock::pause(Duration::from_millis(500));
-            let server = answering(&stage.client, way, WEB, HTTP)?;
+            let server = answering(&scene.client, way, WEB, HTTP)?;
             same("server", server, first.clone())?;
         }
         let away = || {
             clock::pause(Duration::from_secs(KEPT.into()) + Duration::from_millis(200));
-            answering(&stage.client, way, WEB, HTTP).is_ok_and(|server| server != first)
+            answering(&scene.client, way, WEB, HTTP).is_ok_and(|server| server != first)
         };
         wait::until(Duration::from_secs(120), away).context("it is never forgotten")?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(plain().backends(stage.backends.all()))?;
-    let spreads = |way| seen(&stage.client, way, TRIES).map(|seen| seen.len() > 1);
+    let scene = SCENE.take()?;
+    scene.program(plain().backends(scene.all()))?;
+    let spreads = |way| seen(&scene.client, way, TRIES).map(|seen| seen.len() > 1);
     let until = |wanted: bool| {
         let is_so = |way| spreads(way).is_ok_and(|spreads| spreads == wanted);
         wait::until(CHANGE, || is_so(Way::V4) && is_so(Way::V6))
@@ -276,61 +249,57 @@ fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
 
     until(true)?;
     for _ in 0..2 {
-        stage
-            .node
-            .apply(kept_for(600).backends(stage.backends.all()))?;
+        scene.node.apply(kept_for(600).backends(scene.all()))?;
         until(false)?;
-        stage.node.apply(plain().backends(stage.backends.all()))?;
+        scene.node.apply(plain().backends(scene.all()))?;
         until(true)?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the daemon marks the backend"]
 fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.backends.all()))?;
+    let scene = SCENE.take()?;
+    scene.program(kept_for(600).backends(scene.all()))?;
 
     for way in [Way::V4, Way::V6] {
-        let first = answering(&stage.client, way, WEB, HTTP)?;
-        let going = kept_for(600).backends(stage.backends.without(&first));
-        let leaving = addresses(&[stage.backends.named(&first)?]);
+        let first = answering(&scene.client, way, WEB, HTTP)?;
+        let going = kept_for(600).backends(scene.without(&first));
+        let leaving = scene.addresses(&[&first])?;
         let going = leaving.into_iter().fold(going, Service::terminating);
-        stage.node.apply(going)?;
+        scene.node.apply(going)?;
 
-        let has_left = || answering(&stage.client, way, WEB, HTTP).is_ok_and(|it| it != first);
+        let has_left = || answering(&scene.client, way, WEB, HTTP).is_ok_and(|it| it != first);
         wait::until(CHANGE, has_left).context("it stays at a backend that is going")?;
-        let second = answering(&stage.client, way, WEB, HTTP)?;
-        stage
-            .node
-            .apply(kept_for(600).backends(stage.backends.all()))?;
+        let second = answering(&scene.client, way, WEB, HTTP)?;
+        scene.node.apply(kept_for(600).backends(scene.all()))?;
         clock::pause(Duration::from_secs(1));
         for _ in 0..TRIES {
-            let server = answering(&stage.client, way, WEB, HTTP)?;
+            let server = answering(&scene.client, way, WEB, HTTP)?;
             same("after it came back", server, second.clone())?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: arithmetic with entries of the maps"]
 fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Result<()> {
-    let stage = Stage::new()?;
-    let near = addresses(&[stage.backends.named("one")?]);
+    let scene = SCENE.take()?;
+    let near = scene.addresses(&["one"])?;
     let web = kept_for(600)
         .spec("internalTrafficPolicy: Local")
         .on("other")
-        .backends(stage.backends.without("one"))
+        .backends(scene.without("one"))
         .on(instance::NODE)
         .backends(near);
-    stage.start(web)?;
+    scene.program(web)?;
 
     for way in [Way::V4, Way::V6] {
         // Node ports lead to all, the cluster IP to this node's only.
         for round in 0..TRIES {
-            let client = stage
+            let client = scene
                 .node
                 .pod(&format!("c{round}-{}", u8::from(way == Way::V6)))?;
             answering(&client, way, HOST, NODE_HTTP)?;
@@ -343,24 +312,24 @@ fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Resu
             }
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(kept_for(600).backends(stage.backends.all()))?;
+    let scene = SCENE.take()?;
+    scene.program(kept_for(600).backends(scene.all()))?;
 
     for way in [Way::V4, Way::V6] {
-        let first = answering(&stage.client, way, WEB, HTTP)?;
-        stage.node.kill9()?;
+        let first = answering(&scene.client, way, WEB, HTTP)?;
+        scene.node.kill9()?;
         same(
             "without it",
-            seen(&stage.client, way, TRIES)?,
+            seen(&scene.client, way, TRIES)?,
             [first.clone()].into(),
         )?;
-        stage.node.start()?;
-        same("after it", seen(&stage.client, way, TRIES)?, [first].into())?;
+        scene.node.start()?;
+        same("after it", seen(&scene.client, way, TRIES)?, [first].into())?;
     }
-    Ok(())
+    scene.give_back()
 }

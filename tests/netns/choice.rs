@@ -1,46 +1,41 @@
 //! Which backend a connect goes to: algorithms, weights, and Services that sockets leave alone.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{manifest::Service, node::Node, place::Place, pod::Pod};
+use tunnel_tests::{
+    manifest::Service,
+    place::Place,
+    shared::{Fixture as _, Lease, Shared},
+};
 
-use crate::support::{Backends, HTTP, HTTP_TARGET, Vip, Way, addresses, counted, http, same};
+use crate::{
+    scene::Scene,
+    support::{HTTP, HTTP_TARGET, Vip, Way, counted, http, same},
+};
 
 const WEB: Vip = Vip::of(40);
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 const SOCKETS: &str = "culvert.dev/sockets";
 
-/// A node with four backends, one in the zone `north` and three in `south`.
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    backends: Backends,
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three", "four"]));
+
+/// The scene with a Service that has these annotations, one backend in the zone `north` and three in
+/// `south`.
+fn start(annotations: &[(&str, &str)]) -> Result<Lease<Scene>> {
+    let scene = SCENE.take()?;
+    program(&scene, annotations)?;
+    Ok(scene)
 }
 
-impl Stage {
-    fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        let backends = Backends::new(&node, &["one", "two", "three", "four"])?;
-        Ok(Self {
-            node,
-            client,
-            backends,
-        })
+fn program(scene: &Scene, annotations: &[(&str, &str)]) -> Result<()> {
+    let mut web: Service = WEB.service("web");
+    for (key, value) in annotations {
+        web = web.annotated(key, value);
     }
-
-    fn start(&self, annotations: &[(&str, &str)]) -> Result<()> {
-        let (first, others) = (self.backends.named("one")?, self.backends.without("one"));
-        let mut web: Service = WEB.service("web");
-        for (key, value) in annotations {
-            web = web.annotated(key, value);
-        }
-        let web = web.within("north").backends(addresses(&[first]));
-        self.node.apply(web.within("south").backends(others))?;
-        self.node.start()
-    }
+    let web = web.within("north").backends(scene.addresses(&["one"])?);
+    scene.program(web.within("south").backends(scene.without("one")))
 }
 
 /// How often each backend answers so many connects.
@@ -57,11 +52,10 @@ fn counts(place: &Place, way: Way, times: u32) -> Result<BTreeMap<String, u32>> 
 #[test]
 fn connects_are_shared_by_weight() -> Result<()> {
     const CONNECTS: u32 = 600;
-    let stage = Stage::new()?;
-    stage.start(&[(WEIGHTS, "zone:north=3")])?;
+    let scene = start(&[(WEIGHTS, "zone:north=3")])?;
 
     for way in [Way::V4, Way::V6] {
-        let counts = counts(&stage.client, way, CONNECTS)?;
+        let counts = counts(&scene.client, way, CONNECTS)?;
         // Of six slots "one" has three, the others one each. A draw is within 5 standard deviations
         // (12.2 and 9.1 of 600) of its mean all but twice in a million.
         let expected = [
@@ -75,33 +69,32 @@ fn connects_are_shared_by_weight() -> Result<()> {
             ensure!(u32::abs_diff(count, mean) <= most, "{way:?}: {counts:?}");
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: arithmetic with slots; `counters` takes turns on every kernel"]
 fn turns_are_taken_by_weight_without_heaps() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(&[(ALGORITHM, "wrr"), (WEIGHTS, "zone:north=2, *=0")])?;
+    let scene = start(&[(ALGORITHM, "wrr"), (WEIGHTS, "zone:north=2, *=0")])?;
 
     for way in Way::TCP {
         same(
             "counts",
-            counts(&stage.client, way, 12)?,
+            counts(&scene.client, way, 12)?,
             [("one".to_owned(), 12)].into(),
         )?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -> Result<()> {
+    let scene = SCENE.take()?;
     for algorithm in ["sh", "maglev"] {
-        let stage = Stage::new()?;
-        stage.start(&[(ALGORITHM, algorithm)])?;
+        program(&scene, &[(ALGORITHM, algorithm)])?;
         let mut chosen = BTreeMap::new();
         for number in 0..12 {
-            let client = stage.node.pod(&format!("c{number}"))?;
+            let client = scene.node.pod(&format!("c{number}"))?;
             for way in Way::TCP {
                 let counts = counts(&client, way, 6)?;
                 ensure!(counts.len() == 1, "{algorithm}, {way:?}: {counts:?}");
@@ -114,59 +107,57 @@ fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -
             let several = chosen.keys().filter(|(of, _)| *of == family).count();
             ensure!(several > 1, "{algorithm}: {chosen:?}");
         }
+        scene.restore()?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: arithmetic with the address that is dialled"]
 fn a_hash_of_the_destination_leads_every_client_to_one_backend() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(&[(ALGORITHM, "destination-hash")])?;
+    let scene = start(&[(ALGORITHM, "destination-hash")])?;
 
     for way in [Way::V4, Way::V6] {
-        let expected = counts(stage.node.host(), way, 6)?;
+        let expected = counts(scene.node.host(), way, 6)?;
         same("backends", expected.len(), 1)?;
         for number in 0..6 {
-            let client = stage
+            let client = scene
                 .node
                 .pod(&format!("{way:?}-{number}").to_lowercase())?;
             same("counts", counts(&client, way, 6)?, expected.clone())?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the Service has no entries in the maps"]
 fn sockets_leave_a_service_alone_that_asks_for_it() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(&[(SOCKETS, "leave-alone")])?;
+    let scene = start(&[(SOCKETS, "leave-alone")])?;
 
     for way in Way::TCP {
-        let dial = || Ok(way.connect(stage.node.host(), WEB, HTTP).is_ok());
+        let dial = || Ok(way.connect(scene.node.host(), WEB, HTTP).is_ok());
         let reasons = ["translated", "no_backend"];
-        let (connected, grown) = counted(&stage.node, &reasons, dial)?;
+        let (connected, grown) = counted(&scene.node, &reasons, dial)?;
         same(
             "connected, and counted",
             (connected, grown),
             (false, vec![0, 0]),
         )?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: what a command prints"]
 fn people_are_told_where_connects_go_and_why() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;
-    let node = &stage.node;
+    let scene = start(&[(WEIGHTS, "zone:north=3, zone:south=0")])?;
+    let node = &scene.node;
     let services = node.culvert(&["services", "default/web"])?.stdout;
     for way in [Way::V4, Way::V6] {
         let family = way.family();
         let at = |name: &str| -> Result<SocketAddr> {
-            let pod = stage.backends.named(name)?;
+            let pod = scene.backend(name)?;
             Ok((pod.address(family), HTTP_TARGET).into())
         };
         let lines = [
@@ -206,5 +197,5 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
         "{}",
         unknown.stderr
     );
-    Ok(())
+    scene.give_back()
 }

@@ -5,7 +5,6 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     net::{IpAddr, SocketAddr, UdpSocket},
-    sync::Arc,
     thread,
 };
 
@@ -18,12 +17,16 @@ use tunnel_tests::{
     place::{ANSWER, Place, Process, connect_within},
     pod::Pod,
     scale::Scale,
+    shared::Shared,
     test_name, wait,
 };
 
-use crate::support::{
-    Backends, CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, clients, counted,
-    http, ports, same,
+use crate::{
+    scene::Scene,
+    support::{
+        CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http, ports,
+        same,
+    },
 };
 
 pub(crate) const WEB: Vip = Vip::of(50);
@@ -31,43 +34,27 @@ const OTHER: Vip = Vip::of(51);
 /// A port of `other` that leads to one where nobody listens.
 const CLOSED: u16 = 81;
 
+static SCENE: Shared<Scene> = Shared::new(|| set_up()?.freeze());
+
 /// A node with a Service of three backends, and one of a single other.
-pub(crate) struct Stage {
-    pub(crate) node: Node,
-    pub(crate) client: Arc<Pod>,
-    pub(crate) backends: Backends,
-    _other: Backends,
+pub(crate) fn set_up() -> Result<Scene> {
+    let scene = Scene::new(&["one", "two", "three", "other"])?;
+    let web = WEB.service("web").backends(scene.without("other"));
+    let other = OTHER.service("other").port(Protocol::Tcp, CLOSED, 9);
+    scene.start([web, other.backends(scene.addresses(&["other"])?)])?;
+    Ok(scene)
 }
 
-impl Stage {
-    pub(crate) fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        let backends = Backends::new(&node, &["one", "two", "three"])?;
-        let other = Backends::new(&node, &["other"])?;
-        node.apply(WEB.service("web").backends(backends.all()))?;
-        let service = OTHER.service("other").port(Protocol::Tcp, CLOSED, 9);
-        node.apply(service.backends(other.all()))?;
-        node.start()?;
-        Ok(Self {
-            node,
-            client,
-            backends,
-            _other: other,
-        })
-    }
-
-    /// Waits until so many connections are counted at `web` and `other`, and no more at anybody.
-    fn until(&self, web: u64, other: u64) -> Result<()> {
-        let (mut seen, mut all) = ([0, 0], 0);
-        wait::until(CHANGE, || {
-            let sum = |name| open(&self.node, name).map(|open| open.values().sum());
-            seen = ["web", "other"].map(|name| sum(name).unwrap_or(u64::MAX));
-            all = connections(&self.node).unwrap_or(u64::MAX);
-            seen == [web, other] && all == web + other
-        })
-        .with_context(|| format!("{seen:?} of {all} are counted, not {web} and {other}"))
-    }
+/// Waits until so many connections are counted at `web` and `other`, and no more at anybody.
+fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
+    let (mut seen, mut all) = ([0, 0], 0);
+    wait::until(CHANGE, || {
+        let sum = |name| open(&scene.node, name).map(|open| open.values().sum());
+        seen = ["web", "other"].map(|name| sum(name).unwrap_or(u64::MAX));
+        all = connections(&scene.node).unwrap_or(u64::MAX);
+        seen == [web, other] && all == web + other
+    })
+    .with_context(|| format!("{seen:?} of {all} are counted, not {web} and {other}"))
 }
 
 /// How many connections the kernel counts at all backends together.
@@ -111,79 +98,79 @@ fn asked(place: &Place, way: Way, is_connected: bool) -> Result<(UdpSocket, Stri
 #[test]
 fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_close() -> Result<()> {
     const EACH: u64 = 12;
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             for is_connected in [true, false] {
                 let asked = (0..EACH).map(|_| asked(place, way, is_connected));
                 let asked = asked.collect::<Result<Vec<_>>>()?;
                 let mut expected = BTreeMap::new();
                 for (_, name) in &asked {
-                    let backend = stage.backends.named(name)?;
+                    let backend = scene.backend(name)?;
                     *expected.entry(at(backend, way, DNS_TARGET)).or_default() += 1;
                 }
-                let mut counts = open(&stage.node, "web")?;
+                let mut counts = open(&scene.node, "web")?;
                 counts.retain(|_, count| *count > 0);
                 same(&format!("{way:?} from the {from}"), counts, expected)?;
                 drop(asked);
-                stage.until(0, 0)?;
+                until(&scene, 0, 0)?;
             }
         }
         for way in Way::TCP {
             let connect = |_| way.connect(place, WEB, HTTP);
             let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
-            stage.until(EACH, 0)?;
+            until(&scene, EACH, 0)?;
             http(held.pop().context("none")?)?;
-            stage.until(EACH - 1, 0)?;
+            until(&scene, EACH - 1, 0)?;
             drop(held);
-            stage.until(0, 0)?;
+            until(&scene, 0, 0)?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_second_connect_moves_the_count() -> Result<()> {
-    let stage = Stage::new()?;
-    let other = stage.node.pod("other")?;
+    let scene = SCENE.take()?;
+    let other = scene.node.pod("other")?;
 
     for way in Way::UDP {
-        let socket = way.udp(&stage.client)?;
+        let socket = way.udp(&scene.client)?;
         for _ in 0..3 {
             socket.connect(way.to(WEB, DNS))?;
-            stage.until(1, 0)?;
+            until(&scene, 1, 0)?;
             socket.connect(way.to(OTHER, DNS))?;
-            stage.until(0, 1)?;
+            until(&scene, 0, 1)?;
             // The same once more.
             socket.connect(way.to(OTHER, DNS))?;
-            stage.until(0, 1)?;
+            until(&scene, 0, 1)?;
         }
         // To the backend itself, which is none of the Service.
         socket.connect(way.to(Vip::of_pod(&other), DNS_TARGET))?;
-        stage.until(0, 0)?;
+        until(&scene, 0, 0)?;
         drop(socket);
-        stage.until(0, 0)?;
+        until(&scene, 0, 0)?;
     }
     for way in Way::TCP {
-        let socket = way.tcp(&stage.client)?;
+        let socket = way.tcp(&scene.client)?;
         let refused = connect_within(&socket, way.to(OTHER, CLOSED), ANSWER);
         ensure!(refused.is_err(), "somebody listens at {CLOSED}");
-        stage.until(0, 1)?;
+        until(&scene, 0, 1)?;
         connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
-        stage.until(1, 0)?;
+        until(&scene, 1, 0)?;
         drop(socket);
-        stage.until(0, 0)?;
+        until(&scene, 0, 0)?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_socket_that_asks_several_services_counts_at_the_last() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
 
     for way in Way::UDP {
-        let socket = way.udp(&stage.client)?;
+        let socket = way.udp(&scene.client)?;
         for number in 0..20 {
             let (vip, counts) = if number % 3 == 0 {
                 (OTHER, (0, 1))
@@ -191,21 +178,21 @@ fn a_socket_that_asks_several_services_counts_at_the_last() -> Result<()> {
                 (WEB, (1, 0))
             };
             ask_to(&socket, way.to(vip, DNS))?;
-            stage.until(counts.0, counts.1)?;
+            until(&scene, counts.0, counts.1)?;
         }
         drop(socket);
-        stage.until(0, 0)?;
+        until(&scene, 0, 0)?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let times = Scale::from_environment().count(2000);
 
     for way in Way::UDP {
-        let socket = way.udp(&stage.client)?;
+        let socket = way.udp(&scene.client)?;
         // Datagrams from two threads to two Services each, and connects of a third.
         let [web, other] = [WEB, OTHER].map(|vip| way.to(vip, DNS));
         thread::scope(|scope| {
@@ -227,11 +214,11 @@ fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
         })?;
 
         socket.connect(web)?;
-        stage.until(1, 0)?;
+        until(&scene, 1, 0)?;
         drop(socket);
-        stage.until(0, 0)?;
+        until(&scene, 0, 0)?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
@@ -239,30 +226,30 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
         return Ok(());
     }
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let room = "net.core.optmem_max";
     let path = "/proc/sys/net/core/optmem_max";
-    let before = stage.client.run(&["cat", path])?;
+    let before = scene.client.run(&["cat", path])?;
 
     for way in Way::UDP {
-        let socket = way.udp(&stage.client)?;
+        let socket = way.udp(&scene.client)?;
         socket.connect(way.to(WEB, DNS))?;
-        stage.until(1, 0)?;
-        stage.client.sysctl(room, "1")?;
+        until(&scene, 1, 0)?;
+        scene.client.sysctl(room, "1")?;
         // What it remembered is gone, and nothing new is there.
         let moved = socket.connect(way.to(OTHER, DNS));
         ensure!(moved.is_err(), "it has room");
-        stage.until(0, 0)?;
-        let tcp = Way::V6.connect(&stage.client, WEB, HTTP)?;
-        stage.until(0, 0)?;
-        stage.client.sysctl(room, before.trim())?;
+        until(&scene, 0, 0)?;
+        let tcp = Way::V6.connect(&scene.client, WEB, HTTP)?;
+        until(&scene, 0, 0)?;
+        scene.client.sysctl(room, before.trim())?;
         drop(tcp);
         socket.connect(way.to(OTHER, DNS))?;
-        stage.until(0, 1)?;
+        until(&scene, 0, 1)?;
         drop(socket);
-        stage.until(0, 0)?;
+        until(&scene, 0, 0)?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 /// A process in a place that holds sockets of every kind to `web`, after it has opened and closed
@@ -289,29 +276,30 @@ const KINDS: u32 = 9;
 #[test]
 fn sockets_of_owners_that_are_killed_with_9_count_no_more_and_the_daemon_need_not_live()
 -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
+    let scene = SCENE.take()?;
+    let node = &scene.node;
     let each = Scale::from_environment().count(120);
     let held = u64::from(each * KINDS);
 
     let holders = [
-        hold(&stage.client, each, 0, None)?,
+        hold(&scene.client, each, 0, None)?,
         hold(node.host(), each, 0, None)?,
-        hold(&stage.client, each, 0, None)?,
+        hold(&scene.client, each, 0, None)?,
     ];
-    stage.until(3 * held, 0)?;
+    until(&scene, 3 * held, 0)?;
     let [first, second, third] = holders;
     drop(first);
-    stage.until(2 * held, 0)?;
+    until(&scene, 2 * held, 0)?;
     node.kill9()?;
     drop(second);
     let fourth = hold(node.host(), each, 0, None)?;
     node.start()?;
-    stage.until(2 * held, 0)?;
+    until(&scene, 2 * held, 0)?;
     node.kill9()?;
     drop((third, fourth));
     node.start()?;
-    stage.until(0, 0)
+    until(&scene, 0, 0)?;
+    scene.give_back()
 }
 
 /// The sockets that a place has, by their peer; those without one by an address without a port.
@@ -351,11 +339,11 @@ fn peer_of(text: &str) -> Option<SocketAddr> {
 fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the_kernel_lists()
 -> Result<()> {
     const SOCKETS: u32 = 100_000;
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let before = Scale::from_environment().count(SOCKETS / 2);
-    let places = [&**stage.client, stage.node.host()];
+    let places = [&**scene.client, scene.node.host()];
 
-    let folder = stage.node.topology().lab().folder();
+    let folder = scene.node.topology().lab().folder();
     let logs = ["pod.log", "host.log"].map(|name| folder.join(name));
     let mut holders = Vec::new();
     for (place, log) in places.into_iter().zip(&logs) {
@@ -371,7 +359,7 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
             *all.entry(peer).or_default() += count;
         }
     }
-    let counts = open(&stage.node, "web")?;
+    let counts = open(&scene.node, "web")?;
     let mut unconnected = 0;
     for (at, count) in &counts {
         let connected = all.get(at).copied().unwrap_or(0);
@@ -384,10 +372,11 @@ fn after_a_hundred_thousand_sockets_the_counts_are_those_of_the_sockets_that_the
         );
     }
     same("unconnected", unconnected, 2 * 20 * 3)?;
-    stage.until(2 * 20 * u64::from(KINDS), 0)?;
+    until(&scene, 2 * 20 * u64::from(KINDS), 0)?;
 
     drop(holders);
-    stage.until(0, 0)
+    until(&scene, 0, 0)?;
+    scene.give_back()
 }
 
 #[test]
@@ -395,23 +384,23 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
     if feature::lacks(test_name!(), &[Feature::Mptcp])? {
         return Ok(());
     }
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let reasons = ["translated_kernel", "translated", "socket_tracked"];
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for (domain, way) in [(Domain::IPV4, Way::V4), (Domain::IPV6, Way::V6)] {
-            let (stream, grown) = counted(&stage.node, &reasons, || {
+            let (stream, grown) = counted(&scene.node, &reasons, || {
                 let socket = place.socket_of(domain, Type::STREAM, Transport::MPTCP)?;
                 socket.set_read_timeout(Some(ANSWER))?;
                 connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
                 Ok(socket)
             })?;
             same(from, grown, vec![1, 0, 0])?;
-            stage.until(0, 0)?;
+            until(&scene, 0, 0)?;
             let server = http(stream.into())?;
             ensure!(["one", "two", "three"].contains(&&*server), "{server}");
-            stage.until(0, 0)?;
+            until(&scene, 0, 0)?;
         }
     }
-    Ok(())
+    scene.give_back()
 }

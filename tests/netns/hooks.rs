@@ -1,60 +1,27 @@
 //! Connected sockets: every hook, family and protocol, from the host and from a pod.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use tunnel_tests::{
     manifest::{Protocol, Service},
-    node::Node,
     place::{ANSWER, connect_within},
-    pod::{Pod, Server},
 };
 
-use crate::support::{
-    DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, clients, counted, errno, http,
-    receive, same, serve, until_backends,
+use crate::{
+    scene::{DIALLED, EMPTY, OTHER, Scene, WEB},
+    support::{
+        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, counted, errno, http, receive, same,
+    },
 };
-
-const WEB: Vip = Vip::of(10);
-const OTHER: Vip = Vip::of(11);
-const EMPTY: Vip = Vip::of(12);
-
-/// A node with a client, two backends and a Service for each, and a Service without any.
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    backend: Arc<Pod>,
-    _servers: [Server; 2],
-}
-
-impl Stage {
-    fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let (client, backend) = (node.pod("client")?, node.pod("backend")?);
-        let other = node.pod("other")?;
-        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-        node.apply(OTHER.service("other").backends(addresses(&[&*other])))?;
-        node.apply(EMPTY.service("empty"))?;
-        let servers = [serve(&backend)?, serve(&other)?];
-        node.start()?;
-        Ok(Self {
-            node,
-            client,
-            backend,
-            _servers: servers,
-        })
-    }
-}
 
 #[test]
 fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = DIALLED.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::TCP {
             let what = format!("{way:?} from the {from}");
-            let (stream, grown) = counted(&stage.node, &["translated", "socket_tracked"], || {
+            let (stream, grown) = counted(&scene.node, &["translated", "socket_tracked"], || {
                 Ok(way.connect(place, WEB, HTTP)?)
             })
             .context(what.clone())?;
@@ -63,14 +30,14 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
             same(&what, grown, vec![1, 1])?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = DIALLED.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::TCP {
             let what = format!("{way:?} from the {from}");
             let socket = way.tcp(place)?;
@@ -83,18 +50,18 @@ fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<(
             same(&what, http(stream)?, "backend".to_owned())?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = DIALLED.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let socket = way.udp(place)?;
-            let (names, grown) = counted(&stage.node, &["translated", "translated_sticky"], || {
+            let (names, grown) = counted(&scene.node, &["translated", "translated_sticky"], || {
                 socket.connect(way.to(WEB, DNS))?;
                 Ok([ask(&socket)?, ask(&socket)?])
             })
@@ -105,14 +72,14 @@ fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<
             same(&what, grown, vec![1, 0])?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn the_sender_of_an_answer_to_a_connected_udp_socket_is_the_cluster_ip() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = DIALLED.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let socket = way.udp(place)?;
@@ -122,15 +89,15 @@ fn the_sender_of_an_answer_to_a_connected_udp_socket_is_the_cluster_ip() -> Resu
             same(&what, sender, way.shown(WEB, DNS))?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
-    let stage = Stage::new()?;
-    let backend = Vip::of_pod(&stage.backend);
+    let scene = DIALLED.take()?;
+    let backend = Vip::of_pod(scene.backend("backend")?);
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let socket = way.udp(place)?;
@@ -148,28 +115,26 @@ fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
             }
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 /// Gives the first backend's address and port to a Service that leads to the other one.
-fn chain(stage: &Stage) -> Result<Vip> {
-    let chained = Vip::of_pod(&stage.backend);
-    let other = stage.node.pod("other")?;
+fn chain(scene: &Scene) -> Result<Vip> {
+    let chained = Vip::of_pod(scene.backend("backend")?);
     let service = Service::new("chained", [chained.v4.into(), chained.v6.into()])
         .port(Protocol::Udp, DNS_TARGET, DNS_TARGET)
         .port(Protocol::Tcp, HTTP_TARGET, HTTP_TARGET)
-        .backends(addresses(&[&*other]));
-    stage.node.apply(service)?;
-    until_backends(&stage.node, "chained", 1)?;
+        .backends(scene.addresses(&["other"])?);
+    scene.program(service)?;
     Ok(chained)
 }
 
 #[test]
 fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Result<()> {
-    let stage = Stage::new()?;
-    let chained = chain(&stage)?;
+    let scene = DIALLED.take()?;
+    let chained = chain(&scene)?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let socket = way.udp(place)?;
@@ -187,15 +152,15 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
             same(&what, http(stream)?, "backend".to_owned())?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_connected_socket_is_not_translated_a_second_time_after_it_asked_another() -> Result<()> {
-    let stage = Stage::new()?;
-    chain(&stage)?;
+    let scene = DIALLED.take()?;
+    chain(&scene)?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let socket = way.udp(place)?;
@@ -208,5 +173,5 @@ fn a_connected_socket_is_not_translated_a_second_time_after_it_asked_another() -
             )?;
         }
     }
-    Ok(())
+    scene.give_back()
 }

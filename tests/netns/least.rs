@@ -9,8 +9,8 @@ use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
 
 use crate::{
     carried,
-    conns::{Stage, WEB, connections, open},
-    support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, same, until_backends},
+    conns::{WEB, connections, open, set_up},
+    support::{CHANGE, DNS, HTTP, Vip, Way, ask, same, until_backends},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -31,15 +31,15 @@ fn by_server<const N: usize>(sockets: &[(UdpSocket, String)], names: [&str; N]) 
 
 #[test]
 fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
-    let stage = Stage::new()?;
-    let two = stage.backends.without("three");
+    let scene = set_up()?;
+    let two = scene.addresses(&["one", "two"])?;
     let service = WEB.service("web").annotated(ALGORITHM, "least-conn");
-    stage.node.apply(service.backends(two))?;
-    until_backends(&stage.node, "web", 2)?;
+    scene.node.apply(service.backends(two))?;
+    until_backends(&scene.node, "web", 2)?;
     let names = ["one", "two"];
 
     for way in Way::UDP {
-        let connect = |_| connected(&stage.client, way);
+        let connect = |_| connected(&scene.client, way);
         let mut held = (0..20).map(connect).collect::<Result<Vec<_>>>()?;
         same("both", by_server(&held, names), [10, 10])?;
         held.retain(|(_, server)| server == "one");
@@ -48,9 +48,9 @@ fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
         same("the emptier one", by_server(&more, names), [0, 10])?;
     }
     for way in Way::TCP {
-        let connect = |_| way.connect(&stage.client, WEB, HTTP);
+        let connect = |_| way.connect(&scene.client, WEB, HTTP);
         let held = (0..20).map(connect).collect::<Result<Vec<_>, _>>()?;
-        let counts = open(&stage.node, "web")?;
+        let counts = open(&scene.node, "web")?;
         let counts: Vec<u64> = counts.into_values().filter(|count| *count > 0).collect();
         same(&format!("{way:?}"), counts, vec![10, 10])?;
         drop(held);
@@ -61,7 +61,7 @@ fn of_two_backends_the_emptier_one_is_always_chosen() -> Result<()> {
 #[test]
 fn connections_are_held_by_weight() -> Result<()> {
     const ROUNDS: usize = 24;
-    let stage = Stage::new()?;
+    let scene = set_up()?;
     // A small set is in the record, a larger one in slots: 2 + 1, and 3 + 1 + 1.
     for (weights, south, expected) in [
         ("zone:north=2", &["two"][..], [2, 1, 0]),
@@ -70,16 +70,14 @@ fn connections_are_held_by_weight() -> Result<()> {
         let service = WEB.service("web").annotated(ALGORITHM, "wlc");
         let mut service = service.annotated(WEIGHTS, weights);
         for (zone, names) in [("north", &["one"][..]), ("south", south)] {
-            let pods = names.iter().map(|name| stage.backends.named(name));
-            let pods = pods.collect::<Result<Vec<_>>>()?;
-            service = service.within(zone).backends(addresses(&pods));
+            service = service.within(zone).backends(scene.addresses(names)?);
         }
-        stage.node.apply(service)?;
-        until_backends(&stage.node, "web", 1 + south.len())?;
+        scene.node.apply(service)?;
+        until_backends(&scene.node, "web", 1 + south.len())?;
 
         for way in [Way::V4, Way::V6] {
             let slots: usize = expected.iter().sum();
-            let connect = |_| connected(&stage.client, way);
+            let connect = |_| connected(&scene.client, way);
             let held = (0..ROUNDS * slots).map(connect);
             let held = held.collect::<Result<Vec<_>>>()?;
             let counts = by_server(&held, ["one", "two", "three"]);
@@ -102,8 +100,8 @@ fn occupied(node: &Node) -> Option<u64> {
 #[test]
 fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_daemon() -> Result<()>
 {
-    let stage = Stage::new()?;
-    let node = &stage.node;
+    let scene = set_up()?;
+    let node = &scene.node;
     let until = |wanted: u64| {
         let mut seen = None;
         wait::until(2 * CHANGE, || {
@@ -113,17 +111,16 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
         .with_context(|| format!("{seen:?} indices are kept, not {wanted}"))
     };
     let replaced = |names: &[&str]| -> Result<()> {
-        let pods = names.iter().map(|name| stage.backends.named(name));
-        let pods = pods.collect::<Result<Vec<_>>>()?;
-        node.apply(WEB.service("web").backends(addresses(&pods)))?;
+        let backends = scene.addresses(names)?;
+        node.apply(WEB.service("web").backends(backends))?;
         until_backends(node, "web", names.len())
     };
     replaced(&["one"])?;
     until(0)?;
 
-    let held = Way::TCP.map(|way| way.connect(&stage.client, WEB, HTTP));
+    let held = Way::TCP.map(|way| way.connect(&scene.client, WEB, HTTP));
     let held = held.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let udp = Way::UDP.map(|way| connected(&stage.client, way));
+    let udp = Way::UDP.map(|way| connected(&scene.client, way));
     let udp = udp.into_iter().collect::<Result<Vec<_>>>()?;
     // Of each protocol and family one.
     replaced(&["two"])?;
@@ -151,8 +148,8 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
 
 #[test]
 fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
-    let stage = carried::Stage::new()?;
-    let node = &stage.node;
+    let scene = carried::Stage::new()?;
+    let node = &scene.node;
     let until = |wanted: u64| {
         let mut seen = None;
         wait::until(CHANGE, || {
@@ -161,13 +158,13 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
         })
         .with_context(|| format!("{seen:?} connections are counted, not {wanted}"))
     };
-    let connect = || connected_to(&stage.client, carried::WEB);
+    let connect = || connected_to(&scene.client, carried::WEB);
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
     // Larger; smaller, which keeps the map of the counts; larger than that.
     for size in [4096, 64, 128, 8192] {
-        stage.resize([64, 64, size])?;
+        scene.resize([64, 64, size])?;
         if size == 128 {
             // Some close while nobody looks.
             node.kill9()?;
@@ -176,7 +173,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
             node.stop()?;
         }
         node.start()?;
-        stage.is_tidy()?;
+        scene.is_tidy()?;
         let expected = u64::try_from(held.len())?;
         until(expected)?;
         held.push(connect()?);
@@ -203,25 +200,25 @@ fn connected_to(client: &Pod, vip: Vip) -> Result<UdpSocket> {
 
 #[test]
 fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> {
-    let stage = carried::Stage::new()?;
+    let scene = carried::Stage::new()?;
     let sizes = [4096, 64, 8192];
 
-    stage.under_load(sizes.len(), |number| {
+    scene.under_load(sizes.len(), |number| {
         // Each larger than any before it, or smaller.
         let size = sizes[number % sizes.len()] + u32::try_from(number)?;
-        stage.resize([size, size, size])?;
+        scene.resize([size, size, size])?;
         if number % 2 == 0 {
-            stage.node.kill9()?;
+            scene.node.kill9()?;
         } else {
-            stage.node.stop()?;
+            scene.node.stop()?;
         }
-        stage.node.start()?;
-        stage.is_tidy()
+        scene.node.start()?;
+        scene.is_tidy()
     })?;
 
     let mut seen = None;
     wait::until(CHANGE, || {
-        seen = connections(&stage.node).ok();
+        seen = connections(&scene.node).ok();
         seen == Some(0)
     })
     .with_context(|| format!("{seen:?} connections are counted, and none is open"))

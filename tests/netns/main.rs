@@ -2,6 +2,8 @@
 //! Needs the rights of root, a cgroup v2 hierarchy and a kernel with BPF.
 
 #[cfg(test)]
+mod scene;
+#[cfg(test)]
 mod support;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A Service without an endpoint refuses at once, with the error that the kernel can be made to
 //! give (`bpf_set_retval`, Linux 6.1).
 
-use std::{net::UdpSocket, sync::Arc, time::Duration};
+use std::{net::UdpSocket, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
@@ -10,37 +10,30 @@ use tunnel_tests::{
     feature::{self, Feature},
     node::Node,
     place::{Place, connect_within},
-    pod::Pod,
     scale::Scale,
+    shared::Lease,
     test_name,
 };
 
-use crate::support::{DNS, HTTP, Vip, Way, clients, counted, errno, same};
+use crate::{
+    scene::{DIALLED, EMPTY, Scene},
+    support::{DNS, HTTP, Way, counted, errno, same},
+};
 
-const EMPTY: Vip = Vip::of(12);
 /// The kernel's first SYN is repeated after a second: what takes less was answered at once.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
+/// Each place with the name of its network interface.
+fn devices(scene: &Scene) -> [(&'static str, &Place); 2] {
+    let [(_, host), (_, pod)] = scene.places();
+    [("uplink", host), ("eth0", pod)]
 }
 
-impl Stage {
-    fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        node.apply(EMPTY.service("empty"))?;
-        node.start()?;
-        same("way", &node.status()?["refusing"], &"bpf_set_retval".into())?;
-        Ok(Self { node, client })
-    }
-
-    /// Each place with the name of its network interface.
-    fn places(&self) -> [(&'static str, &Place); 2] {
-        let [(_, host), (_, pod)] = clients(self.node.host(), &self.client);
-        [("uplink", host), ("eth0", pod)]
-    }
+fn dialled() -> Result<Lease<Scene>> {
+    let scene = DIALLED.take()?;
+    let refusing = &scene.node.status()?["refusing"];
+    same("way", refusing, &"bpf_set_retval".into())?;
+    Ok(scene)
 }
 
 /// That something is refused at once, and counted once.
@@ -58,28 +51,28 @@ fn a_tcp_connect_is_refused_at_once() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::SetRetval])? {
         return Ok(());
     }
-    let stage = Stage::new()?;
+    let scene = dialled()?;
 
-    for (device, place) in stage.places() {
+    for (device, place) in devices(&scene) {
         for way in Way::TCP {
             let to = way.to(EMPTY, HTTP);
             let patience = tunnel_tests::place::ANSWER;
             let plain = way.tcp(place)?;
-            refused(&stage.node, || connect_within(&plain, to, patience))
+            refused(&scene.node, || connect_within(&plain, to, patience))
                 .with_context(|| format!("{way:?} by {device}"))?;
 
             let bound = way.tcp(place)?;
             bound.bind_device(Some(device.as_bytes()))?;
-            refused(&stage.node, || connect_within(&bound, to, patience))
+            refused(&scene.node, || connect_within(&bound, to, patience))
                 .with_context(|| format!("{way:?} bound to {device}"))?;
 
             let impatient = way.tcp(place)?;
             impatient.set_nonblocking(true)?;
-            refused(&stage.node, || impatient.connect(&to.into()))
+            refused(&scene.node, || impatient.connect(&to.into()))
                 .with_context(|| format!("{way:?} by {device}, without blocking"))?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
@@ -87,9 +80,9 @@ fn a_udp_connect_and_a_datagram_are_refused_at_once() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::SetRetval])? {
         return Ok(());
     }
-    let stage = Stage::new()?;
+    let scene = dialled()?;
 
-    for (device, place) in stage.places() {
+    for (device, place) in devices(&scene) {
         for way in Way::UDP {
             let to = way.to(EMPTY, DNS);
             for (bound, kind) in [(None, "free"), (Some(device.as_bytes()), "bound")] {
@@ -97,10 +90,10 @@ fn a_udp_connect_and_a_datagram_are_refused_at_once() -> Result<()> {
                 let socket = socket2::Socket::from(way.udp(place)?);
                 socket.bind_device(bound)?;
                 let socket = UdpSocket::from(socket);
-                refused(&stage.node, || socket.connect(to)).with_context(what)?;
-                refused(&stage.node, || socket.send_to(b"who?", to)).with_context(what)?;
+                refused(&scene.node, || socket.connect(to)).with_context(what)?;
+                refused(&scene.node, || socket.send_to(b"who?", to)).with_context(what)?;
             }
         }
     }
-    Ok(())
+    scene.give_back()
 }

@@ -4,14 +4,15 @@ use std::io::ErrorKind;
 
 use anyhow::{Result, ensure};
 use nix::errno::Errno;
-use tunnel_tests::{node::Node, place::Place};
+use tunnel_tests::place::Place;
 
-use crate::support::{
-    DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask, ask_to, clients, counted, errno,
-    http, same, serve,
+use crate::{
+    scene::{DIALLED, WEB},
+    support::{
+        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, errno, http, same,
+    },
 };
 
-const WEB: Vip = Vip::of(10);
 const NOBODY: Vip = Vip::of(99);
 
 /// Everything that the kernel programs count.
@@ -27,15 +28,6 @@ pub(crate) const ALL: [&str; 10] = [
     "socket_released",
     "overflowed",
 ];
-
-fn web() -> Result<(Node, tunnel_tests::pod::Server)> {
-    let node = Node::new()?;
-    let backend = node.pod("backend")?;
-    node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-    let server = serve(&backend)?;
-    node.start()?;
-    Ok((node, server))
-}
 
 /// Reaches a pod by its own address in every way.
 fn direct(place: &Place, pod: Vip) -> Result<()> {
@@ -58,25 +50,25 @@ fn direct(place: &Place, pod: Vip) -> Result<()> {
 
 #[test]
 fn direct_connections_show_the_real_peer_and_are_not_counted() -> Result<()> {
-    let (node, _server) = web()?;
-    let (client, backend) = (node.pod("client")?, node.pod("backend")?);
+    let scene = DIALLED.take()?;
+    let backend = scene.backend("backend")?;
 
-    let ((), grown) = counted(&node, &ALL, || {
-        direct(node.host(), Vip::of_pod(&backend))?;
-        direct(&client, Vip::of_pod(&backend))
+    let ((), grown) = counted(&scene.node, &ALL, || {
+        direct(scene.node.host(), Vip::of_pod(backend))?;
+        direct(&scene.client, Vip::of_pod(backend))
     })?;
 
-    same("counted", grown, vec![0; ALL.len()])
+    same("counted", grown, vec![0; ALL.len()])?;
+    scene.give_back()
 }
 
 #[test]
 fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result<()> {
-    let (node, _server) = web()?;
-    let client = node.pod("client")?;
+    let scene = DIALLED.take()?;
     let unreachable = [ErrorKind::NetworkUnreachable, ErrorKind::HostUnreachable];
 
-    let ((), grown) = counted(&node, &ALL, || {
-        for (from, place) in clients(node.host(), &client) {
+    let ((), grown) = counted(&scene.node, &ALL, || {
+        for (from, place) in scene.places() {
             for way in Way::TCP {
                 // DNS is UDP's alone, and HTTP is TCP's.
                 for (vip, port) in [(NOBODY, HTTP), (WEB, HTTP + 1), (WEB, DNS)] {
@@ -95,16 +87,21 @@ fn an_address_port_or_protocol_that_no_service_has_is_not_translated() -> Result
         Ok(())
     })?;
 
-    same("counted", grown, vec![0; ALL.len()])
+    same("counted", grown, vec![0; ALL.len()])?;
+    scene.give_back()
 }
 
 #[test]
 fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
-    let (node, server) = web()?;
-    let client = node.pod("client")?;
-    let beside = node.topology().beside(&client, "outside/beside", None)?;
+    let scene = DIALLED.take()?;
+    let node = &scene.node;
+    let beside = node
+        .topology()
+        .beside(&scene.client, "outside/beside", None)?;
+    let answered = || Ok(scene.backend("backend")?.server.record()?.total().answered);
+    let before: Result<u64> = answered();
 
-    let ((), grown) = counted(&node, &ALL, || {
+    let ((), grown) = counted(&scene.node, &ALL, || {
         for (from, place) in [("outside", node.outside()), ("beside a pod", &beside)] {
             for way in Way::TCP {
                 let failed = errno(way.connect(place, WEB, HTTP));
@@ -121,5 +118,6 @@ fn a_client_outside_of_the_cgroup_is_not_translated() -> Result<()> {
     })?;
 
     same("counted", grown, vec![0; ALL.len()])?;
-    same("answered", server.record()?.total().answered, 0)
+    same("answered", answered()?, before?)?;
+    scene.give_back()
 }

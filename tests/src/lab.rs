@@ -1,23 +1,34 @@
-//! A laboratory's folder and cgroup. Their names hold the process that made them, so that the next
-//! start can sweep what a killed one left behind.
+//! A laboratory's folder and cgroup. Their names hold the process that made them, so that what it left
+//! behind is known when it has ended: a sweeper waits for that, and each new laboratory looks as well.
 
 use std::{
     env, fs,
-    io::Write as _,
+    io::{self, Read as _, Write as _},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU32, Ordering},
+    process::{self, ChildStdin, Command, Stdio},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use nix::unistd::Pid;
+use nix::{
+    fcntl::{Flock, FlockArg},
+    unistd::Pid,
+};
 
-use crate::{cgroup, interrupt};
+use crate::{cgroup, environment, interrupt, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
 /// The file in a laboratory's folder that names the folders it made elsewhere.
 const ELSEWHERE: &str = "elsewhere";
+
+/// How long a process may take to end once it has closed its files.
+const END: Duration = Duration::from_secs(10);
 
 /// A folder for files and a cgroup for processes; both go when it is dropped.
 #[derive(Debug)]
@@ -35,6 +46,7 @@ impl Lab {
     pub fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         sweep()?;
+        sweep_at_the_end()?;
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{made}", process::id());
         let cgroup = cgroup::mount_point()?.join(&name);
@@ -110,6 +122,40 @@ pub fn sweep() -> Result<()> {
     remove_those_of(|owner| !is_alive(owner))
 }
 
+/// Starts a process, once, that sweeps when this one has ended, however that happens.
+fn sweep_at_the_end() -> Result<()> {
+    /// Its standard input ends with this process.
+    static SWEEPER: Mutex<Option<ChildStdin>> = Mutex::new(None);
+    let mut sweeper = SWEEPER.lock().unwrap_or_else(PoisonError::into_inner);
+    if sweeper.is_none() {
+        let program = environment::culvert_lab()?;
+        // A group of its own: an interrupt typed at a terminal is not for it.
+        let mut process = Command::new(&program)
+            .args(["sweep-after", &process::id().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        *sweeper = process.stdin.take();
+    }
+    Ok(())
+}
+
+/// Waits for the end of the process that holds the other end of standard input, then sweeps.
+///
+/// # Errors
+///
+/// As [`sweep`], and when the process stays.
+pub fn sweep_after(owner: Pid) -> Result<()> {
+    io::stdin()
+        .read_to_end(&mut Vec::new())
+        .context("cannot read standard input")?;
+    wait::until(END, || !is_alive(owner)).context("the owner stays")?;
+    sweep()
+}
+
 /// Ends and removes all laboratories of this process: for the way out after a signal.
 ///
 /// # Errors
@@ -132,6 +178,11 @@ pub fn is_alive(pid: Pid) -> bool {
 
 fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
     let chosen = |name: &str| owner(name).is_some_and(&condemned);
+    // Two who remove the same are in each other's way.
+    let folder = fs::File::open(env::temp_dir())?;
+    let _lock = Flock::lock(folder, FlockArg::LockExclusive)
+        .map_err(|(_, error)| error)
+        .context("cannot lock the folder of laboratories")?;
     for hierarchy in hierarchies()? {
         for cgroup in cgroup::named(&hierarchy, chosen) {
             cgroup::remove(&cgroup)?;
@@ -198,7 +249,7 @@ mod tests {
 
     #[test]
     fn an_ended_process_that_nobody_waited_for_is_not_alive() {
-        let mut process = process::Command::new("true").spawn().unwrap();
+        let mut process = Command::new("true").spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
 
         wait::until(Duration::from_secs(10), || !is_alive(pid)).unwrap();

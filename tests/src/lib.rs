@@ -32,6 +32,7 @@ pub mod pod;
 pub mod reference;
 pub mod scale;
 pub mod serve;
+pub mod shared;
 pub mod site;
 pub mod topology;
 pub mod usage;

@@ -16,12 +16,13 @@ use std::{
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
+use nix::unistd::Pid;
 use serde::Serialize;
 use tunnel_tests::{
     agent::{Ground, Network, run::serve as hold},
     demo, ends, environment,
     instance::Settings,
-    interrupt,
+    interrupt, lab,
     load::race,
     pki::Files,
     serve::{self, Listener},
@@ -47,6 +48,9 @@ enum Command {
         #[arg(long)]
         bpffs: Option<PathBuf>,
     },
+    /// Remove what a process left, once it has ended; started by the laboratory.
+    #[command(hide = true)]
+    SweepAfter { owner: i32 },
     /// Show the product on a node of namespaces, with real traffic.
     Demo {
         /// The program to show; by default the one beside this program.
@@ -169,6 +173,7 @@ fn run(command: Command) -> Result<()> {
                 bpffs,
             })
         }
+        Command::SweepAfter { owner } => lab::sweep_after(Pid::from_raw(owner)),
         Command::Demo { culvert, keep } => demo::run(Settings::of(program(culvert)?), keep),
         Command::Bench { bench } => bench.run(),
         Command::Up { pods } => up(pods),

@@ -12,36 +12,29 @@ use tunnel_tests::{
     load::{self, Plan, udp::Mode},
     node::Node,
     place::Place,
-    pod::{Pod, Server},
+    pod::Pod,
     scale::Scale,
+    shared::{Lease, Shared},
     wait,
 };
 
-use crate::support::{
-    CHANGE, DNS, HTTP, Vip, Way, addresses, ask_to, clients, counted, http, ports, same, serve,
+use crate::{
+    scene::{OTHER, Scene, WEB},
+    support::{CHANGE, DNS, HTTP, Way, ask_to, counted, http, ports, same},
 };
 
-const WEB: Vip = Vip::of(10);
-/// Of a Service without endpoints.
-const OTHER: Vip = Vip::of(11);
 /// How many connects are spread.
 const SAMPLE: u64 = 300;
 
-fn start(annotation: Option<&str>) -> Result<(Node, Vec<Server>)> {
-    let node = Node::new()?;
-    let backends = [node.pod("one")?, node.pod("two")?, node.pod("three")?];
-    let servers = backends
-        .iter()
-        .map(|pod| serve(pod))
-        .collect::<Result<_>>()?;
-    let backends: Vec<&Pod> = backends.iter().map(|pod| &**pod).collect();
-    let mut service = WEB.service("web").backends(addresses(&backends));
-    if let Some(algorithm) = annotation {
-        service = service.annotated("culvert.dev/algorithm", algorithm);
-    }
-    node.apply(service)?;
-    node.start()?;
-    Ok((node, servers))
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
+const BACKENDS: [&str; 3] = ["one", "two", "three"];
+
+/// The scene with a Service of this algorithm.
+fn start(algorithm: &str) -> Result<Lease<Scene>> {
+    let scene = SCENE.take()?;
+    let web = WEB.service("web").backends(scene.all());
+    scene.program(web.annotated("culvert.dev/algorithm", algorithm))?;
+    Ok(scene)
 }
 
 /// Waits until every socket that was tracked is released, and gives how many there were in all.
@@ -58,16 +51,16 @@ fn until_released(node: &Node) -> Result<u64> {
 
 #[test]
 fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
-    let (node, _servers) = start(None)?;
-    let client = node.pod("client")?;
+    let scene = start("random")?;
+    let node = &scene.node;
     let rate = Scale::from_environment().count(500);
     let reasons = ["translated", "socket_tracked", "socket_released"];
 
-    for (from, place) in clients(node.host(), &client) {
+    for (from, place) in scene.places() {
         let sockets = |domain, kind| place.socket(domain, kind);
         let plan = |to| Plan::new(to, rate, Duration::from_millis(300));
-        let before = until_released(&node)?;
-        let (reports, grown) = counted(&node, &reasons, || {
+        let before = until_released(node)?;
+        let (reports, grown) = counted(node, &reasons, || {
             let reports = [Way::V4, Way::V6].map(|way| {
                 let (http, dns) = (plan(way.to(WEB, HTTP)), plan(way.to(WEB, DNS)));
                 [
@@ -77,7 +70,7 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
                 ]
             });
             let reports = reports.concat();
-            until_released(&node)?;
+            until_released(node)?;
             Ok(reports)
         })?;
 
@@ -86,9 +79,9 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         let other_peer: u64 = reports.iter().map(|report| report.other_peer).sum();
         same(from, (answered, other_peer), (attempts, 0))?;
         same(from, grown, vec![attempts; 3])?;
-        same(from, until_released(&node)?, before + attempts)?;
+        same(from, until_released(node)?, before + attempts)?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 /// What the metrics say of Service `web`: the sum over its ports of one family.
@@ -111,14 +104,14 @@ fn of_web(node: &Node, metric: &str, family: &str) -> Result<u64> {
 
 #[test]
 fn each_service_port_has_counts_of_its_own() -> Result<()> {
-    let (node, _servers) = start(None)?;
-    let client = node.pod("client")?;
+    let scene = Scene::web(&BACKENDS)?;
+    let (node, client) = (&scene.node, &scene.client);
     node.apply(OTHER.service("other"))?;
     let of_other = |node: &Node| Ok::<_, anyhow::Error>(ports(&node.services()?, "other"));
     wait::until(CHANGE, || {
-        of_other(&node).is_ok_and(|ports| ports.len() == 4)
+        of_other(node).is_ok_and(|ports| ports.len() == 4)
     })?;
-    for (times, place) in [(2_u64, node.host()), (3, &*client)] {
+    for (times, place) in [(2_u64, node.host()), (3, &**client)] {
         for _ in 0..times {
             for way in [Way::V4, Way::V6, Way::Mapped] {
                 http(way.connect(place, WEB, HTTP)?)?;
@@ -134,31 +127,31 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
 
     // IPv4 and v4-mapped are of one family; each asks TCP and UDP once.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
-        same(family, of_web(&node, "sent_total", family)?, sent)?;
-        same(family, of_web(&node, "refused_total", family)?, 0)?;
+        same(family, of_web(node, "sent_total", family)?, sent)?;
+        same(family, of_web(node, "refused_total", family)?, 0)?;
     }
     let refused = |node: &Node| -> Result<u64> {
         let of = |port: &serde_json::Value| port["refused"].as_u64().context("no count");
         of_other(node)?.iter().map(of).sum()
     };
-    same("refused", refused(&node)?, 5 * 3)?;
+    same("refused", refused(node)?, 5 * 3)?;
 
     // What was counted is in the maps, not in the daemon.
     node.kill9()?;
     for way in [Way::V4, Way::V6] {
-        http(way.connect(&client, WEB, HTTP)?)?;
+        http(way.connect(client, WEB, HTTP)?)?;
     }
     node.start()?;
-    same("sent", of_web(&node, "sent_total", "IPv4")?, 5 * 4 + 1)?;
-    same("sent", of_web(&node, "sent_total", "IPv6")?, 5 * 2 + 1)?;
-    same("refused", refused(&node)?, 5 * 3)
+    same("sent", of_web(node, "sent_total", "IPv4")?, 5 * 4 + 1)?;
+    same("sent", of_web(node, "sent_total", "IPv6")?, 5 * 2 + 1)?;
+    same("refused", refused(node)?, 5 * 3)
 }
 
 #[test]
 fn sockets_of_a_client_killed_with_9_are_released_exactly_once() -> Result<()> {
-    let (node, _servers) = start(None)?;
-    let client = node.pod("client")?;
-    let before = until_released(&node)?;
+    let scene = start("random")?;
+    let (node, client) = (&scene.node, &scene.client);
+    let before = until_released(node)?;
     let each = Scale::from_environment().count(100);
     let [tcp4, tcp6] = [Way::V4, Way::V6].map(|way| way.to(WEB, HTTP).to_string());
     let [udp4, udp6, mapped] =
@@ -174,7 +167,7 @@ fn sockets_of_a_client_killed_with_9_are_released_exactly_once() -> Result<()> {
     // Two kinds of TCP socket, and three of UDP in two ways each.
     let held = u64::from(each) * 8;
 
-    let holders = [hold(&client)?, hold(node.host())?];
+    let holders = [hold(client)?, hold(node.host())?];
     wait::until(CHANGE, || {
         node.reason("socket_tracked").unwrap_or(0) == before + 2 * held
     })?;
@@ -183,7 +176,7 @@ fn sockets_of_a_client_killed_with_9_are_released_exactly_once() -> Result<()> {
     drop(first);
     same(
         "tracked",
-        until_count(&node, before + held)?,
+        until_count(node, before + held)?,
         before + 2 * held,
     )?;
 
@@ -192,11 +185,8 @@ fn sockets_of_a_client_killed_with_9_are_released_exactly_once() -> Result<()> {
     drop(second);
     node.start()?;
     let canary = 1;
-    same(
-        "tracked",
-        until_released(&node)?,
-        before + 2 * held + canary,
-    )
+    same("tracked", until_released(node)?, before + 2 * held + canary)?;
+    scene.give_back()
 }
 
 /// Waits until so many sockets are released; how many were tracked.
@@ -228,11 +218,10 @@ fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
 
 #[test]
 fn round_robin_gives_each_backend_the_same_from_all_cpus() -> Result<()> {
-    let (node, _servers) = start(Some("round-robin"))?;
-    let client = node.pod("client")?;
+    let scene = start("round-robin")?;
 
     for way in [Way::V4, Way::V6] {
-        let servers = spread(&client, way)?;
+        let servers = spread(&scene.client, way)?;
 
         same("servers", servers.len(), 3)?;
         ensure!(
@@ -240,18 +229,17 @@ fn round_robin_gives_each_backend_the_same_from_all_cpus() -> Result<()> {
             "{way:?}: {servers:?}"
         );
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: arithmetic; `choice` draws by weight on every kernel"]
 fn random_gives_each_backend_about_the_same() -> Result<()> {
-    let (node, _servers) = start(Some("random"))?;
-    let client = node.pod("client")?;
+    let scene = start("random")?;
 
     let mut counts: Vec<u64> = Vec::new();
     for way in [Way::V4, Way::V6] {
-        let servers = spread(&client, way)?;
+        let servers = spread(&scene.client, way)?;
         // 100 are expected of each, with a deviation of 8.
         same("servers", servers.len(), 3)?;
         ensure!(
@@ -262,11 +250,11 @@ fn random_gives_each_backend_about_the_same() -> Result<()> {
     }
     // In turn they would all be 100, each time.
     for way in [Way::V4, Way::V6, Way::V4, Way::V6] {
-        counts.extend(spread(&client, way)?.values());
+        counts.extend(spread(&scene.client, way)?.values());
     }
     ensure!(
         counts.iter().any(|count| *count != SAMPLE / 3),
         "{counts:?}"
     );
-    Ok(())
+    scene.give_back()
 }

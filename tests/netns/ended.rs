@@ -238,7 +238,7 @@ fn nothing_reaches_the_last_backend_of_a_service_that_lost_it_or_is_deleted() ->
 #[test]
 fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either() -> Result<()> {
     let stage = Stage::set()?;
-    let service = reach::Stage::service_everywhere;
+    let service = reach::service_everywhere;
     stage
         .node
         .apply(service().backends(addresses(&[&stage.one])))?;

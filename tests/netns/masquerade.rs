@@ -7,11 +7,17 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{instance, node::Node, place::Place, pod::Pod, wait};
+use tunnel_tests::{
+    instance,
+    place::Place,
+    pod::Pod,
+    shared::{Fixture as _, Shared},
+};
 
 use crate::{
     reach::{self, BALANCER, EXTERNAL, HOST, NODE_DNS, NODE_HTTP, WEB},
-    support::{CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ports, same},
+    scene::Scene,
+    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, same},
 };
 
 /// The addresses of the Service, with the ports there.
@@ -22,54 +28,36 @@ const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
     ("the external IP", EXTERNAL, [HTTP, DNS]),
 ];
 
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    backend: Arc<Pod>,
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&[]));
+
+/// A Service of one backend, with this policy for traffic from outside; who is that backend.
+fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
+    let backend = scene.node.pod("backend")?;
+    let web = reach::service_everywhere()
+        .spec(&format!("externalTrafficPolicy: {policy}"))
+        .on(instance::NODE)
+        .backends(addresses(&[&backend]));
+    scene.program(web)?;
+    Ok(backend)
 }
 
-impl Stage {
-    /// A Service of one backend, with this policy for traffic from outside.
-    fn new(policy: &str) -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        let backend = node.pod("backend")?;
-        let web = reach::Stage::service_everywhere()
-            .spec(&format!("externalTrafficPolicy: {policy}"))
-            .on(instance::NODE)
-            .backends(addresses(&[&backend]));
-        node.apply(web)?;
-        node.start()?;
-        let is_whole = || {
-            let services = node.services();
-            services.is_ok_and(|services| ports(&services, "web").len() == 4)
-        };
-        wait::until(CHANGE, is_whole)?;
-        Ok(Self {
-            node,
-            client,
-            backend,
-        })
-    }
-
-    /// Whom the backend sees when a place dials each address of the Service over each protocol and
-    /// family: that place, by the address that it has.
-    fn sees(&self, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
-        let listening = Listening::new(&self.backend)?;
-        for (what, vip, [http, dns]) in ADDRESSES {
-            for (way, as_whom) in [Way::V4, Way::V6].into_iter().zip(as_whom) {
-                let (own, seen) = listening
-                    .tcp(place, way, way.to(vip, http))
-                    .with_context(|| format!("{way:?} to {what}"))?;
-                same(what, (own, seen.ip()), (seen, as_whom))?;
-                let seen = listening
-                    .udp(place, way, way.to(vip, dns))
-                    .with_context(|| format!("{way:?} to {what}, UDP"))?;
-                same(what, seen, as_whom)?;
-            }
+/// Whom the backend sees when a place dials each address of the Service over each protocol and
+/// family: that place, by the address that it has.
+fn sees(backend: &Pod, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
+    let listening = Listening::new(backend)?;
+    for (what, vip, [http, dns]) in ADDRESSES {
+        for (way, as_whom) in [Way::V4, Way::V6].into_iter().zip(as_whom) {
+            let (own, seen) = listening
+                .tcp(place, way, way.to(vip, http))
+                .with_context(|| format!("{way:?} to {what}"))?;
+            same(what, (own, seen.ip()), (seen, as_whom))?;
+            let seen = listening
+                .udp(place, way, way.to(vip, dns))
+                .with_context(|| format!("{way:?} to {what}, UDP"))?;
+            same(what, seen, as_whom)?;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// What the backend listens with, in either family.
@@ -113,28 +101,32 @@ impl Listening {
 
 #[test]
 fn a_backend_sees_the_pod_that_dials_whatever_address_that_dials() -> Result<()> {
+    let scene = SCENE.take()?;
+    let own = [scene.client.v4(), scene.client.v6()];
     for policy in ["Cluster", "Local"] {
-        let stage = Stage::new(policy)?;
-        let client = &stage.client;
-        let own = [client.v4(), client.v6()];
-        stage.sees(client, own).context(policy)?;
+        let backend = program(&scene, policy)?;
+        sees(&backend, &scene.client, own).context(policy)?;
+        scene.restore()?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_backend_sees_the_node_where_its_host_dials() -> Result<()> {
+    let scene = SCENE.take()?;
     for policy in ["Cluster", "Local"] {
-        let stage = Stage::new(policy)?;
+        let backend = program(&scene, policy)?;
         let own = [HOST.v4.into(), HOST.v6.into()];
-        stage.sees(stage.node.host(), own).context(policy)?;
+        sees(&backend, scene.node.host(), own).context(policy)?;
+        scene.restore()?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_pod_that_reaches_itself_through_its_service_sees_itself() -> Result<()> {
-    let stage = Stage::new("Cluster")?;
-    let backend = &stage.backend;
-    stage.sees(backend, [backend.v4(), backend.v6()])
+    let scene = SCENE.take()?;
+    let backend = program(&scene, "Cluster")?;
+    sees(&backend, &backend, [backend.v4(), backend.v6()])?;
+    scene.give_back()
 }

@@ -1,25 +1,24 @@
 //! A Service at all its other addresses: node ports, addresses of load balancers, external IPs; and
 //! policies that keep traffic on this node.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use tunnel_tests::{
-    instance::{self, Settings},
+    instance,
     manifest::{Protocol, Service},
-    node::Node,
     place::{ANSWER, Place, connect_within},
-    pod::{Pod, Server},
+    shared::Shared,
     topology, wait,
 };
 
-use crate::support::{
-    CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, clients, counted,
-    errno, http, no_way, same, serve, until_backends,
+use crate::{
+    scene::Scene,
+    support::{
+        CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask_to, counted, errno, http, no_way,
+        same, until_backends,
+    },
 };
 
 pub(crate) const WEB: Vip = Vip::of(20);
@@ -42,56 +41,28 @@ const PROXIED: Vip = Vip::of(202);
 pub(crate) const NODE_HTTP: u16 = 30_080;
 pub(crate) const NODE_DNS: u16 = 30_053;
 
-pub(crate) struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    backend: Arc<Pod>,
-    _serving: Server,
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["backend"]));
+
+/// A Service with node ports, without endpoints yet.
+pub(crate) fn service() -> Service {
+    Service::new("web", [WEB.v4.into(), WEB.v6.into()])
+        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .node_port(NODE_HTTP)
+        .port(Protocol::Udp, DNS, DNS_TARGET)
+        .node_port(NODE_DNS)
 }
 
-impl Stage {
-    fn new() -> Result<Self> {
-        Self::with(Settings::from_environment()?)
-    }
-
-    fn with(settings: Settings) -> Result<Self> {
-        let node = Node::with(settings)?;
-        let client = node.pod("client")?;
-        let backend = node.pod("backend")?;
-        let serving = serve(&backend)?;
-        Ok(Self {
-            node,
-            client,
-            backend,
-            _serving: serving,
-        })
-    }
-
-    /// A Service with node ports, without endpoints yet.
-    pub(crate) fn service() -> Service {
-        Service::new("web", [WEB.v4.into(), WEB.v6.into()])
-            .port(Protocol::Tcp, HTTP, HTTP_TARGET)
-            .node_port(NODE_HTTP)
-            .port(Protocol::Udp, DNS, DNS_TARGET)
-            .node_port(NODE_DNS)
-    }
-
-    /// The same, with an external IP and an address of a load balancer of each family.
-    pub(crate) fn service_everywhere() -> Service {
-        Self::service()
-            .spec(&format!(
-                "externalIPs: [\"{}\", \"{}\"]",
-                EXTERNAL.v4, EXTERNAL.v6
-            ))
-            .load_balancer(&format!(
-                "{{ip: \"{}\"}}, {{ip: \"{}\"}}",
-                BALANCER.v4, BALANCER.v6
-            ))
-    }
-
-    fn places(&self) -> [(&'static str, &Place); 2] {
-        clients(self.node.host(), &self.client)
-    }
+/// The same, with an external IP and an address of a load balancer of each family.
+pub(crate) fn service_everywhere() -> Service {
+    service()
+        .spec(&format!(
+            "externalIPs: [\"{}\", \"{}\"]",
+            EXTERNAL.v4, EXTERNAL.v6
+        ))
+        .load_balancer(&format!(
+            "{{ip: \"{}\"}}, {{ip: \"{}\"}}",
+            BALANCER.v4, BALANCER.v6
+        ))
 }
 
 /// That the backend answers there, over every protocol and family, under the address that was dialled.
@@ -123,12 +94,11 @@ fn failure(place: &Place, to: SocketAddr) -> Result<Errno> {
 #[test]
 #[ignore = "no kernel decides it: entries in the maps, as those of the test with a listener below"]
 fn node_ports_are_served_on_addresses_of_this_node_and_on_no_other() -> Result<()> {
-    let stage = Stage::new()?;
-    let web = Stage::service().backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+    let scene = SCENE.take()?;
+    let web = service().backends(scene.all());
+    scene.program(web)?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
         // Nobody listens on the other node.
         for way in [Way::V4, Way::V6] {
@@ -136,42 +106,40 @@ fn node_ports_are_served_on_addresses_of_this_node_and_on_no_other() -> Result<(
             same("another node's", other, Errno::ECONNREFUSED)?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
-    let stage = Stage::new()?;
-    let web = Stage::service().backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+    let scene = SCENE.take()?;
+    let web = service().backends(scene.all());
+    scene.program(web)?;
 
-    answers(stage.node.host(), LOOPBACK, [NODE_HTTP, NODE_DNS])?;
+    answers(scene.node.host(), LOOPBACK, [NODE_HTTP, NODE_DNS])?;
 
     for way in [Way::V4, Way::V6] {
         let to = way.to(LOOPBACK, NODE_HTTP);
-        same("a pod's", failure(&stage.client, to)?, Errno::ECONNREFUSED)?;
-        let own = stage.client.listen(to)?;
-        way.connect(&stage.client, LOOPBACK, NODE_HTTP)?;
+        same("a pod's", failure(&scene.client, to)?, Errno::ECONNREFUSED)?;
+        let own = scene.client.listen(to)?;
+        way.connect(&scene.client, LOOPBACK, NODE_HTTP)?;
         drop(own);
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
-    let mut settings = Settings::from_environment()?;
-    "nodePortAddresses: [198.51.100.0/24, \"2001:db8:51::/64\"]"
-        .clone_into(&mut settings.node_ports);
-    let stage = Stage::with(settings)?;
-    let web = Stage::service().backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+    let node_ports = "nodePortAddresses: [198.51.100.0/24, \"2001:db8:51::/64\"]";
+    let scene = Scene::with(&["backend"], |settings| {
+        node_ports.clone_into(&mut settings.node_ports);
+    })?;
+    let web = service().backends(scene.all());
+    scene.start([web])?;
     let new = Vip {
         v4: Ipv4Addr::new(198, 51, 100, 7),
         v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
     };
-    let host = stage.node.host();
+    let host = scene.node.host();
     for way in [Way::V4, Way::V6] {
         let primary = failure(host, way.to(HOST, NODE_HTTP))?;
         same("outside of the ranges", primary, Errno::ECONNREFUSED)?;
@@ -182,7 +150,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     host.ip(&format!("addr add {}/32 dev uplink", new.v4))?;
     host.ip(&format!("addr add {}/128 dev uplink nodad", new.v6))?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         wait::until(CHANGE, || {
             answers(place, new, [NODE_HTTP, NODE_DNS]).is_ok()
         })
@@ -197,18 +165,17 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
 
 #[test]
 fn node_ports_are_the_services_though_something_of_the_host_listens_there() -> Result<()> {
-    let stage = Stage::new()?;
-    let host = stage.node.host();
+    let scene = SCENE.take()?;
+    let host = scene.node.host();
     let _tcp = host.listen(("::", NODE_HTTP))?;
     let _udp = host.udp(("::", NODE_DNS))?;
-    let web = Stage::service().backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+    let web = service().backends(scene.all());
+    scene.program(web)?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| name.to_owned())?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
@@ -239,21 +206,20 @@ fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_ther
 #[test]
 #[ignore = "no kernel decides it: entries in the maps"]
 fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = SCENE.take()?;
     let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
     let balancer = format!(
         "{{ip: \"{}\"}}, {{ip: \"{}\", ipMode: VIP}}, \
          {{ip: \"{}\", ipMode: Proxy}}, {{ip: \"{}\", ipMode: Proxy}}",
         BALANCER.v4, BALANCER.v6, PROXIED.v4, PROXIED.v6
     );
-    let web = Stage::service()
+    let web = service()
         .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
         .load_balancer(&balancer)
-        .backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+        .backends(scene.all());
+    scene.program(web)?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         for vip in [BALANCER, EXTERNAL] {
             answers(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
         }
@@ -262,7 +228,7 @@ fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alon
             ensure!(proxied != Errno::ECONNREFUSED, "{way:?}: {proxied}");
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 /// A backend that is ready elsewhere.
@@ -273,105 +239,102 @@ fn elsewhere() -> [IpAddr; 2] {
 #[test]
 #[ignore = "no kernel decides it: the daemon chooses the endpoints"]
 fn the_internal_policy_local_leads_to_endpoints_of_this_node_only() -> Result<()> {
-    let stage = Stage::new()?;
-    let local = || Stage::service().spec("internalTrafficPolicy: Local");
+    let scene = SCENE.take()?;
+    let local = || service().spec("internalTrafficPolicy: Local");
     let both = local()
         .on("other")
         .backends(elsewhere())
         .on(instance::NODE)
-        .backends(addresses(&[&stage.backend]));
-    stage.node.apply(both)?;
-    stage.node.start()?;
+        .backends(scene.all());
+    scene.program(both)?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         for _ in 0..8 {
             answers(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> {
     let (error, _) = no_way()?;
-    let stage = Stage::new()?;
-    let away = Stage::service()
+    let scene = SCENE.take()?;
+    let away = service()
         .spec("internalTrafficPolicy: Local")
         .on("other")
         .backends(elsewhere());
-    stage.node.apply(away)?;
-    stage.node.start()?;
+    scene.program(away)?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         for way in Way::TCP {
             let socket = way.tcp(place)?;
             let to = way.to(WEB, HTTP);
             let attempt = || Ok(errno(connect_within(&socket, to, ANSWER)));
-            let (failed, grown) = counted(&stage.node, &["no_local_backend"], attempt)?;
+            let (failed, grown) = counted(&scene.node, &["no_local_backend"], attempt)?;
             same("error", failed, error).with_context(|| format!("{way:?} from {name}"))?;
             same("counted", grown, vec![1])?;
         }
     }
     // Without any endpoint it is refused as ever.
-    stage
+    scene
         .node
-        .apply(Stage::service().spec("internalTrafficPolicy: Local"))?;
+        .apply(service().spec("internalTrafficPolicy: Local"))?;
     for way in [Way::V4, Way::V6] {
         let is_refused = || {
-            let failed = failure(stage.node.host(), way.to(WEB, HTTP));
+            let failed = failure(scene.node.host(), way.to(WEB, HTTP));
             failed.is_ok_and(|it| it == Errno::ECONNREFUSED)
         };
         wait::until(CHANGE, is_refused).with_context(|| format!("{way:?} is not refused"))?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the daemon chooses the endpoints"]
 fn the_external_policy_local_is_not_for_sockets_of_this_node() -> Result<()> {
-    let stage = Stage::new()?;
-    let web = Stage::service()
+    let scene = SCENE.take()?;
+    let web = service()
         .spec("externalTrafficPolicy: Local")
         .on("other")
-        .backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+        .backends(scene.all());
+    scene.program(web)?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the daemon chooses the endpoints"]
 fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_refuses() -> Result<()>
 {
-    let mut settings = Settings::from_environment()?;
-    "topologyKeys: honour".clone_into(&mut settings.node_ports);
-    let stage = Stage::with(settings)?;
+    let node_ports = "topologyKeys: honour";
+    let scene = Scene::with(&["backend"], |settings| {
+        node_ports.clone_into(&mut settings.node_ports);
+    })?;
     let web = |node| {
-        Stage::service()
+        service()
             .annotated("openyurt.io/topologyKeys", "kubernetes.io/hostname")
             .on(node)
-            .backends(addresses(&[&stage.backend]))
+            .backends(scene.all())
     };
-    stage.node.apply(web("other"))?;
-    stage.node.start()?;
+    scene.start([web("other")])?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         for way in [Way::V4, Way::V6] {
             let refused = failure(place, way.to(WEB, HTTP))?;
             same(&format!("from {name}"), refused, Errno::ECONNREFUSED)?;
         }
     }
-    let shown = stage.node.culvert(&["backends", "web"])?.stdout;
+    let shown = scene.node.culvert(&["backends", "web"])?.stdout;
     let away = shown.matches("not used: openyurt.io/topologyKeys lead this node elsewhere");
     ensure!(away.count() == 4, "two ports of two families:\n{shown}");
 
-    stage.node.apply(web(instance::NODE))?;
-    until_backends(&stage.node, "web", 1)?;
-    for (name, place) in stage.places() {
+    scene.node.apply(web(instance::NODE))?;
+    until_backends(&scene.node, "web", 1)?;
+    for (name, place) in scene.places() {
         answers(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
     }
     Ok(())

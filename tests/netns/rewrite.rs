@@ -1,16 +1,15 @@
 //! Refusing on kernels without `bpf_set_retval` (before Linux 6.1): the destination is rewritten
 //! to one that refuses. The data path is loaded here, in that variant, as the daemon would there.
 
-use std::{net::UdpSocket, sync::Arc, time::Duration};
+use std::{net::UdpSocket, ops::Deref, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use socket2::Socket;
 use tunnel_tests::{
     feature::{self, Feature},
-    node::Node,
     place::{ANSWER, connect_within},
-    pod::Pod,
+    shared::{Fixture, Shared},
     test_name, wait,
 };
 use tunnel_userspace::{
@@ -20,29 +19,26 @@ use tunnel_userspace::{
     source::file,
 };
 
-use crate::support::{
-    DNS, HTTP, Vip, Way, addresses, ask, ask_to, clients, errno, http, same, serve,
+use crate::{
+    scene::{EMPTY, Scene, WEB},
+    support::{DNS, HTTP, Way, ask, ask_to, errno, http, same},
 };
 
-const WEB: Vip = Vip::of(10);
-const EMPTY: Vip = Vip::of(12);
-
 /// A node whose data path was loaded without the daemon.
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
+struct Loaded {
+    scene: Scene,
     _data_path: DataPath,
 }
 
-impl Stage {
+impl Loaded {
     fn new(set_retval: bool) -> Result<Self> {
         let features = Features {
             set_retval,
             ..bpf::probe()?
         };
-        let node = Node::new()?;
-        let (client, backend) = (node.pod("client")?, node.pod("backend")?);
-        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
+        let scene = Scene::new(&["backend"])?;
+        let node = &scene.node;
+        node.apply(WEB.service("web").backends(scene.all()))?;
         node.apply(EMPTY.service("empty"))?;
         let sizes = Sizes {
             fronts: 16,
@@ -68,20 +64,29 @@ impl Stage {
         reconciler.pass();
         data_path.attach(&node.instance_cgroup())?.pin()?;
         Ok(Self {
-            node,
-            client,
+            scene,
             _data_path: data_path,
         })
     }
+}
 
-    fn rewriting() -> Result<Self> {
-        Self::new(false)
+impl Deref for Loaded {
+    type Target = Scene;
+
+    fn deref(&self) -> &Scene {
+        &self.scene
     }
 }
 
+impl Fixture for Loaded {}
+
+static REWRITING: Shared<Loaded> = Shared::new(|| Loaded::new(false));
+
 #[test]
 fn programs_that_rewrite_what_they_refuse_translate() -> Result<()> {
-    translates(false)
+    let scene = REWRITING.take()?;
+    translates(&scene)?;
+    scene.give_back()
 }
 
 #[test]
@@ -89,13 +94,11 @@ fn programs_that_set_an_error_translate() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::SetRetval])? {
         return Ok(());
     }
-    translates(true)
+    translates(&*Loaded::new(true)?)
 }
 
-fn translates(set_retval: bool) -> Result<()> {
-    let stage = Stage::new(set_retval)?;
-    let _server = serve(&*stage.node.pod("backend")?)?;
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+fn translates(scene: &Scene) -> Result<()> {
+    for (from, place) in scene.places() {
         for way in Way::TCP {
             let what = format!("{way:?} from the {from}");
             let stream = way.connect(place, WEB, HTTP).context(what.clone())?;
@@ -117,9 +120,9 @@ fn translates(set_retval: bool) -> Result<()> {
 
 #[test]
 fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
-    let stage = Stage::rewriting()?;
+    let scene = REWRITING.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::TCP {
             let what = format!("{way:?} from the {from}");
             let refused = way.connect(place, EMPTY, HTTP);
@@ -137,14 +140,14 @@ fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
             )?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn without_set_retval_a_connected_udp_socket_hears_of_the_refusal() -> Result<()> {
-    let stage = Stage::rewriting()?;
+    let scene = REWRITING.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let socket = way.udp(place)?;
@@ -155,27 +158,27 @@ fn without_set_retval_a_connected_udp_socket_hears_of_the_refusal() -> Result<()
             same(&what, socket.peer_addr()?, way.shown(EMPTY, DNS))?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn without_set_retval_a_datagram_to_nobody_is_not_permitted() -> Result<()> {
-    let stage = Stage::rewriting()?;
+    let scene = REWRITING.take()?;
 
-    for (from, place) in clients(stage.node.host(), &stage.client) {
+    for (from, place) in scene.places() {
         for way in Way::UDP {
             let what = format!("{way:?} from the {from}");
             let sent = way.udp(place)?.send_to(b"who?", way.to(EMPTY, DNS));
             same(&what, errno(sent), Errno::EPERM)?;
         }
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn without_set_retval_a_socket_bound_to_a_device_is_refused_all_the_same() -> Result<()> {
-    let stage = Stage::rewriting()?;
-    let [(_, host), (_, pod)] = clients(stage.node.host(), &stage.client);
+    let scene = REWRITING.take()?;
+    let [(_, host), (_, pod)] = scene.places();
 
     for (device, place) in [("uplink", host), ("eth0", pod)] {
         for way in Way::TCP {
@@ -202,5 +205,5 @@ fn without_set_retval_a_socket_bound_to_a_device_is_refused_all_the_same() -> Re
             same(&what, errno(sent), Errno::EPERM)?;
         }
     }
-    Ok(())
+    scene.give_back()
 }

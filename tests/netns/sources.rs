@@ -1,24 +1,22 @@
 //! Who may use the address of a load balancer (`loadBalancerSourceRanges`), and who a client is.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 use socket2::SockAddr;
 use tunnel_common::{addr::Address, affinity::Client, select, service::Set};
 use tunnel_tests::{
-    admin, instance,
-    manifest::{Manifest, Service},
+    admin,
+    manifest::Service,
     node::Node,
     place::{ANSWER, Place, connect_within},
-    pod::Pod,
+    shared::Shared,
     topology, wait,
 };
 
-use crate::support::{
-    Backends, CHANGE, DNS, HTTP, Vip, Way, ask_to, clients, counted, errno, http, no_way, same,
+use crate::{
+    scene::Scene,
+    support::{CHANGE, DNS, HTTP, Vip, Way, ask_to, counted, errno, http, no_way, same},
 };
 
 const WEB: Vip = Vip::of(40);
@@ -33,48 +31,31 @@ const HOST: Vip = Vip {
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_refused";
 
-struct Stage {
-    node: Node,
-    inside: Arc<Pod>,
-    outside: Arc<Pod>,
-    backends: Backends,
-}
+static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&BACKENDS));
+const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-impl Stage {
-    fn new() -> Result<Self> {
-        let node = Node::new()?;
-        node.apply(Manifest::node(instance::NODE))?;
-        Ok(Self {
-            inside: node.pod("inside")?,
-            outside: node.pod("outside")?,
-            backends: Backends::new(&node, &["one", "two", "three"])?,
-            node,
-        })
-    }
-
-    /// A Service with a load balancer that only these addresses may use.
-    fn open_to(&self, addresses: &[IpAddr]) -> Service {
-        let ranges = addresses.iter().map(|ip| {
-            let length = if ip.is_ipv4() { 32 } else { 128 };
-            format!("\"{ip}/{length}\"")
-        });
-        let ranges: Vec<_> = ranges.collect();
-        WEB.service("web")
-            .of_type("LoadBalancer")
-            .spec(&format!(
-                "externalIPs: [\"{}\", \"{}\"]",
-                EXTERNAL.v4, EXTERNAL.v6
-            ))
-            .spec(&format!(
-                "loadBalancerSourceRanges: [{}]",
-                ranges.join(", ")
-            ))
-            .load_balancer(&format!(
-                "{{ ip: \"{}\" }}, {{ ip: \"{}\" }}",
-                BALANCER.v4, BALANCER.v6
-            ))
-            .backends(self.backends.all())
-    }
+/// A Service with a load balancer that only these addresses may use.
+fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
+    let ranges = addresses.iter().map(|ip| {
+        let length = if ip.is_ipv4() { 32 } else { 128 };
+        format!("\"{ip}/{length}\"")
+    });
+    let ranges: Vec<_> = ranges.collect();
+    WEB.service("web")
+        .of_type("LoadBalancer")
+        .spec(&format!(
+            "externalIPs: [\"{}\", \"{}\"]",
+            EXTERNAL.v4, EXTERNAL.v6
+        ))
+        .spec(&format!(
+            "loadBalancerSourceRanges: [{}]",
+            ranges.join(", ")
+        ))
+        .load_balancer(&format!(
+            "{{ ip: \"{}\" }}, {{ ip: \"{}\" }}",
+            BALANCER.v4, BALANCER.v6
+        ))
+        .backends(scene.all())
 }
 
 fn of(vip: Vip) -> [IpAddr; 2] {
@@ -136,10 +117,10 @@ fn bound(place: &Place, way: Way, own: IpAddr, to: SocketAddr) -> Result<std::io
 
 #[test]
 fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> {
-    let stage = Stage::new()?;
-    let (node, inside, outside) = (&stage.node, &stage.inside, &stage.outside);
-    node.apply(stage.open_to(&[inside.v4(), inside.v6()]))?;
-    node.start()?;
+    let scene = Scene::started(&BACKENDS)?;
+    let (node, inside) = (&scene.node, &scene.client);
+    let outside = &node.pod("outside")?;
+    scene.program(open_to(&scene, &[inside.v4(), inside.v6()]))?;
 
     // Each pod connects here for the first time.
     is_shut_out(node, outside, BALANCER)?;
@@ -155,13 +136,12 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
 
 #[test]
 fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    node.apply(stage.open_to(&of(HOST)))?;
-    node.start()?;
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    scene.program(open_to(&scene, &of(HOST)))?;
 
     is_admitted(node.host(), BALANCER)?;
-    is_shut_out(node, &stage.outside, BALANCER)?;
+    is_shut_out(node, &scene.client, BALANCER)?;
     // From another of its addresses it is another client.
     let (tcp, _) = no_way()?;
     for (way, own) in [
@@ -171,19 +151,19 @@ fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
         let answer = bound(node.host(), way, own, way.to(BALANCER, HTTP))?;
         same("error", errno(answer), tcp).with_context(|| format!("from {own}"))?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn a_socket_that_is_bound_to_an_address_comes_from_there() -> Result<()> {
-    let stage = Stage::new()?;
-    let (node, pod) = (&stage.node, &stage.outside);
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    let pod = &node.pod("bound")?;
     for own in of(SECOND) {
         let length = if own.is_ipv4() { 32 } else { 128 };
         pod.ip(&format!("addr add {own}/{length} dev lo"))?;
     }
-    node.apply(stage.open_to(&of(SECOND)))?;
-    node.start()?;
+    scene.program(open_to(&scene, &of(SECOND)))?;
 
     is_shut_out(node, pod, BALANCER)?;
     for (way, own) in Way::TCP.into_iter().zip([
@@ -200,16 +180,15 @@ fn a_socket_that_is_bound_to_an_address_comes_from_there() -> Result<()> {
         let failed = errno(connected);
         same("counted", grown, vec![0, 1]).with_context(|| format!("from {own}: {failed}"))?;
     }
-    Ok(())
+    scene.give_back()
 }
 
 #[test]
 fn ranges_come_change_and_go_while_it_runs() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let [inside, outside] = [&stage.inside, &stage.outside];
-    node.apply(stage.open_to(&[]))?;
-    node.start()?;
+    let scene = SCENE.take()?;
+    let node = &scene.node;
+    let (inside, outside) = (&scene.client, &node.pod("outside")?);
+    scene.program(open_to(&scene, &[]))?;
     is_admitted(inside, BALANCER)?;
 
     let is = |place: &Place, admitted: bool| {
@@ -223,9 +202,9 @@ fn ranges_come_change_and_go_while_it_runs() -> Result<()> {
         let is_so = || is(inside, admitted[0]) && is(outside, admitted[1]);
         wait::until(CHANGE, is_so).context(text.to_owned())
     };
-    node.apply(stage.open_to(&[inside.v4(), inside.v6()]))?;
+    node.apply(open_to(&scene, &[inside.v4(), inside.v6()]))?;
     becomes("ranges come", [true, false])?;
-    node.apply(stage.open_to(&[outside.v4(), outside.v6()]))?;
+    node.apply(open_to(&scene, &[outside.v4(), outside.v6()]))?;
     becomes("ranges change", [false, true])?;
 
     // A daemon that takes the maps over leaves it at that, and finds nothing wrong with it.
@@ -236,46 +215,44 @@ fn ranges_come_change_and_go_while_it_runs() -> Result<()> {
     let drift = admin::metric(&node.metrics()?, "culvert_map_drift_total{map=\"all\"}");
     same("drift", drift, Some(0))?;
 
-    node.apply(stage.open_to(&[]))?;
-    becomes("ranges go", [true, true])
+    node.apply(open_to(&scene, &[]))?;
+    becomes("ranges go", [true, true])?;
+    scene.give_back()
 }
 
 #[test]
 fn a_client_is_known_by_its_address() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let hashed = stage
-        .open_to(&[])
-        .annotated("culvert.dev/algorithm", "source-hash");
-    node.apply(hashed)?;
-    node.start()?;
+    let scene = Scene::started(&BACKENDS)?;
+    let node = &scene.node;
+    let hashed = open_to(&scene, &[]).annotated("culvert.dev/algorithm", "source-hash");
+    scene.program(hashed)?;
     // What comes to a device later changes nobody's name.
     for (place, device, v4, v6) in [
         (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
-        (&**stage.inside, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
+        (&**scene.client, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
     ] {
         place.ip(&format!(
             "addr add {v4}/32 dev {device}\naddr add {v6}/128 dev {device} nodad\n"
         ))?;
     }
 
-    for (who, place) in clients(node.host(), &stage.inside) {
+    for (who, place) in scene.places() {
         for way in Way::TCP {
             let own = match (who, way) {
                 ("host", Way::V6) => HOST.v6.into(),
                 ("host", _) => HOST.v4.into(),
-                _ => stage.inside.address(way.family()),
+                _ => scene.client.address(way.family()),
             };
             // Wherever it is, and whatever ran there before.
             let client = Client::of_address(Address::from_ip(own));
             let set = Set { base: 0, len: 3 };
             let place_in_set = select::place(set, select::hash(client.words()));
-            let mut targets = stage.backends.all();
+            let mut targets = scene.all();
             targets.retain(|ip| ip.is_ipv4() == own.is_ipv4());
             targets.sort_unstable();
             let expected = place_in_set.and_then(|at| targets.get(usize::try_from(at).ok()?));
             let name = http(way.connect(place, BALANCER, HTTP)?)?;
-            let pod = stage.backends.named(&name)?;
+            let pod = scene.backend(&name)?;
             let seen = pod.address(way.family());
             same("backend", Some(&seen), expected)
                 .with_context(|| format!("{way:?} from the {who}, {own}"))?;

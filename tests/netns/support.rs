@@ -5,7 +5,6 @@ use std::{
     collections::BTreeSet,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
-    sync::Arc,
     thread,
     time::Duration,
 };
@@ -20,7 +19,6 @@ use tunnel_tests::{
     instance::Instance,
     load::{self, Enough, Plan, Report, udp::Mode},
     manifest::{Protocol, Service},
-    node::Node,
     place::{ANSWER, Place, connect_within},
     pod::{Pod, Server},
     scale::Scale,
@@ -77,42 +75,6 @@ pub(crate) fn serve(pod: &Pod) -> Result<Server> {
         Listener::new(Kind::Http, HTTP_TARGET),
         Listener::new(Kind::Udp, DNS_TARGET),
     ])
-}
-
-/// Pods that serve what [`Vip::service`] leads to.
-pub(crate) struct Backends {
-    pods: Vec<Arc<Pod>>,
-    _servers: Vec<Server>,
-}
-
-impl Backends {
-    /// Makes pods of these names on a node.
-    pub(crate) fn new(node: &Node, names: &[&str]) -> Result<Self> {
-        let pods = names.iter().map(|name| node.pod(name));
-        let pods: Vec<_> = pods.collect::<Result<_>>()?;
-        let servers = pods.iter().map(|pod| serve(pod)).collect::<Result<_>>()?;
-        Ok(Self {
-            pods,
-            _servers: servers,
-        })
-    }
-
-    /// The pod of that name.
-    pub(crate) fn named(&self, name: &str) -> Result<&Pod> {
-        let pod = self.pods.iter().find(|pod| pod.name() == name);
-        Ok(pod.context("no backend of that name")?)
-    }
-
-    /// The addresses of all but the one of that name.
-    pub(crate) fn without(&self, name: &str) -> Vec<IpAddr> {
-        let others = self.pods.iter().filter(|pod| pod.name() != name);
-        addresses(&others.map(|pod| &**pod).collect::<Vec<_>>())
-    }
-
-    /// The addresses of all.
-    pub(crate) fn all(&self) -> Vec<IpAddr> {
-        self.without("")
-    }
 }
 
 /// The addresses of pods, as backends of a Service.

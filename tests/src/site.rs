@@ -20,6 +20,7 @@ use crate::{
     pki,
     place::{ANSWER, COMMAND, Place},
     pod::{Pod, Server, text},
+    shared::Fixture,
     wait,
 };
 
@@ -177,6 +178,8 @@ impl Site {
         &self.kubelet
     }
 }
+
+impl Fixture for Site {}
 
 /// What is in the folders of a gateway and of an agent: names, modes and contents of files.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];

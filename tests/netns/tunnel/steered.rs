@@ -2,7 +2,6 @@
 
 use std::{
     net::{TcpStream, UdpSocket},
-    sync::Arc,
     thread,
 };
 
@@ -11,6 +10,7 @@ use socket2::{Domain, Type};
 use tunnel_tests::{
     edge::EDGE,
     place::{ANSWER, connect_within},
+    shared::Shared,
     site::{FURTHER, KUBELET, Site},
 };
 
@@ -20,9 +20,11 @@ use crate::support::{counted, errno, same};
 /// The mark of the product's own sockets, by default.
 const MARK: u32 = 0x1_0000;
 
+static SITE: Shared<Site> = Shared::new(Site::new);
+
 #[test]
 fn every_socket_reaches_the_kubelet_and_shows_what_it_dialled() -> Result<()> {
-    let site = Site::new()?;
+    let site = SITE.take()?;
 
     each_place(&site, |from| {
         for kind in Kind::ALL {
@@ -52,12 +54,13 @@ fn every_socket_reaches_the_kubelet_and_shows_what_it_dialled() -> Result<()> {
             }
         }
         Ok(())
-    })
+    })?;
+    site.give_back()
 }
 
 #[test]
 fn whole_dialogs_pass_as_on_a_flat_network() -> Result<()> {
-    let site = Site::new()?;
+    let site = SITE.take()?;
 
     each_place(&site, |from| {
         for to in both(KUBELET[0]) {
@@ -79,32 +82,34 @@ fn whole_dialogs_pass_as_on_a_flat_network() -> Result<()> {
 
     let exchanges = site.kubelet().record()?.exchanges;
     let steps = exchanges.iter().flat_map(|it| &it.steps);
-    same("upgrades", steps.filter(|it| *it == "upgraded").count(), 4)
+    same("upgrades", steps.filter(|it| *it == "upgraded").count(), 4)?;
+    site.give_back()
 }
 
 #[test]
 fn many_connects_at_once_reach_the_kubelet() -> Result<()> {
     const EACH: usize = 25;
-    let site = Arc::new(Site::new()?);
-    let mut threads = Vec::new();
-    for place in [site.node().host().clone(), (**site.pod()?).clone()] {
-        for to in both(KUBELET[0]) {
-            let (site, place) = (Arc::clone(&site), place.clone());
-            threads.push(thread::spawn(move || {
-                (0..EACH).try_for_each(|_| client(&site, &place, to)?.echo("hello"))
-            }));
+    let site = SITE.take()?;
+    let pod = site.pod()?;
+    let (here, dialling) = (&*site, &**pod);
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for place in [here.node().host(), dialling] {
+            for to in both(KUBELET[0]) {
+                threads.push(scope.spawn(move || {
+                    (0..EACH).try_for_each(|_| client(here, place, to)?.echo("hello"))
+                }));
+            }
         }
-    }
-
-    for thread in threads {
-        thread.join().expect("no panic")?;
-    }
-    Ok(())
+        let mut threads = threads.into_iter();
+        threads.try_for_each(|thread| thread.join().expect("no panic"))
+    })?;
+    site.give_back()
 }
 
 #[test]
 fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
-    let site = Site::new()?;
+    let site = SITE.take()?;
 
     each_place(&site, |from| {
         for to in both(KUBELET[0]) {
@@ -126,12 +131,13 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
             same("steered", grown, vec![0])?;
         }
         Ok(())
-    })
+    })?;
+    site.give_back()
 }
 
 #[test]
 fn own_sockets_other_ports_and_sockets_of_a_device_of_the_host_are_not_steered() -> Result<()> {
-    let site = Site::new()?;
+    let site = SITE.take()?;
 
     each_place(&site, |from| {
         for to in both(KUBELET[0]) {
@@ -148,5 +154,6 @@ fn own_sockets_other_ports_and_sockets_of_a_device_of_the_host_are_not_steered()
             expect_unsteered(from.place, to)?;
         }
         Ok(())
-    })
+    })?;
+    site.give_back()
 }

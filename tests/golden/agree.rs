@@ -59,18 +59,23 @@ fn the_compiler_and_the_reference_model_agree_on_random_clusters() {
     assert!(fronts > 0 && verdicts > 0);
 }
 
-/// Compares both on one cluster; how many fronts and verdicts.
+/// Compares both on a random cluster; how many fronts and verdicts.
 fn compare(seed: u64) -> Result<(usize, usize)> {
-    let (mut cluster, here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
+    let (cluster, here) = reference::random::cluster(&mut fastrand::Rng::with_seed(seed));
+    agree(cluster, &here)
+}
+
+/// Compares both on one cluster; how many fronts and verdicts.
+pub(crate) fn agree(mut cluster: Cluster, here: &Here) -> Result<(usize, usize)> {
     cluster.slices.iter_mut().for_each(name_ports);
-    let wanted = reference::fronts(&cluster, &here);
+    let wanted = reference::fronts(&cluster, here);
     let wanted: BTreeMap<FrontKey, &Front> = wanted
         .iter()
         .filter_map(|((ip, port, protocol), front)| Some((key(*ip, *port, *protocol)?, front)))
         .collect();
-    let (maps, checks) = program(&cluster, &here)?;
+    let (maps, checks) = program(&cluster, here)?;
     ensure!(
-        told(&checks) == reference::health_check_node_ports(&cluster, &here),
+        told(&checks) == reference::health_check_node_ports(&cluster, here),
         "health checks: {checks:?}"
     );
     let found: BTreeSet<&FrontKey> = maps.svc.keys().collect();
@@ -93,8 +98,8 @@ fn compare(seed: u64) -> Result<(usize, usize)> {
             front.affinity
         );
         for source in &reference::random::sources(front) {
-            let wanted = reference::verdict(front, source, &here);
-            let found = verdict(&maps, key, source, &here);
+            let wanted = reference::verdict(front, source, here);
+            let found = verdict(&maps, key, source, here);
             ensure!(
                 found == wanted,
                 "{key} ({:?}, {:?}) from {source:?}: {found:?}, not {wanted:?}",

@@ -29,6 +29,8 @@ mod agree;
 mod deploy;
 #[path = "../../tunnel-userspace/src/reconcile/tests/memory.rs"]
 mod memory;
+#[cfg(test)]
+mod model;
 
 use memory::Memory;
 
@@ -240,8 +242,12 @@ mod tests {
 
     fn case(name: &str) {
         let cases = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/cases"));
-        if let Err(error) = check(&cases.join(name)) {
+        let case = cases.join(name);
+        if let Err(error) = check(&case) {
             panic!("{error:#}");
+        }
+        if let Err(error) = model::check(&case) {
+            panic!("{name}: the reference model: {error:#}");
         }
     }
 
@@ -315,7 +321,13 @@ mod tests {
         a_node_port_is_served_on_the_addresses_of_the_node,
         a_node_port_is_served_whatever_the_type_of_its_service,
         a_service_without_endpoints_refuses,
+        addresses_with_leading_zeros_are_decimal,
         an_address_of_two_services_belongs_to_the_older,
+        an_address_of_two_services_goes_by_kind_then_age_then_name,
+        an_endpoint_in_two_slices_is_the_one_that_does_not_terminate,
+        an_endpoint_port_is_found_by_name_and_protocol,
+        clients_keep_their_backend_for_three_hours_unless_it_is_told,
+        endpoints_are_of_the_slices_that_name_the_service_in_its_namespace_and_family,
         endpoints_that_topology_keys_keep_away_are_not_there_for_any_rule,
         external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone,
         external_ips_that_nobody_has_are_left_out_where_they_must_be_owned,
@@ -323,6 +335,7 @@ mod tests {
         hints_for_the_zone_of_this_node_leave_out_the_others,
         hints_for_this_node_go_before_those_for_its_zone,
         least_conn_is_asked_for_by_a_name_of_ipvs,
+        load_balancers_are_told_of_each_address_once_whatever_its_ports,
         load_balancers_are_told_of_none_while_the_last_endpoints_terminate,
         load_balancers_are_told_of_the_ready_endpoints_of_this_node_in_each_family,
         load_balancers_have_no_port_to_ask_with_the_policy_cluster,
@@ -340,6 +353,7 @@ mod tests {
         round_robin_is_asked_for_by_annotation,
         sctp_is_read_and_not_translated,
         services_share_an_address_of_a_load_balancer_by_port_and_protocol,
+        slices_count_whatever_their_proxy_name_and_headless_ones_do_not,
         sockets_leave_a_service_alone_that_asks_for_it,
         source_ranges_are_of_an_address_port_and_protocol,
         source_ranges_of_another_family_or_of_everything_restrict_nothing,
@@ -359,6 +373,7 @@ mod tests {
         topology_keys_keep_to_endpoints_of_this_node_pool,
         topology_keys_that_nobody_knows_keep_nothing_away,
         weights_are_slots,
+        what_a_slice_leaves_out_means_ready_and_not_terminating,
         what_can_not_be_used_of_a_service_is_left_out,
         what_is_not_served_is_not_programmed,
         what_only_finishes_serves_but_is_in_no_set,

@@ -181,8 +181,8 @@ fn node_ports_are_the_services_though_something_of_the_host_listens_there() -> R
 #[test]
 #[ignore = "no kernel decides it: entries in the maps"]
 fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_there() -> Result<()> {
-    let stage = Stage::new()?;
-    let host = stage.node.host();
+    let scene = Scene::new(&["backend"])?;
+    let host = scene.node.host();
     let mut listening = Vec::new();
     for vip in [BALANCER, EXTERNAL] {
         host.ip(&format!("addr add {}/32 dev lo", vip.v4))?;
@@ -191,11 +191,10 @@ fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_ther
             listening.push((host.listen((ip, HTTP))?, host.udp((ip, DNS))?));
         }
     }
-    let web = Stage::service_everywhere().backends(addresses(&[&stage.backend]));
-    stage.node.apply(web)?;
-    stage.node.start()?;
+    let web = service_everywhere().backends(scene.all());
+    scene.start([web])?;
 
-    for (name, place) in stage.places() {
+    for (name, place) in scene.places() {
         for vip in [BALANCER, EXTERNAL] {
             answers(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
         }

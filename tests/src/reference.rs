@@ -30,8 +30,6 @@ mod objects;
 mod pools;
 mod precedence;
 pub mod random;
-#[cfg(test)]
-mod tests;
 mod verdict;
 
 use std::{
@@ -201,19 +199,6 @@ pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
         }
     }
     winners
-}
-
-/// Addresses whose ports without a front are refused (contract 2, "unused port of an active
-/// ClusterIP"): the cluster IPs of all Services that count. A front goes first.
-#[must_use]
-pub fn refusing_addresses(cluster: &Cluster) -> BTreeSet<IpAddr> {
-    let mut addresses = BTreeSet::new();
-    for service in objects::counted_services(cluster) {
-        for family in Family::BOTH {
-            addresses.extend(objects::cluster_ip(service, family));
-        }
-    }
-    addresses
 }
 
 /// What one port of a Service would be reached at, were it alone, for one family.

@@ -12,6 +12,8 @@
 mod node;
 mod service;
 mod slice;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeSet, net::IpAddr};
 

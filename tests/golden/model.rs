@@ -1,0 +1,102 @@
+//! The reference model on the golden cases. What their maps hold is written by hand, so that both are
+//! right where they agree, and not only alike.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use tunnel_tests::reference::{
+    Cluster, Entry, ExternalIps, Here, NodePortAddresses, TopologyKeys, address::Cidr,
+};
+
+use crate::{ADDRESSES, agree};
+
+/// The case whose objects no API server takes: the model has nothing to say of them.
+const REFUSED: &str = "a_bad_document_leaves_the_rest";
+
+/// Compares what the model makes of a case with what is programmed.
+pub(crate) fn check(case: &Path) -> Result<()> {
+    if case.ends_with(REFUSED) {
+        return Ok(());
+    }
+    let text = fs::read_to_string(case.join("objects.yaml"))?;
+    let mut cluster = Cluster::default();
+    for object in serde_saphyr::from_multiple::<Value>(&text)? {
+        add(&mut cluster, object)?;
+    }
+    let here = here(&case.join("config.yaml"))?;
+    agree::agree(cluster, &here).map(drop)
+}
+
+fn add(cluster: &mut Cluster, mut object: Value) -> Result<()> {
+    match object["kind"].as_str().unwrap_or_default() {
+        "Service" => {
+            // As the API server has it.
+            let spec = &mut object["spec"];
+            if spec["clusterIP"].is_null() {
+                spec["clusterIP"] = spec["clusterIPs"][0].clone();
+            }
+            cluster.services.push(serde_json::from_value(object)?);
+        }
+        "EndpointSlice" => cluster.slices.push(serde_json::from_value(object)?),
+        "Node" => cluster.nodes.push(serde_json::from_value(object)?),
+        "List" => {
+            let items = object["items"]
+                .as_array_mut()
+                .context("a list of nothing")?;
+            items
+                .iter_mut()
+                .try_for_each(|item| add(cluster, item.take()))?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The node of every case, with the settings that a case has.
+fn here(config: &Path) -> Result<Here> {
+    let service = if config.exists() {
+        let config: Value = serde_saphyr::from_str(&fs::read_to_string(config)?)?;
+        Some(config["service"].clone())
+    } else {
+        None
+    };
+    let word = |field: &str| {
+        let service = service.as_ref()?;
+        service[field].as_str()
+    };
+    let node_ports = service
+        .as_ref()
+        .map(|service| &service["nodePortAddresses"]);
+    Ok(Here {
+        node: "node-a".to_owned(),
+        addresses: ADDRESSES.map(|ip| (ip.is_loopback(), ip)).into(),
+        node_port_addresses: match node_ports {
+            None => NodePortAddresses::All,
+            Some(Value::Array(entries)) if entries.is_empty() => NodePortAddresses::All,
+            Some(Value::Array(entries)) => {
+                let entries = entries.iter().map(entry);
+                NodePortAddresses::List(entries.collect::<Result<_>>()?)
+            }
+            Some(_) => NodePortAddresses::Absent,
+        },
+        external_ips: match word("externalIPs") {
+            Some("owned") => ExternalIps::Owned,
+            _ => ExternalIps::Any,
+        },
+        topology_keys: match word("topologyKeys") {
+            Some("honour") => TopologyKeys::Honour,
+            _ => TopologyKeys::Ignore,
+        },
+    })
+}
+
+fn entry(entry: &Value) -> Result<Entry> {
+    let word = entry.as_str().context("an entry is no word")?;
+    Ok(match word {
+        "primary" => Entry::Primary,
+        "localhost" => Entry::Localhost,
+        "all" => Entry::All,
+        range => Entry::Cidr(Cidr::parse(range).context("an entry is no range")?),
+    })
+}

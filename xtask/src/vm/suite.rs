@@ -60,14 +60,17 @@ impl Programs {
 
     /// Builds them, and other targets of the tests at the same time.
     pub(crate) fn build_with(others: &[&str]) -> Result<Self> {
+        let programs = workspace::build_programs(Profile::Vm.cargo("build")?)?;
+        // Apart: named beside a test, the product's crate would bring the features of its own tests, and
+        // most crates would be built once more.
         let mut command = Profile::Vm.cargo("build")?;
         command
-            .args(["--package", "tunnel-userspace", "--bin", "culvert"])
-            .args(["--package", "tunnel-tests", "--bin", "culvert-lab"])
-            .args(["--bin", "culvert-guest"])
+            .args(["--package", "tunnel-tests", "--bin", "culvert-guest"])
             .args(["--test", "netns", "--test", "packet"])
             .args(others);
         let mut built = workspace::built(&mut command)?;
+        built.insert("culvert".to_owned(), programs.culvert);
+        built.insert("culvert-lab".to_owned(), programs.lab);
         built.retain(|name, _| MACHINES.contains(&name.as_str()));
         for name in MACHINES {
             ensure!(built.contains_key(name), "cargo build did not name {name}");

@@ -25,7 +25,7 @@ mod status;
 
 use std::collections::BTreeMap;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tunnel_common::reason::Reason;
 
 pub use self::{
@@ -40,7 +40,7 @@ pub use self::{
 use crate::{
     identity::State,
     net::View,
-    reconcile::{Query, Stats},
+    reconcile::{Counted, ServiceView, Stats},
     sockets::View as SocketsView,
     source::Report,
     tunnel::NodeView,
@@ -48,6 +48,9 @@ use crate::{
 
 /// Reads the kernel's counters.
 pub type Counters = dyn Fn() -> Result<Vec<(Reason, u64)>, String> + Send + Sync;
+
+/// Shows the Services of a name, or all.
+pub type Services = dyn Fn(Option<&str>) -> Vec<ServiceView> + Send + Sync;
 
 /// What the sources have read, and what of it can't be used.
 pub type Sources = dyn Fn() -> Report + Send + Sync;
@@ -92,8 +95,10 @@ pub struct Views {
     pub sockets: watch::Receiver<SocketsView>,
     /// Of how many Service ports there are metrics of their own.
     pub service_metrics: usize,
-    /// Questions to the owner of the maps.
-    pub queries: mpsc::Sender<Query>,
+    /// Services of a name, or all, and what is programmed of them.
+    pub services: Box<Services>,
+    /// What was counted of so many service ports.
+    pub counted: Box<dyn Fn(usize) -> Counted + Send + Sync>,
     /// The tunnel.
     pub tunnel: TunnelViews,
     /// What the sources have read.

@@ -133,7 +133,6 @@ impl Product {
             .enable_time()
             .build()?;
         let (sender, updates) = mpsc::channel(1);
-        let (_queries, questions) = mpsc::channel(1);
         let (_drain, draining) = watch::channel(false);
         let (_links, addresses) = watch::channel(Arc::default());
         // The loop ends when the sender goes.
@@ -149,9 +148,8 @@ impl Product {
             drop(sender);
             anyhow::Ok(changes)
         };
-        let ((), changes) = runtime.block_on(async {
-            tokio::join!(owner.run(updates, questions, addresses, draining), feed)
-        });
+        let ((), changes) =
+            runtime.block_on(async { tokio::join!(owner.run(updates, addresses, draining), feed) });
         let last = stats.borrow().clone();
         Ok((changes?, last))
     }

@@ -1,9 +1,12 @@
 use std::collections::BTreeMap;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::{Setup, TunnelViews, Views};
-use crate::{reconcile::Stats, source::Report};
+use crate::{
+    reconcile::{Counted, Stats},
+    source::Report,
+};
 
 /// The views of a daemon that is ready and has read nothing.
 pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
@@ -34,7 +37,8 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         stats,
         kernel_log: watch::channel(None).1,
         service_metrics: 0,
-        queries: mpsc::channel(1).0,
+        services: Box::new(|_| Vec::new()),
+        counted: Box::new(|_| Counted::default()),
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: TunnelViews::default(),

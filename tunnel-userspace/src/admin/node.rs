@@ -6,16 +6,12 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Response, StatusCode};
-use tokio::{
-    sync::{oneshot, watch},
-    time::timeout,
-};
+use tokio::{sync::watch, task::spawn_blocking};
 
 use super::{
     Views, health, metrics,
@@ -23,7 +19,6 @@ use super::{
     server::{self, Site, SocketError, json, respond, text},
     status::Status,
 };
-use crate::reconcile::Query;
 
 /// A listener, and what it answers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -74,9 +69,6 @@ impl Endpoint {
 
 /// How Services are translated, where kube-proxy says `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
-
-/// How long metrics wait for the owner of the maps, which may be in the middle of a pass.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 type Answers = Arc<Mutex<metrics::Answers>>;
 
@@ -151,7 +143,7 @@ impl Site for Node {
 }
 
 impl Node {
-    /// Whether the owner of the maps answers.
+    /// Whether the start is over.
     fn is_running(&self) -> bool {
         self.views.starting.borrow().is_none()
     }
@@ -168,40 +160,36 @@ impl Node {
         let mut asked = query.split('&');
         let name = asked.find_map(|asked| asked.strip_prefix("name="));
         let name = name.map(str::to_owned);
-        match self.ask(|reply| Query::Services(name, reply)).await {
-            Some(services) => json(StatusCode::OK, &services),
-            None => text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the daemon is stopping\n".into(),
-            ),
-        }
+        self.answer_aside(move |views| json(StatusCode::OK, &(views.services)(name.as_deref())))
+            .await
     }
 
-    /// What the owner of the maps says; nothing if it has ended.
-    async fn ask<A>(&self, query: impl FnOnce(oneshot::Sender<A>) -> Query) -> Option<A> {
-        let (reply, answer) = oneshot::channel();
-        self.views.queries.send(query(reply)).await.ok()?;
-        answer.await.ok()
-    }
-
-    /// Everything, or what doesn't need the owner of the maps where that has no time.
     async fn metrics(&self) -> Response<Full<Bytes>> {
-        let most = self.views.service_metrics;
-        let counted = if self.is_running() {
-            let counted = self.ask(|reply| Query::Counted(most, reply));
-            timeout(PATIENCE, counted).await.ok().flatten()
-        } else {
-            None
-        };
         let answers = self
             .answers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        match metrics::render(&self.views, answers, counted.unwrap_or_default()) {
-            Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-        }
+        self.answer_aside(move |views| {
+            let counted = (views.counted)(views.service_metrics);
+            match metrics::render(views, answers, counted) {
+                Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
+                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            }
+        })
+        .await
+    }
+
+    /// Makes an answer in a thread of its own: it may be about very many Services, and nobody else
+    /// should wait for that.
+    async fn answer_aside(
+        &self,
+        answer: impl FnOnce(&Arc<Views>) -> Response<Full<Bytes>> + Send + 'static,
+    ) -> Response<Full<Bytes>> {
+        let views = Arc::clone(&self.views);
+        let answered = spawn_blocking(move || answer(&views)).await;
+        answered
+            .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")))
     }
 
     fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {

@@ -4,19 +4,17 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    path::PathBuf,
-    sync::Arc,
+    path::{Path, PathBuf},
 };
 
 use socket2::{Domain, Socket, Type};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
+    service::FrontKey,
     steering::SteeringKey,
 };
 
-use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, Service, ServicePort, ServiceState,
-};
+use crate::{plan::Target, reconcile::Canary};
 
 /// The IPv4 dummy address (RFC 7600 section 4.8): no host has it, no packet is sent to it.
 const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
@@ -48,54 +46,20 @@ pub(super) enum CanaryError {
     },
 }
 
-/// The name of the canary's Service. No object can have it, since a namespace is never empty.
-pub(super) fn name() -> ObjectName {
-    ObjectName::new("", "canary")
-}
-
-/// The canary's Service: from the dummy address to loopback.
-pub(super) fn service() -> ServiceState {
-    let port: Arc<str> = "".into();
-    let service = Service {
-        created: Some(0),
-        cluster_ips: vec![IpAddr::V4(VIP)],
-        ports: vec![ServicePort {
-            name: Arc::clone(&port),
-            port: PORT,
-            node_port: None,
-            protocol: Protocol::UDP,
-        }],
-        ..Service::named(name())
-    };
-    let slice = EndpointSlice {
-        name: name(),
-        service: name(),
-        family: Family::V4,
-        ports: vec![EndpointPort {
-            name: port,
-            port: PORT,
-            protocol: Protocol::UDP,
-        }],
-        endpoints: vec![Endpoint {
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node: None,
-            name: None,
-            zone: None,
-            hints: None,
-        }],
-        triggered: None,
-    };
-    ServiceState {
-        service: Arc::new(service),
-        slices: vec![Arc::new(slice)],
+/// The canary's front: from the dummy address to loopback.
+pub(super) fn front() -> Canary {
+    let (vip, port) = (Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT));
+    Canary {
+        front: FrontKey::new(vip, port, Protocol::UDP),
+        target: Target {
+            address: Address::from_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            port,
+        },
     }
 }
 
 /// Connects through the canary's front.
-pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
+pub(super) fn connect(cgroup: &Path) -> Result<(), CanaryError> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(CanaryError::Connect)?;
     let dialled = SocketAddr::from((VIP, PORT));
     let connected = socket.connect(dialled);
@@ -105,7 +69,7 @@ pub(super) fn connect(cgroup: PathBuf) -> Result<(), CanaryError> {
     if !own.ip().is_loopback() {
         connected.or_else(no_route).map_err(CanaryError::Connect)?;
         return Err(CanaryError::Outside {
-            cgroup,
+            cgroup: cgroup.to_owned(),
             own: own_cgroup(),
         });
     }

@@ -38,8 +38,6 @@ use crate::{
 const DRAIN: Duration = Duration::from_secs(5);
 /// How many updates the source may be ahead of the maps; it gathers what comes beyond.
 const UPDATES: usize = 1;
-/// How many questions may wait for the owner of the maps.
-const QUERIES: usize = 16;
 
 /// A node could not start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
@@ -104,13 +102,12 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
     let (mut parts, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let (drain, draining) = watch::channel(false);
     let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
-    let (queries, questions) = mpsc::channel(QUERIES);
     let mut tasks = Tasks::default();
     let (view, network) = watch::channel(net::View::default());
     let (known, links) = follow(&config, &mut tasks, &draining).await?;
     parts.owner.set_addresses(&known.borrow());
     let mut tunnel = Tunnel::open(&config);
-    let views = parts.views(&config, Box::new(sources.report()), starting, queries);
+    let views = parts.views(&config, Box::new(sources.report()), starting);
     let sockets = watch::Sender::default();
     let views = Arc::new(Views {
         network,
@@ -162,7 +159,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
             tasks.start("net", network.run(draining.clone()));
         }
         ending::start(&config, sockets, owner.gone(), &mut tasks, &draining);
-        let owner = owner.run(updates, questions, known, draining.clone());
+        let owner = owner.run(updates, known, draining.clone());
         tasks.start("reconcile", owner);
         steps.send_replace(None);
         started();

@@ -25,7 +25,7 @@ use super::{
     shapes::open,
     sys,
 };
-use crate::reconcile::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
+use crate::reconcile::{Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
 pub struct KernelMaps {
@@ -288,12 +288,24 @@ impl MapReader for KernelMaps {
         read_all(&self.be, table::BE.name, entries)
     }
 
+    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
+        read_all(&self.tally, table::TALLY.name, entries)
+    }
+}
+
+impl Counts for KernelMaps {
     fn open_at(&self, index: u32) -> Result<u64, ReadError> {
         self.conns.of(index)
     }
 
-    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
-        read_all(&self.tally, table::TALLY.name, entries)
+    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+        read(&self.tally, table::TALLY.name, service)
+    }
+}
+
+impl Counts for Counters {
+    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+        self.conns.of(index)
     }
 
     fn tally(&self, service: u32) -> Result<Tally, ReadError> {
@@ -342,19 +354,21 @@ impl SteeringMaps for KernelSteering {
     }
 }
 
-/// The kernel's counters by reason.
+/// The kernel's counters, by reason, service port and backend: for readers beside the owner of the maps.
 pub struct Counters {
     count: Mutex<PerCpuArray<MapData, u64>>,
     conns: Arc<Conns>,
+    tally: Array<MapData, Tally>,
 }
 
 impl Counters {
-    /// Opens the map that is pinned in a folder.
+    /// Opens the maps that are pinned in a folder.
     pub(super) fn open(folder: &Path, conns: Arc<Conns>) -> Result<Self, ReadError> {
         let count: PerCpuArray<_, _> = open(folder, &table::COUNT)?;
         Ok(Self {
             count: count.into(),
             conns,
+            tally: open(folder, &table::TALLY)?,
         })
     }
 

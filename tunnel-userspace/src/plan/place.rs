@@ -69,10 +69,10 @@ impl Place {
         self.addresses = addresses;
     }
 
-    /// Says what planning needs to know of it; whether that is new.
-    pub fn show(&mut self, here: &mut Here) -> bool {
+    /// What planning needs to know of it, if that is not what it knows.
+    pub fn show(&mut self, here: &Here) -> Option<Here> {
         if !std::mem::take(&mut self.is_new) {
-            return false;
+            return None;
         }
         let families = [Family::V4, Family::V6].into_iter();
         let node_ports = families.flat_map(|family| self.node_ports(family));
@@ -83,9 +83,7 @@ impl Place {
             addresses: self.reachable(),
             ..here.clone()
         };
-        let is_new = now != *here;
-        *here = now;
-        is_new
+        (now != *here).then_some(now)
     }
 
     /// The addresses of its links but for loopback and those for a link only: these come and go with
@@ -182,8 +180,7 @@ mod tests {
 
     /// The addresses that node ports are dialled on, on a node with these.
     fn chosen(wanted: &[NodePortAddresses]) -> Vec<String> {
-        let mut here = here();
-        assert!(place(wanted).show(&mut here));
+        let here = place(wanted).show(&here()).expect("it is new");
         assert_eq!(here.zone.as_deref(), Some("north"));
         here.node_port_addresses
             .iter()
@@ -258,12 +255,12 @@ mod tests {
     fn only_what_is_new_is_told_of() {
         let mut place = Place::new(vec![NodePortAddresses::All]);
         let mut here = here();
-        assert!(!place.show(&mut here));
+        assert_eq!(place.show(&here), None);
         place.set_addresses(BTreeSet::from([ip("10.0.0.1")]));
-        assert!(place.show(&mut here));
+        here = place.show(&here).expect("it is new");
         place.set_addresses(BTreeSet::from([ip("10.0.0.1")]));
-        assert!(!place.show(&mut here));
+        assert_eq!(place.show(&here), None);
         place.set_addresses(BTreeSet::new());
-        assert!(place.show(&mut here));
+        assert!(place.show(&here).is_some());
     }
 }

@@ -83,8 +83,20 @@ pub trait MapWriter: Send {
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
 }
 
+/// Reads the counts of programs.
+pub trait Counts {
+    /// How many open sockets remember a backend, modulo 2^64. Only programs count.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused the read. So for the other.
+    fn open_at(&self, index: u32) -> Result<u64, ReadError>;
+    /// What the programs counted of a service port, since it came or the maps were made.
+    fn tally(&self, service: u32) -> Result<Tally, ReadError>;
+}
+
 /// Reads the service maps.
-pub trait MapReader {
+pub trait MapReader: Counts {
     /// Whether the maps were made for this process and hold nothing; asked before it writes.
     fn is_new(&self) -> bool {
         false
@@ -103,10 +115,6 @@ pub trait MapReader {
     fn source(&self, index: u32) -> Result<Source, ReadError>;
     /// A backend.
     fn backend(&self, index: u32) -> Result<Backend, ReadError>;
-    /// How many open sockets remember a backend, modulo 2^64. Only programs count.
-    fn open_at(&self, index: u32) -> Result<u64, ReadError>;
-    /// What the programs counted of a service port, since it came or the maps were made.
-    fn tally(&self, service: u32) -> Result<Tally, ReadError>;
     /// What the programs counted of the service ports from the first id on.
     fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
         (0..entries).map(|service| self.tally(service)).collect()

@@ -11,13 +11,13 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Backend, Front, Membership, Set, State},
     steering::{Steered, SteeringKey},
-    table::{Rule, Size},
+    table::{Rule, Size, Sizes},
 };
 
 use super::{
-    MapReader, MapWriter, ReadError, Sizes, SteeringMaps, WriteError,
-    actual::{Actual, slots},
+    access::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
     steering::{QUARANTINE, nanos},
+    sync::{Actual, read, slots},
 };
 
 /// Contents can't be carried over.
@@ -79,7 +79,7 @@ impl CarriedServices {
     ///
     /// A map can't be read.
     pub fn read(maps: &impl MapReader, had: Sizes) -> Result<Self, ReadError> {
-        let (actual, _left_out) = Actual::read(maps, had)?;
+        let (actual, _left_out) = read(maps, had)?;
         Ok(Self { actual })
     }
 

@@ -1,9 +1,10 @@
 //! What was taken out of the maps' reach, until no program can still be reading it.
 
-use std::{io, sync::mpsc, thread};
+use std::io;
 
-use tokio::sync::mpsc as async_mpsc;
 use tunnel_common::service::Set;
+
+use super::aside::Aside;
 
 /// Waits until every program that runs now has ended.
 pub trait Grace: Send {
@@ -45,30 +46,16 @@ impl Retired {
 }
 
 /// The thread that waits, beside the owner of the maps: batch in, the same batch out.
-pub(crate) struct Waiter {
-    pub(crate) send: mpsc::SyncSender<Retired>,
-    pub(crate) freed: async_mpsc::Receiver<Retired>,
-}
+pub(super) type Waiter = Aside<Retired, Retired>;
 
-impl Waiter {
-    /// Starts the thread. It ends when the waiter is dropped.
-    pub(crate) fn start(mut grace: impl Grace + 'static) -> io::Result<Self> {
-        let (send, batches) = mpsc::sync_channel::<Retired>(1);
-        let (done, freed) = async_mpsc::channel(1);
-        thread::Builder::new().name("grace".into()).spawn(move || {
-            while let Ok(batch) = batches.recv() {
-                match grace.wait() {
-                    Ok(()) if done.blocking_send(batch).is_ok() => {}
-                    Ok(()) => break,
-                    // The loop ends with this thread. The next start reads the maps and finds what
-                    // is free.
-                    Err(error) => {
-                        tracing::error!(%error, "no grace period to be had");
-                        break;
-                    }
-                }
-            }
-        })?;
-        Ok(Self { send, freed })
-    }
+/// Starts it. Where there is no grace period to be had it ends, and the loop with it: the next start
+/// reads the maps and finds what is free.
+pub(super) fn start(mut grace: impl Grace + 'static) -> io::Result<Waiter> {
+    Aside::start("grace", move |batch| match grace.wait() {
+        Ok(()) => Some(batch),
+        Err(error) => {
+            tracing::error!(%error, "no grace period to be had");
+            None
+        }
+    })
 }

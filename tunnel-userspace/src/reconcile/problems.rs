@@ -2,7 +2,6 @@ use std::{collections::BTreeMap, fmt};
 
 use tunnel_common::reason::Reason;
 
-use super::{diff::Diff, order::Refused};
 use crate::plan::PortName;
 
 /// Why a service port is not programmed, or not as it should be.
@@ -14,27 +13,18 @@ pub struct Problem {
     pub text: String,
 }
 
+/// The problems of a Service, by port.
+pub(super) type Problems = BTreeMap<PortName, Problem>;
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-/// What came of one Service in a pass.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    /// What is to be taken away once every Service has what it wants.
-    pub(super) leftovers: Vec<(PortName, Diff)>,
-    pub(super) problems: BTreeMap<PortName, Problem>,
-}
-
-impl Changes {
-    pub(super) fn problem(&mut self, name: &PortName, reason: Reason, text: String) {
-        self.problems.insert(name.clone(), Problem { reason, text });
-    }
-
-    /// Notes that there is no room for the backends of a plan.
-    pub(super) fn refusal(&mut self, name: &PortName, reason: Reason, wanted: usize, kept: usize) {
+impl Problem {
+    /// There is no room for the backends of a plan.
+    pub(super) fn no_room(reason: Reason, wanted: usize, kept: usize) -> Self {
         let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
         if reason == Reason::BackendsFull && kept > 0 {
             text.push_str(&format!(
@@ -42,13 +32,6 @@ impl Changes {
             ));
         }
         text.push(')');
-        self.problem(name, reason, text);
-    }
-}
-
-pub(super) fn describe(refused: &Refused) -> String {
-    match refused {
-        Refused::Full(_) => refused.to_string(),
-        Refused::Write(error) => format!("{refused}: {error}: {}", error.source),
+        Self { reason, text }
     }
 }

@@ -1,30 +1,33 @@
 //! The loop around the owner of the maps.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
+    collections::BTreeSet,
+    future, io,
     net::IpAddr,
     sync::{Arc, mpsc::TrySendError},
     time::Duration,
 };
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval_at, sleep_until},
 };
 use tracing::{error, info, warn};
-use tunnel_common::reason::Reason;
 
 use super::{
-    Counted, Found, Grace, MapReader, MapWriter, Reconciler, Retired, Steering, SteeringMaps,
-    SteeringView, SyncStats, grace::Waiter, listeners::Looks, view::ServiceView,
+    access::{MapReader, MapWriter, SteeringMaps},
+    grace::{self, Grace, Retired, Waiter},
+    looks::{Found, Looked, Looks},
+    observe::{Published, Stats},
+    owner::Reconciler,
+    steering::Steering,
+    sync::Canary,
 };
 use crate::{
     clock::{monotonic, since_boot},
     drain, latest,
-    model::{Concern, ObjectName, Update},
+    model::{Concern, Update},
     plan::HealthChecks,
 };
 
@@ -36,71 +39,6 @@ const STEERING_RETRY: Duration = Duration::from_secs(5);
 const OCCUPIED_LOOK: Duration = Duration::from_secs(5);
 /// How many more updates one pass takes, so that a busy source can't keep it from writing.
 const MOST_UPDATES: usize = 64;
-
-/// A question to the owner of the maps.
-pub enum Query {
-    /// Services of a name, or all, and what is programmed of them.
-    Services(Option<String>, oneshot::Sender<Vec<ServiceView>>),
-    /// What was counted of so many service ports.
-    Counted(usize, oneshot::Sender<Counted>),
-}
-
-/// What the loop did, for metrics and status. Published after each pass.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Stats {
-    /// Whether a first whole pass was made.
-    pub synced: bool,
-    /// Whether a source was not heard of since the start, as far as what is programmed goes.
-    #[serde(default)]
-    pub stale: bool,
-    /// Services that were read.
-    pub services: usize,
-    /// Fronts that are programmed.
-    pub fronts: usize,
-    /// Slots in use.
-    pub slots: u32,
-    /// Backends in use.
-    pub backends: u32,
-    /// Ranges of clients in use.
-    #[serde(default)]
-    pub sources: u32,
-    /// Indices of backends that are gone, which open connections keep from being used again.
-    #[serde(default)]
-    pub occupied_backends: usize,
-    /// Service ports that are not programmed as planned, by reason.
-    pub problems: BTreeMap<String, usize>,
-    /// How often each reason was met by this process.
-    pub counts: BTreeMap<String, u64>,
-    /// Passes made.
-    pub passes: u64,
-    /// How long the last pass took, in seconds.
-    pub last_pass_seconds: f64,
-    /// How long all passes took, in seconds.
-    pub all_passes_seconds: f64,
-    /// From the notice of a change to its last write, in seconds, of the last pass.
-    pub last_delay_seconds: f64,
-    /// When the last pass ended.
-    pub last_pass_at: Option<Timestamp>,
-    /// When the last pass ended that left nothing to be written.
-    #[serde(default)]
-    pub last_whole_pass_at: Option<Timestamp>,
-    /// Since when writes fail; nothing if they don't.
-    pub failing_since: Option<Timestamp>,
-    /// Whether load balancers may send traffic to this node, as its Node object says. A node that
-    /// never had one may; one whose object was deleted may not.
-    pub node_eligible: bool,
-    /// Whether there is a Node of this node's name.
-    #[serde(default)]
-    pub node_known: bool,
-    /// Differences found between the maps and what was known of them.
-    pub drift: u64,
-    /// What is steered to the tunnel.
-    pub steering: SteeringView,
-    /// What kube-proxy measures too; for metrics only.
-    #[serde(skip)]
-    pub sync: SyncStats,
-}
 
 /// The loop, and its ends for others.
 pub struct Loop<M, S, G> {
@@ -144,7 +82,7 @@ pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
     let looped = Loop {
         reconciler,
         steering,
-        waiter: Waiter::start(free_grace)?,
+        waiter: grace::start(free_grace)?,
         audit_grace,
         audit_every,
         held: Retired::default(),
@@ -183,14 +121,21 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         self.health.subscribe()
     }
 
-    /// Whether a Service is programmed as planned.
-    #[must_use]
-    pub fn is_programmed(&self, service: &ObjectName) -> bool {
-        self.reconciler.is_programmed(service)
+    /// What is shown of Services, for others to read.
+    pub const fn published(&self) -> &Published {
+        self.reconciler.published()
+    }
+
+    /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
+    /// front is a Service's.
+    pub fn dial_canary<R>(&mut self, canary: &Canary, dial: impl FnOnce() -> R) -> Option<R> {
+        let (dialled, retired) = self.reconciler.dial_canary(canary, dial);
+        self.hand_over(retired);
+        dialled
     }
 
     /// Whether it is not known what the maps hold, and nothing is written.
-    pub const fn is_in_doubt(&self) -> bool {
+    pub fn is_in_doubt(&self) -> bool {
         self.reconciler.is_in_doubt()
     }
 
@@ -200,7 +145,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     }
 
     /// Leaves sockets alone from here on at fronts of this node's own addresses where something
-    /// listens itself. It is looked so often for that while there are such fronts.
+    /// listens itself. That is polled at this interval while there are such fronts, beside the loop
+    /// once it runs.
     pub fn look_for_listeners(&mut self, find: Found, every: Duration) {
         self.looks = Some(Looks::new(find, every));
     }
@@ -216,7 +162,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// updates that are applied before the loop runs.
     pub async fn settle(&mut self) {
         while self.is_waiting {
-            let Some(freed) = self.waiter.freed.recv().await else {
+            let Some(freed) = self.waiter.done.recv().await else {
                 break;
             };
             self.take_back(&freed);
@@ -237,10 +183,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     pub async fn run(
         mut self,
         mut updates: mpsc::Receiver<Update>,
-        mut queries: mpsc::Receiver<Query>,
         mut addresses: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
         mut draining: watch::Receiver<bool>,
     ) {
+        if let Err(error) = self.look_aside() {
+            error!(%error, "cannot start a thread to look for listeners");
+            return;
+        }
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -250,7 +199,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                freed = self.waiter.freed.recv() => {
+                freed = self.waiter.done.recv() => {
                     let Some(freed) = freed else {
                         error!("the thread that waits for grace periods has ended");
                         return;
@@ -272,7 +221,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                     self.set_addresses(&addresses.borrow_and_update());
                     self.pass(None);
                 }
-                Some(query) = queries.recv() => self.answer(query),
+                looked = ended(&mut self.looks) => {
+                    let Some(looked) = looked else {
+                        error!("the thread that looks for listeners has ended");
+                        return;
+                    };
+                    self.take_look(looked);
+                }
                 () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                     self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
                     self.pass(None);
@@ -338,19 +293,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             .send_modify(|times| *times = times.wrapping_add(1));
     }
 
-    fn answer(&self, query: Query) {
-        let is_told = match query {
-            Query::Services(name, reply) => {
-                let services = self.reconciler.services(name.as_deref());
-                reply.send(services).is_ok()
-            }
-            Query::Counted(most, reply) => reply.send(self.reconciler.counted(most)).is_ok(),
-        };
-        if !is_told {
-            tracing::debug!("nobody waits for the answer any more");
-        }
-    }
-
     fn audit(&mut self) {
         match self.reconciler.audit(&mut self.audit_grace) {
             Ok(0) => {}
@@ -394,6 +336,26 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             .steering
             .is_incomplete()
             .then(|| Instant::now() + STEERING_RETRY);
+    }
+
+    /// Lets a thread look for listeners from here on.
+    fn look_aside(&mut self) -> io::Result<()> {
+        let looks = self.looks.take();
+        let aside = looks.map(|looks| looks.aside(&mut self.reconciler));
+        self.looks = aside.transpose()?;
+        Ok(())
+    }
+
+    /// Takes a look that has ended, and writes what waited for it.
+    fn take_look(&mut self, looked: Looked) {
+        if let Some(looks) = &mut self.looks {
+            looks.end(looked, &mut self.reconciler);
+        }
+        // The fronts may be others by now.
+        self.look();
+        if self.reconciler.is_dirty() {
+            self.pass(None);
+        }
     }
 
     /// Looks for listeners, if it is time.
@@ -449,8 +411,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     }
 
     fn publish_concerns(&self) {
-        let mut concerns = self.reconciler.concerns();
-        concerns.extend(self.steering.concerns(&self.reconciler.here.node));
+        let concerns = self.reconciler.concerns(&self.steering.known);
         latest::put(&self.concerns, concerns.into());
     }
 
@@ -470,29 +431,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     }
 }
 
-impl<M> Reconciler<M> {
-    pub(super) fn describe(&self, stats: &mut Stats) {
-        let usage = self.actual.usage();
-        stats.synced = self.synced;
-        stats.stale = self.stale;
-        stats.services = self.plans.len();
-        stats.fronts = usage.fronts;
-        stats.slots = usage.slots;
-        stats.backends = usage.backends;
-        stats.sources = usage.sources;
-        stats.occupied_backends = self.actual.occupied();
-        stats.drift = self.drift;
-        stats.node_eligible = self.node_eligible;
-        stats.node_known = self.node_known;
-        stats.problems = BTreeMap::new();
-        for problem in self.problems.values().flat_map(BTreeMap::values) {
-            let count = stats
-                .problems
-                .entry(problem.reason.label().to_owned())
-                .or_default();
-            *count = count.saturating_add(1);
-        }
-        let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
-        stats.counts = self.counts.iter().map(counted).collect();
+/// The next look that has ended, where there are looks.
+async fn ended(looks: &mut Option<Looks>) -> Option<Looked> {
+    match looks {
+        Some(looks) => looks.ended().await,
+        None => future::pending().await,
     }
 }

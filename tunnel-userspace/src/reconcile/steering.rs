@@ -17,17 +17,18 @@ use tunnel_common::{
     addr::{Address, Port},
     reason::Reason,
     steering::{Prefix, Steered, SteeringKey},
+    table::Sizes,
 };
 
-use super::{ReadError, Sizes, SteeringMaps, WriteError};
+pub use self::homes::QUARANTINE;
+pub(super) use self::homes::nanos;
+use self::homes::{Free, address_of, keep_orphans};
+use super::access::{ReadError, SteeringMaps, WriteError};
 use crate::{
     latest,
     model::{ConfigMap, Node, ObjectName, Targets, Update},
     plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
 };
-
-/// How long the index of something that is no longer steered stands for nothing else.
-pub const QUARANTINE: Duration = Duration::from_secs(600);
 
 /// What steering goes by.
 #[derive(Clone, Debug)]
@@ -219,7 +220,14 @@ impl<M: SteeringMaps> Steering<M> {
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.homeless.clear();
         let wanted: Vec<SteeringKey> = self.plan.targets.keys().copied().collect();
-        self.forget_orphans();
+        match &self.settings.rules {
+            Some(rules) if !self.whole => {
+                let (targets, has_ports) = (&self.plan.targets, self.config_map.is_some());
+                let is_target = |key: &SteeringKey| targets.contains_key(key);
+                keep_orphans(&mut self.orphans, rules, &self.nodes, has_ports, is_target);
+            }
+            Some(_) | None => self.orphans.clear(),
+        }
         // What a write that failed left without a key.
         for index in self.strays() {
             self.retire(index, now)?;
@@ -229,7 +237,8 @@ impl<M: SteeringMaps> Steering<M> {
         let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
         let staying = self.keys.len().saturating_sub(stale.len());
         let mut room = usize_of(self.capacity).saturating_sub(staying);
-        let mut free = self.free_indices(now);
+        let end = self.canary_index();
+        let mut free = Free::new(&self.records, end, &self.settings.prefixes, now);
         // Records first, and what they stand for told, then the keys that lead to them.
         let mut homes = BTreeMap::new();
         for key in &wanted {
@@ -241,7 +250,7 @@ impl<M: SteeringMaps> Steering<M> {
             let found = if is_new && room == 0 {
                 None
             } else {
-                self.find_home(key, &mut free)
+                free.find_home(key)
             };
             let Some((index, to)) = found else {
                 self.homeless.insert(*key);
@@ -283,7 +292,7 @@ impl<M: SteeringMaps> Steering<M> {
     fn home_of(&self, key: &SteeringKey) -> Option<u32> {
         let index = *self.keys.get(key)?;
         let record = self.records.get(&index)?;
-        let to = self.address_of(key, index)?;
+        let to = address_of(&self.settings.prefixes, key, index)?;
         (record.to == to && record.to_port == Port::from_host(self.settings.port)).then_some(index)
     }
 
@@ -381,14 +390,6 @@ impl<M: SteeringMaps> Steering<M> {
 }
 
 impl<M> Steering<M> {
-    fn address_of(&self, key: &SteeringKey, index: u32) -> Option<Address> {
-        let is_v4 = key.address.is_v4();
-        let mut prefixes = self.settings.prefixes.iter();
-        prefixes
-            .find(|prefix| prefix.is_v4() == is_v4)?
-            .address(index)
-    }
-
     /// The last index is that of the canary, and never given out.
     const fn canary_index(&self) -> u32 {
         self.entries.saturating_sub(1)
@@ -423,10 +424,6 @@ pub enum AdoptSteeringError {
     /// They can't be put in order.
     #[error(transparent)]
     Write(#[from] WriteError),
-}
-
-pub(super) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn usize_of(number: u32) -> usize {

@@ -13,7 +13,7 @@ mod pools;
 mod sources;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
@@ -22,12 +22,17 @@ use std::{
 use memory::Memory;
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::Backend,
+    reason::Reason,
+    service::{Backend, FrontKey},
 };
 
 use super::*;
-use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Family, Service, ServicePort, ServiceState, Update,
+use crate::{
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, ExternalIps, Family, ObjectName, Service,
+        ServicePort, ServiceState, TopologyKeys, Update,
+    },
+    plan::NodePortAddresses,
 };
 
 struct NoGrace;
@@ -62,7 +67,7 @@ fn settings() -> Settings {
 fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
     let sizes = maps.sizes;
     let mut reconciler = Reconciler::adopt(maps, sizes, &mut NoGrace, settings).expect("adopted");
-    reconciler.maps.grace();
+    reconciler.sync.ports.maps.grace();
     reconciler
 }
 
@@ -172,7 +177,7 @@ fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> (&'static str, Option<S
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.pass();
-        reconciler.maps.grace();
+        reconciler.sync.ports.maps.grace();
         reconciler.free(&retired, false);
         if !reconciler.is_dirty() {
             break;
@@ -193,7 +198,7 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     };
     Some(
         reconciler
-            .maps
+            .maps()
             .read(&vip(last))?
             .into_iter()
             .map(octet)
@@ -202,7 +207,11 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
-    let ports = reconciler.problems.get(&ObjectName::new("default", name))?;
+    let ports = reconciler
+        .sync
+        .faults
+        .problems()
+        .get(&ObjectName::new("default", name))?;
     ports.values().next().map(|problem| problem.reason)
 }
 
@@ -210,8 +219,8 @@ fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
 fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     let mut first = adopt(Memory::new(ROOMY));
     apply(&mut first, vec![set("web", 1, &[1])]);
-    let mut second = adopt(first.maps);
-    let before = second.maps.writes;
+    let mut second = adopt(first.sync.ports.maps);
+    let before = second.sync.ports.maps.writes;
 
     second.update(Update {
         synced: false,
@@ -219,7 +228,7 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     });
     settle(&mut second);
 
-    assert_eq!(second.maps.writes, before);
+    assert_eq!(second.sync.ports.maps.writes, before);
     assert_eq!(backends(&second, 1), Some(vec![1]));
 }
 
@@ -234,8 +243,8 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
             set("db", 3, &[4]),
         ],
     );
-    let mut second = adopt(first.maps);
-    let before = second.maps.writes;
+    let mut second = adopt(first.sync.ports.maps);
+    let before = second.sync.ports.maps.writes;
 
     apply(
         &mut second,
@@ -246,21 +255,21 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
         ],
     );
 
-    assert_eq!(second.maps.writes, before);
-    assert_eq!(second.drift, 0);
+    assert_eq!(second.sync.ports.maps.writes, before);
+    assert_eq!(second.sync.drift, 0);
 }
 
 #[test]
 fn a_service_that_went_while_no_daemon_ran_is_removed_at_the_start() {
     let mut first = adopt(Memory::new(ROOMY));
     apply(&mut first, vec![set("web", 1, &[1]), set("old", 2, &[2])]);
-    let mut second = adopt(first.maps);
+    let mut second = adopt(first.sync.ports.maps);
 
     apply(&mut second, vec![set("web", 1, &[1])]);
 
     assert_eq!(backends(&second, 2), None);
-    assert_eq!(second.actual.usage().fronts, 1);
-    assert_eq!(second.actual.usage().backends, 1);
+    assert_eq!(second.sync.ports.actual.usage().fronts, 1);
+    assert_eq!(second.sync.ports.actual.usage().backends, 1);
 }
 
 #[test]
@@ -268,7 +277,7 @@ fn a_backend_keeps_its_index_while_it_serves() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let index = |reconciler: &Reconciler<Memory>, last: u8| {
         let ip = Address::from_ip(pod_ip(1, last));
-        let mut found = reconciler.maps.be.iter();
+        let mut found = reconciler.sync.ports.maps.be.iter();
         found
             .find(|(_, backend)| backend.address == ip)
             .map(|(index, backend)| (*index, *backend))
@@ -287,10 +296,10 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     apply(&mut reconciler, vec![set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None), set("new", 1, &[2])]));
-    let writes = reconciler.maps.writes;
+    let writes = reconciler.sync.ports.maps.writes;
 
     for limit in writes.. {
-        let mut killed = reconciler.maps.clone();
+        let mut killed = reconciler.sync.ports.maps.clone();
         killed.limit = limit;
         let mut copy = adopt(killed);
         copy.update(update(vec![("old", None), set("new", 1, &[2])]));
@@ -321,12 +330,12 @@ fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner
 fn a_write_that_fails_is_tried_again() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     apply(&mut reconciler, vec![]);
-    reconciler.maps.limit = 2;
+    reconciler.sync.ports.maps.limit = 2;
     apply(&mut reconciler, vec![set("web", 1, &[1, 2])]);
     assert_eq!(problem(&reconciler, "web"), Some(Reason::WriteFailed));
     assert!(reconciler.is_dirty());
 
-    reconciler.maps.limit = usize::MAX;
+    reconciler.sync.ports.maps.limit = usize::MAX;
     settle(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
@@ -340,12 +349,12 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
         &mut reconciler,
         vec![set("web", 1, &[1]), set("dns", 2, &[2])],
     );
-    reconciler.maps.svc.remove(&vip(1));
-    let dns = reconciler.maps.svc[&vip(2)];
-    reconciler.maps.svc.insert(vip(9), dns);
+    reconciler.sync.ports.maps.svc.remove(&vip(1));
+    let dns = reconciler.sync.ports.maps.svc[&vip(2)];
+    reconciler.sync.ports.maps.svc.insert(vip(9), dns);
 
     let differences = reconciler.audit(&mut NoGrace).expect("read");
-    reconciler.maps.grace();
+    reconciler.sync.ports.maps.grace();
     settle(&mut reconciler);
 
     assert!(differences >= 2);
@@ -374,7 +383,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
-    reconciler.maps.grace();
+    reconciler.sync.ports.maps.grace();
     reconciler.free(&held, false);
     settle(&mut reconciler);
 
@@ -385,15 +394,15 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
 fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
     let mut first = adopt(Memory::new(ROOMY));
     apply(&mut first, vec![set("web", 1, &[1])]);
-    let mut maps = first.maps;
+    let mut maps = first.sync.ports.maps;
     let web = maps.svc[&vip(1)];
     maps.svc.insert(vip(9), web);
 
     let second = adopt(maps);
 
-    assert_eq!(second.maps.svc.get(&vip(9)), None);
+    assert_eq!(second.sync.ports.maps.svc.get(&vip(9)), None);
     assert_eq!(backends(&second, 1), Some(vec![1]));
-    assert_eq!(second.drift, 1);
+    assert_eq!(second.sync.drift, 1);
 }
 
 #[test]

@@ -259,7 +259,6 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile::Counted",
             "crate::reconcile::Histogram",
             "crate::reconcile::PortCounts",
-            "crate::reconcile::Query",
             "crate::reconcile::ServiceView",
             "crate::reconcile::Stats",
             "crate::sockets::View",

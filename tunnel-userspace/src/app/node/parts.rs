@@ -22,11 +22,9 @@ use crate::{
     },
     clock::since_boot,
     config::{self, Config},
-    model::{ServiceState, Targets, Update},
+    model::{Targets, Update},
     net::Listeners,
-    reconcile::{
-        self, LookError, Loop, Query, Reconciler, Settings, Sizes, Steering, SteeringSettings,
-    },
+    reconcile::{self, LookError, Loop, Reconciler, Settings, Sizes, Steering, SteeringSettings},
 };
 
 /// The parts of the data path, in the order in which they are made.
@@ -122,7 +120,6 @@ impl Parts {
         config: &Config,
         source: Box<admin::Sources>,
         starting: watch::Receiver<Option<String>>,
-        queries: mpsc::Sender<Query>,
     ) -> Views {
         let sizes = self.data_path.sizes();
         let refusing = if self.features.set_retval {
@@ -154,6 +151,8 @@ impl Parts {
         let read = move || counters.read().map_err(|error| error.to_string());
         let counters = Arc::clone(&self.counters);
         let connections = move || counters.connections();
+        let (published, counts) = (self.owner.published().clone(), Arc::clone(&self.counters));
+        let counted = (published.clone(), Arc::clone(&self.counters));
         Views {
             setup,
             config: config.effective(),
@@ -161,7 +160,8 @@ impl Parts {
             start: self.steps.times(),
             stats: self.stats.clone(),
             kernel_log: self.kernel_log.subscribe(),
-            queries,
+            services: Box::new(move |name| published.services(&*counts, name)),
+            counted: Box::new(move |most| counted.0.counted(&*counted.1, most)),
             service_metrics: usize::try_from(config.admin.service_metrics).unwrap_or(usize::MAX),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
@@ -202,7 +202,6 @@ impl Parts {
 
     /// Writes the maps, attaches the programs, and sends the canary.
     pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
-        let (since, whole, stale) = (first.since, first.whole, first.stale);
         self.owner.apply(first);
         if self.owner.is_in_doubt() {
             let error = io::Error::other("what they hold is not known");
@@ -217,22 +216,13 @@ impl Parts {
             .attach(&self.cgroup)
             .map_err(failed("cannot attach the programs"))?;
         info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
-        let canary = |state: Option<ServiceState>| Update {
-            services: vec![(canary::name(), state)],
-            synced: true,
-            whole,
-            stale,
-            since,
-            ..Update::default()
-        };
-        self.owner.apply(canary(Some(canary::service())));
-        let arrived = if self.owner.is_programmed(&canary::name()) {
-            canary::connect(self.cgroup.clone())
-        } else {
+        let dialled = self
+            .owner
+            .dial_canary(&canary::front(), || canary::connect(&self.cgroup));
+        let arrived = dialled.unwrap_or_else(|| {
             warn!("no canary was sent: the maps have no room for it");
             Ok(())
-        };
-        self.owner.apply(canary(None));
+        });
         if arrived.is_ok()
             && let Err(error) = self.find_host()
         {

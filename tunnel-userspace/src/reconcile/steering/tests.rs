@@ -251,7 +251,8 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
     steering.retire(1, NOW).expect("written");
     steering.retire(0, later).expect("written");
 
-    let free = steering.free_indices(later + QUARANTINE);
+    let (end, prefixes) = (steering.canary_index(), &steering.settings.prefixes);
+    let free = Free::new(&steering.records, end, prefixes, later + QUARANTINE);
 
     assert_eq!(free.indices, [2, 3, 1, 0]);
 }

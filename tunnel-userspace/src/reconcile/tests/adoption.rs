@@ -13,7 +13,7 @@ fn second() -> Reconciler<Memory> {
         &mut first,
         vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])],
     );
-    adopt(first.maps)
+    adopt(first.sync.ports.maps)
 }
 
 /// What sources tell that some object was refused of.
@@ -41,10 +41,10 @@ fn what_was_programmed_stays_while_something_is_refused() {
 fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
-    second.maps.svc.remove(&vip(1));
+    second.sync.ports.maps.svc.remove(&vip(1));
 
     let differences = second.audit(&mut NoGrace).expect("read");
-    second.maps.grace();
+    second.sync.ports.maps.grace();
     settle(&mut second);
 
     assert!(differences > 0);
@@ -59,11 +59,11 @@ fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_t
 fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
-    let before = second.maps.writes;
+    let before = second.sync.ports.maps.writes;
 
     apply(&mut second, vec![set("dns", 2, &[3])]);
 
-    assert_eq!(second.maps.writes, before);
+    assert_eq!(second.sync.ports.maps.writes, before);
     assert_eq!(backends(&second, 2), Some(vec![3]));
 }
 
@@ -128,7 +128,7 @@ fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
     for vip in [1, 2] {
         let mut first = adopt(Memory::new(ROOMY));
         apply(&mut first, vec![local(vip, 1)]);
-        let mut second = adopt(first.maps);
+        let mut second = adopt(first.sync.ports.maps);
         apply_part(&mut second, vec![local(vip, 2)]);
 
         assert_eq!(backends(&second, vip), Some(vec![2]));

@@ -67,24 +67,24 @@ proptest! {
         more in 0..100_u32,
     ) {
         let first = killed_after(&history, cut);
-        let small = smallest(&first.maps);
+        let small = smallest(&first.sync.ports.maps);
         let sizes = Sizes {
             fronts: small.fronts + more,
             slots: small.slots + more,
             backends: small.backends + more,
             ..Sizes::each(64)
         };
-        let carried = carry(&first.maps, sizes).expect("it fits");
-        prop_assert_eq!(remembered(&carried), remembered(&first.maps));
+        let carried = carry(&first.sync.ports.maps, sizes).expect("it fits");
+        prop_assert_eq!(remembered(&carried), remembered(&first.sync.ports.maps));
 
         let mut second = adopt(carried);
         prop_assert_eq!(found(&second), found(&first));
-        prop_assert_eq!(second.drift, 0);
-        let before = second.maps.writes;
+        prop_assert_eq!(second.sync.drift, 0);
+        let before = second.sync.ports.maps.writes;
         history.iter().for_each(|step| take(&mut second, step));
         settle(&mut second);
         prop_assert_eq!(found(&second), found(&first));
-        prop_assert_eq!(second.maps.writes, before);
+        prop_assert_eq!(second.sync.ports.maps.writes, before);
     }
 }
 
@@ -93,15 +93,15 @@ fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys
     let mut first = adopt(Memory::new(ROOMY));
     apply(&mut first, vec![set("a", 1, &[1, 2]), set("b", 2, &[3])]);
     apply(&mut first, vec![set("a", 1, &[]), set("b", 2, &[3])]);
-    let old = first.maps.sizes.backend_entries();
-    let gone = first.maps.be[&0].state;
+    let old = first.sync.ports.maps.sizes.backend_entries();
+    let gone = first.sync.ports.maps.be[&0].state;
     assert!(!gone.is_serving());
 
     let sizes = Sizes {
         backends: 512,
         ..ROOMY
     };
-    let carried = carry(&first.maps, sizes).expect("it fits");
+    let carried = carry(&first.sync.ports.maps, sizes).expect("it fits");
 
     assert_eq!(carried.be[&0].state, gone);
     assert_eq!(carried.be[&old].state, unused());
@@ -117,7 +117,7 @@ fn maps_that_begin_with_nothing_use_no_index_as_an_older_layout_may_have() {
 
     apply(&mut reconciler, vec![set("a", 1, &[1])]);
 
-    assert_eq!(reconciler.maps.be[&0].state, unused().next_use());
+    assert_eq!(reconciler.sync.ports.maps.be[&0].state, unused().next_use());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
     );
     apply(&mut first, vec![("crowd", None)]);
 
-    let refused = |sizes| carry(&first.maps, sizes).expect_err("it doesn't fit");
+    let refused = |sizes| carry(&first.sync.ports.maps, sizes).expect_err("it doesn't fit");
     let misfit = |size, wanted, needed| Misfit {
         size,
         wanted,
@@ -155,14 +155,14 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
         ..ROOMY
     };
     assert!(enough.backend_entries() >= 125);
-    carry(&first.maps, enough).expect("it fits");
+    carry(&first.sync.ports.maps, enough).expect("it fits");
 }
 
 #[test]
 fn what_makes_no_sense_is_left_behind() {
     let mut first = adopt(Memory::new(ROOMY));
     apply(&mut first, vec![set("a", 1, &[1]), set("b", 2, &[2])]);
-    let mut maps = first.maps;
+    let mut maps = first.sync.ports.maps;
     // The record of `b` is another key's.
     let index = maps.svc[&super::vip(2)];
     maps.front.get_mut(&index).expect("a record").key = super::vip(9);

@@ -72,13 +72,16 @@ fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> Update {
 
 /// What was planned and written until now.
 fn done(reconciler: &mut Reconciler<Memory>, stats: &mut SyncStats) -> (u64, usize) {
-    reconciler.measures.pass(
+    reconciler.observe.measures.pass(
         stats,
         std::time::Duration::ZERO,
         jiff::Timestamp::UNIX_EPOCH,
         |_| false,
     );
-    (stats.planned, reconciler.maps.writes)
+    (
+        reconciler.desired.planned,
+        reconciler.sync.ports.maps.writes,
+    )
 }
 
 #[test]
@@ -91,7 +94,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
     settle(&mut reconciler);
     let (planned, written) = done(&mut reconciler, &mut stats);
     assert_eq!(planned, u64::from(SERVICES));
-    assert_eq!(reconciler.maps.svc.len(), 2 * 30_000);
+    assert_eq!(reconciler.sync.ports.maps.svc.len(), 2 * 30_000);
 
     for (family, change) in [
         (Family::V4, (17_000, [SERVICES, 17_000])),
@@ -114,7 +117,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
             Port::from_host(80),
             Protocol::TCP,
         );
-        let backends = reconciler.maps.read(&key).expect("a front");
+        let backends = reconciler.sync.ports.maps.read(&key).expect("a front");
         let wanted = address(family, 0x10_0000 + SERVICES);
         assert_eq!(
             backends

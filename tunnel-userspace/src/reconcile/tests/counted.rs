@@ -6,18 +6,24 @@ use super::*;
 
 /// What programs count of a Service from now on.
 fn count(reconciler: &mut Reconciler<Memory>, vip_of: u8, sent: u64, refused: u64) {
-    let service = reconciler.actual.fronts[&vip(vip_of)].record.service;
+    let service = reconciler.sync.ports.actual.fronts[&vip(vip_of)]
+        .record
+        .service;
     let tallied = Tally {
         sent,
         refused,
         ..Tally::default()
     };
-    reconciler.maps.tallies.insert(service, tallied);
+    reconciler.sync.ports.maps.tallies.insert(service, tallied);
+}
+
+fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
+    reconciler.published().counted(reconciler.maps(), most)
 }
 
 /// What is shown of each Service: its name, what was sent, refused, and is open.
 fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
-    let ports = reconciler.counted(usize::MAX).ports.into_iter();
+    let ports = counted(reconciler, usize::MAX).ports.into_iter();
     ports
         .map(|port| {
             let name = port.name.service.name.to_string();
@@ -34,9 +40,17 @@ fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
         vec![set("a", 1, &[1, 2]), set("b", 2, &[1])],
     );
     count(&mut reconciler, 1, 7, 3);
-    let indices: Vec<u32> = reconciler.maps.be.keys().copied().collect();
+    let indices: Vec<u32> = reconciler.sync.ports.maps.be.keys().copied().collect();
     for index in indices {
-        reconciler.maps.conns.0.lock().unwrap().insert(index, 5);
+        reconciler
+            .sync
+            .ports
+            .maps
+            .conns
+            .0
+            .lock()
+            .unwrap()
+            .insert(index, 5);
     }
 
     let wanted = [("a".to_owned(), [7, 3, 10]), ("b".to_owned(), [0, 0, 5])];
@@ -49,13 +63,13 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     apply(&mut reconciler, vec![set("old", 1, &[1])]);
     count(&mut reconciler, 1, 7, 3);
-    let id = reconciler.actual.fronts[&vip(1)].record.service;
+    let id = reconciler.sync.ports.actual.fronts[&vip(1)].record.service;
 
     apply(&mut reconciler, vec![("old", None)]);
     // Ids are given out again once there are no others.
     for _ in 0..ROOMY.front_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
-        if reconciler.actual.fronts[&vip(2)].record.service == id {
+        if reconciler.sync.ports.actual.fronts[&vip(2)].record.service == id {
             assert_eq!(shown(&reconciler), [("new".to_owned(), [0, 0, 0])]);
             return;
         }
@@ -72,11 +86,11 @@ fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
     reconciler.update(update(vec![("old", None)]));
     // Killed before what went could be freed.
     drop(reconciler.pass());
-    assert_eq!(reconciler.maps.tallies.len(), 1);
+    assert_eq!(reconciler.sync.ports.maps.tallies.len(), 1);
 
-    let next = adopt(reconciler.maps);
+    let next = adopt(reconciler.sync.ports.maps);
 
-    assert_eq!(next.maps.tallies.len(), 0);
+    assert_eq!(next.sync.ports.maps.tallies.len(), 0);
 }
 
 #[test]
@@ -94,7 +108,7 @@ fn no_more_service_ports_are_counted_than_asked_for() {
         (3, vec!["a", "b", "c"], 0),
         (9, vec!["a", "b", "c"], 0),
     ] {
-        let counted = reconciler.counted(most);
+        let counted = counted(&reconciler, most);
         let found = counted.ports.iter().map(|port| &*port.name.service.name);
         assert_eq!(found.collect::<Vec<_>>(), names);
         assert_eq!(counted.left_out, left_out);
@@ -102,8 +116,8 @@ fn no_more_service_ports_are_counted_than_asked_for() {
 }
 
 fn after_restart(reconciler: Reconciler<Memory>) -> Reconciler<Memory> {
-    let states: Vec<_> = reconciler.states.clone().into_iter().collect();
-    let mut next = adopt(reconciler.maps);
+    let states: Vec<_> = reconciler.desired.states.clone().into_iter().collect();
+    let mut next = adopt(reconciler.sync.ports.maps);
     let states: Vec<_> = states
         .iter()
         .map(|(name, state)| (&*name.name, Some(state.clone())))

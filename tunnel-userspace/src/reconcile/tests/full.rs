@@ -20,7 +20,7 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
     assert_eq!(problem(&reconciler, "a"), Some(Reason::FrontsFull));
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
     assert!(!reconciler.is_dirty());
-    let serving = reconciler.maps.be.values();
+    let serving = reconciler.sync.ports.maps.be.values();
     assert_eq!(serving.filter(|it| it.state.is_serving()).count(), 2);
 }
 
@@ -69,7 +69,7 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
     apply(&mut reconciler, vec![set("a", 1, &[1]), (name, known)]);
 
     let told: Vec<_> = reconciler
-        .concerns()
+        .concerns(&BTreeSet::new())
         .into_iter()
         .map(|concern| (concern.about.to_string(), concern.uid, concern.reason))
         .collect();
@@ -86,7 +86,7 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
         ]
     );
     apply(&mut reconciler, vec![("a", None)]);
-    assert!(reconciler.concerns().is_empty());
+    assert!(reconciler.concerns(&BTreeSet::new()).is_empty());
 }
 
 #[test]

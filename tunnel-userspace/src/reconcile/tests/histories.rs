@@ -63,16 +63,16 @@ pub(super) fn killed<T>(
     take: impl Fn(&mut Reconciler<Memory>, &T),
 ) -> Reconciler<Memory> {
     let mut first = adopt(Memory::new(ROOMY));
-    first.maps.limit = cut;
+    first.sync.ports.maps.limit = cut;
     for step in history {
         take(&mut first, step);
         let retired = first.pass();
-        if first.maps.writes < cut {
-            first.maps.grace();
+        if first.sync.ports.maps.writes < cut {
+            first.sync.ports.maps.grace();
             first.free(&retired, false);
         }
     }
-    let mut maps = first.maps;
+    let mut maps = first.sync.ports.maps;
     maps.limit = usize::MAX;
     let mut second = adopt(maps);
     for step in history {
@@ -96,15 +96,15 @@ proptest! {
             take(&mut reconciler, step);
             held.merge(reconciler.pass());
             if frees {
-                reconciler.maps.grace();
+                reconciler.sync.ports.maps.grace();
                 reconciler.free(&std::mem::take(&mut held), false);
             }
         }
-        reconciler.maps.grace();
+        reconciler.sync.ports.maps.grace();
         reconciler.free(&held, false);
         settle(&mut reconciler);
         prop_assert_eq!(found(&reconciler), wanted(&history));
-        prop_assert_eq!(reconciler.maps.misplaced(), Vec::<u32>::new());
+        prop_assert_eq!(reconciler.sync.ports.maps.misplaced(), Vec::<u32>::new());
         prop_assert_eq!(reconciler.audit(&mut NoGrace).expect("read"), 0);
     }
 
@@ -115,11 +115,11 @@ proptest! {
     ) {
         let second = killed_after(&history, cut);
         prop_assert_eq!(found(&second), wanted(&history));
-        prop_assert_eq!(second.maps.misplaced(), Vec::<u32>::new());
-        let usage = second.actual.usage();
-        let backends: usize = second.plans.values().flat_map(LiteMap::values)
-            .filter(|plan| plan.fronts.keys().any(|key| second.claims.owner(key)
-                .is_some_and(|name| second.plans[&name.service].get(name) == Some(*plan))))
+        prop_assert_eq!(second.sync.ports.maps.misplaced(), Vec::<u32>::new());
+        let usage = second.sync.ports.actual.usage();
+        let backends: usize = second.desired.plans.values().flat_map(LiteMap::values)
+            .filter(|plan| plan.fronts.keys().any(|key| second.desired.claims.owner(key)
+                .is_some_and(|name| second.desired.plans[&name.service].get(name) == Some(*plan))))
             .map(|plan| plan.serving.len()).sum();
         prop_assert!(usize::try_from(usage.backends).expect("small") <= backends);
     }

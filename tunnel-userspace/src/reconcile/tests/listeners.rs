@@ -9,7 +9,7 @@ use tokio::time::advance;
 use tunnel_common::service::Front;
 
 use super::*;
-use crate::reconcile::listeners::Looks;
+use crate::reconcile::looks::Looks;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -66,7 +66,7 @@ fn both(name: &'static str, last: u8) -> (&'static str, Option<ServiceState>) {
 
 /// The fronts that are programmed as not for sockets.
 fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
-    let maps = &reconciler.maps;
+    let maps = &reconciler.sync.ports.maps;
     let is_left = |index: &u32| maps.front[index].flags & Front::NOT_SOCKETS != 0;
     let left = maps.svc.iter().filter(|(_, index)| is_left(index));
     left.map(|(key, _)| *key).collect()
@@ -82,12 +82,12 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
         port: Port::from_host(30_001),
         ..vip(1)
     };
-    assert!(reconciler.maps.svc.contains_key(&node_port));
+    assert!(reconciler.sync.ports.maps.svc.contains_key(&node_port));
 
     // One of them is another node's address, one a node port.
     reconciler.set_listeners([vip(1), other(1), vip(2), node_port].into());
     let web = ObjectName::new("default", "web");
-    assert_eq!(reconciler.dirty, BTreeSet::from([web]));
+    assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(left_alone(&reconciler), [vip(1), other(1)].into());
     let shown = reconciler.services(Some("web"));
@@ -116,7 +116,10 @@ fn only_cluster_ips_give_way_to_a_listener() {
     reconciler.set_listeners([1, 7, 8].map(vip).into());
     settle(&mut reconciler);
 
-    assert!(reconciler.maps.svc.contains_key(&vip(7)) && reconciler.maps.svc.contains_key(&vip(8)));
+    assert!(
+        reconciler.sync.ports.maps.svc.contains_key(&vip(7))
+            && reconciler.sync.ports.maps.svc.contains_key(&vip(8))
+    );
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
 }
 
@@ -201,4 +204,36 @@ async fn what_is_known_stays_while_the_kernel_does_not_answer() {
     change(&kernel, |kernel| kernel.fails = None);
     looks.look(&mut reconciler);
     assert!(looks.at().is_some());
+}
+
+#[tokio::test]
+async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
+    let mut reconciler = adopt(Memory::new(ROOMY));
+    let (go, told) = std::sync::mpsc::channel();
+    let find = move |_: &BTreeSet<FrontKey>| {
+        told.recv().expect("told");
+        Ok([vip(1)].into())
+    };
+    let looks = Looks::new(Box::new(find), EVERY);
+    let mut looks = looks.aside(&mut reconciler).expect("a thread");
+    apply(&mut reconciler, vec![]);
+    reconciler.set_addresses([ip(&vip(1))].into());
+
+    reconciler.update(update(vec![both("web", 1), both("dns", 2)]));
+    looks.look(&mut reconciler);
+    settle(&mut reconciler);
+    assert_eq!(backends(&reconciler, 1), None);
+    assert_eq!(backends(&reconciler, 2), Some(vec![1]));
+    assert!(!reconciler.is_dirty(), "it is tried again in vain");
+
+    go.send(()).expect("a look");
+    let looked = looks.ended().await.expect("a look");
+    looks.end(looked, &mut reconciler);
+    settle(&mut reconciler);
+    assert_eq!(backends(&reconciler, 1), Some(vec![1]));
+    assert_eq!(left_alone(&reconciler), [vip(1)].into());
+    // The next look is of what is known, and nobody waits for it.
+    looks.look(&mut reconciler);
+    apply(&mut reconciler, vec![set("web", 1, &[2])]);
+    assert_eq!(backends(&reconciler, 1), Some(vec![2]));
 }

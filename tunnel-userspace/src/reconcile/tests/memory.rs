@@ -11,7 +11,7 @@ use tunnel_common::service::{
     Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State, Tally,
 };
 
-use super::{MapReader, MapWriter, ReadError, Sizes, WriteError};
+use super::{Counts, MapReader, MapWriter, ReadError, Sizes, WriteError};
 
 /// A write that waits.
 #[derive(Clone, Debug)]
@@ -339,6 +339,16 @@ impl MapWriter for Memory {
     }
 }
 
+impl Counts for Memory {
+    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
+        Ok(self.conns.of(index))
+    }
+
+    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
+        Ok(self.tallies.get(&service).copied().unwrap_or_default())
+    }
+}
+
 impl MapReader for Memory {
     fn is_new(&self) -> bool {
         self.writes == 0 && self.be.is_empty() && self.svc.is_empty()
@@ -386,13 +396,5 @@ impl MapReader for Memory {
             .get(&index)
             .copied()
             .unwrap_or_else(Backend::new_zeroed))
-    }
-
-    fn open_at(&self, index: u32) -> Result<u64, ReadError> {
-        Ok(self.conns.of(index))
-    }
-
-    fn tally(&self, service: u32) -> Result<Tally, ReadError> {
-        Ok(self.tallies.get(&service).copied().unwrap_or_default())
     }
 }

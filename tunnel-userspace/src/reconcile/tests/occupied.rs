@@ -10,7 +10,7 @@ fn open(conns: &Conns, index: u32, count: u64) {
 /// The index of the last use of the address of an endpoint of `web`, and whether it serves.
 fn index(reconciler: &Reconciler<Memory>, last: u8) -> (u32, bool) {
     let ip = Address::from_ip(pod_ip(1, last));
-    let mut all = reconciler.maps.be.iter();
+    let mut all = reconciler.sync.ports.maps.be.iter();
     let found = all.rfind(|(_, backend)| backend.address == ip);
     let (index, backend) = found.expect("was written");
     (*index, backend.state.is_serving())
@@ -23,7 +23,7 @@ fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
     apply(&mut reconciler, vec![set("web", 1, &[1, 2, 3])]);
     let indices = [1, 2].map(|last| index(&reconciler, last).0);
     for (index, count) in indices.into_iter().zip(counts) {
-        open(&reconciler.maps.conns, index, count);
+        open(&reconciler.sync.ports.maps.conns, index, count);
     }
     apply(&mut reconciler, vec![set("web", 1, &[3])]);
     (reconciler, indices)
@@ -40,10 +40,10 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     assert!(fourth == second || fifth == second, "a free index rests");
     assert!(fourth != first && fifth != first);
 
-    open(&reconciler.maps.conns, first, 1);
+    open(&reconciler.sync.ports.maps.conns, first, 1);
     reconciler.look_at_occupied();
     assert_eq!(reconciler.occupied(), 1);
-    open(&reconciler.maps.conns, first, 0);
+    open(&reconciler.sync.ports.maps.conns, first, 0);
     reconciler.look_at_occupied();
     assert_eq!(reconciler.occupied(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
@@ -54,7 +54,7 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
 fn a_restart_finds_which_indices_open_connections_keep() {
     let (reconciler, [first, second]) = gone([1, 2]);
 
-    let mut second_life = adopt(reconciler.maps);
+    let mut second_life = adopt(reconciler.sync.ports.maps);
     assert_eq!(second_life.occupied(), 2);
     apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
 
@@ -78,7 +78,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
 
     let (reconciler, [first, _]) = gone([0, 0]);
     assert_eq!(reconciler.occupied(), 0);
-    let mut grace = Counting(reconciler.maps.conns.clone(), first);
+    let mut grace = Counting(reconciler.sync.ports.maps.conns.clone(), first);
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
@@ -87,7 +87,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
         topology_keys: TopologyKeys::Ignore,
     };
 
-    let second = Reconciler::adopt(reconciler.maps, ROOMY, &mut grace, settings);
+    let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &mut grace, settings);
 
     assert_eq!(second.expect("adopted").occupied(), 1);
 }
@@ -106,7 +106,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
         apply(&mut reconciler, vec![set("web", 1, &endpoints)]);
         for last in endpoints {
             let (index, _) = index(&reconciler, last);
-            open(&reconciler.maps.conns, index, 1);
+            open(&reconciler.sync.ports.maps.conns, index, 1);
             kept.push(index);
         }
         apply(&mut reconciler, vec![set("web", 1, &[])]);
@@ -114,7 +114,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     assert_eq!(reconciler.occupied(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
-    let problems = &reconciler.problems[&ObjectName::new("default", "db")];
+    let problems = &reconciler.sync.faults.problems()[&ObjectName::new("default", "db")];
     let told = problems.values().next().expect("no room");
     assert_eq!(told.reason, Reason::BackendsFull);
     assert!(
@@ -123,7 +123,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     );
     assert_eq!(backends(&reconciler, 2), None);
 
-    open(&reconciler.maps.conns, kept[0], 0);
+    open(&reconciler.sync.ports.maps.conns, kept[0], 0);
     reconciler.look_at_occupied();
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));

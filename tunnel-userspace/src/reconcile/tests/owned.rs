@@ -56,13 +56,17 @@ fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
     let is_served = |text: &&str| {
         let ip = text.parse().expect("an address");
         let key = FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP);
-        reconciler.maps.svc.contains_key(&key)
+        reconciler.sync.ports.maps.svc.contains_key(&key)
     };
     PAIR.into_iter().filter(is_served).collect()
 }
 
 fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
-    let ports = reconciler.problems.get(&ObjectName::new("default", name));
+    let ports = reconciler
+        .sync
+        .faults
+        .problems()
+        .get(&ObjectName::new("default", name));
     let problems = ports.into_iter().flat_map(BTreeMap::values);
     problems
         .map(|problem| format!("{}: {problem}", problem.reason.label()))
@@ -89,7 +93,11 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     let about =
         |concern: &crate::model::Concern| (concern.about.name.name.to_string(), concern.reason);
     assert_eq!(
-        reconciler.concerns().iter().map(about).collect::<Vec<_>>(),
+        reconciler
+            .concerns(&BTreeSet::new())
+            .iter()
+            .map(about)
+            .collect::<Vec<_>>(),
         PAIR.map(|_| ("web".to_owned(), Reason::ExternalIpNotOwned))
     );
 
@@ -98,7 +106,7 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     update.nodes = vec![node("node-b", ips())];
     reconciler.update(update.clone());
     assert_eq!(
-        reconciler.dirty,
+        reconciler.sync.dirty,
         BTreeSet::from([ObjectName::new("default", "web")])
     );
     settle(&mut reconciler);
@@ -131,7 +139,7 @@ fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_noth
         assert_eq!(shown.len(), 1, "{shown:?}");
 
         apply(&mut reconciler, vec![("balancer", None), (name, None)]);
-        assert!(served(&reconciler).is_empty() && reconciler.maps.svc.is_empty());
+        assert!(served(&reconciler).is_empty() && reconciler.sync.ports.maps.svc.is_empty());
     }
 }
 

@@ -62,7 +62,7 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
 
     move_nodes(&mut reconciler, vec![node("node-c", Some("edge"))]);
     let web = ObjectName::new("default", "web");
-    assert_eq!(reconciler.dirty, BTreeSet::from([web]));
+    assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2, 3]));
 
@@ -93,7 +93,7 @@ fn a_service_without_an_endpoint_near_refuses_as_if_it_had_none() {
 
     apply(&mut reconciler, vec![("web", Some(web))]);
 
-    let front = reconciler.maps.front[&reconciler.maps.svc[&vip(1)]];
+    let front = reconciler.sync.ports.maps.front[&reconciler.sync.ports.maps.svc[&vip(1)]];
     assert_eq!(front.local.len, 0);
     assert_eq!(
         front.flags & tunnel_common::service::Front::HAS_ENDPOINTS,

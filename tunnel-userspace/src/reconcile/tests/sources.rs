@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use tunnel_common::service::Source;
 
 use super::{
-    super::{CarriedServices, Reconciler, ServiceState, Sizes},
+    super::{CarriedServices, Reconciler, Sizes},
     Arc, BTreeSet, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt,
     apply, family,
     histories::killed,
     problem, state, update, vip,
 };
-use crate::model::{Node, ObjectName, Update};
+use crate::model::{Node, ObjectName, ServiceState, Update};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -128,14 +128,14 @@ fn entries(history: &[Step]) -> usize {
 }
 
 fn used(reconciler: &Reconciler<Memory>) -> usize {
-    usize::try_from(reconciler.actual.usage().sources).expect("few")
+    usize::try_from(reconciler.sync.ports.actual.usage().sources).expect("few")
 }
 
 /// How much room there is at one place once every Service has gone.
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
-    let entries = reconciler.maps.sizes.source_entries();
-    let has = |len: &u32| reconciler.actual.sources.take(*len).is_some();
+    let entries = reconciler.sync.ports.maps.sizes.source_entries();
+    let has = |len: &u32| reconciler.sync.ports.actual.sources.take(*len).is_some();
     (0..=entries).rev().find(has).unwrap_or(0)
 }
 
@@ -152,20 +152,20 @@ proptest! {
         let of = if is_v6 { Family::V6 } else { Family::V4 };
         let tell = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(told(of, step));
         let mut second = killed(&history, cut, tell);
-        prop_assert_eq!(found(of, &second.maps), wanted(&history));
+        prop_assert_eq!(found(of, &second.sync.ports.maps), wanted(&history));
         prop_assert_eq!(used(&second), entries(&history));
         prop_assert_eq!(second.audit(&mut NoGrace).expect("read"), 0);
 
         // In maps of other sizes it is the same.
-        let sizes = Sizes { sources: second.actual.usage().sources + grown, ..ROOMY };
-        let carried = CarriedServices::read(&second.maps, ROOMY).expect("read");
+        let sizes = Sizes { sources: second.sync.ports.actual.usage().sources + grown, ..ROOMY };
+        let carried = CarriedServices::read(&second.sync.ports.maps, ROOMY).expect("read");
         prop_assert_eq!(carried.fits(sizes), Ok(()));
         let mut maps = Memory::new(sizes);
         let unused = tunnel_common::service::State::unused_since(1000);
-        carried.write(&second.maps, &mut maps, sizes, unused).expect("written");
+        carried.write(&second.sync.ports.maps, &mut maps, sizes, unused).expect("written");
         let third = adopt(maps);
-        prop_assert_eq!(third.drift, 0);
-        prop_assert_eq!(found(of, &third.maps), wanted(&history));
+        prop_assert_eq!(third.sync.drift, 0);
+        prop_assert_eq!(found(of, &third.sync.ports.maps), wanted(&history));
         prop_assert_eq!(used(&third), entries(&history));
         prop_assert_eq!(free(second), ROOMY.source_entries());
     }
@@ -194,7 +194,10 @@ fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
     for of in [&[][..], &[1, 3], &[3], &[]] {
         apply(&mut reconciler, vec![set("a", 1, of), set("b", 2, of)]);
         for vip in [1, 2] {
-            assert_eq!(admitted(&reconciler.maps, vip).as_deref(), Some(of));
+            assert_eq!(
+                admitted(&reconciler.sync.ports.maps, vip).as_deref(),
+                Some(of)
+            );
         }
     }
 }
@@ -217,27 +220,37 @@ fn find_no_room(of: Family) {
     );
     apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
     assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
-    assert_eq!(admitted(&reconciler.maps, c), None, "it is not open to all");
+    assert_eq!(
+        admitted(&reconciler.sync.ports.maps, c),
+        None,
+        "it is not open to all"
+    );
     assert!(
-        reconciler.maps.read(&vip(c)).is_some(),
+        reconciler.sync.ports.maps.read(&vip(c)).is_some(),
         "the cluster IP is served"
     );
 
     // A list that is there takes no room.
     apply(&mut reconciler, vec![set("c", c, &[5])]);
     assert_eq!(problem(&reconciler, "c"), None);
-    assert_eq!(admitted(&reconciler.maps, c), Some(vec![5]));
+    assert_eq!(admitted(&reconciler.sync.ports.maps, c), Some(vec![5]));
 
     // One that finds none leaves what was there.
     apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
     assert_eq!(problem(&reconciler, "b"), Some(Reason::SourcesFull));
-    assert_eq!(admitted(&reconciler.maps, b), Some(vec![5]));
+    assert_eq!(admitted(&reconciler.sync.ports.maps, b), Some(vec![5]));
 
     apply(&mut reconciler, vec![("a", None), ("c", None)]);
     assert_eq!(problem(&reconciler, "b"), None);
-    assert_eq!(admitted(&reconciler.maps, b), Some(vec![1, 3, 5]));
+    assert_eq!(
+        admitted(&reconciler.sync.ports.maps, b),
+        Some(vec![1, 3, 5])
+    );
 
     // Who may changes in full maps, too, once what it was is not in use.
     apply(&mut reconciler, vec![set("b", b, &[2, 4, 6])]);
-    assert_eq!(admitted(&reconciler.maps, b), Some(vec![2, 4, 6]));
+    assert_eq!(
+        admitted(&reconciler.sync.ports.maps, b),
+        Some(vec![2, 4, 6])
+    );
 }

@@ -88,7 +88,7 @@ impl Names {
 
 /// What was seen since the last pass, and what of it is not written yet.
 #[derive(Debug, Default)]
-pub(super) struct Measures {
+pub(in crate::reconcile) struct Measures {
     service_changes: u64,
     endpoint_changes: ByFamily<u64>,
     services: Names,
@@ -97,14 +97,12 @@ pub(super) struct Measures {
     triggers: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
     /// When the first pass ended: what happened before is not measured.
     since: Option<Timestamp>,
-    gaps: ByFamily<Gaps>,
-    planned: u64,
     is_full: bool,
 }
 
 impl Measures {
     /// Takes note that every Service is planned anew.
-    pub(super) const fn all_anew(&mut self) {
+    pub(in crate::reconcile) const fn all_anew(&mut self) {
         self.is_full = true;
     }
 
@@ -147,18 +145,8 @@ impl Measures {
         self.endpoints.of_mut(family).note(name);
     }
 
-    /// Takes note that a Service was planned, and of its gaps in place of those it had.
-    pub(super) fn planned(&mut self, old: ByFamily<Gaps>, new: ByFamily<Gaps>) {
-        self.planned = self.planned.saturating_add(1);
-        for family in [Family::V4, Family::V6] {
-            let (gaps, old, new) = (self.gaps.of_mut(family), old.of(family), new.of(family));
-            gaps.internal = (gaps.internal + new.internal).saturating_sub(old.internal);
-            gaps.external = (gaps.external + new.external).saturating_sub(old.external);
-        }
-    }
-
     /// Measures a pass that ended now and took so long. What is still open is measured later.
-    pub(super) fn pass(
+    pub(in crate::reconcile) fn pass(
         &mut self,
         stats: &mut SyncStats,
         took: Duration,
@@ -187,8 +175,6 @@ impl Measures {
             *stats.pending_endpoints.of_mut(family) = endpoints.keep(&is_open);
         }
         stats.endpoint_changes = self.endpoint_changes;
-        stats.gaps = self.gaps;
-        stats.planned = self.planned;
     }
 }
 

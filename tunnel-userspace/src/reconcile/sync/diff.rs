@@ -9,8 +9,9 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, near, slots},
+    actual::Actual,
     alloc::count,
+    slots::{near, slots},
 };
 use crate::{
     model::TrafficPolicy,

@@ -1,23 +1,23 @@
 //! What the maps hold, as this process knows it: read once, then kept.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
-use tunnel_common::service::{
-    Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State,
+use tunnel_common::{
+    service::{Front, FrontKey, Membership, Set, Source, State},
+    table::Sizes,
 };
 
 use super::{
-    MapReader, ReadError, Sizes,
     alloc::{Indices, Ranges, count},
-    grace::Retired,
     occupied::Occupied,
     sources::Sources,
 };
 use crate::{
     model::ObjectName,
     plan::{PortName, Target},
+    reconcile::{access::Counts, grace::Retired},
 };
 
 /// A front that is programmed.
@@ -38,38 +38,6 @@ pub(crate) struct SetUse {
     pub(crate) backends: Vec<u32>,
 }
 
-/// So many slots are counted faster than looked up.
-const FEW: usize = 16;
-
-/// The slots of a set with these backends.
-pub(super) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
-    let mut shares: HashMap<u32, u32> = HashMap::new();
-    let looked_up = if backends.len() > FEW { backends } else { &[] };
-    for backend in looked_up {
-        let share = shares.entry(*backend).or_default();
-        *share = share.saturating_add(1);
-    }
-    let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
-    let slot = move |backend: &u32| Slot {
-        backend: *backend,
-        share: match shares.get(backend) {
-            Some(share) => *share,
-            None => u32::try_from(counted(backend)).unwrap_or(u32::MAX),
-        },
-    };
-    backends.iter().map(slot)
-}
-
-/// A backend as a record holds it.
-pub(super) fn near(target: &Target, slot: Slot) -> Near {
-    Near {
-        address: target.address,
-        port: target.port,
-        share: u16::try_from(slot.share).unwrap_or(u16::MAX),
-        index: slot.backend,
-    }
-}
-
 /// What is programmed for one service id.
 #[derive(Debug, Default)]
 pub(crate) struct PortUse {
@@ -81,19 +49,9 @@ pub(crate) struct PortUse {
 
 /// The words of a backend that change.
 #[derive(Clone, Copy, Debug, Default)]
-struct Standing {
-    state: State,
-    sets: Membership,
-}
-
-/// What the maps hold that makes no sense: what a crash or a foreign hand left behind.
-#[derive(Debug, Default)]
-pub(crate) struct Stray {
-    /// Keys whose index leads to no sound record of theirs. They go before anything is written,
-    /// since what they lead to counts as free.
-    pub(crate) fronts: Vec<FrontKey>,
-    /// Backends that serve, but no front.
-    pub(crate) backends: Vec<u32>,
+pub(super) struct Standing {
+    pub(super) state: State,
+    pub(super) sets: Membership,
 }
 
 /// What the maps hold.
@@ -102,12 +60,12 @@ pub(crate) struct Actual {
     pub(crate) sizes: Sizes,
     pub(crate) fronts: HashMap<FrontKey, Programmed>,
     pub(crate) sets: HashMap<u32, SetUse>,
-    pub(super) sources: Sources,
+    pub(in crate::reconcile) sources: Sources,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
     pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
     /// The last standing of each backend index, 0 of one that was never used.
-    standings: Vec<Standing>,
+    pub(super) standings: Vec<Standing>,
     pub(crate) used_slots: u32,
     pub(crate) used_backends: u32,
     pub(crate) free_fronts: Indices,
@@ -138,49 +96,6 @@ impl Actual {
             occupied: Occupied::default(),
             free_ids: Indices::new(sizes.front_entries(), &none),
         }
-    }
-
-    /// Reads the maps. What they hold that makes no sense is left out of the result and named in
-    /// its second part. Indices of backends that are gone count as free, until
-    /// [`Self::find_occupied`] was asked.
-    pub(crate) fn read(reader: &impl MapReader, sizes: Sizes) -> Result<(Self, Stray), ReadError> {
-        let (backends, standings) = Self::read_backends(reader, sizes)?;
-        let mut actual = Self {
-            standings,
-            ..Self::empty(sizes)
-        };
-        let mut stray = Stray::default();
-        for (key, index) in reader.fronts()? {
-            if !actual.adopt(reader, &backends, key, index)? {
-                stray.fronts.push(key);
-            }
-        }
-        stray.backends = actual.adopt_backends(&backends);
-        let used_fronts = actual.fronts.values().map(|front| front.index).collect();
-        let used_backends = actual.used_backends();
-        let used_ids = actual.ports.keys().copied().collect();
-        actual.used_backends = u32::try_from(used_backends.len()).unwrap_or(u32::MAX);
-        actual.free_fronts = Indices::new(sizes.front_entries(), &used_fronts);
-        actual.free_backends = Indices::new(sizes.backend_entries(), &used_backends);
-        actual.free_ids = Indices::new(sizes.front_entries(), &used_ids);
-        Ok((actual, stray))
-    }
-
-    /// The backends that serve, and the standing of every index.
-    fn read_backends(
-        reader: &impl MapReader,
-        sizes: Sizes,
-    ) -> Result<(BTreeMap<u32, Backend>, Vec<Standing>), ReadError> {
-        let all = reader.backends(sizes.backend_entries())?;
-        let standings = all.iter().map(|backend| Standing {
-            state: backend.state,
-            sets: backend.sets,
-        });
-        let standings = standings.collect();
-        let serving = (0_u32..)
-            .zip(all)
-            .filter(|(_, backend)| backend.state.is_serving());
-        Ok((serving.collect(), standings))
     }
 
     /// The indices of the backends that serve.
@@ -218,128 +133,6 @@ impl Actual {
     fn standing(&self, index: u32) -> Standing {
         let known = self.standings.get(count(index));
         known.copied().unwrap_or_default()
-    }
-
-    /// Takes over a front; says whether its record, sets and backends make sense.
-    fn adopt(
-        &mut self,
-        reader: &impl MapReader,
-        backends: &BTreeMap<u32, Backend>,
-        key: FrontKey,
-        index: u32,
-    ) -> Result<bool, ReadError> {
-        if index >= self.sizes.front_entries() {
-            return Ok(false);
-        }
-        let record = reader.front(index)?;
-        let is_sound = record.key == key
-            && record.service < self.sizes.front_entries()
-            && self.adopt_set(reader, backends, &record, record.cluster)?
-            && self.adopt_set(reader, backends, &record, record.local)?
-            && self.sources.adopt(reader, record.sources)?
-            && self.is_near(backends, &record);
-        if is_sound {
-            self.hold(record.cluster);
-            self.hold(record.local);
-            self.sources.hold(record.sources);
-            self.fronts.insert(key, Programmed { index, record });
-            self.ports
-                .entry(record.service)
-                .or_default()
-                .fronts
-                .insert(key, ());
-        }
-        Ok(is_sound)
-    }
-
-    fn adopt_set(
-        &mut self,
-        reader: &impl MapReader,
-        backends: &BTreeMap<u32, Backend>,
-        record: &Front,
-        set: Set,
-    ) -> Result<bool, ReadError> {
-        if set.len == 0 {
-            return Ok(true);
-        }
-        if let Some(known) = self.sets.get(&set.base) {
-            return Ok(u32::try_from(known.backends.len()) == Ok(set.len));
-        }
-        let end = set.base.checked_add(set.len);
-        if end.is_none_or(|end| end > self.sizes.slot_entries()) {
-            return Ok(false);
-        }
-        let places = set.base..set.base.saturating_add(set.len);
-        let held = places.map(|place| reader.slot(place));
-        let held = held.collect::<Result<Vec<_>, _>>()?;
-        let indices: Vec<_> = held.iter().map(|slot| slot.backend).collect();
-        let is_own = |backend: &Backend| backend.service == record.service;
-        let are_own = |index: &u32| backends.get(index).is_some_and(is_own);
-        if !indices.iter().all(are_own) || !slots(&indices).eq(held) {
-            return Ok(false);
-        }
-        if !self.free_slots.take_at(set.base, set.len) {
-            return Ok(false);
-        }
-        self.used_slots = self.used_slots.saturating_add(set.len);
-        self.sets.insert(
-            set.base,
-            SetUse {
-                records: 0,
-                backends: indices,
-            },
-        );
-        Ok(true)
-    }
-
-    /// Whether the backends that a record holds itself are those of its set.
-    fn is_near(&self, backends: &BTreeMap<u32, Backend>, record: &Front) -> bool {
-        let of_sockets = record.of_sockets();
-        let held = self.sets.get(&of_sockets.base);
-        let indices = held
-            .filter(|_| (1..=NEAR).contains(&count(of_sockets.len)))
-            .map(|set| set.backends.as_slice());
-        let mut wanted = [Near::NONE; NEAR];
-        for (place, slot) in wanted.iter_mut().zip(slots(indices.unwrap_or_default())) {
-            let Some(backend) = backends.get(&slot.backend) else {
-                return false;
-            };
-            let target = Target {
-                address: backend.address,
-                port: backend.port,
-            };
-            *place = near(&target, slot);
-        }
-        record.near == wanted
-    }
-
-    fn adopt_backends(&mut self, backends: &BTreeMap<u32, Backend>) -> Vec<u32> {
-        let placed: BTreeSet<u32> = self
-            .sets
-            .values()
-            .flat_map(|set| set.backends.iter().copied())
-            .collect();
-        let mut stray = Vec::new();
-        // A backend that is in a set goes before one that only finishes what it has.
-        let (first, second): (Vec<_>, Vec<_>) = backends
-            .iter()
-            .partition(|(index, _)| placed.contains(index));
-        for (index, backend) in first.into_iter().chain(second) {
-            let target = Target {
-                address: backend.address,
-                port: backend.port,
-            };
-            match self.ports.get_mut(&backend.service) {
-                Some(port) if !port.backends.contains_key(&target) => {
-                    port.backends.insert(target, *index);
-                }
-                Some(_) | None => {
-                    stray.push(*index);
-                    self.set_state(*index, backend.state.gone());
-                }
-            }
-        }
-        stray
     }
 
     /// The id of a port, if it has one.
@@ -402,8 +195,54 @@ impl Actual {
         }
     }
 
+    /// Finds the indices of backends that an earlier process, or a program that ran until now, left
+    /// occupied. A grace period must have passed since the maps were read.
+    pub(crate) fn find_occupied(&mut self, reader: &impl Counts) {
+        let used = self.used_backends();
+        (self.occupied, self.free_backends) =
+            Occupied::find(reader, self.sizes.backend_entries(), used);
+    }
+
+    /// Looks at some of those that are kept, in turn. Gives how many are free now.
+    pub(crate) fn look_at_occupied(&mut self, reader: &impl Counts) -> usize {
+        self.occupied.look(reader, &mut self.free_backends)
+    }
+
+    /// Takes the name of a port from its id.
+    pub(crate) fn forget_name(&mut self, name: &PortName) {
+        if let Some(ids) = self.ids.get_mut(&name.service) {
+            ids.remove(name);
+            if ids.is_empty() {
+                self.ids.remove(&name.service);
+            }
+        }
+    }
+
+    /// Makes room for so many Services, so that they are put there in one go.
+    pub(crate) fn make_room(&mut self, services: usize) {
+        self.fronts.reserve(services);
+        self.sets.reserve(services);
+        self.ports.reserve(services);
+        self.ids.reserve(services);
+    }
+
+    /// How many indices open connections keep.
+    pub(crate) fn occupied(&self) -> usize {
+        self.occupied.len()
+    }
+
+    /// The ids that no port has.
+    pub(crate) fn nameless(&self) -> BTreeSet<u32> {
+        let named = self.ids.values().flat_map(LiteMap::values).copied();
+        let mut nameless: BTreeSet<u32> = self.ports.keys().copied().collect();
+        for id in named {
+            nameless.remove(&id);
+        }
+        nameless
+    }
+
     /// Gives back what no program can reach any more.
-    pub(crate) fn free(&mut self, retired: &Retired, reader: &impl MapReader) {
+    pub(crate) fn free(&mut self, retired: &Retired, reader: &impl Counts) {
         for index in &retired.fronts {
             self.free_fronts.give(*index);
         }
@@ -414,7 +253,8 @@ impl Actual {
             self.sources.give(*set);
         }
         for index in &retired.backends {
-            self.free_backend(reader, *index);
+            let free = &mut self.free_backends;
+            self.occupied.free(*index, reader, free);
         }
         for id in &retired.ids {
             self.free_ids.give(*id);

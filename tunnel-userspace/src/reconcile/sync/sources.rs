@@ -11,7 +11,8 @@ use tunnel_common::{
     service::{Set, Source},
 };
 
-use super::{MapReader, ReadError, alloc::Ranges};
+use super::alloc::Ranges;
+use crate::reconcile::access::{MapReader, ReadError};
 
 /// A list of ranges that records use.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ struct Used {
 
 /// The map `source`, as it is used.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub(in crate::reconcile) struct Sources {
     by_base: BTreeMap<u32, Used>,
     by_ranges: HashMap<Arc<[Source]>, Set>,
     free: Ranges,
@@ -82,7 +83,7 @@ impl Sources {
     }
 
     /// Takes room for a list, which nothing leads to yet.
-    pub(super) fn take(&mut self, len: u32) -> Option<Set> {
+    pub(in crate::reconcile) fn take(&mut self, len: u32) -> Option<Set> {
         let base = self.free.take(len)?;
         Some(Set { base, len })
     }
@@ -146,12 +147,12 @@ impl Sources {
     }
 
     /// How much is in use.
-    pub(super) const fn used(&self) -> u32 {
+    pub(in crate::reconcile) const fn used(&self) -> u32 {
         self.used
     }
 
     /// Each list with its place.
-    pub(super) fn lists(&self) -> impl Iterator<Item = (u32, &[Source])> {
+    pub(in crate::reconcile) fn lists(&self) -> impl Iterator<Item = (u32, &[Source])> {
         self.by_base
             .iter()
             .map(|(base, known)| (*base, &*known.ranges))

@@ -1,14 +1,19 @@
-//! What is shown of the reconciler.
-
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 use tunnel_common::service::{FrontKey, Source};
 
-use super::{MapReader, Reconciler, actual::PortUse};
+use super::{
+    counted::tally,
+    shown::{Shown, ShownBackend, ShownPort},
+};
 use crate::{
-    model::{ObjectName, ServiceState, TrafficPolicy},
-    plan::{self, FrontKind, FrontPlan, PortName, PortPlan, Target},
+    model::TrafficPolicy,
+    plan::{self, FrontKind, FrontPlan, Target},
+    reconcile::access::Counts,
 };
 
 /// A Service as it is programmed.
@@ -114,59 +119,38 @@ pub struct EndpointView {
 /// The category of an endpoint that takes new connections.
 const READY: &str = "ready";
 
-impl<M: MapReader> Reconciler<M> {
-    /// The Services that were read and what is programmed of them: those of a name, which may begin
-    /// with the namespace and a slash, or all.
-    #[must_use]
-    pub fn services(&self, name: Option<&str>) -> Vec<ServiceView> {
-        let all = self.plans.iter();
-        all.filter(|(service, _)| name.is_none_or(|name| is_named(service, name)))
-            .map(|(service, plans)| ServiceView {
-                namespace: service.namespace.to_string(),
-                name: service.name.to_string(),
-                ports: plans
-                    .iter()
-                    .map(|(name, plan)| self.port_view(name, plan))
-                    .collect(),
-            })
-            .collect()
+impl Shown {
+    /// The Service with the counts of now.
+    pub(super) fn view(&self, counts: &impl Counts) -> ServiceView {
+        let name = self.name();
+        let ports = self.ports.iter();
+        ServiceView {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            ports: ports.map(|port| self.port_view(port, counts)).collect(),
+        }
     }
 
-    fn port_view(&self, name: &PortName, plan: &PortPlan) -> PortView {
-        let id = self.actual.id(name);
-        let used = id.and_then(|id| self.actual.ports.get(&id));
-        let placed = self.placed(used);
-        let (backends, leaving) = used
-            .into_iter()
-            .flat_map(|port| &port.backends)
-            .partition::<Vec<_>, _>(|(_, index)| placed.contains(index));
-        let names = |targets: Vec<(&Target, &u32)>| -> Vec<String> {
-            let names = targets.into_iter().map(|(target, _)| target.to_string());
-            names.collect()
-        };
-        let sources = self
-            .actual
-            .id(name)
-            .and_then(|id| self.actual.sources_of(id));
-        let sources = sources.unwrap_or_default();
-        let tally = self.tally(id);
-        let problem = self.problems.get(&name.service);
-        let problem = problem.and_then(|problems| problems.get(name));
-        let fronts = used.into_iter().flat_map(|port| port.fronts.keys());
-        let noted = |key: &FrontKey| {
-            let front = plan.fronts.get(key);
-            front.map(|front| self.listeners.noted(key, *front))
-        };
-        let fronts = fronts.map(|key| front_view(key.to_string(), noted(key).as_ref()));
-        let state = self.states.get(&name.service);
-        let endpoints = state
-            .map(|state| self.endpoint_views(name, plan, state, used))
-            .unwrap_or_default();
+    fn port_view(&self, port: &ShownPort, counts: &impl Counts) -> PortView {
+        let ShownPort {
+            name,
+            plan,
+            problem,
+            programmed,
+        } = port;
+        let programmed = programmed.as_ref();
+        let known = programmed.into_iter().flat_map(|port| &port.backends);
+        let (backends, leaving) = known.partition::<Vec<_>, _>(|backend| backend.is_placed);
+        let in_words = |backend: &ShownBackend| backend.target.to_string();
+        let endpoints = self.endpoint_views(port, counts);
         // What is ready elsewhere, and not for this node, is going nowhere.
         let ready = endpoints.iter().filter(|it| it.category == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
-        let leaving = names(leaving).into_iter();
+        let leaving = leaving.into_iter().map(in_words);
         let leaving = leaving.filter(|it| !ready.contains(it.as_str())).collect();
+        let fronts = programmed.into_iter().flat_map(|port| &port.fronts);
+        let sources = programmed.into_iter().flat_map(|port| &port.sources);
+        let tally = tally(programmed, counts);
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
@@ -174,36 +158,42 @@ impl<M: MapReader> Reconciler<M> {
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity,
             not_for_sockets: !plan.for_sockets,
-            sources: sources.iter().map(source_view).collect(),
+            sources: sources.map(source_view).collect(),
             sent: tally.sent,
             refused: tally.refused,
-            fronts: fronts.collect(),
-            backends: names(backends),
+            fronts: fronts
+                .map(|(key, has_listener)| front_view(key, plan.fronts.get(key), *has_listener))
+                .collect(),
+            backends: backends.into_iter().map(in_words).collect(),
             leaving,
             has_endpoints: plan.has_endpoints,
             endpoints,
-            reason: problem.map(|problem| problem.reason.label().to_owned()),
-            problem: problem.map(ToString::to_string),
+            reason: problem
+                .as_ref()
+                .map(|problem| problem.reason.label().to_owned()),
+            problem: problem.as_ref().map(ToString::to_string),
         }
     }
 
-    fn endpoint_views(
-        &self,
-        name: &PortName,
-        plan: &PortPlan,
-        state: &ServiceState,
-        used: Option<&PortUse>,
-    ) -> Vec<EndpointView> {
-        let near = self.pools.near(state);
-        let port = (&*name.port, name.protocol);
-        let uses = plan::uses(state, &near, name.family, port, plan, &self.here);
-        let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
+    fn endpoint_views(&self, port: &ShownPort, counts: &impl Counts) -> Vec<EndpointView> {
+        let ShownPort {
+            name,
+            plan,
+            programmed,
+            ..
+        } = port;
+        let known = programmed.iter().flat_map(|port| &port.backends);
+        let known: BTreeMap<Target, u32> = known.map(|it| (it.target, it.index)).collect();
+        let near = self.near.as_ref().unwrap_or(&self.state);
+        let of = (&*name.port, name.protocol);
+        let uses = plan::uses(&self.state, near, name.family, of, plan, &self.here);
+        let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         uses.into_iter()
             .map(|it| {
                 let sets = [(it.cluster, "cluster"), (it.local, "local")];
                 let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
                 let endpoint = it.endpoint;
-                let index = used.and_then(|port| port.backends.get(&it.target).copied());
+                let index = known.get(&it.target);
                 let category = if endpoint.ready {
                     READY
                 } else if endpoint.is_fallback() {
@@ -220,30 +210,11 @@ impl<M: MapReader> Reconciler<M> {
                     sets: sets.map(|(_, set)| set.to_owned()).collect(),
                     weight: it.weight,
                     programmed: index.is_some(),
-                    open: index.and_then(|index| self.maps.open_at(index).ok()),
+                    open: index.and_then(|index| counts.open_at(*index).ok()),
                     why: it.why.text().to_owned(),
                 }
             })
             .collect()
-    }
-
-    /// The backends that the sets of a port lead to.
-    fn placed(&self, port: Option<&PortUse>) -> BTreeSet<u32> {
-        let fronts = port.into_iter().flat_map(|port| port.fronts.keys());
-        fronts
-            .filter_map(|key| self.actual.fronts.get(key))
-            .flat_map(|front| [front.record.cluster, front.record.local])
-            .filter(|set| set.len > 0)
-            .filter_map(|set| self.actual.sets.get(&set.base))
-            .flat_map(|set| set.backends.iter().copied())
-            .collect()
-    }
-}
-
-fn is_named(service: &ObjectName, name: &str) -> bool {
-    match name.split_once('/') {
-        Some((namespace, name)) => *service.namespace == *namespace && *service.name == *name,
-        None => *service.name == *name,
     }
 }
 
@@ -255,7 +226,7 @@ fn source_view(range: &Source) -> String {
 }
 
 /// A front; what is programmed and no longer planned has no kind.
-fn front_view(front: String, plan: Option<&FrontPlan>) -> FrontView {
+fn front_view(front: &FrontKey, plan: Option<&FrontPlan>, has_listener: bool) -> FrontView {
     let kind = match plan.map(|plan| plan.kind) {
         Some(FrontKind::ClusterIp) => "cluster IP",
         Some(FrontKind::LoadBalancerIp) => "load balancer",
@@ -269,10 +240,10 @@ fn front_view(front: String, plan: Option<&FrontPlan>) -> FrontView {
         None => "-".to_owned(),
     };
     FrontView {
-        front,
+        front: front.to_string(),
         kind: kind.to_owned(),
         sockets: policy(|plan| plan.sockets),
         packets: policy(|plan| plan.packets),
-        has_listener: plan.is_some_and(|plan| plan.has_listener),
+        has_listener,
     }
 }

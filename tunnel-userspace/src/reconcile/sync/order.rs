@@ -3,17 +3,24 @@
 //! more. A crash between two writes leaves the old or the new, whole.
 
 use tunnel_common::{
+    addr::Protocol,
     reason::Reason,
     service::{Backend, Front, FrontKey, Membership, Set, Source},
 };
 
 use super::{
-    MapWriter, WriteError,
-    actual::{Actual, Programmed, SetUse, slots},
+    actual::{Actual, Programmed, SetUse},
     diff::{Diff, SetChange, Shortage, record},
-    grace::Retired,
+    slots::slots,
 };
-use crate::plan::{PortName, PortPlan, Target};
+use crate::{
+    plan::{PortPlan, Target},
+    reconcile::{
+        access::{MapWriter, WriteError},
+        grace::Retired,
+        problems::Problem,
+    },
+};
 
 /// Why a change was not made.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +42,18 @@ impl Refused {
             Self::Write(_) => Reason::WriteFailed,
         }
     }
+
+    /// The problem that it is for a port.
+    pub(super) fn problem(&self) -> Problem {
+        let text = match self {
+            Self::Full(_) => self.to_string(),
+            Self::Write(error) => format!("{self}: {error}: {}", error.source),
+        };
+        Problem {
+            reason: self.reason(),
+            text,
+        }
+    }
 }
 
 /// The maps, what is known of them, and what was taken out of reach.
@@ -48,12 +67,12 @@ impl<W: MapWriter> Order<'_, W> {
     /// Programs every front of a plan. What is no longer wanted is left for [`Self::finish`].
     pub(crate) fn upsert(
         &mut self,
-        name: &PortName,
+        protocol: Protocol,
         plan: &PortPlan,
         diff: &Diff,
     ) -> Result<(), Refused> {
         diff.room(self.actual).map_err(Refused::Full)?;
-        self.add_backends(diff.id, name, &diff.new_backends)?;
+        self.add_backends(diff.id, protocol, &diff.new_backends)?;
         let sources = self.write_sources(&diff.new_sources)?;
         let cluster = match self.write_set(diff.id, &diff.cluster) {
             Ok(cluster) => cluster,
@@ -94,7 +113,7 @@ impl<W: MapWriter> Order<'_, W> {
     fn add_backends(
         &mut self,
         id: u32,
-        name: &PortName,
+        protocol: Protocol,
         wanted: &[(Target, Membership)],
     ) -> Result<(), Refused> {
         let mut backends = Vec::with_capacity(wanted.len());
@@ -106,7 +125,7 @@ impl<W: MapWriter> Order<'_, W> {
             let backend = Backend {
                 address: target.address,
                 port: target.port,
-                protocol: name.protocol,
+                protocol,
                 flags: 0,
                 service: id,
                 state: self.actual.state(index).next_use(),

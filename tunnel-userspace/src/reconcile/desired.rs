@@ -1,0 +1,350 @@
+//! The maps as they should be: what the sources say of Services and nodes, as plans. Pure.
+
+mod health;
+mod listeners;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use foldhash::{HashMap, HashMapExt as _};
+use tunnel_common::{reason::Reason, service::FrontKey};
+
+use self::health::Health;
+pub(super) use self::listeners::Listeners;
+use super::problems::{Problem, Problems};
+use crate::{
+    model::{
+        Algorithm, ByFamily, ExternalIps, Family, Node, ObjectName, ServiceState, TopologyKeys,
+    },
+    parallel,
+    plan::{
+        self, Claims, FrontPlan, Gaps, HealthCheck, HealthChecks, Here, NodePortAddresses, Owners,
+        Place, Pools, PortName, PortPlan, Rank, ServicePlan,
+    },
+};
+
+/// Fewer Services than these are planned one after the other.
+const MANY: usize = 1024;
+
+/// This node, and the rules of the config that plans go by.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of its Node object.
+    pub node_name: String,
+    /// How a backend is chosen where a Service doesn't say.
+    pub algorithm: Algorithm,
+    /// Which addresses of it node ports are dialled on.
+    pub node_ports: Vec<NodePortAddresses>,
+    /// Which external IPs are served.
+    pub external_ips: ExternalIps,
+    /// Whether it counts which endpoints Services keep to.
+    pub topology_keys: TopologyKeys,
+}
+
+/// The sources' Services, and their plans.
+pub(super) struct Desired {
+    /// What the sources say of each Service, to be planned anew when this node changes.
+    pub(super) states: HashMap<ObjectName, ServiceState>,
+    pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
+    pub(super) claims: Claims,
+    owners: Owners,
+    pub(super) pools: Pools,
+    pub(super) listeners: Listeners,
+    place: Place,
+    pub(super) here: Arc<Here>,
+    health: Health,
+    /// Whether there is a Node of this node's name.
+    pub(super) node_known: bool,
+    /// Whether load balancers may send traffic to this node.
+    pub(super) node_eligible: bool,
+    /// Service ports of policy Local without endpoints here.
+    pub(super) gaps: ByFamily<Gaps>,
+    /// How often a Service was planned.
+    pub(super) planned: u64,
+}
+
+/// The effect of a change on the plans.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    /// The Services to be written again.
+    pub(super) services: BTreeSet<ObjectName>,
+    /// Whether every Service was planned anew.
+    pub(super) is_all: bool,
+}
+
+/// What plans go by, besides the Service.
+#[derive(Clone, Copy)]
+struct Planner<'a> {
+    owners: &'a Owners,
+    pools: &'a Pools,
+    here: &'a Here,
+}
+
+/// The plans of a Service; empty for one that is not there.
+struct Planned {
+    plan: Option<ServicePlan>,
+    check: Option<HealthCheck>,
+    claims: Vec<(FrontKey, Rank, PortName)>,
+}
+
+impl Planner<'_> {
+    fn planned(self, state: Option<&ServiceState>) -> Planned {
+        let admitted = state.map(|state| self.owners.admitted(state));
+        let near = admitted.as_deref().map(|state| self.pools.near(state));
+        let state = near.as_deref();
+        let plan = state.map(|state| plan::service(state, self.here));
+        let claims = state.zip(plan.as_ref());
+        let claims = claims.map(|(state, plan)| plan::claims(state, plan));
+        Planned {
+            check: state.and_then(|state| plan::health_check(state, self.here)),
+            claims: claims.into_iter().flatten().collect(),
+            plan,
+        }
+    }
+}
+
+/// The Service, if it is served. Of the others only their addresses count.
+pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
+    state.filter(|state| state.service.is_served())
+}
+
+impl Desired {
+    /// Without any Service yet.
+    pub(super) fn new(settings: Settings) -> Self {
+        let node: Arc<str> = settings.node_name.into();
+        Self {
+            states: HashMap::new(),
+            plans: BTreeMap::new(),
+            claims: Claims::default(),
+            owners: Owners::new(settings.external_ips),
+            pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
+            listeners: Listeners::default(),
+            place: Place::new(settings.node_ports),
+            here: Arc::new(Here::new(node, settings.algorithm)),
+            health: Health::default(),
+            node_known: false,
+            node_eligible: true,
+            gaps: ByFamily::default(),
+            planned: 0,
+        }
+    }
+
+    /// Plans the Services that changed, and those that depend on the nodes that did.
+    pub(super) fn apply(
+        &mut self,
+        nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
+        services: Vec<(ObjectName, Option<ServiceState>)>,
+    ) -> Changed {
+        for (name, node) in nodes {
+            self.owners.set_node(&name, node.as_deref());
+            self.pools.set_node(&name, node.as_deref());
+            if name.name == self.here.node {
+                self.node_known = node.is_some();
+                self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
+                self.place.set_node(node.as_deref());
+            }
+        }
+        for (name, state) in &services {
+            let service = state.as_ref().map(|state| &*state.service);
+            self.owners.set_service(name, service);
+            self.pools.set_service(name, service);
+        }
+        let mut moved = self.owners.take_moved();
+        moved.append(&mut self.pools.take_moved());
+        // Before what else changed, so that it is planned once.
+        let mut changed = self.look_around();
+        let planner = self.planner();
+        let planned = parallel::each(&services, MANY, |_, (_, state)| {
+            planner.planned(served(state.as_ref()))
+        });
+        if self.states.is_empty() {
+            self.states.reserve(services.len());
+        }
+        self.claims.make_room(services.len());
+        let (mut plans, mut names) = (Vec::new(), Vec::new());
+        for ((name, state), planned) in services.into_iter().zip(planned) {
+            moved.remove(&name);
+            let plan = self.take(&name, planned, &mut changed);
+            plans.extend(plan.map(|plan| (name.clone(), plan)));
+            names.push(name.clone());
+            match state.filter(|state| state.service.is_served()) {
+                Some(state) => self.states.insert(name, state),
+                None => self.states.remove(&name),
+            };
+        }
+        // Into empty ones they go at once, without a look for the place of each.
+        let plans: BTreeMap<_, _> = plans.into_iter().collect();
+        let names: BTreeSet<_> = names.into_iter().collect();
+        if self.plans.is_empty() {
+            self.plans = plans;
+        } else {
+            self.plans.extend(plans);
+        }
+        if changed.services.is_empty() {
+            changed.services = names;
+        } else {
+            changed.services.extend(names);
+        }
+        for name in moved {
+            if let Some(state) = self.states.get(&name).cloned() {
+                self.plan(&name, &state, &mut changed);
+            }
+        }
+        changed
+    }
+
+    /// Takes the addresses that this node has now.
+    pub(super) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changed {
+        if self.listeners.set_addresses(&addresses) {
+            for (name, plan) in &self.plans {
+                self.listeners.put(name, Some(plan));
+            }
+        }
+        self.place.set_addresses(addresses);
+        self.look_around()
+    }
+
+    /// Takes at which fronts of this node's own addresses something listens now; the others of its
+    /// addresses have no listener.
+    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontKey>) -> Changed {
+        let moved = self.listeners.set_found(found);
+        let mut services = BTreeSet::new();
+        for (front, has_listener) in moved {
+            let owner = self.claims.owner(&front);
+            let service = owner.map(ToString::to_string).unwrap_or_default();
+            if has_listener {
+                tracing::info!(%front, service, "this node listens there itself: sockets are left alone");
+            } else {
+                tracing::info!(%front, service, "this node listens there no more: sockets are led to backends");
+            }
+            services.extend(owner.map(|owner| owner.service.clone()));
+        }
+        Changed {
+            services,
+            is_all: false,
+        }
+    }
+
+    /// The health checks of Services, if they are not those that were given last.
+    pub(super) fn take_health(&mut self) -> Option<Arc<HealthChecks>> {
+        self.health.take()
+    }
+
+    /// The plan of a Service without the fronts that others own, and the problems with it.
+    pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, Problems) {
+        let (mut wanted, mut problems) = (ServicePlan::new(), Problems::new());
+        for (name, plan) in self.plans.get(service).into_iter().flatten() {
+            // First, so that anything else that is wrong with the port goes before it.
+            if let Some(problem) = self.left_out(name, plan) {
+                problems.insert(name.clone(), problem);
+            }
+            let is_own = |key: &FrontKey| self.claims.owner(key) == Some(name);
+            let lost: Vec<_> = plan.fronts.keys().filter(|key| !is_own(key)).collect();
+            for key in &lost {
+                let winner = self.claims.owner(key).map(ToString::to_string);
+                let text = format!("{key} belongs to {}", winner.unwrap_or_default());
+                let reason = Reason::FrontClaimed;
+                problems.insert(name.clone(), Problem { reason, text });
+            }
+            let noted = |key: &FrontKey, front: &FrontPlan| self.listeners.noted(key, *front);
+            let mut fronts = plan.fronts.iter();
+            if lost.is_empty() && fronts.all(|(key, front)| noted(key, front) == *front) {
+                wanted.insert(name.clone(), Arc::clone(plan));
+            } else {
+                let mut plan = PortPlan::clone(plan);
+                plan.fronts.retain(|key, _| is_own(key));
+                for (key, front) in &mut plan.fronts {
+                    *front = noted(key, front);
+                }
+                wanted.insert(name.clone(), Arc::new(plan));
+            }
+        }
+        wanted.retain(|_, plan| !plan.fronts.is_empty());
+        (wanted, problems)
+    }
+
+    /// Plans everything anew if this node is not what it was.
+    fn look_around(&mut self) -> Changed {
+        self.health.set_addresses(self.place.health_addresses());
+        let mut changed = Changed::default();
+        if let Some(here) = self.place.show(&self.here) {
+            self.here = Arc::new(here);
+            changed.is_all = true;
+            let states = std::mem::take(&mut self.states);
+            for (name, state) in &states {
+                self.plan(name, state, &mut changed);
+            }
+            self.states = states;
+        }
+        changed
+    }
+
+    /// Plans a Service as the sources have it now.
+    fn plan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut Changed) {
+        let planned = self.planner().planned(Some(state));
+        if let Some(plan) = self.take(name, planned, changed) {
+            self.plans.insert(name.clone(), plan);
+        }
+        changed.services.insert(name.clone());
+    }
+
+    fn planner(&self) -> Planner<'_> {
+        Planner {
+            owners: &self.owners,
+            pools: &self.pools,
+            here: &self.here,
+        }
+    }
+
+    /// Takes what was planned for a Service in place of what was, but for the plan itself, which is to
+    /// go to the others, as the name to those that changed.
+    fn take(
+        &mut self,
+        name: &ObjectName,
+        planned: Planned,
+        changed: &mut Changed,
+    ) -> Option<ServicePlan> {
+        let Planned {
+            plan,
+            check,
+            claims,
+        } = planned;
+        self.health.put(name, check);
+        self.listeners.put(name, plan.as_ref());
+        let moved = self.claims.replace(name, claims.into_iter());
+        changed.services.extend(moved);
+        let gaps = |plan: Option<&ServicePlan>| plan.map(plan::gaps).unwrap_or_default();
+        let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
+        for family in [Family::V4, Family::V6] {
+            let (gaps, old, new) = (self.gaps.of_mut(family), old.of(family), new.of(family));
+            gaps.internal = (gaps.internal + new.internal).saturating_sub(old.internal);
+            gaps.external = (gaps.external + new.external).saturating_sub(old.external);
+        }
+        self.planned = self.planned.saturating_add(1);
+        if plan.is_none() {
+            self.plans.remove(name);
+        }
+        plan
+    }
+
+    /// The external IPs of a port that are not served, as nobody has them.
+    fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<Problem> {
+        if !self.owners.is_asked() {
+            return None;
+        }
+        let state = self.states.get(&name.service)?;
+        // Another rule may serve it: it is a cluster IP too.
+        let has = |ip: &IpAddr| plan.fronts.keys().any(|key| key.address.to_ip() == *ip);
+        let left_out = self.owners.left_out(&state.service);
+        let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
+        let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
+        let reason = Reason::ExternalIpNotOwned;
+        (!left_out.is_empty()).then(|| Problem {
+            reason,
+            text: format!("{}: {}", reason.meaning(), left_out.join(", ")),
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! What of it an operator must act on.
+
+use std::collections::BTreeSet;
+
+use tunnel_common::reason::Reason;
+
+use crate::{
+    model::{Concern, Kind, ObjectId},
+    plan::SteeringProblem,
+    reconcile::{desired::Desired, sync::MapSync},
+};
+
+/// How many are told at a time.
+const MOST: usize = 1000;
+
+/// What is not programmed as planned, on the Service, and where it is the node that lacks something on
+/// the Node too; and what is not steered as planned.
+pub(in crate::reconcile) fn concerns<M>(
+    desired: &Desired,
+    sync: &MapSync<M>,
+    steering: &BTreeSet<SteeringProblem>,
+) -> Vec<Concern> {
+    let of_node: BTreeSet<Reason> = sync
+        .problems()
+        .map(|problem| problem.reason)
+        .filter(|reason| {
+            matches!(
+                reason,
+                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull | Reason::WriteFailed
+            )
+        })
+        .collect();
+    let problems = sync.faults.problems().iter();
+    let problems = problems.flat_map(|(service, problems)| {
+        let named = problems.iter();
+        named.map(move |(port, problem)| (service, port, problem))
+    });
+    let of_services = problems.take(MOST).map(|(service, port, problem)| Concern {
+        about: ObjectId {
+            kind: Kind::Service,
+            name: service.clone(),
+        },
+        uid: desired
+            .states
+            .get(service)
+            .and_then(|state| state.service.uid.clone()),
+        reason: problem.reason,
+        note: format!("{port}: {problem}"),
+    });
+    let own = &desired.here.node;
+    let of_steering = steering.iter().take(MOST);
+    let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
+        // How much is left out changes all the time.
+        (_, Reason::SteeringFull) => of(own, problem.reason),
+        (node, reason) => {
+            let name = node.as_ref().map_or(&**own, |node| &node.name);
+            let note = format!("{}: {}", problem.object, problem.text);
+            Concern::of_node(name, reason, note)
+        }
+    });
+    let of_node = of_node.into_iter().map(|reason| of(own, reason));
+    of_node.chain(of_services).chain(of_steering).collect()
+}
+
+/// Something that this node lacks.
+fn of(node: &str, reason: Reason) -> Concern {
+    Concern::of_node(node, reason, reason.meaning().to_owned())
+}

@@ -1,0 +1,128 @@
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    iter,
+    ops::Bound,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+};
+
+use super::{
+    counted::{Counted, PortCounts},
+    shown::Shown,
+    view::ServiceView,
+};
+use crate::{model::ObjectName, reconcile::access::Counts};
+
+/// So many Services are taken at a time, so that the owner never waits for a reader for long.
+const PAGE: usize = 128;
+
+/// The Services as they are programmed: the owner of the maps replaces those it wrote, and others read
+/// while it works. A reader of many sees each as it was at some moment, not all at the same.
+#[derive(Clone, Debug, Default)]
+pub struct Published(Arc<RwLock<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    services: BTreeMap<ObjectName, Arc<Shown>>,
+    /// How many ports they have together.
+    ports: usize,
+}
+
+impl Published {
+    /// Takes Services as they are now, in ascending order; nothing for those that are gone.
+    pub(super) fn put(&self, services: impl Iterator<Item = (ObjectName, Option<Shown>)>) {
+        let services: Vec<_> = services
+            .map(|(name, shown)| (name, shown.map(Arc::new)))
+            .collect();
+        let mut replaced = Vec::with_capacity(services.len());
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Table {
+            services: known,
+            ports,
+        } = &mut *table;
+        if known.is_empty() {
+            let all = services.into_iter();
+            *known = all.filter_map(|(name, it)| Some((name, it?))).collect();
+            *ports = known.values().map(|shown| shown.ports.len()).sum();
+            return;
+        }
+        for (name, shown) in services {
+            let old = match (known.entry(name), shown) {
+                (Entry::Occupied(mut entry), Some(shown)) => {
+                    *ports = ports.saturating_add(shown.ports.len());
+                    Some(entry.insert(shown))
+                }
+                (Entry::Occupied(entry), None) => Some(entry.remove()),
+                (Entry::Vacant(entry), shown) => {
+                    if let Some(shown) = shown {
+                        *ports = ports.saturating_add(shown.ports.len());
+                        entry.insert(shown);
+                    }
+                    None
+                }
+            };
+            if let Some(old) = old {
+                *ports = ports.saturating_sub(old.ports.len());
+                // Its end is not the readers' to wait for.
+                replaced.push(old);
+            }
+        }
+        drop(table);
+        drop(replaced);
+    }
+
+    /// The Services that were read and what is programmed of them: those of a name, which may begin
+    /// with the namespace and a slash, or all.
+    #[must_use]
+    pub fn services(&self, counts: &impl Counts, name: Option<&str>) -> Vec<ServiceView> {
+        let is_wanted = |shown: &Arc<Shown>| name.is_none_or(|name| is_named(shown.name(), name));
+        let wanted = self.all().filter(is_wanted);
+        wanted.map(|shown| shown.view(counts)).collect()
+    }
+
+    /// The counts of the first service ports by their names, at most so many.
+    #[must_use]
+    pub fn counted(&self, counts: &impl Counts, most: usize) -> Counted {
+        let left_out = self.read().ports.saturating_sub(most);
+        let mut ports = Vec::new();
+        // Without a look at the others.
+        let mut services = self.all();
+        while ports.len() < most
+            && let Some(shown) = services.next()
+        {
+            let room = most.saturating_sub(ports.len());
+            let some = shown.ports.iter().take(room);
+            ports.extend(some.map(|port| PortCounts::of(port, counts)));
+        }
+        Counted { ports, left_out }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Arc<Shown>> {
+        let (mut last, mut page) = (None, Vec::new().into_iter());
+        iter::from_fn(move || {
+            page.next().or_else(|| {
+                page = self.page(last.as_ref()).into_iter();
+                last = page.as_slice().last().map(|shown| shown.name().clone());
+                page.next()
+            })
+        })
+    }
+
+    /// The first Services after one.
+    fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<Shown>> {
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let table = self.read();
+        let services = table.services.range((after, Bound::Unbounded)).take(PAGE);
+        services.map(|(_, shown)| Arc::clone(shown)).collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_named(service: &ObjectName, name: &str) -> bool {
+    match name.split_once('/') {
+        Some((namespace, name)) => *service.namespace == *namespace && *service.name == *name,
+        None => *service.name == *name,
+    }
+}

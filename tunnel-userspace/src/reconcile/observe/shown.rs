@@ -1,0 +1,121 @@
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+
+use tunnel_common::service::{FrontKey, Source};
+
+use crate::{
+    model::{ObjectName, ServiceState},
+    plan::{Here, PortName, PortPlan, Target},
+    reconcile::{
+        desired::Desired,
+        problems::{Problem, Problems},
+        sync::{Actual, PortUse},
+    },
+};
+
+/// A Service as it is planned and programmed.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) state: ServiceState,
+    /// The same without the endpoints that clients of this node are kept from, where there are such.
+    pub(super) near: Option<ServiceState>,
+    /// This node, as the plan goes by it.
+    pub(super) here: Arc<Here>,
+    pub(super) ports: Box<[ShownPort]>,
+}
+
+/// A port of a Service in one family.
+#[derive(Debug)]
+pub(super) struct ShownPort {
+    pub(super) name: PortName,
+    pub(super) plan: Arc<PortPlan>,
+    pub(super) problem: Option<Problem>,
+    pub(super) programmed: Option<Programmed>,
+}
+
+/// The part of a port that is in the maps.
+#[derive(Debug)]
+pub(super) struct Programmed {
+    pub(super) id: u32,
+    /// Its fronts, each with whether something of this node listens there.
+    pub(super) fronts: Box<[(FrontKey, bool)]>,
+    /// Its backends that serve.
+    pub(super) backends: Box<[ShownBackend]>,
+    /// The clients that may use its restricted fronts.
+    pub(super) sources: Box<[Source]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShownBackend {
+    pub(super) target: Target,
+    pub(super) index: u32,
+    /// Whether new connections go there.
+    pub(super) is_placed: bool,
+}
+
+impl Shown {
+    /// A Service as it is now; nothing if there is no plan for it.
+    pub(super) fn of(
+        name: &ObjectName,
+        desired: &Desired,
+        actual: &Actual,
+        problems: Option<&Problems>,
+    ) -> Option<Self> {
+        let (plan, state) = (desired.plans.get(name)?, desired.states.get(name)?);
+        let ports = plan.iter().map(|(name, plan)| {
+            let id = actual.id(name);
+            let used = id.and_then(|id| Some((id, actual.ports.get(&id)?)));
+            ShownPort {
+                name: name.clone(),
+                plan: Arc::clone(plan),
+                problem: problems.and_then(|problems| problems.get(name).cloned()),
+                programmed: used.map(|(id, port)| Programmed::of(id, port, desired, actual)),
+            }
+        });
+        Some(Self {
+            ports: ports.collect(),
+            near: match desired.pools.near(state) {
+                Cow::Owned(near) => Some(near),
+                Cow::Borrowed(_) => None,
+            },
+            here: Arc::clone(&desired.here),
+            state: state.clone(),
+        })
+    }
+
+    /// Its name.
+    pub(super) fn name(&self) -> &ObjectName {
+        &self.state.service.name
+    }
+}
+
+impl Programmed {
+    fn of(id: u32, port: &PortUse, desired: &Desired, actual: &Actual) -> Self {
+        let placed = placed(port, actual);
+        let fronts = port.fronts.keys();
+        let backend = |(target, index): (&Target, &u32)| ShownBackend {
+            target: *target,
+            index: *index,
+            is_placed: placed.contains(index),
+        };
+        Self {
+            id,
+            fronts: fronts
+                .map(|key| (*key, desired.listeners.has(key)))
+                .collect(),
+            backends: port.backends.iter().map(backend).collect(),
+            sources: actual.sources_of(id).unwrap_or_default().into(),
+        }
+    }
+}
+
+/// The backends that the sets of a port lead to.
+fn placed(port: &PortUse, actual: &Actual) -> BTreeSet<u32> {
+    let fronts = port.fronts.keys();
+    fronts
+        .filter_map(|key| actual.fronts.get(key))
+        .flat_map(|front| [front.record.cluster, front.record.local])
+        .filter(|set| set.len > 0)
+        .filter_map(|set| actual.sets.get(&set.base))
+        .flat_map(|set| set.backends.iter().copied())
+        .collect()
+}

@@ -1,0 +1,35 @@
+use litemap::LiteMap;
+use tunnel_common::service::FrontKey;
+
+use crate::{
+    model::TrafficPolicy,
+    plan::{FrontKind, FrontPlan, PortPlan, Target},
+};
+
+/// A front of the daemon's own, which shows that the programs see its connects. No Service has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Canary {
+    /// The address, port and protocol that are dialled.
+    pub front: FrontKey,
+    /// The one backend.
+    pub target: Target,
+}
+
+impl Canary {
+    pub(super) fn plan(&self) -> PortPlan {
+        let front = FrontPlan {
+            kind: FrontKind::ClusterIp,
+            sockets: TrafficPolicy::Cluster,
+            packets: TrafficPolicy::Cluster,
+            admits_host: None,
+            has_listener: false,
+        };
+        PortPlan {
+            fronts: LiteMap::from_iter([(self.front, front)]),
+            cluster: vec![self.target],
+            serving: vec![self.target],
+            has_endpoints: true,
+            ..PortPlan::nothing()
+        }
+    }
+}

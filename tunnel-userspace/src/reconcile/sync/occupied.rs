@@ -1,0 +1,66 @@
+//! Indices of backends that are gone and that open connections still name. None is given out again
+//! before the last of those has closed: what they count would be another backend's.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::alloc::Indices;
+use crate::reconcile::access::Counts;
+
+/// How many are looked at in one go.
+const BATCH: usize = 4096;
+
+/// The indices, in the order in which they are looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Occupied(VecDeque<u32>);
+
+impl Occupied {
+    /// Those of an array that are not in use and that open connections name; and the rest, which is
+    /// free.
+    pub(super) fn find(reader: &impl Counts, entries: u32, used: BTreeSet<u32>) -> (Self, Indices) {
+        let gone = (0..entries).filter(|index| !used.contains(index));
+        let occupied: VecDeque<u32> = gone.filter(|index| is_open(reader, *index)).collect();
+        let taken = used.into_iter().chain(occupied.iter().copied());
+        let free = Indices::new(entries, &taken.collect());
+        (Self(occupied), free)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Frees an index that no program can reach any more, or keeps it for as long as connections
+    /// are open.
+    pub(super) fn free(&mut self, index: u32, reader: &impl Counts, free: &mut Indices) {
+        if is_open(reader, index) {
+            self.0.push_back(index);
+        } else {
+            free.give(index);
+        }
+    }
+
+    /// Looks at some of them, in turn, and frees those that can be. Gives how many.
+    pub(super) fn look(&mut self, reader: &impl Counts, free: &mut Indices) -> usize {
+        let before = self.0.len();
+        for _ in 0..before.min(BATCH) {
+            if let Some(index) = self.0.pop_front() {
+                self.free(index, reader, free);
+            }
+        }
+        before.saturating_sub(self.0.len())
+    }
+}
+
+fn is_open(reader: &impl Counts, index: u32) -> bool {
+    match reader.open_at(index) {
+        Ok(open) => open != 0,
+        Err(error) => {
+            tracing::warn!(
+                index,
+                error = &error as &dyn std::error::Error,
+                "a backend's index is not freed"
+            );
+            true
+        }
+    }
+}

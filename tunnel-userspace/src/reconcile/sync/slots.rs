@@ -1,0 +1,36 @@
+use foldhash::{HashMap, HashMapExt as _};
+use tunnel_common::service::{Near, Slot};
+
+use crate::plan::Target;
+
+/// So many slots are counted faster than looked up.
+const FEW: usize = 16;
+
+/// The slots of a set with these backends.
+pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
+    let mut shares: HashMap<u32, u32> = HashMap::new();
+    let looked_up = if backends.len() > FEW { backends } else { &[] };
+    for backend in looked_up {
+        let share = shares.entry(*backend).or_default();
+        *share = share.saturating_add(1);
+    }
+    let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
+    let slot = move |backend: &u32| Slot {
+        backend: *backend,
+        share: match shares.get(backend) {
+            Some(share) => *share,
+            None => u32::try_from(counted(backend)).unwrap_or(u32::MAX),
+        },
+    };
+    backends.iter().map(slot)
+}
+
+/// A backend as a record holds it.
+pub(super) fn near(target: &Target, slot: Slot) -> Near {
+    Near {
+        address: target.address,
+        port: target.port,
+        share: u16::try_from(slot.share).unwrap_or(u16::MAX),
+        index: slot.backend,
+    }
+}

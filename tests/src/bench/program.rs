@@ -9,6 +9,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::{
+    beside::Beside,
     few::Few,
     probe::Change,
     very_many::{OF_EACH, Sample, Way},
@@ -19,6 +20,7 @@ use crate::{
     load::{nanoseconds, percentile},
 };
 
+mod beside;
 mod few;
 mod probe;
 mod very_many;
@@ -126,6 +128,7 @@ pub fn run(options: &Options) -> Result<()> {
         .chain(options.rules.iter().copied().map(Way::Rules))
         .collect();
     let few = few::measure(options)?;
+    let beside = beside::measure(options)?;
     let rounds = very_many::measure(options, &ways)?;
     let lines: Vec<_> = if rounds.is_empty() {
         Vec::new()
@@ -133,15 +136,15 @@ pub fn run(options: &Options) -> Result<()> {
         let line = |(at, way): (usize, &Way)| line(options, *way, at, &rounds);
         ways.iter().enumerate().map(line).collect()
     };
-    let outcome = outcome(options, &few, lines);
+    let outcome = outcome(options, &few, &beside, lines);
     print(&outcome, options)?;
     judge(&outcome.verdicts, options.check)
 }
 
-fn outcome(options: &Options, few: &Few, lines: Vec<Line>) -> Outcome {
+fn outcome(options: &Options, few: &Few, beside: &Beside, lines: Vec<Line>) -> Outcome {
     let services = options.services;
     let change = |of: fn(&Change) -> Duration| few.changes.iter().map(of).collect::<Vec<_>>();
-    let times = vec![
+    let mut times = vec![
         Times::of(
             format!("{services} services × 3 endpoints, from the rename of their file"),
             &few.from_rename,
@@ -165,6 +168,9 @@ fn outcome(options: &Options, few: &Few, lines: Vec<Line>) -> Outcome {
         .zip(targets)
         .map(|(times, target)| times.verdict(target))
         .collect();
+    let beside = beside.times();
+    verdicts.extend(beside::verdicts(&beside));
+    times.extend(beside);
     let resident_bytes = median(few.resident.iter().copied()).unwrap_or(0);
     let maps_bytes = median(few.maps.iter().copied()).unwrap_or(0);
     verdicts.push(at_most(

@@ -14,7 +14,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tunnel_common::{
-    addr::{Address, Port},
+    addr::Port,
     reason::Reason,
     steering::{Prefix, Steered, SteeringKey},
     table::Sizes,

@@ -71,7 +71,7 @@ pub(super) fn measure(options: &Options) -> Result<Few> {
 }
 
 /// The product's defaults, with more room only where more is needed.
-fn settings(options: &Options) -> Settings {
+pub(super) fn settings(options: &Options) -> Settings {
     let wanted = options.services.saturating_mul(2);
     let mut settings = Settings::of(options.culvert.clone());
     let maps = &mut settings.maps;

@@ -2,6 +2,7 @@
 //! it, and what the maps would do with a connection is compared with what it should meet.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -12,8 +13,11 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde::Serialize;
 use tunnel_common::{
     addr::{self, Address, Port},
-    select,
-    service::{self, FrontKey, Set},
+    affinity::{Affinity, AffinityKey, Client},
+    decide::{self, NoChoice},
+    lookup::Lookup,
+    service::{self, FrontKey},
+    tables::{Asker, Caller, Tables, Traffic},
 };
 use tunnel_tests::{
     environment,
@@ -247,62 +251,117 @@ fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// What the maps do with a new connection.
+/// The maps of a node as the tables of a decision. The random number is the next place to try.
+struct Tried<'a> {
+    maps: &'a Memory,
+    place: Cell<u32>,
+}
+
+impl Tables for Tried<'_> {
+    fn front_index(&self, key: &FrontKey) -> Option<u32> {
+        self.maps.svc.get(key).copied()
+    }
+
+    fn front(&self, index: u32) -> Option<&service::Front> {
+        self.maps.front.get(&index)
+    }
+
+    fn slot(&self, index: u32) -> Option<&service::Slot> {
+        self.maps.slot.get(&index)
+    }
+
+    fn source(&self, index: u32) -> Option<&service::Source> {
+        self.maps.source.get(&index)
+    }
+
+    fn backend(&self, index: u32) -> Option<&service::Backend> {
+        self.maps.be.get(&index)
+    }
+
+    fn affinity(&self, _: &AffinityKey) -> Option<&Affinity> {
+        None
+    }
+
+    fn insert_affinity(&self, _: &Affinity, _: bool) -> bool {
+        true
+    }
+
+    fn open_at(&self, _: u32) -> u64 {
+        0
+    }
+
+    fn turn(&self, _: u32) -> Option<u32> {
+        Some(self.place.get())
+    }
+
+    fn random(&self) -> u32 {
+        self.place.get()
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+/// A source as it asks for a backend.
+struct Asking<'a> {
+    source: &'a Source,
+    here: &'a Here,
+}
+
+impl Asker for Asking<'_> {
+    fn caller(&self, is_v4: bool) -> Caller {
+        let ip = match self.source {
+            Source::PodSocket(ip) | Source::Outside(ip) => Some(*ip),
+            Source::NodeSocket => {
+                let mut own = self.here.addresses.iter().map(|(_, ip)| *ip);
+                own.find(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback())
+            }
+        };
+        let client = ip.map_or(Client::of_namespace(1), |ip| {
+            Client::of_address(Address::from_ip(ip))
+        });
+        Caller::new(&client)
+    }
+
+    fn is_bound(&self, _: bool) -> bool {
+        !matches!(self.source, Source::NodeSocket)
+    }
+
+    fn is_known_host(&self) -> bool {
+        matches!(self.source, Source::NodeSocket)
+    }
+}
+
+/// The outcome of a new connection, decided as the programs do: with each place of the set once.
 fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdict {
     let is_own = |ip: &IpAddr| here.addresses.iter().any(|(_, own)| own == ip);
-    let is_socket = match source {
-        Source::NodeSocket | Source::PodSocket(_) => true,
-        Source::Outside(ip) => is_own(ip),
+    let traffic = match source {
+        Source::Outside(ip) if !is_own(ip) => Traffic::Packets,
+        Source::NodeSocket | Source::PodSocket(_) | Source::Outside(_) => Traffic::Sockets,
     };
-    let is_loopback = key.address.to_ip().is_loopback();
-    if is_loopback && !matches!(source, Source::NodeSocket) {
-        return Verdict::Untouched;
-    }
-    let front = maps.front[&maps.svc[key]];
-    if !is_admitted(maps, &front, source, here) {
-        return Verdict::Dropped;
-    }
-    let set = if is_socket {
-        front.of_sockets()
-    } else {
-        front.of_packets()
+    let place = Cell::new(0);
+    let tables = Tried { maps, place };
+    let asking = Asking { source, here };
+    let record = match decide::front(&tables, &asking, key, traffic) {
+        Lookup::Found(record) => record,
+        Lookup::None => return Verdict::Untouched,
+        Lookup::Unstable => panic!("the record of {key} is another's"),
     };
-    if set.len > 0 {
-        return Verdict::To(targets(maps, set));
-    }
-    if front.flags & service::Front::HAS_ENDPOINTS == 0 {
-        Verdict::Refused
-    } else {
-        Verdict::Dropped
-    }
-}
-
-/// Whether a client is one that may use a front, as the programs decide it.
-fn is_admitted(maps: &Memory, front: &service::Front, source: &Source, here: &Here) -> bool {
-    let is_set = |flag: u8| front.flags & flag != 0;
-    let is_v4 = front.key.address.is_v4();
-    let address = match source {
-        Source::PodSocket(ip) | Source::Outside(ip) => Some(*ip),
-        Source::NodeSocket if is_set(service::Front::HOST_UNKNOWN) => {
-            let mut own = here.addresses.iter().map(|(_, ip)| *ip);
-            own.find(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback())
+    let mut targets = BTreeSet::new();
+    for place in 0..traffic.set(record.front).len.max(1) {
+        tables.place.set(place);
+        match decide::backend(&tables, &asking, key, record, traffic) {
+            Ok(choice) => {
+                targets.insert(SocketAddr::new(
+                    choice.address.to_ip(),
+                    choice.port.to_host(),
+                ));
+            }
+            Err(NoChoice::Broken) => panic!("the record of {key} leads to nowhere"),
+            Err(none) if none.is_drop() => return Verdict::Dropped,
+            Err(_) => return Verdict::Refused,
         }
-        Source::NodeSocket => {
-            return front.sources.len == 0 || is_set(service::Front::ADMITS_HOST);
-        }
-    };
-    let is_among = |ip| {
-        let at = |index: u32| maps.source.get(&index);
-        select::is_among(front.sources, &Address::from_ip(ip), at)
-    };
-    front.sources.len == 0 || address.is_some_and(is_among)
-}
-
-fn targets(maps: &Memory, set: Set) -> BTreeSet<SocketAddr> {
-    let places = set.base..set.base + set.len;
-    let backends = places.map(|place| maps.be[&maps.slot[&place].backend]);
-    let target = |backend: service::Backend| {
-        SocketAddr::new(backend.address.to_ip(), backend.port.to_host())
-    };
-    backends.map(target).collect()
+    }
+    Verdict::To(targets)
 }

@@ -5,7 +5,7 @@ use core::cmp::Ordering;
 use crate::{
     addr::Address,
     origin::{Origin, UDP_IDLE_NS},
-    service::{Set, Source, State},
+    service::{Backend, Set, Source, State},
 };
 
 /// How many steps finding a client takes at most, and so how many ranges one front may have: less
@@ -120,6 +120,30 @@ pub fn is_among<'a>(
     false
 }
 
+/// Whether the backend that a UDP socket was given serves, by the state of its index now: that of
+/// one use of an index never comes back.
+#[inline(always)]
+#[must_use]
+pub fn serves_flow(origin: &Origin, state: State) -> bool {
+    origin.state == state && state.is_serving()
+}
+
+/// Whether the backend that a TCP socket was given serves, as its index says. TCP sockets note no use
+/// of the index, so that a later one counts as the same if it leads to the same place for the same
+/// service port.
+#[must_use]
+pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
+    backend.state.is_serving()
+        && backend.service == origin.service
+        && origin.leads_to(&backend.address, backend.port)
+}
+
+/// Whether the backend that a UDP socket was given has gone, and its index is in no other use yet.
+#[must_use]
+pub fn has_left(origin: &Origin, state: State) -> bool {
+    state == origin.state.gone()
+}
+
 /// Whether a remembered UDP choice still holds: the front belongs to the same service port, the
 /// backend is in the same use and serves, and the flow was not idle for too long. This is what
 /// conntrack and kube-proxy's clean-up of it come to (kube-proxy `conntrack/cleanup.go`).
@@ -128,8 +152,7 @@ pub fn is_among<'a>(
 #[must_use]
 pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool {
     origin.service == service
-        && origin.state == state
-        && state.is_serving()
+        && serves_flow(origin, state)
         && now.saturating_sub(origin.used) < UDP_IDLE_NS
 }
 

@@ -233,6 +233,17 @@ impl Front {
             Membership::LOCAL
         }
     }
+
+    /// The set that packets from elsewhere choose from, as backends know it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn membership_of_packets(&self) -> Membership {
+        if self.flags & Self::PACKETS_LOCAL == 0 {
+            Membership::CLUSTER
+        } else {
+            Membership::LOCAL
+        }
+    }
 }
 
 /// Value of the array `slot`: a write-once place in a set.
@@ -363,6 +374,13 @@ impl Membership {
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// Whether it is in the same sets as another.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is(self, other: Self) -> bool {
+        self.0 == other.0
     }
 
     /// Whether it is in all sets of another, of which there is one at least.

@@ -9,14 +9,10 @@ use tunnel_common::{
         RT_SCOPE_LINK, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES,
         V6_LIST,
     },
-    select,
-    service::Set,
+    tables::Caller,
 };
 
-use crate::{
-    context::{self, Sock, peek, place},
-    maps,
-};
+use crate::context::{self, Sock, peek, place};
 
 /// How many devices of a namespace are looked at. Fallback devices of tunnels, up to nine, may come
 /// before that of a pod.
@@ -28,38 +24,6 @@ const ADDRESSES: u32 = 8;
 /// Where an entry of a list of the kernel's (`struct list_head`) has the one before it, in bytes.
 const PREVIOUS: usize = size_of::<usize>();
 
-/// Who asks, in scalars, which go from function to function in registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Caller {
-    /// As [`Client::parts`] has it.
-    pub(crate) kind: u32,
-    /// As above.
-    pub(crate) upper: u64,
-    /// As above.
-    pub(crate) lower: u64,
-}
-
-impl Caller {
-    /// Nobody in particular.
-    pub(crate) const NONE: Self = Self {
-        kind: 0,
-        upper: 0,
-        lower: 0,
-    };
-
-    #[inline(always)]
-    fn new(client: Client) -> Self {
-        let (kind, [upper, lower]) = client.parts();
-        Self { kind, upper, lower }
-    }
-
-    /// The client that it is.
-    #[inline(always)]
-    pub(crate) fn client(self) -> Client {
-        Client::from_parts(self.kind, [self.upper, self.lower])
-    }
-}
-
 /// The client that a socket is, as it dials an address of that family: the address that it has, or else
 /// the first of that family that its network namespace has, or else the namespace.
 #[inline(always)]
@@ -68,8 +32,8 @@ pub(crate) fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
         .own_address(is_v4)
         .or_else(|| of_namespace(sock, is_v4));
     match address {
-        Some(address) => Caller::new(Client::of_address(address)),
-        None => Caller::new(Client::of_namespace(sock.namespace())),
+        Some(address) => Caller::new(&Client::of_address(address)),
+        None => Caller::new(&Client::of_namespace(sock.namespace())),
     }
 }
 
@@ -108,23 +72,6 @@ extern "C" fn first_v4(socket: usize) -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
     first(socket, |device| first_v6_of(device)).unwrap_or(0)
-}
-
-/// Whether the address of a client is among those that may use a front; nothing of one that is known by
-/// its namespace.
-#[inline(always)]
-pub(crate) fn is_among(sources: Set, caller: Caller) -> Option<bool> {
-    let Caller { kind, upper, lower } = caller;
-    (kind == Client::ADDRESS)
-        .then(|| is_among_sources(sources.base, sources.len, upper, lower) != 0)
-}
-
-/// As [`is_among`], verified by itself as [`first_v4`] is.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
-    let address = Address::from_halves([upper, lower]);
-    select::is_among(Set { base, len }, &address, maps::source).into()
 }
 
 /// What is found first on the devices that are up and no loopback.

@@ -4,17 +4,16 @@
 #![feature(asm_experimental_arch)]
 
 mod bytes;
-mod choice;
 mod client;
 mod context;
 mod guard;
 mod hooks;
 mod log;
-mod lookup;
 mod maps;
 mod refusal;
 mod socket;
 mod steering;
+mod tables;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -60,24 +60,9 @@ const REASONS: usize = Reason::CAPACITY as usize;
 #[inline(always)]
 pub(crate) fn front_index(key: &FrontKey) -> Option<u32> {
     // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
-    // reused for another key meanwhile, so this may be another front's index: `lookup::front`
+    // reused for another key meanwhile, so this may be another front's index: `lookup::look_up`
     // compares the key that the record echoes.
-    unsafe { look_up(&SVC, key) }
-}
-
-/// Looks a key up, and once more before it is said to be absent. The kernel puts a new element at the
-/// head of its chain and then takes the old one out: who was past the head by then, and not yet at the
-/// old element, meets neither.
-///
-/// # Safety
-///
-/// As for [`HashMap::get`].
-#[inline(always)]
-unsafe fn look_up<K>(map: &HashMap<K, u32, 1>, key: &K) -> Option<u32> {
-    // SAFETY: as the caller says.
-    let again = || unsafe { map.get(key) };
-    // SAFETY: as above.
-    unsafe { map.get(key) }.or_else(again).copied()
+    unsafe { SVC.get(key) }.copied()
 }
 
 /// A record of a front; it is never changed while a program can reach it.
@@ -88,8 +73,8 @@ pub(crate) fn front(index: u32) -> Option<&'static Front> {
 
 /// A place in a set; it is never changed while a program can reach it.
 #[inline(always)]
-pub(crate) fn slot(index: u32) -> Option<Slot> {
-    SLOT.get(index).copied()
+pub(crate) fn slot(index: u32) -> Option<&'static Slot> {
+    SLOT.get(index)
 }
 
 /// A range of clients; it is never changed while a program can reach it.
@@ -284,7 +269,7 @@ pub(crate) fn remove_overflow(key: &OverflowKey) {
 #[inline(always)]
 pub(crate) fn affinity(key: &AffinityKey) -> Option<&'static Affinity> {
     // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value, and
-    // `lookup` asks the backend whether it may be.
+    // `decide` asks the backend whether it may be.
     unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
 }
 
@@ -303,8 +288,8 @@ pub(crate) fn insert_affinity(entry: &Affinity, is_new: bool) -> bool {
 /// The index of the record of an address and port of an edge node.
 #[inline(always)]
 pub(crate) fn steer_index(key: &SteeringKey) -> Option<u32> {
-    // SAFETY: as for `front_index`; `steering::find` compares the key that the record echoes.
-    unsafe { look_up(&STEER, key) }
+    // SAFETY: as for `front_index`.
+    unsafe { STEER.get(key) }.copied()
 }
 
 /// The record of an address and port of an edge node; but for the time of its removal it is not

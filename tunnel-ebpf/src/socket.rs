@@ -3,20 +3,20 @@
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
     addr::{Address, Protocol},
+    decide::{self, Choice, NoChoice},
+    lookup::Lookup,
     origin::{Direction, ORIGIN_VERSION, Origin, Overflow, OverflowKey},
     reason::Reason,
-    select,
     service::{Front, FrontKey, State},
+    tables::{Record, Traffic},
 };
 
 use crate::{
-    client::{self, Caller},
     context::{self, ALLOW, DENY, Sock},
-    log,
-    lookup::{self, Choice, Lookup, NoChoice, Record},
-    maps,
+    log, maps,
     refusal::{Call, ECONNREFUSED, EHOSTUNREACH, ENOMEM, Refusal, UNSTABLE, refuse},
     steering::{self, Steering},
+    tables::{Asking, Maps},
 };
 
 /// `connect(2)` of TCP and UDP sockets.
@@ -72,18 +72,10 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Send, &refusal)
 }
 
-/// The front of an address, if it is one for sockets. Loopback is each network namespace's own, so
-/// that only the host's has fronts.
+/// The front of an address, if it is one for sockets.
 #[inline(always)]
-fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup {
-    let found = lookup::front(key);
-    match found {
-        Lookup::Found(record) if record.front.flags & Front::NOT_SOCKETS != 0 => Lookup::None,
-        Lookup::Found(_) if key.address.is_loopback() && !steering::is_known_host(sock) => {
-            Lookup::None
-        }
-        Lookup::Found(_) | Lookup::None | Lookup::Unstable => found,
-    }
+fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup<Record<'static>> {
+    decide::front(&Maps, &Asking(sock), key, Traffic::Sockets)
 }
 
 /// `recvfrom(2)` and `recvmsg(2)` of UDP sockets: the sender's address becomes the VIP again.
@@ -150,7 +142,7 @@ fn restore<S: Sock>(sock: &S) -> Option<&'static Origin> {
 
 /// Sends a connect or datagram on to a backend.
 #[inline(always)]
-fn translate<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<(), Refusal> {
+fn translate<S: Sock>(sock: &S, key: &FrontKey, record: Record<'_>) -> Result<(), Refusal> {
     if sock.is_own() {
         return Ok(());
     }
@@ -190,70 +182,36 @@ fn translate<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<(), Re
 
 /// A new choice for a front, which is counted there.
 #[inline(always)]
-fn chosen<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<(Origin, Reason), Refusal> {
+fn chosen<S: Sock>(
+    sock: &S,
+    key: &FrontKey,
+    record: Record<'_>,
+) -> Result<(Origin, Reason), Refusal> {
     let service = record.front.service;
-    match choose(sock, key, record) {
+    match decide::backend(&Maps, &Asking(sock), key, record, Traffic::Sockets) {
         Ok(choice) => {
             maps::count_sent(service);
             Ok((origin_of(key, service, &choice), choice.reason))
         }
-        Err(refusal) => {
+        Err(none) => {
             maps::count_refused(service);
-            Err(refusal)
+            Err(refusal_of(none))
         }
     }
 }
 
-/// Chooses a backend for a client that may use a front.
+/// The refusal where there is no choice. One that is dropped elsewhere finds no way.
 #[inline(always)]
-fn choose<S: Sock>(sock: &S, key: &FrontKey, record: Record) -> Result<Choice, Refusal> {
-    let front = record.front;
-    let is_v4 = key.address.is_v4();
-    let caller = if lookup::depends_on_client(front) {
-        client::of(sock, is_v4)
+const fn refusal_of(none: NoChoice) -> Refusal {
+    let error = if none.is_drop() {
+        EHOSTUNREACH
     } else {
-        Caller::NONE
+        ECONNREFUSED
     };
-    if front.sources.len != 0 {
-        admit(sock, is_v4, front, caller)?;
+    Refusal {
+        reason: none.reason(),
+        error,
     }
-    lookup::choose(record, caller).map_err(|none| match none {
-        NoChoice::Empty => Refusal {
-            reason: Reason::NoBackend,
-            error: ECONNREFUSED,
-        },
-        NoChoice::Elsewhere => Refusal {
-            reason: Reason::NoLocalBackend,
-            error: EHOSTUNREACH,
-        },
-        NoChoice::Broken => Refusal {
-            reason: Reason::RecordBroken,
-            error: ECONNREFUSED,
-        },
-    })
-}
-
-/// Whether a client is one of those that may use a front, where only some may. The others find no way,
-/// as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
-#[inline(always)]
-fn admit<S: Sock>(sock: &S, is_v4: bool, front: &Front, caller: Caller) -> Result<(), Refusal> {
-    let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
-    let is_bound = sock.own_address(is_v4).is_some();
-    let may = if !is_bound && is_decided && steering::is_known_host(sock) {
-        // Which of its addresses the host would take is for the planner to say.
-        Some(front.flags & Front::ADMITS_HOST != 0)
-    } else {
-        client::is_among(front.sources, caller)
-    };
-    let reason = match may {
-        Some(true) => return Ok(()),
-        Some(false) => Reason::SourceRefused,
-        None => Reason::SourceUnknown,
-    };
-    Err(Refusal {
-        reason,
-        error: EHOSTUNREACH,
-    })
 }
 
 /// The choice that a UDP flow already has, if it still holds. A socket that remembers nothing may
@@ -277,12 +235,7 @@ fn sticky<S: Sock>(
             older
         }
     };
-    let backend = maps::backend(kept.index)?;
-    if backend.service != front.service
-        || !select::is_sticky(&kept, front.service, maps::state(backend), now)
-    {
-        return None;
-    }
+    let backend = decide::held(&Maps, front, &kept, now)?;
     // The copy of an element that is reused meanwhile may be a mixture. The entry of a backend
     // that is in the same use is not.
     kept.vip = key.address;
@@ -421,7 +374,7 @@ fn forget<S: Sock>(sock: &S, key: &FrontKey) {
 fn origin_of(key: &FrontKey, service: u32, choice: &Choice) -> Origin {
     // A TCP socket never asks whether its choice still holds, so the look is spared.
     let state = if key.protocol == Protocol::UDP {
-        lookup::state(choice.index)
+        decide::state(&Maps, choice.index)
     } else {
         State::default()
     };

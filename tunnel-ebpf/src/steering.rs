@@ -1,8 +1,11 @@
 //! Ports of edge nodes: a connect to one goes to an address that stands for it, where the tunnel's
 //! ingress listens.
 
+use core::convert::Infallible;
+
 use tunnel_common::{
     addr::Protocol,
+    lookup::{Lookup, look_up},
     origin::{ORIGIN_VERSION, Origin},
     reason::Reason,
     service::{FrontKey, State},
@@ -14,9 +17,6 @@ use crate::{
     log, maps,
     socket::{self, Memory},
 };
-
-/// How often a record is looked up that turns out to be another key's.
-const TRIES: u32 = 4;
 
 /// The number in the place of a service's and a backend's. Only UDP asks for those.
 const NOBODY: u32 = Origin::NOBODY;
@@ -43,9 +43,9 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
         return Steering::None;
     }
     let steered = match find(&SteeringKey::new(key.address, key.port)) {
-        Ok(Some(steered)) => steered,
-        Ok(None) => return Steering::None,
-        Err(Unstable) => return Steering::Unstable,
+        Lookup::Found((_, steered)) => steered,
+        Lookup::None => return Steering::None,
+        Lookup::Unstable => return Steering::Unstable,
     };
     if steered.kind == Steered::CANARY {
         // Only the daemon's socket bears the mark, so nobody else can name the host.
@@ -91,23 +91,15 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
     Steering::Redirected
 }
 
-struct Unstable;
-
-/// The record of an address and port. An element of the hash that is replaced is reused at once, so
-/// the index may be another key's; the record tells by the key it echoes.
+/// The record of an address and port.
 #[inline(always)]
-fn find(key: &SteeringKey) -> Result<Option<&'static Steered>, Unstable> {
-    // Bounded by TRIES for the verifier.
-    for _ in 0..TRIES {
-        let Some(index) = maps::steer_index(key) else {
-            return Ok(None);
-        };
-        match maps::steered(index) {
-            Some(steered) if steered.key == *key => return Ok(Some(steered)),
-            _ => {}
-        }
-    }
-    Err(Unstable)
+fn find(key: &SteeringKey) -> Lookup<(u32, &'static Steered)> {
+    let Ok::<_, Infallible>(found) = look_up(
+        key,
+        |key| Ok(maps::steer_index(key)),
+        |index| Ok(maps::steered(index)),
+    );
+    found
 }
 
 /// Whether a socket is known to be in the host's network namespace.

@@ -5,6 +5,7 @@ use std::{io, os::fd::AsFd as _, path::Path};
 use aya::maps::{HashMap, MapData, MapError};
 use tunnel_common::{
     LAYOUT_VERSION,
+    lookup::{Lookup, look_up},
     origin::{Origin, Overflow, OverflowKey},
     service::{Backend, FrontKey},
     table,
@@ -36,9 +37,6 @@ pub enum SocketMemoryError {
     )]
     Walk(#[source] io::Error),
 }
-
-/// How often a front is looked up whose record is another's.
-const TRIES: usize = 4;
 
 fn cause(error: ReadError) -> io::Error {
     error.source
@@ -104,19 +102,17 @@ impl Memory for SocketMemory {
     }
 
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
-        // The record may come to another front between the two reads.
-        for _ in 0..TRIES {
-            let index = match self.maps.svc.get(front, 0) {
-                Ok(index) => index,
-                Err(MapError::KeyNotFound) => return Ok(None),
-                Err(error) => return Err(to_io(error)),
-            };
-            let record = self.maps.front(index).map_err(cause)?;
-            if record.key == *front {
-                return Ok(Some(record.service));
-            }
+        let index_of = |front: &FrontKey| match self.maps.svc.get(front, 0) {
+            Ok(index) => Ok(Some(index)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(to_io(error)),
+        };
+        let record_at = |index| self.maps.front(index).map(Some).map_err(cause);
+        match look_up(front, index_of, record_at)? {
+            Lookup::Found((_, record)) => Ok(Some(record.service)),
+            Lookup::None => Ok(None),
+            Lookup::Unstable => Err(io::Error::other("the record of a front kept changing")),
         }
-        Err(io::Error::other("the record of a front kept changing"))
     }
 
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {

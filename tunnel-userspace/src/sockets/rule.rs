@@ -9,6 +9,7 @@ use std::{
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     origin::{Direction, Origin, OverflowKey},
+    select,
     service::{Backend, FrontKey, State},
 };
 
@@ -172,21 +173,17 @@ fn translation(place: &Place, newest: &Origin, memory: &impl Memory) -> io::Resu
 }
 
 /// Whether the backend that a socket was given serves, as its index says.
-///
-/// UDP sockets note in which use of the index they were given it. TCP sockets don't, so that the index
-/// in a later use counts as the same if it leads to the same place for the same service port.
 fn serves(backend: &Backend, origin: &Origin) -> bool {
-    let is_same_use = if origin.protocol == Protocol::UDP {
-        backend.state.gone() == origin.state.gone()
+    if origin.protocol == Protocol::UDP {
+        select::serves_flow(origin, backend.state)
     } else {
-        backend.service == origin.service && origin.leads_to(&backend.address, backend.port)
-    };
-    backend.state.is_serving() && is_same_use
+        select::serves_connection(origin, backend)
+    }
 }
 
 /// Whether the backend that a UDP socket was given is gone, and its index in no other use yet.
 fn has_left(backend: &Backend, origin: &Origin) -> bool {
-    origin.protocol == Protocol::UDP && backend.state == origin.state.gone()
+    origin.protocol == Protocol::UDP && select::has_left(origin, backend.state)
 }
 
 #[cfg(test)]

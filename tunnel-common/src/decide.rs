@@ -1,0 +1,255 @@
+//! The decision from a front to a backend, over any [`Tables`]: the kernel programs' maps, or a copy of
+//! them in the daemon's or a test's memory.
+//!
+//! 1. [`front`] looks up the record of an address and port, and leaves alone what sockets or loopback
+//!    exclude.
+//! 2. [`backend`] admits the client, takes the set for the kind of [`Traffic`], and chooses from it by
+//!    affinity or algorithm.
+//! 3. [`held`] tells whether a UDP flow may stay with the backend that it has.
+//!
+//! Each function is inlined. A program that has to be split for the verifier overrides the steps
+//! [`Tables::place`], [`Tables::kept`] and [`Tables::is_among`].
+
+mod choice;
+
+use core::convert::Infallible;
+
+pub use self::choice::{kept, place};
+use crate::{
+    addr::{Address, Port},
+    affinity::Client,
+    lookup::{Lookup, look_up},
+    origin::Origin,
+    reason::Reason,
+    select,
+    service::{Algorithm, Backend, Front, FrontKey, State},
+    tables::{Asker, Caller, Kept, Record, Tables, Traffic},
+};
+
+/// The record of a front that serves this traffic.
+#[inline(always)]
+pub fn front<'a, T: Tables + ?Sized>(
+    tables: &'a T,
+    asker: &impl Asker,
+    key: &FrontKey,
+    traffic: Traffic,
+) -> Lookup<Record<'a>> {
+    let Ok::<_, Infallible>(found) = look_up(
+        key,
+        |key| Ok(tables.front_index(key)),
+        |index| Ok(tables.front(index)),
+    );
+    match found {
+        Lookup::Found((index, front)) => {
+            if traffic == Traffic::Sockets && front.flags & Front::NOT_SOCKETS != 0 {
+                return Lookup::None;
+            }
+            // Loopback is each network namespace's own, and only the host's has fronts.
+            if key.address.is_loopback() && !asker.is_known_host() {
+                return Lookup::None;
+            }
+            Lookup::Found(Record { index, front })
+        }
+        Lookup::None => Lookup::None,
+        Lookup::Unstable => Lookup::Unstable,
+    }
+}
+
+/// A backend that was chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Choice {
+    /// Its index.
+    pub index: u32,
+    /// The address of the backend.
+    pub address: Address,
+    /// The port of the backend.
+    pub port: Port,
+    /// [`Reason::Translated`], or [`Reason::TranslatedAffine`] where its client had it before.
+    pub reason: Reason,
+}
+
+/// The reason for no choice.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NoChoice {
+    /// The client is in none of the ranges that may use the front.
+    Refused,
+    /// Only some clients may use the front, and the client's address is not known.
+    Unknown,
+    /// The Service has no backends.
+    Empty,
+    /// The Service has backends, but none in the set for this traffic.
+    Elsewhere,
+    /// The record, slot or backend is out of range.
+    Broken,
+}
+
+impl NoChoice {
+    /// The reason that is counted.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::Refused => Reason::SourceRefused,
+            Self::Unknown => Reason::SourceUnknown,
+            Self::Empty => Reason::NoBackend,
+            Self::Elsewhere => Reason::NoLocalBackend,
+            Self::Broken => Reason::RecordBroken,
+        }
+    }
+
+    /// Whether the client is to find no way, as where kube-proxy drops its packets, rather than a
+    /// refusal.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_drop(self) -> bool {
+        match self {
+            Self::Refused | Self::Unknown | Self::Elsewhere => true,
+            Self::Empty | Self::Broken => false,
+        }
+    }
+}
+
+/// Chooses a backend for a new connection or flow to the front of a key.
+///
+/// # Errors
+///
+/// The client may not use the front, or there is no backend for it.
+#[inline(always)]
+pub fn backend<T: Tables + ?Sized>(
+    tables: &T,
+    asker: &impl Asker,
+    key: &FrontKey,
+    record: Record<'_>,
+    traffic: Traffic,
+) -> Result<Choice, NoChoice> {
+    let front = record.front;
+    // Of the key: a hook of IPv4 knows its family when it is compiled.
+    let is_v4 = key.address.is_v4();
+    let caller = if depends_on_client(front) {
+        asker.caller(is_v4)
+    } else {
+        Caller::NONE
+    };
+    if front.sources.len != 0 {
+        admit(tables, asker, front, is_v4, caller)?;
+    }
+    choose(tables, record, traffic, caller)
+}
+
+/// Whether a choice depends on the client.
+#[inline(always)]
+fn depends_on_client(front: &Front) -> bool {
+    front.affinity != 0 || front.sources.len != 0 || front.algorithm.is_by_client()
+}
+
+/// Checks that a client is one of those that may use a front, where only some may. The others find no
+/// way, as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
+#[inline(always)]
+fn admit<T: Tables + ?Sized>(
+    tables: &T,
+    asker: &impl Asker,
+    front: &Front,
+    is_v4: bool,
+    caller: Caller,
+) -> Result<(), NoChoice> {
+    let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
+    let is_bound = asker.is_bound(is_v4);
+    let may = if !is_bound && is_decided && asker.is_known_host() {
+        // The planner says which of its addresses the host would take.
+        front.flags & Front::ADMITS_HOST != 0
+    } else if caller.kind == Client::ADDRESS {
+        tables.is_among(front.sources, [caller.upper, caller.lower])
+    } else {
+        return Err(NoChoice::Unknown);
+    };
+    if may { Ok(()) } else { Err(NoChoice::Refused) }
+}
+
+#[inline(always)]
+fn choose<T: Tables + ?Sized>(
+    tables: &T,
+    record: Record<'_>,
+    traffic: Traffic,
+    caller: Caller,
+) -> Result<Choice, NoChoice> {
+    let front = record.front;
+    let set = traffic.set(front);
+    if set.len == 0 {
+        return Err(if front.flags & Front::HAS_ENDPOINTS == 0 {
+            NoChoice::Empty
+        } else {
+            NoChoice::Elsewhere
+        });
+    }
+    if front.affinity != 0 {
+        let kept = tables.kept(record, traffic, caller);
+        let Kept { index, is_old } = kept.ok_or(NoChoice::Broken)?;
+        let reason = if is_old {
+            Reason::TranslatedAffine
+        } else {
+            Reason::Translated
+        };
+        return of_index(tables, index, reason);
+    }
+    // The usual case is not worth a call.
+    let place = if set.len == 1 || front.algorithm == Algorithm::RANDOM {
+        select::place(set, tables.random())
+    } else {
+        tables.place(record, traffic, caller)
+    };
+    let place = place.ok_or(NoChoice::Broken)?;
+    if traffic.is_near(front) {
+        let near = tables.near(front, place).ok_or(NoChoice::Broken)?;
+        return Ok(Choice {
+            index: near.index,
+            address: near.address,
+            port: near.port,
+            reason: Reason::Translated,
+        });
+    }
+    let slot = tables.slot(set.base.wrapping_add(place));
+    let slot = slot.ok_or(NoChoice::Broken)?;
+    of_index(tables, slot.backend, Reason::Translated)
+}
+
+#[inline(always)]
+fn of_index<T: Tables + ?Sized>(
+    tables: &T,
+    index: u32,
+    reason: Reason,
+) -> Result<Choice, NoChoice> {
+    let backend = tables.backend(index).ok_or(NoChoice::Broken)?;
+    Ok(Choice {
+        index,
+        address: backend.address,
+        port: backend.port,
+        reason,
+    })
+}
+
+/// The state of a backend; that of an unused index if there is no such backend.
+#[inline(always)]
+pub fn state<T: Tables + ?Sized>(tables: &T, index: u32) -> State {
+    match tables.backend(index) {
+        Some(backend) => tables.state(backend),
+        None => State::default(),
+    }
+}
+
+/// The backend of a UDP flow, if the flow may stay with it: it belongs to the service port of the
+/// front, and [`select::is_sticky`] says yes.
+#[inline(always)]
+pub fn held<'a, T: Tables + ?Sized>(
+    tables: &'a T,
+    front: &Front,
+    flow: &Origin,
+    now: u64,
+) -> Option<&'a Backend> {
+    let backend = tables.backend(flow.index)?;
+    let holds = backend.service == front.service
+        && select::is_sticky(flow, front.service, tables.state(backend), now);
+    holds.then_some(backend)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,127 @@
+//! The choices that take more than a random number.
+
+use super::state;
+use crate::{
+    affinity::{Affinity, AffinityKey},
+    select,
+    service::{Algorithm, Front, State},
+    tables::{Caller, Kept, Tables, Traffic},
+};
+
+/// A place in the set of a front, by its algorithm.
+#[inline(always)]
+pub fn place<T: Tables + ?Sized>(
+    tables: &T,
+    front: &Front,
+    traffic: Traffic,
+    caller: Caller,
+) -> Option<u32> {
+    let set = traffic.set(front);
+    let number = if set.len <= 1 {
+        0
+    } else if front.algorithm == Algorithm::ROUND_ROBIN {
+        tables.turn(front.service)?
+    } else if front.algorithm == Algorithm::LEAST_CONN {
+        return emptier(tables, front, traffic);
+    } else if front.algorithm == Algorithm::DESTINATION_HASH {
+        select::hash(front.key.words())
+    } else if front.algorithm.is_by_client() {
+        select::hash(caller.client().words())
+    } else {
+        tables.random()
+    };
+    select::place(set, number)
+}
+
+/// Of two places in the set, drawn at random, the one whose backend has fewer open connections for its
+/// share of the set; the first if they have the same.
+#[inline(always)]
+fn emptier<T: Tables + ?Sized>(tables: &T, front: &Front, traffic: Traffic) -> Option<u32> {
+    let set = traffic.set(front);
+    let (one, other) = select::two(set, tables.random(), tables.random())?;
+    let first = load_at(tables, front, traffic, one)?;
+    let second = load_at(tables, front, traffic, other)?;
+    Some(if select::is_emptier(first, second) {
+        other
+    } else {
+        one
+    })
+}
+
+/// The open connections, and the share, of the backend at a place in the set.
+#[inline(always)]
+fn load_at<T: Tables + ?Sized>(
+    tables: &T,
+    front: &Front,
+    traffic: Traffic,
+    place: u32,
+) -> Option<(u64, u32)> {
+    let (index, share) = if traffic.is_near(front) {
+        let near = tables.near(front, place)?;
+        (near.index, near.share.into())
+    } else {
+        let slot = tables.slot(traffic.set(front).base.wrapping_add(place))?;
+        (slot.backend, slot.share)
+    };
+    Some((tables.open_at(index), share))
+}
+
+/// The backend that a client keeps: the one it had, or a new choice that is noted.
+#[inline(always)]
+pub fn kept<T: Tables + ?Sized>(
+    tables: &T,
+    front: &Front,
+    traffic: Traffic,
+    caller: Caller,
+) -> Option<Kept> {
+    let mut entry = Affinity {
+        used: tables.now(),
+        index: 0,
+        state: State::default(),
+        key: AffinityKey {
+            client: caller.client(),
+            service: front.service,
+        },
+    };
+    let known = tables.affinity(&entry.key);
+    let mut is_old = known.is_some_and(|known| may_keep(tables, front, traffic, known, entry.used));
+    entry.index = match known {
+        Some(known) if is_old => known.index,
+        Some(_) | None => {
+            let place = place(tables, front, traffic, caller)?;
+            let slot = traffic.set(front).base.wrapping_add(place);
+            tables.slot(slot)?.backend
+        }
+    };
+    entry.state = state(tables, entry.index);
+    // Another connection of the client, at the same time, may have been quicker.
+    if !tables.insert_affinity(&entry, known.is_none())
+        && let Some(known) = tables.affinity(&entry.key)
+        && may_keep(tables, front, traffic, known, entry.used)
+    {
+        entry.index = known.index;
+        is_old = true;
+    }
+    Some(Kept {
+        index: entry.index,
+        is_old,
+    })
+}
+
+/// Whether a client may keep its backend. An element that is reused meanwhile for another client can
+/// do no worse than name another backend of the set.
+#[inline(always)]
+fn may_keep<T: Tables + ?Sized>(
+    tables: &T,
+    front: &Front,
+    traffic: Traffic,
+    known: &Affinity,
+    now: u64,
+) -> bool {
+    let Some(backend) = tables.backend(known.index) else {
+        return false;
+    };
+    let sets = (tables.sets(backend), traffic.membership(front));
+    backend.service == front.service
+        && known.holds(front.affinity, tables.state(backend), sets, now)
+}

@@ -1,0 +1,479 @@
+use core::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::{
+    addr::Protocol,
+    affinity::{Affinity, AffinityKey},
+    origin::{ORIGIN_VERSION, UDP_IDLE_NS},
+    service::{Membership, NEAR, Near, Set, Slot, Source},
+};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Tables with one front, at index 5.
+struct Memory {
+    front: Front,
+    /// The indices that the look-ups of the front meet, the last for ever.
+    indices: Vec<Option<u32>>,
+    looks: Cell<usize>,
+    slots: Vec<Slot>,
+    sources: Vec<Source>,
+    backends: Vec<Backend>,
+    open: Vec<u64>,
+    random: Cell<u32>,
+    turn: Cell<u32>,
+    now: Cell<u64>,
+    affinity: RefCell<BTreeMap<u32, &'static Affinity>>,
+    /// An entry that another connection notes right before this one would.
+    quicker: Option<&'static Affinity>,
+}
+
+impl Tables for Memory {
+    fn front_index(&self, _: &FrontKey) -> Option<u32> {
+        let look = self.looks.replace(self.looks.get() + 1);
+        *self.indices.get(look).or_else(|| self.indices.last())?
+    }
+
+    fn front(&self, index: u32) -> Option<&Front> {
+        (index == 5).then_some(&self.front)
+    }
+
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        self.slots.get(index as usize)
+    }
+
+    fn source(&self, index: u32) -> Option<&Source> {
+        self.sources.get(index as usize)
+    }
+
+    fn backend(&self, index: u32) -> Option<&Backend> {
+        self.backends.get(index as usize)
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Option<&Affinity> {
+        self.affinity.borrow().get(&key.service).copied()
+    }
+
+    fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool {
+        let mut noted = self.affinity.borrow_mut();
+        if let Some(quicker) = self.quicker {
+            noted.insert(entry.key.service, quicker);
+        }
+        if is_new && noted.contains_key(&entry.key.service) {
+            return false;
+        }
+        noted.insert(entry.key.service, Box::leak(Box::new(*entry)));
+        true
+    }
+
+    fn open_at(&self, backend: u32) -> u64 {
+        self.open.get(backend as usize).copied().unwrap_or(0)
+    }
+
+    fn turn(&self, _: u32) -> Option<u32> {
+        Some(self.turn.replace(self.turn.get() + 1))
+    }
+
+    fn random(&self) -> u32 {
+        self.random.get()
+    }
+
+    fn now(&self) -> u64 {
+        self.now.get()
+    }
+}
+
+/// A client: its address if that is known, and whether it is bound or on the host.
+#[derive(Default)]
+struct Client {
+    address: Option<[u8; 4]>,
+    is_bound: bool,
+    is_host: bool,
+}
+
+impl Asker for Client {
+    fn caller(&self, _: bool) -> Caller {
+        use crate::affinity::Client;
+        Caller::new(&match self.address {
+            Some(ip) => Client::of_address(Address::from_ip(ip.into())),
+            None => Client::of_namespace(7),
+        })
+    }
+
+    fn is_bound(&self, _: bool) -> bool {
+        self.is_bound
+    }
+
+    fn is_known_host(&self) -> bool {
+        self.is_host
+    }
+}
+
+const POD: Client = Client {
+    address: Some([10, 1, 0, 1]),
+    is_bound: false,
+    is_host: false,
+};
+const HOST: Client = Client {
+    address: None,
+    is_bound: false,
+    is_host: true,
+};
+
+fn key() -> FrontKey {
+    key_of([10, 96, 0, 10])
+}
+
+fn key_of(ip: [u8; 4]) -> FrontKey {
+    FrontKey::new(
+        Address::from_ip(ip.into()),
+        Port::from_host(80),
+        Protocol::TCP,
+    )
+}
+
+/// A record without anything but its key.
+pub(crate) const fn record(key: FrontKey) -> Front {
+    const NOTHING: Set = Set { base: 0, len: 0 };
+    Front {
+        key,
+        service: 3,
+        cluster: NOTHING,
+        algorithm: Algorithm::RANDOM,
+        flags: Front::HAS_ENDPOINTS,
+        reserved: 0,
+        near: [Near::NONE; NEAR],
+        local: NOTHING,
+        affinity: 0,
+        sources: NOTHING,
+    }
+}
+
+/// A front with as many backends in its set for all, the last of them in that for this node too.
+fn memory(backends: u8) -> Memory {
+    let serving = State::default().next_use();
+    let len = u32::from(backends);
+    let backend = |number: u8| Backend {
+        address: Address::from_ip([10, 1, 0, number].into()),
+        port: Port::from_host(8080),
+        protocol: Protocol::TCP,
+        flags: 0,
+        service: 3,
+        state: serving,
+        sets: Membership::CLUSTER,
+    };
+    let mut all: Vec<_> = (0..backends).map(backend).collect();
+    let mut front = record(key());
+    front.cluster = Set { base: 0, len };
+    if let Some(last) = all.last_mut() {
+        last.sets = Membership::CLUSTER.and(Membership::LOCAL);
+        front.local = Set { base: len, len: 1 };
+    }
+    if all.len() <= NEAR {
+        for (near, (index, backend)) in front.near.iter_mut().zip((0..).zip(&all)) {
+            *near = Near {
+                address: backend.address,
+                port: backend.port,
+                share: 1,
+                index,
+            };
+        }
+    }
+    let slot = |backend| Slot { backend, share: 1 };
+    Memory {
+        front,
+        indices: vec![Some(5)],
+        looks: Cell::new(0),
+        slots: (0..len).chain(len.checked_sub(1)).map(slot).collect(),
+        sources: Vec::new(),
+        backends: all,
+        open: Vec::new(),
+        random: Cell::new(0),
+        turn: Cell::new(0),
+        now: Cell::new(100 * SECOND),
+        affinity: RefCell::default(),
+        quicker: None,
+    }
+}
+
+/// The index that a client is given, and the reason.
+fn chosen(memory: &Memory, client: &Client, traffic: Traffic) -> Result<(u32, Reason), NoChoice> {
+    let record = Record {
+        index: 5,
+        front: &memory.front,
+    };
+    let choice = backend(memory, client, &memory.front.key, record, traffic)?;
+    let at = &memory.backends[choice.index as usize];
+    assert_eq!((choice.address, choice.port), (at.address, at.port));
+    Ok((choice.index, choice.reason))
+}
+
+fn sent(memory: &Memory) -> Result<u32, NoChoice> {
+    chosen(memory, &POD, Traffic::Sockets).map(|(index, _)| index)
+}
+
+fn has_front(memory: &Memory, client: &Client, key: &FrontKey, traffic: Traffic) -> bool {
+    matches!(front(memory, client, key, traffic), Lookup::Found(_))
+}
+
+#[test]
+fn a_front_is_found_behind_stale_indices() {
+    let mut memory = memory(1);
+    memory.indices = vec![Some(6), Some(6), Some(6), Some(5)];
+    assert!(has_front(&memory, &POD, &key(), Traffic::Sockets));
+
+    memory.indices = vec![Some(6)];
+    assert_eq!(
+        front(&memory, &POD, &key(), Traffic::Sockets),
+        Lookup::Unstable
+    );
+
+    memory.indices = vec![None];
+    assert_eq!(front(&memory, &POD, &key(), Traffic::Sockets), Lookup::None);
+}
+
+#[test]
+fn a_record_of_another_key_is_never_taken() {
+    let memory = memory(1);
+    let found = front(&memory, &POD, &key_of([10, 96, 0, 11]), Traffic::Sockets);
+
+    assert_eq!(found, Lookup::Unstable);
+}
+
+#[test]
+fn a_front_for_packets_only_leaves_sockets_alone() {
+    let mut memory = memory(1);
+    memory.front.flags |= Front::NOT_SOCKETS;
+
+    assert!(!has_front(&memory, &POD, &key(), Traffic::Sockets));
+    assert!(has_front(&memory, &POD, &key(), Traffic::Packets));
+}
+
+#[test]
+fn loopback_has_fronts_on_the_host_only() {
+    let mut memory = memory(1);
+    let loopback = key_of([127, 0, 0, 1]);
+    memory.front.key = loopback;
+
+    assert!(has_front(&memory, &HOST, &loopback, Traffic::Sockets));
+    assert!(!has_front(&memory, &POD, &loopback, Traffic::Sockets));
+}
+
+#[test]
+fn sets_small_and_large_lead_to_each_of_their_backends() {
+    for len in [1, 3, 4, 9] {
+        let memory = memory(len);
+        let chosen = |number| {
+            memory.random.set(number);
+            sent(&memory)
+        };
+        let all: Vec<_> = (0..u32::from(len)).map(Ok).collect();
+        assert_eq!((0..u32::from(len)).map(chosen).collect::<Vec<_>>(), all);
+    }
+}
+
+#[test]
+fn each_kind_of_traffic_has_its_set() {
+    let mut memory = memory(3);
+    memory.front.flags |= Front::PACKETS_LOCAL;
+
+    assert_eq!(sent(&memory), Ok(0));
+    // Not the first that the record holds: those are the sockets'.
+    assert_eq!(
+        chosen(&memory, &POD, Traffic::Packets),
+        Ok((2, Reason::Translated))
+    );
+}
+
+#[test]
+fn no_backend_refuses_and_none_on_this_node_drops() {
+    let mut memory = memory(0);
+    let none = sent(&memory).expect_err("no backend");
+    assert_eq!(none, NoChoice::Elsewhere);
+    assert!(none.is_drop());
+
+    memory.front.flags = 0;
+    let none = sent(&memory).expect_err("no backend");
+    assert_eq!(none, NoChoice::Empty);
+    assert!(!none.is_drop());
+}
+
+#[test]
+fn slots_and_backends_out_of_range_are_no_choice() {
+    let mut memory = memory(4);
+    memory.backends.truncate(3);
+    memory.random.set(3);
+    assert_eq!(sent(&memory), Err(NoChoice::Broken));
+
+    memory.slots.clear();
+    memory.random.set(0);
+    assert_eq!(sent(&memory), Err(NoChoice::Broken));
+}
+
+#[test]
+fn only_clients_of_the_ranges_may_use_a_front_that_has_some() {
+    let mut memory = memory(1);
+    let address = |ip: [u8; 4]| Address::from_ip(ip.into());
+    memory.sources = vec![Source {
+        first: address([10, 1, 0, 0]),
+        last: address([10, 1, 0, 255]),
+    }];
+    memory.front.sources = Set { base: 0, len: 1 };
+    let client = |address, is_bound, is_host| Client {
+        address,
+        is_bound,
+        is_host,
+    };
+    let outcome = |memory: &Memory, client: &Client| {
+        chosen(memory, client, Traffic::Sockets).map(|(index, _)| index)
+    };
+
+    assert_eq!(outcome(&memory, &POD), Ok(0));
+    let other = client(Some([10, 2, 0, 1]), false, false);
+    assert_eq!(outcome(&memory, &other), Err(NoChoice::Refused));
+    let unknown = client(None, false, false);
+    assert_eq!(outcome(&memory, &unknown), Err(NoChoice::Unknown));
+
+    // The planner decides for the host, unless the socket is bound or the planner doesn't know.
+    assert_eq!(outcome(&memory, &HOST), Err(NoChoice::Refused));
+    memory.front.flags |= Front::ADMITS_HOST;
+    assert_eq!(outcome(&memory, &HOST), Ok(0));
+    let bound = client(Some([10, 2, 0, 1]), true, true);
+    assert_eq!(outcome(&memory, &bound), Err(NoChoice::Refused));
+    memory.front.flags |= Front::HOST_UNKNOWN;
+    assert_eq!(outcome(&memory, &HOST), Err(NoChoice::Unknown));
+}
+
+#[test]
+fn each_algorithm_chooses_in_its_way() {
+    for len in [3, 5] {
+        let mut memory = memory(len);
+        memory.front.algorithm = Algorithm::ROUND_ROBIN;
+        let turns: Vec<_> = (0..=u32::from(len)).map(|_| sent(&memory)).collect();
+        let wanted = (0..=u32::from(len)).map(|turn| Ok(turn % u32::from(len)));
+        assert_eq!(turns, wanted.collect::<Vec<_>>());
+
+        memory.front.algorithm = Algorithm::SOURCE_HASH;
+        let by_client: Vec<_> = (0..32)
+            .map(|last| {
+                let client = Client {
+                    address: Some([10, 1, 1, last]),
+                    ..Client::default()
+                };
+                let first = chosen(&memory, &client, Traffic::Sockets);
+                assert_eq!(first, chosen(&memory, &client, Traffic::Sockets));
+                first.expect("a backend").0
+            })
+            .collect();
+        assert!((0..u32::from(len)).all(|index| by_client.contains(&index)));
+
+        memory.front.algorithm = Algorithm::DESTINATION_HASH;
+        assert_eq!(
+            sent(&memory),
+            chosen(&memory, &HOST, Traffic::Sockets).map(|one| one.0)
+        );
+
+        // The numbers draw places 0 and 1.
+        memory.front.algorithm = Algorithm::LEAST_CONN;
+        memory.open = vec![2, 1];
+        assert_eq!(sent(&memory), Ok(1));
+        memory.open = vec![1, 1];
+        assert_eq!(sent(&memory), Ok(0));
+    }
+}
+
+#[test]
+fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
+    let mut memory = memory(3);
+    memory.front.affinity = 10;
+    let connect = |memory: &Memory, number, seconds| {
+        memory.random.set(number);
+        memory.now.set(seconds * SECOND);
+        chosen(memory, &POD, Traffic::Sockets).expect("a backend")
+    };
+
+    assert_eq!(connect(&memory, 1, 100), (1, Reason::Translated));
+    assert_eq!(connect(&memory, 2, 109), (1, Reason::TranslatedAffine));
+    assert_eq!(connect(&memory, 2, 118), (1, Reason::TranslatedAffine));
+    assert_eq!(connect(&memory, 2, 128), (2, Reason::Translated));
+
+    memory.backends[2].state = memory.backends[2].state.gone();
+    assert_eq!(connect(&memory, 0, 129), (0, Reason::Translated));
+    // The index went to another service port.
+    memory.backends[0].service = 4;
+    assert_eq!(connect(&memory, 1, 130), (1, Reason::Translated));
+}
+
+#[test]
+fn of_two_connects_at_once_the_second_takes_what_the_first_noted() {
+    let mut memory = memory(3);
+    memory.front.affinity = 10;
+    memory.random.set(1);
+    let noted = |index, state| -> &'static Affinity {
+        Box::leak(Box::new(Affinity {
+            used: 100 * SECOND,
+            index,
+            state,
+            key: AffinityKey {
+                client: POD.caller(true).client(),
+                service: 3,
+            },
+        }))
+    };
+    let serving = memory.backends[2].state;
+    memory.quicker = Some(noted(2, serving));
+    let chosen_now = |memory: &Memory| chosen(memory, &POD, Traffic::Sockets);
+    assert_eq!(chosen_now(&memory), Ok((2, Reason::TranslatedAffine)));
+
+    memory.affinity.borrow_mut().clear();
+    memory.quicker = Some(noted(2, serving.gone()));
+    assert_eq!(chosen_now(&memory), Ok((1, Reason::Translated)));
+}
+
+#[test]
+fn a_flow_is_held_by_a_backend_of_its_service_port_that_serves() {
+    let mut memory = memory(2);
+    let flow = Origin {
+        used: 0,
+        vip: key().address,
+        backend: memory.backends[1].address,
+        index: 1,
+        state: memory.backends[1].state,
+        service: 3,
+        vip_port: key().port,
+        backend_port: memory.backends[1].port,
+        protocol: Protocol::UDP,
+        version: ORIGIN_VERSION,
+        flags: 0,
+        reserved: 0,
+    };
+    let is_held =
+        |memory: &Memory, flow: &Origin, now| held(memory, &memory.front, flow, now).is_some();
+
+    assert!(is_held(&memory, &flow, 1));
+    assert!(!is_held(&memory, &flow, UDP_IDLE_NS));
+    assert!(!is_held(&memory, &Origin { index: 9, ..flow }, 1));
+    memory.backends[1].service = 4;
+    assert!(!is_held(&memory, &flow, 1), "the index has another owner");
+    memory.backends[1].service = 3;
+    memory.backends[1].state = flow.state.gone();
+    assert!(!is_held(&memory, &flow, 1));
+    assert_eq!(state(&memory, 1), flow.state.gone());
+    assert_eq!(state(&memory, 9), State::default());
+}
+
+#[test]
+fn what_is_kept_goes_through_a_word_unchanged() {
+    for kept in [
+        None,
+        Some((0, false)),
+        Some((u32::MAX, true)),
+        Some((7, true)),
+        Some((7, false)),
+    ] {
+        let kept = kept.map(|(index, is_old)| Kept { index, is_old });
+
+        assert_eq!(Kept::from_word(Kept::to_word(kept)), kept);
+    }
+}

@@ -19,7 +19,9 @@ use tunnel_userspace::{
     config::{self, Config},
     model::Algorithm,
     plan::NodePortAddresses,
-    reconcile::{Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError},
+    reconcile::{
+        Counts, Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError,
+    },
     source::file,
 };
 

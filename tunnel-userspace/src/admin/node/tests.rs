@@ -213,12 +213,7 @@ async fn readiness_is_one_answer_wherever_it_is_asked_for() {
 
 #[tokio::test(start_paused = true)]
 async fn before_the_first_list_nobody_is_kept_waiting() {
-    // Nobody answers these questions yet.
-    let (queries, _questions) = tokio::sync::mpsc::channel(1);
-    let node = node(Views {
-        queries,
-        ..views(Some("waiting for the sources"), Stats::default())
-    });
+    let node = node(views(Some("waiting for the sources"), Stats::default()));
     let began = tokio::time::Instant::now();
 
     let services = asked(&node, "/services").await;

@@ -1,6 +1,8 @@
 mod carrying;
 mod memory;
 
+use tunnel_common::addr::Address;
+
 use self::memory::Memory;
 use super::*;
 

@@ -328,6 +328,10 @@ impl Asker for Asking<'_> {
         !matches!(self.source, Source::NodeSocket)
     }
 
+    fn is_bound_to_loopback(&self, _: bool) -> bool {
+        false
+    }
+
     fn is_known_host(&self) -> bool {
         matches!(self.source, Source::NodeSocket)
     }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
+use socket2::SockRef;
 use tunnel_tests::{
     instance,
     manifest::{Protocol, Service},
@@ -123,6 +124,39 @@ fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
         let own = scene.client.listen(to)?;
         way.connect(&scene.client, LOOPBACK, NODE_HTTP)?;
         drop(own);
+    }
+    scene.give_back()
+}
+
+#[test]
+fn loopback_node_ports_leave_sockets_that_are_bound_to_loopback_alone() -> Result<()> {
+    let scene = SCENE.take()?;
+    let host = scene.node.host();
+    let web = service().backends(scene.all());
+    scene.program(web)?;
+    answers(host, LOOPBACK, [NODE_HTTP, NODE_DNS])?;
+
+    for way in Way::TCP {
+        let connect = || -> Result<_> {
+            let socket = way.tcp(host)?;
+            socket.bind(&way.to(LOOPBACK, 0).into())?;
+            let to = way.to(LOOPBACK, NODE_HTTP);
+            Ok(connect_within(&socket, to, ANSWER))
+        };
+        same("nobody listens", errno(connect()?), Errno::ECONNREFUSED)?;
+        let own = host.listen(way.to(LOOPBACK, NODE_HTTP))?;
+        connect()?.with_context(|| format!("{way:?} to its own listener"))?;
+        drop(own);
+    }
+    for way in Way::UDP {
+        let own = host.udp(way.to(LOOPBACK, NODE_DNS))?;
+        let socket = way.udp(host)?;
+        SockRef::from(&socket).bind(&way.shown(LOOPBACK, 0).into())?;
+        socket
+            .send_to(b"who?", way.to(LOOPBACK, NODE_DNS))
+            .with_context(|| format!("{way:?} to its own listener"))?;
+        let (_, from) = own.recv_from(&mut [0; 16])?;
+        same("sender", from.port(), socket.local_addr()?.port())?;
     }
     scene.give_back()
 }

@@ -44,8 +44,12 @@ pub fn front<'a, T: Tables + ?Sized>(
             if traffic == Traffic::Sockets && front.flags & Front::NOT_SOCKETS != 0 {
                 return Lookup::None;
             }
-            // Loopback is each network namespace's own, and only the host's has fronts.
-            if key.address.is_loopback() && !asker.is_known_host() {
+            // Loopback is each network namespace's own, and only the host's has fronts; a socket that
+            // is bound to loopback has no route to a backend.
+            let is_v4 = key.address.is_v4();
+            if key.address.is_loopback()
+                && (asker.is_bound_to_loopback(is_v4) || !asker.is_known_host())
+            {
                 return Lookup::None;
             }
             Lookup::Found(Record { index, front })

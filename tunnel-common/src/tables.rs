@@ -109,6 +109,9 @@ pub trait Asker {
     /// Whether it has an address of that family already.
     fn is_bound(&self, is_v4: bool) -> bool;
 
+    /// Whether that address is one of loopback, from which no route leads to a backend.
+    fn is_bound_to_loopback(&self, is_v4: bool) -> bool;
+
     /// Whether it is known to be in the host's network namespace.
     fn is_known_host(&self) -> bool;
 }

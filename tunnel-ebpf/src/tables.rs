@@ -168,6 +168,11 @@ impl<S: Sock> Asker for Asking<'_, S> {
     }
 
     #[inline(always)]
+    fn is_bound_to_loopback(&self, is_v4: bool) -> bool {
+        self.0.own_address(is_v4).is_some_and(Address::is_loopback)
+    }
+
+    #[inline(always)]
     fn is_known_host(&self) -> bool {
         steering::is_known_host(self.0)
     }

@@ -105,6 +105,10 @@ impl Asker for Client {
         self.is_bound
     }
 
+    fn is_bound_to_loopback(&self, _: bool) -> bool {
+        false
+    }
+
     fn is_known_host(&self) -> bool {
         self.is_host
     }

@@ -215,7 +215,7 @@ fn maps_of_steering_have_room_only_where_something_is_steered() -> Result<()> {
 
     let alone = Node::with(settings.clone())?;
     alone.start()?;
-    same("room without", room_for_steering(&alone)?, [2, 3])?;
+    same("room without", room_for_steering(&alone)?, [1, 1])?;
 
     let site = Site::set(settings)?;
     site.node().start()?;

@@ -97,8 +97,8 @@ impl Part {
 }
 
 impl Sizes {
-    /// The size of maps that no config asks for.
-    pub const UNASKED: u32 = 1;
+    /// The size of maps that no config asks for; none can.
+    pub const UNASKED: u32 = 0;
 
     /// So many of each.
     #[must_use]
@@ -268,7 +268,7 @@ mod tests {
         let sizes = Sizes::default().without(Part::Steering);
 
         assert_eq!(Size::Backends.array(), Some(&BE));
-        assert_eq!((sizes.steer_entries(), sizes.steered_entries()), (2, 3));
+        assert_eq!((sizes.steer_entries(), sizes.steered_entries()), (1, 1));
         assert_eq!(
             sizes.with_part(Part::Steering, Sizes::default()),
             Sizes::default()

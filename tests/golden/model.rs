@@ -11,12 +11,16 @@ use tunnel_tests::reference::{
 
 use crate::{ADDRESSES, agree};
 
-/// The case whose objects no API server takes: the model has nothing to say of them.
-const REFUSED: &str = "a_bad_document_leaves_the_rest";
+/// Cases that the model says nothing of: objects that no API server takes, and an annotation of Culvert's
+/// own, which keeps sockets out.
+const OTHERS: [&str; 2] = [
+    "a_bad_document_leaves_the_rest",
+    "sockets_leave_a_service_alone_that_asks_for_it",
+];
 
 /// Compares what the model makes of a case with what is programmed.
 pub(crate) fn check(case: &Path) -> Result<()> {
-    if case.ends_with(REFUSED) {
+    if OTHERS.iter().any(|other| case.ends_with(other)) {
         return Ok(());
     }
     let text = fs::read_to_string(case.join("objects.yaml"))?;

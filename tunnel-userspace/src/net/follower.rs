@@ -19,7 +19,7 @@ pub struct Follower {
 }
 
 /// The network of this node as the kernel last described it.
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 pub struct Network {
     pub(super) scene: Arc<Scene>,
     /// Why the description may be out of date.
@@ -89,14 +89,11 @@ impl Follower {
                 if latest::put(&self.addresses, Arc::clone(&scene.own)) {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                let scene = Arc::new(scene);
-                latest::put(
-                    &self.network,
-                    Network {
-                        scene,
-                        problem: None,
-                    },
-                );
+                // Also if it is as it was: who changed it meanwhile must see that this was undone.
+                self.network.send_replace(Network {
+                    scene: Arc::new(scene),
+                    problem: None,
+                });
                 true
             }
             Err(error) => {

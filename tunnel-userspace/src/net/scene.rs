@@ -20,7 +20,6 @@ use super::{
 };
 
 /// The network at one moment.
-#[derive(PartialEq)]
 pub(super) struct Scene {
     /// Every address that can be dialled without naming a link.
     pub(super) own: Arc<BTreeSet<IpAddr>>,

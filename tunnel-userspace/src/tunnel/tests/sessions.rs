@@ -1,6 +1,6 @@
 //! Sessions: who may have one, how long they live, and what replaces them.
 
-use std::{future::poll_fn, task::Poll, time::Duration};
+use std::{future::poll_fn, io::ErrorKind, task::Poll, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -196,6 +196,10 @@ async fn a_connect_keeps_the_place_that_it_was_given_while_its_client_is_silent(
     let at = listener.local_addr().expect("an address");
     let mut client = TcpStream::connect(at).await.expect("connected");
     let (accepted, _) = listener.accept().await.expect("accepted");
+    // A fresh socket counts as readable until a read says otherwise.
+    accepted.writable().await.expect("connected");
+    let error = accepted.try_read(&mut [0]).expect_err("silent");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
     let (_stop, stopped) = watch::channel(false);
     let streams = || registry.nodes()[0].sessions[0].streams;
     assert_eq!(streams(), 0);

@@ -84,9 +84,9 @@ fn started_again(node: &Node, before: &str) -> bool {
 }
 
 fn is_stale(node: &Node) -> bool {
-    status(node).is_some_and(|status| {
-        status["source"]["server"]["stale"].is_string() && status["start"]["attach"].is_number()
-    })
+    let is_healthy = |node: &Node| node.ask_daemon("/healthz").is_ok_and(|it| it.status == 200);
+    status(node).is_some_and(|status| status["source"]["server"]["stale"].is_string())
+        && is_healthy(node)
 }
 
 /// Whether a daemon has written down what it knows.

@@ -149,7 +149,7 @@ pub(crate) fn older_folder(rest: &str) -> String {
     format!("v{}{rest}", LAYOUT_VERSION - 1)
 }
 
-/// How many reasons the layout before this one had room for.
+/// The size of the counter map in the previous layout.
 const OLDER_COUNTERS: u32 = 64;
 
 /// Leaves the maps of a node as a daemon of the layout before this one left them: in its folder, with

@@ -8,7 +8,7 @@ use crate::{
     support::{DNS, DNS_TARGET, Vip, Way, ask, ask_to, receive, same, server},
 };
 
-/// How many datagrams the first backend has answered.
+/// Counts the datagrams that the first backend has answered.
 fn asked(scene: &Scene) -> Result<u64> {
     Ok(scene.backend("backend")?.server.record()?.total().answered)
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Stage {
-    /// What a daemon of a newer layout left.
+    /// Renames pins to those that a daemon of another layout leaves.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
         fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))

@@ -276,13 +276,13 @@ impl Instance {
         }
     }
 
-    /// Whether the daemon answers and says that it does its work.
+    /// Asks the daemon's liveness endpoint; no answer counts as false.
     #[must_use]
     pub fn is_working(&self) -> bool {
         admin::get(&self.admin_socket(), "/livez").is_ok_and(|answer| answer.status == 200)
     }
 
-    /// Whether the daemon answers and says that it is ready.
+    /// Asks the daemon for its readiness; no answer counts as false.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.status().is_ok_and(|status| status["ready"] == true)

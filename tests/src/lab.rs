@@ -27,7 +27,7 @@ const PREFIX: &str = "culvert-lab-";
 /// The file in a laboratory's folder that names the folders it made elsewhere.
 const ELSEWHERE: &str = "elsewhere";
 
-/// How long a process may take to end once it has closed its files.
+/// The time a process may take to end once it has closed its files.
 const END: Duration = Duration::from_secs(10);
 
 /// A folder for files and a cgroup for processes; both go when it is dropped.

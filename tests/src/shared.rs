@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Result;
 
-/// What a fixture does to be used again.
+/// A fixture that several tests use, one after the other.
 pub trait Fixture: Send + Sync + Sized + 'static {
     /// Undoes what a test changed; an error means that it can't be used again.
     ///

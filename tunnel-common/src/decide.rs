@@ -101,8 +101,7 @@ impl NoChoice {
         }
     }
 
-    /// Whether the client is to find no way, as where kube-proxy drops its packets, rather than a
-    /// refusal.
+    /// Returns true for no route, as where kube-proxy drops packets, and false for a refusal.
     #[inline(always)]
     #[must_use]
     pub const fn is_drop(self) -> bool {

@@ -10,7 +10,7 @@ use crate::{environment, scale::Scale};
 pub struct Settings {
     /// The program.
     pub culvert: PathBuf,
-    /// How much fits into the maps: `bpf.maps`.
+    /// The sizes of the maps: `bpf.maps`.
     pub maps: Sizes,
     /// Where metrics and status are served in the host's namespace.
     pub admin: SocketAddr,

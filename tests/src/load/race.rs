@@ -44,7 +44,7 @@ pub struct Plan {
 pub struct Report {
     /// How many connects succeeded.
     pub connects: u64,
-    /// How many datagrams were sent.
+    /// The number of datagrams sent.
     pub sent: u64,
     /// How many connects showed the source address of another Service's backends.
     pub astray: u64,

@@ -25,12 +25,12 @@ use crate::{
     node::Node,
 };
 
-/// How many Services are shown.
+/// The number of Services that `/services` shows.
 const SERVICES: u32 = 10_000;
 
 const ENDPOINTS: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101))];
 
-/// How much longer a change may take than alone, in thousandths.
+/// The longest that a change may take, in thousandths of its time alone.
 const MOST: u64 = 1200;
 
 /// The times from the rename of a slice until a connect reaches its endpoint.

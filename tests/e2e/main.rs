@@ -17,11 +17,10 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use regex_lite::Regex;
-use tunnel_tests::{
-    clock::Instant,
-    cluster::{Cluster, kit::Kit, logs::Logs, network::Size, product::Product, proxy::Proxy},
-    interrupt,
+use tunnel_cluster::{
+    Cluster, kit::Kit, logs::Logs, network::Size, product::Product, proxy::Proxy,
 };
+use tunnel_tests::{clock::Instant, interrupt};
 
 use self::{
     table::{Row, Table},

@@ -11,10 +11,8 @@ mod rolling;
 mod services;
 
 use anyhow::Result;
-use tunnel_tests::{
-    clock::Instant,
-    cluster::{ginkgo::Verdict, proxy::Proxy},
-};
+use tunnel_cluster::{ginkgo::Verdict, proxy::Proxy};
+use tunnel_tests::clock::Instant;
 
 use crate::{stage::Stage, table::Row};
 

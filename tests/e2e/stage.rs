@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
+use tunnel_cluster::{Cluster, kubectl::Kubectl};
 use tunnel_tests::{
-    cluster::{Cluster, kubectl::Kubectl},
     load::{Enough, Plan, Report, tcp},
     place::{ANSWER, Place, connect_within},
     wait,

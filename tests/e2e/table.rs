@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use tunnel_tests::cluster::ginkgo::{Case, Verdict};
+use tunnel_cluster::ginkgo::{Case, Verdict};
 
 /// One spec.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ mod not_yet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tunnel_tests::cluster::{
+use tunnel_cluster::{
     Cluster,
     ginkgo::{self, Case, Choice, Verdict},
     trace::Fates,
@@ -203,7 +203,7 @@ pub(crate) fn run(cluster: &Cluster, range: &Range) -> Result<(Vec<Case>, Fates)
 #[cfg(test)]
 mod tests {
     use regex_lite::Regex;
-    use tunnel_tests::cluster::trace::Fate;
+    use tunnel_cluster::trace::Fate;
 
     use super::*;
 

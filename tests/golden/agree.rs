@@ -19,10 +19,9 @@ use tunnel_common::{
     service::{self, FrontKey},
     tables::{Asker, Caller, Tables, Traffic},
 };
-use tunnel_tests::{
-    environment,
-    reference::{self, Cluster, Front, HealthCheck, Here, Protocol, Source, Verdict},
-};
+use tunnel_reference as reference;
+use tunnel_reference::{Cluster, Front, HealthCheck, Here, Protocol, Source, Verdict};
+use tunnel_tests::environment;
 use tunnel_userspace::{
     k8s::{self, Arriving, Taken},
     model::{

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tunnel_tests::reference::{
+use tunnel_reference::{
     Cluster, Entry, ExternalIps, Here, NodePortAddresses, TopologyKeys, address::Cidr,
 };
 

@@ -1,6 +1,5 @@
 //! Commands of the laboratory that have files of their own.
 
-pub(crate) mod bench;
 pub(crate) mod flow;
 pub(crate) mod load;
 pub(crate) mod verify;

@@ -55,7 +55,7 @@ pub struct Echoes {
 }
 
 /// A ratio without fractions; 0 if nothing was measured.
-pub(crate) fn per(value: u128, by: u64) -> u64 {
+pub fn per(value: u128, by: u64) -> u64 {
     u64::try_from(value / u128::from(by.max(1))).unwrap_or(u64::MAX)
 }
 

@@ -7,11 +7,8 @@
 
 pub mod admin;
 pub mod agent;
-pub mod bench;
 pub mod cgroup;
 pub mod clock;
-pub mod cluster;
-pub mod demo;
 pub mod edge;
 pub mod ends;
 pub mod environment;
@@ -29,11 +26,11 @@ pub mod node;
 pub mod pki;
 pub mod place;
 pub mod pod;
-pub mod reference;
 pub mod scale;
 pub mod serve;
 pub mod shared;
 pub mod site;
+pub mod table;
 pub mod topology;
 pub mod usage;
 pub mod wait;

@@ -169,7 +169,7 @@ impl Failed {
 }
 
 /// The kernel's name of an error.
-pub(crate) fn errno(error: &io::Error) -> String {
+pub fn errno(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
         // A blocking call that met its limit of time says one of these.
         (Some(nix::libc::EAGAIN | nix::libc::EINPROGRESS), _) => "timeout".to_owned(),
@@ -323,7 +323,7 @@ fn note(counts: &mut BTreeMap<String, Seen>, key: String, seen: Seen) {
         .or_insert(seen);
 }
 
-pub(crate) fn nanoseconds(time: Duration) -> u64 {
+pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -332,7 +332,7 @@ fn milliseconds(time: Duration) -> u64 {
 }
 
 /// The time of day, by which reports of several processes are compared.
-pub(crate) fn since_epoch_ms() -> u64 {
+pub fn since_epoch_ms() -> u64 {
     milliseconds(
         SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! `culvert-lab`: holds places, and runs servers, loads, the demonstration and the benchmarks.
+//! `culvert-lab`: holds places, and runs servers, and loads.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -20,9 +20,7 @@ use nix::unistd::Pid;
 use serde::Serialize;
 use tunnel_tests::{
     agent::{Ground, Network, run::serve as hold},
-    demo, ends, environment,
-    instance::Settings,
-    interrupt, lab,
+    ends, interrupt, lab,
     load::race,
     pki::Files,
     serve::{self, Listener},
@@ -51,20 +49,6 @@ enum Command {
     /// Remove what a process left, once it has ended; started by the laboratory.
     #[command(hide = true)]
     SweepAfter { owner: i32 },
-    /// Show the product on a node of namespaces, with real traffic.
-    Demo {
-        /// The program to show; by default the one beside this program.
-        #[arg(long)]
-        culvert: Option<PathBuf>,
-        /// Leave the node up until Enter.
-        #[arg(long)]
-        keep: bool,
-    },
-    /// Measure the product against targets.
-    Bench {
-        #[command(subcommand)]
-        bench: commands::bench::Bench,
-    },
     /// Make an empty node and hold it until Enter, an interrupt or the end of standard input.
     Up {
         /// How many pods it has.
@@ -154,12 +138,6 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    if matches!(
-        command,
-        Command::Demo { .. } | Command::Bench { .. } | Command::Up { .. }
-    ) {
-        interrupt::clean_up_first()?;
-    }
     match command {
         Command::Agent {
             cgroup,
@@ -174,8 +152,6 @@ fn run(command: Command) -> Result<()> {
             })
         }
         Command::SweepAfter { owner } => lab::sweep_after(Pid::from_raw(owner)),
-        Command::Demo { culvert, keep } => demo::run(Settings::of(program(culvert)?), keep),
-        Command::Bench { bench } => bench.run(),
         Command::Up { pods } => up(pods),
         Command::Serve {
             name,
@@ -225,11 +201,8 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
-pub(crate) fn program(given: Option<PathBuf>) -> Result<PathBuf> {
-    given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))
-}
-
 fn up(pods: u8) -> Result<()> {
+    interrupt::clean_up_first()?;
     let topology = Topology::new()?;
     for number in 1..=pods {
         topology.pod(&format!("pod-{number}"))?;

@@ -220,7 +220,7 @@ impl Server {
 }
 
 /// A path as a word of a command line.
-pub(crate) fn text(path: &Path) -> Result<String> {
+pub fn text(path: &Path) -> Result<String> {
     let text = path
         .to_str()
         .context("the laboratory's folder is no UTF-8")?;

@@ -1,4 +1,4 @@
-//! The demo and the benches: built here, run by the lab.
+//! The demo and the benchmarks: built here, run by programs of their own.
 
 use std::{os::unix::process::CommandExt as _, process::Command};
 
@@ -8,49 +8,53 @@ use crate::{e2e, setup, workspace};
 
 /// Shows Culvert at work, with programs of the dev profile.
 pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
+    ensure_ready("demo", false)?;
     let keep: &[&str] = if keep { &["--keep"] } else { &[] };
-    run(&["demo"], keep, args, setup::Scope::default())
+    let program = ("tunnel-demo", "culvert-demo");
+    run(workspace::cargo("build"), program, keep, args)
 }
 
 /// Measures, with programs of the release profile.
 pub(crate) fn bench(which: &str, args: &[String]) -> Result<()> {
-    let scope = setup::Scope {
-        rules: matches!(which, "connect" | "program"),
-        ..setup::Scope::default()
-    };
+    ensure_ready(
+        &format!("bench {which}"),
+        matches!(which, "connect" | "program"),
+    )?;
+    let mut build = workspace::cargo("build");
+    build.arg("--release");
+    let program = ("tunnel-bench", "culvert-bench");
     if which != "api" {
-        return run(&["bench", which], &[], args, scope);
+        return run(build, program, &[which], args);
     }
     let kit = e2e::ready()?;
     let kit = kit.to_str().context("the path of the kit is no UTF-8")?;
-    run(&["bench", which], &["--kit", kit], args, scope)
+    run(build, program, &[which, "--kit", kit], args)
 }
 
-/// Becomes the lab, so that signals reach it and its exit code is ours. Benchmarks run programs of
-/// the release profile.
-fn run(what: &[&str], options: &[&str], args: &[String], scope: setup::Scope) -> Result<()> {
-    let words = what.join(" ");
-    let is_release = what.first() == Some(&"bench");
+/// Installs what is missing; `rules`: also the programs that load rules of kube-proxy's shape.
+fn ensure_ready(what: &str, rules: bool) -> Result<()> {
     ensure!(
         workspace::is_root(),
-        "{words} makes network namespaces and loads kernel programs, so it needs root. Type: \
-         sudo --preserve-env=PATH cargo xtask {words}"
+        "{what} makes network namespaces and loads kernel programs, so it needs root. Type: \
+         sudo --preserve-env=PATH cargo xtask {what}"
     );
     setup::ensure(setup::Scope {
         network: true,
-        ..scope
-    })?;
-    let mut build = workspace::cargo("build");
-    if is_release {
-        build.arg("--release");
-    }
-    let programs = workspace::build_programs(build)?;
-    let error = Command::new(&programs.lab)
-        .args(what)
+        rules,
+        ..setup::Scope::default()
+    })
+}
+
+/// Builds and becomes a program of the laboratory, so that signals reach it and its exit code is ours.
+fn run(build: Command, program: workspace::Program, words: &[&str], args: &[String]) -> Result<()> {
+    let programs = [workspace::CULVERT, workspace::LAB, program];
+    let [culvert, lab, program] = workspace::build_programs(build, programs)?;
+    let error = Command::new(&program)
+        .env("CULVERT_LAB_BIN", lab)
+        .args(words)
         .arg("--culvert")
-        .arg(&programs.culvert)
-        .args(options)
+        .arg(culvert)
         .args(args)
         .exec();
-    Err(error).with_context(|| format!("cannot start {}", programs.lab.display()))
+    Err(error).with_context(|| format!("cannot start {}", program.display()))
 }

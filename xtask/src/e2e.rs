@@ -14,7 +14,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::{package, setup, statics::Profile, vm::cache, workspace};
@@ -69,10 +69,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ..setup::Scope::default()
     })?;
     let place = ready()?;
-    let programs = build()?;
-    let mut command = Command::new(&programs.runner);
+    let programs = [("tunnel-e2e", "culvert-e2e"), workspace::LAB];
+    let [runner, lab] = workspace::build_programs(Profile::Vm.cargo("build")?, programs)?;
+    let mut command = Command::new(&runner);
     command
-        .env("CULVERT_LAB_BIN", &programs.lab)
+        .env("CULVERT_LAB_BIN", &lab)
         .arg("--kit")
         .arg(&place)
         .args(["--proxy", options.proxy.name()]);
@@ -96,7 +97,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command.arg("--keep");
     }
     let error = command.exec();
-    Err(error).with_context(|| format!("cannot start {}", programs.runner.display()))
+    Err(error).with_context(|| format!("cannot start {}", runner.display()))
 }
 
 /// Builds and fetches what is missing of Kubernetes; where it lies.
@@ -112,26 +113,6 @@ pub(crate) fn ready() -> Result<PathBuf> {
 /// Where everything lies.
 fn place() -> PathBuf {
     workspace::root().join("target/cluster")
-}
-
-struct Programs {
-    runner: PathBuf,
-    lab: PathBuf,
-}
-
-fn build() -> Result<Programs> {
-    let mut command = Profile::Vm.cargo("build")?;
-    command.args(["--package", "tunnel-tests"]).args([
-        "--bin",
-        "culvert-e2e",
-        "--bin",
-        "culvert-lab",
-    ]);
-    let mut built = workspace::built(&mut command)?;
-    match (built.remove("culvert-e2e"), built.remove("culvert-lab")) {
-        (Some(runner), Some(lab)) => Ok(Programs { runner, lab }),
-        (_, _) => bail!("cargo build did not name the programs culvert-e2e and culvert-lab"),
-    }
 }
 
 /// Whether something was made from exactly this: what it was made from is kept beside it.

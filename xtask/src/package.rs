@@ -42,15 +42,15 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
 }
 
 fn culvert(profile: Profile) -> Result<PathBuf> {
+    let build = profile.cargo("build")?;
     if matches!(profile, Profile::Vm) {
         // With the features that it has beside the tests, which run it, too.
-        return Ok(workspace::build_programs(profile.cargo("build")?)?.culvert);
+        let programs = [workspace::CULVERT, workspace::LAB];
+        let [culvert, _] = workspace::build_programs(build, programs)?;
+        return Ok(culvert);
     }
-    let mut command = profile.cargo("build")?;
-    command.args(["--package", "tunnel-userspace", "--bin", "culvert"]);
-    let mut built = workspace::built(&mut command)?;
-    let program = built.remove("culvert");
-    program.context("cargo build did not name the program culvert")
+    let [culvert] = workspace::build_programs(build, [workspace::CULVERT])?;
+    Ok(culvert)
 }
 
 /// That a program holds no path of this checkout: two of them would make two images.

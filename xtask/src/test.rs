@@ -14,15 +14,27 @@ use crate::{
 };
 
 /// What CI builds at once beside what machines run.
-const ALL: [&str; 8] = [
+const ALL: [&str; 10] = [
     "--test",
     "golden",
     "--test",
     "lab",
     "--test",
     "tunnel",
+    "--package",
+    "tunnel-e2e",
     "--bin",
     "culvert-e2e",
+];
+
+/// What the laboratory's unit tests and the golden cases are in.
+const HOUSE: [&str; 6] = [
+    "tunnel-bench",
+    "tunnel-cluster",
+    "tunnel-demo",
+    "tunnel-e2e",
+    "tunnel-reference",
+    "tunnel-tests",
 ];
 
 /// A tier, by the least power it needs.
@@ -120,27 +132,25 @@ fn cargo(subcommand: &str) -> Result<Command> {
 }
 
 fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
+    let (packages, targets): (&[&str], &[&str]) = match tier {
+        Tier::Unit => (&[], &[]),
+        Tier::Golden => (&HOUSE, &["--lib", "--bins", "--test", "golden"]),
+        Tier::Tunnel => (&["tunnel-tests"], &["--test", "tunnel"]),
+        Tier::Packet => (&["tunnel-tests"], &["--test", "packet"]),
+        Tier::Netns => (&["tunnel-tests"], &["--test", "lab", "--test", "netns"]),
+    };
     let mut command = match tier {
         Tier::Unit => workspace::cargo("test"),
-        Tier::Golden | Tier::Tunnel | Tier::Packet | Tier::Netns => {
-            let mut command = cargo("test")?;
-            command.args(["--package", "tunnel-tests"]);
-            command
-        }
+        Tier::Golden | Tier::Tunnel | Tier::Packet | Tier::Netns => cargo("test")?,
     };
-    let targets: &[&str] = match tier {
-        Tier::Unit => &[],
-        Tier::Golden => &["--lib", "--test", "golden"],
-        Tier::Tunnel => &["--test", "tunnel"],
-        Tier::Packet => &["--test", "packet"],
-        Tier::Netns => &["--test", "lab", "--test", "netns"],
-    };
+    command.args(packages.iter().flat_map(|name| ["--package", *name]));
     command.args(targets);
     if matches!(tier, Tier::Tunnel | Tier::Packet | Tier::Netns) {
-        let programs = workspace::build_programs(cargo("build")?)?;
+        let programs = [workspace::CULVERT, workspace::LAB];
+        let [culvert, lab] = workspace::build_programs(cargo("build")?, programs)?;
         command
-            .env("CULVERT_BIN", programs.culvert)
-            .env("CULVERT_LAB_BIN", programs.lab);
+            .env("CULVERT_BIN", culvert)
+            .env("CULVERT_LAB_BIN", lab);
     }
     command.arg("--");
     if tier == Tier::Netns {

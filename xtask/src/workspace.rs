@@ -10,7 +10,7 @@ use std::{
     sync::LazyLock,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 /// The folder of the workspace, by its real path.
 pub(crate) fn root() -> &'static Path {
@@ -52,23 +52,29 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The two programs that the netns tests, the demo and the benches start.
-#[derive(Debug)]
-pub(crate) struct Programs {
-    pub(crate) culvert: PathBuf,
-    pub(crate) lab: PathBuf,
-}
+/// A program of the workspace: its package and its name.
+pub(crate) type Program = (&'static str, &'static str);
 
-/// Builds both by a `cargo build`, and says where Cargo put them.
-pub(crate) fn build_programs(mut command: Command) -> Result<Programs> {
-    command
-        .args(["--package", "tunnel-userspace", "--bin", "culvert"])
-        .args(["--package", "tunnel-tests", "--bin", "culvert-lab"]);
-    let mut built = built(&mut command)?;
-    match (built.remove("culvert"), built.remove("culvert-lab")) {
-        (Some(culvert), Some(lab)) => Ok(Programs { culvert, lab }),
-        (_, _) => bail!("cargo build did not name the programs culvert and culvert-lab"),
+/// The daemon.
+pub(crate) const CULVERT: Program = ("tunnel-userspace", "culvert");
+/// The laboratory, which tests, the demo and the benchmarks start.
+pub(crate) const LAB: Program = ("tunnel-tests", "culvert-lab");
+
+/// Builds programs by a `cargo build`, and says where Cargo put them.
+pub(crate) fn build_programs<const N: usize>(
+    mut command: Command,
+    programs: [Program; N],
+) -> Result<[PathBuf; N]> {
+    for (package, name) in programs {
+        command.args(["--package", package, "--bin", name]);
     }
+    let mut built = built(&mut command)?;
+    let mut paths = [const { PathBuf::new() }; N];
+    for (path, (_, name)) in paths.iter_mut().zip(programs) {
+        let named = built.remove(name);
+        *path = named.with_context(|| format!("cargo build did not name the program {name}"))?;
+    }
+    Ok(paths)
 }
 
 /// Runs a build, and says where Cargo put each program.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
+use tunnel_cluster::node::Node;
 use tunnel_tests::{
     clock::{self, Instant},
-    cluster::node::Node,
     wait,
 };
 

@@ -3,7 +3,8 @@
 use std::{io, net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use tunnel_tests::{cluster::DNS, wait};
+use tunnel_cluster::DNS;
+use tunnel_tests::wait;
 
 use crate::{
     manifests::{self, NAMESPACE},

@@ -60,7 +60,9 @@ impl Programs {
 
     /// Builds them, and other targets of the tests at the same time.
     pub(crate) fn build_with(others: &[&str]) -> Result<Self> {
-        let programs = workspace::build_programs(Profile::Vm.cargo("build")?)?;
+        let programs = [workspace::CULVERT, workspace::LAB];
+        let build = Profile::Vm.cargo("build")?;
+        let [culvert, lab] = workspace::build_programs(build, programs)?;
         // Apart: named beside a test, the product's crate would bring the features of its own tests, and
         // most crates would be built once more.
         let mut command = Profile::Vm.cargo("build")?;
@@ -69,8 +71,8 @@ impl Programs {
             .args(["--test", "netns", "--test", "packet"])
             .args(others);
         let mut built = workspace::built(&mut command)?;
-        built.insert("culvert".to_owned(), programs.culvert);
-        built.insert("culvert-lab".to_owned(), programs.lab);
+        built.insert("culvert".to_owned(), culvert);
+        built.insert("culvert-lab".to_owned(), lab);
         built.retain(|name, _| MACHINES.contains(&name.as_str()));
         for name in MACHINES {
             ensure!(built.contains_key(name), "cargo build did not name {name}");

@@ -1,0 +1,440 @@
+//! How long it takes from the API server to the kernel, beside kube-proxy in its nftables mode: two
+//! hosts that watch the same API server, each asked by connects what its kernel does.
+
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use socket2::{Domain, Type};
+use tunnel_cluster::{
+    api::Api,
+    bare::{Bare, Host},
+    kit::Kit,
+    logs::Logs,
+    proxy,
+};
+use tunnel_tests::{
+    clock::{self, Instant},
+    load::{nanoseconds, percentile, race::offset},
+    place::{Place, Process, connect_within},
+    table::microseconds,
+    usage,
+};
+
+use crate::report::{Common, Verdict, median, shuffled, table, thousandths};
+
+/// The first address of the Services, and the port of each.
+const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
+const PORT: u16 = 80;
+/// The Service whose endpoint changes, and what it changes between.
+const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 8, 8)), PORT);
+const SIDES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
+/// The first address of all endpoints; they are addresses of both hosts.
+const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 130, 0, 0));
+const RANGE: &str = "10.128.0.0/9";
+const TARGET: u16 = 8080;
+const OF_EACH: u32 = 5;
+
+/// How many Services are asked until a start counts as done: spread over all.
+const ASKED: u32 = 200;
+/// How many connections make the objects.
+const MAKERS: u32 = 8;
+
+/// How long one connect may take: those that lead somewhere stay on the host, and one that leads
+/// nowhere may learn that from its second packet only, a second later.
+const CONNECT: Duration = Duration::from_millis(20);
+/// How long an answer may take, and how long to look before giving up.
+const ANSWER: Duration = Duration::from_secs(2);
+const LOOKING: Duration = Duration::from_secs(180);
+const LOOK: Duration = Duration::from_micros(200);
+/// How long between two changes: none meets the work of the one before.
+const REST: Duration = Duration::from_millis(20);
+
+/// Targets: in thousandths of kube-proxy's, and in time.
+const START: u64 = 250;
+const MEMORY: u64 = 500;
+const CHANGED: Duration = Duration::from_millis(5);
+const CHANGED_LATE: Duration = Duration::from_millis(50);
+
+/// How a measurement is made.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// The folder of programs that `cargo xtask e2e` makes.
+    #[arg(long)]
+    kit: PathBuf,
+    /// How many Services there are, of five endpoints each.
+    #[arg(long, default_value_t = 5000)]
+    services: u32,
+    /// How often each proxy is started from nothing.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// How often an endpoint changes; for kube-proxy a tenth of that.
+    #[arg(long, default_value_t = 200)]
+    changes: u32,
+}
+
+/// What was measured of one proxy.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Measured {
+    name: &'static str,
+    starts_ns: Vec<u64>,
+    start_ns: u64,
+    changes: usize,
+    change_p50_ns: u64,
+    change_p99_ns: u64,
+    change_max_ns: u64,
+    resident_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    services: u32,
+    measured: [Measured; 2],
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Proxy {
+    Culvert,
+    KubeProxy,
+}
+
+const PROXIES: [Proxy; 2] = [Proxy::Culvert, Proxy::KubeProxy];
+
+/// Measures and prints; with `check`, a missed target is an error.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let kit = Kit::open(&options.kit)?;
+    let logs = Logs::new(kit.logs())?;
+    let field = Field::new(Bare::start(kit, logs)?, options)?;
+    let mut measured = PROXIES.map(|proxy| Measured {
+        name: proxy.name(),
+        ..Measured::default()
+    });
+    for round in 0..options.rounds.max(1) {
+        for index in shuffled(PROXIES.len()) {
+            let (Some(proxy), Some(of)) = (PROXIES.get(index), measured.get_mut(index)) else {
+                continue;
+            };
+            let began = Instant::now();
+            let process = field.start(*proxy)?;
+            field.until_all(*proxy)?;
+            of.starts_ns.push(nanoseconds(began.elapsed()));
+            if round == 0 {
+                field.measure(*proxy, &process, of)?;
+            }
+            drop(process);
+            field.clear(*proxy)?;
+        }
+    }
+    for of in &mut measured {
+        of.start_ns = median(of.starts_ns.iter().copied());
+    }
+    let verdicts = verdicts(&measured);
+    let text = text(options.services, &measured);
+    let outcome = Outcome {
+        services: options.services,
+        measured,
+    };
+    options.common.report(&outcome, &text, &verdicts)
+}
+
+fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
+    let ratio = |own: u64, peer: u64| own.saturating_mul(1000) / peer.max(1);
+    let start = ratio(own.start_ns, peer.start_ns);
+    let memory = ratio(own.resident_bytes, peer.resident_bytes);
+    let within = |what: &str, value: u64, limit: Duration| Verdict {
+        target: format!("a change, {what}, within {} ms", limit.as_millis()),
+        measured: microseconds(value),
+        met: value <= nanoseconds(limit),
+    };
+    vec![
+        Verdict {
+            target: format!("start at most {} of kube-proxy's", thousandths(START)),
+            measured: thousandths(start),
+            met: start <= START,
+        },
+        within("median", own.change_p50_ns, CHANGED),
+        within("99th of 100", own.change_p99_ns, CHANGED_LATE),
+        Verdict {
+            target: format!("memory at most {} of kube-proxy's", thousandths(MEMORY)),
+            measured: thousandths(memory),
+            met: memory <= MEMORY,
+        },
+    ]
+}
+
+impl Proxy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Culvert => "culvert",
+            Self::KubeProxy => "kube-proxy (nftables)",
+        }
+    }
+}
+
+/// The API server with all objects, and the hosts.
+struct Field<'a> {
+    bare: Bare,
+    options: &'a Options,
+    hosts: [Host; 2],
+}
+
+impl<'a> Field<'a> {
+    fn new(bare: Bare, options: &'a Options) -> Result<Self> {
+        let hosts = [bare.host(0)?, bare.host(1)?];
+        for host in &hosts {
+            host.place.ip(&format!("route add local {RANGE} dev lo"))?;
+            let listener = host
+                .place
+                .listen(SocketAddr::from(([0, 0, 0, 0], TARGET)))?;
+            // It ends with the process.
+            thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    drop(tell(stream));
+                }
+            });
+        }
+        let field = Self {
+            bare,
+            options,
+            hosts,
+        };
+        field.fill()?;
+        Ok(field)
+    }
+
+    /// Makes all objects.
+    fn fill(&self) -> Result<()> {
+        let mut api = self.bare.api()?;
+        for host in &self.hosts {
+            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": host.name}});
+            api.post("/api/v1/nodes", &node.to_string())?;
+            let addresses = [json!({"type": "InternalIP", "address": host.address})];
+            let status = json!({"status": {"addresses": addresses}});
+            let path = format!("/api/v1/nodes/{}/status", host.name);
+            api.patch(&path, &status.to_string())?;
+        }
+        make(&mut api, "probe", PROBE.ip(), &[SIDES[0].into()])?;
+        let services = self.options.services;
+        thread::scope(|scope| {
+            let maker = |first: u32| {
+                let mut api = self.bare.api()?;
+                for number in (first..services).step_by(usize::try_from(MAKERS)?) {
+                    let endpoints: Vec<IpAddr> = (0..OF_EACH)
+                        .map(|place| offset(ENDPOINTS, number * OF_EACH + place))
+                        .collect();
+                    let name = format!("svc-{number}");
+                    make(&mut api, &name, offset(FIRST, number), &endpoints)?;
+                }
+                anyhow::Ok(())
+            };
+            let mut makers = Vec::new();
+            for first in 0..MAKERS {
+                makers.push(scope.spawn(move || maker(first)));
+            }
+            let panicked = |_| Err(anyhow!("a thread panicked"));
+            makers
+                .into_iter()
+                .try_for_each(|it| it.join().unwrap_or_else(panicked))
+        })
+    }
+
+    fn host(&self, proxy: Proxy) -> &Host {
+        let [first, second] = &self.hosts;
+        match proxy {
+            Proxy::Culvert => first,
+            Proxy::KubeProxy => second,
+        }
+    }
+
+    /// Starts a proxy on its host.
+    fn start(&self, proxy: Proxy) -> Result<Process> {
+        let (host, folder) = (self.host(proxy), self.bare.folder());
+        let (config, command) = match proxy {
+            Proxy::Culvert => {
+                let path = folder.join("culvert.yaml");
+                let program = self.options.common.program()?.display().to_string();
+                (self.own_config(&path)?, vec![program, "node".to_owned()])
+            }
+            Proxy::KubeProxy => {
+                let path = folder.join("kube-proxy.yaml");
+                let mut command = self.bare.kit().environment();
+                command.push(self.bare.kit().program("kube-proxy"));
+                fs::write(&path, proxy::config(host.name, &self.bare.kubeconfig()))?;
+                (path.display().to_string(), command)
+            }
+        };
+        let log = self.bare.logs().create(proxy.name())?;
+        let command = [command, vec![format!("--config={config}")]].concat();
+        host.place.command(&command).log(log).start()
+    }
+
+    fn own_config(&self, path: &std::path::Path) -> Result<String> {
+        let host = self.host(Proxy::Culvert);
+        let text = format!(
+            "nodeName: {}\nsource: {{ kube: {{ kubeconfig: {} }} }}\n\
+             bpf: {{ cgroup: {} }}\nstateDir: {}\n",
+            host.name,
+            self.bare.kubeconfig(),
+            host.cgroup.display(),
+            self.bare.folder().join("state").display(),
+        );
+        fs::write(path, text)?;
+        Ok(path.display().to_string())
+    }
+
+    /// Removes what a proxy that ended left.
+    fn clear(&self, proxy: Proxy) -> Result<()> {
+        let host = self.host(proxy);
+        let command = match proxy {
+            Proxy::Culvert => vec![
+                self.options.common.program()?.display().to_string(),
+                "cleanup".to_owned(),
+                format!(
+                    "--config={}",
+                    self.bare.folder().join("culvert.yaml").display()
+                ),
+            ],
+            Proxy::KubeProxy => {
+                let mut command = self.bare.kit().environment();
+                command.extend(["nft", "flush", "ruleset"].map(str::to_owned));
+                command
+            }
+        };
+        host.place.run(&command).map(drop)
+    }
+
+    /// Waits until the Services that are asked answer.
+    fn until_all(&self, proxy: Proxy) -> Result<()> {
+        let place = &self.host(proxy).place;
+        let step = (self.options.services / ASKED).max(1);
+        let last = self.options.services.saturating_sub(1);
+        let numbers = (0..self.options.services).step_by(usize::try_from(step)?);
+        for number in numbers.chain([last]) {
+            let to = SocketAddr::new(offset(FIRST, number), PORT);
+            until(place, to, |_| true)?;
+        }
+        until(place, PROBE, |_| true).map(drop)
+    }
+
+    /// Changes the probe's endpoint again and again, and looks at the memory in the end.
+    fn measure(&self, proxy: Proxy, process: &Process, of: &mut Measured) -> Result<()> {
+        let place = &self.host(proxy).place;
+        let count = match proxy {
+            Proxy::Culvert => self.options.changes,
+            Proxy::KubeProxy => self.options.changes / 10,
+        };
+        let mut api = self.bare.api()?;
+        let mut times = Vec::new();
+        for number in 1..=usize::try_from(count.max(2))? {
+            let side = SIDES[number % SIDES.len()];
+            let patch = json!({"endpoints": [endpoint(side.into())]});
+            let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/probe-1";
+            api.patch(path, &patch.to_string())?;
+            let answered = Instant::now();
+            until(place, PROBE, |seen| seen == IpAddr::from(side))?;
+            times.push(nanoseconds(answered.elapsed()));
+            clock::pause(REST);
+        }
+        times.sort_unstable();
+        of.changes = times.len();
+        of.change_p50_ns = percentile(&times, 50);
+        of.change_p99_ns = percentile(&times, 99);
+        of.change_max_ns = times.last().copied().unwrap_or(0);
+        of.resident_bytes = usage::resident(process.pid())?;
+        Ok(())
+    }
+}
+
+/// Tells a client which address it reached.
+fn tell(mut stream: TcpStream) -> io::Result<()> {
+    let reached = stream.local_addr()?.ip();
+    writeln!(stream, "{reached}")
+}
+
+/// Asks again and again until the answer is as wanted. What it was.
+fn until(place: &Place, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<IpAddr> {
+    let start = Instant::now();
+    loop {
+        if let Ok(seen) = ask(place, to)
+            && is_wanted(seen)
+        {
+            return Ok(seen);
+        }
+        if start.elapsed() > LOOKING {
+            bail!(
+                "{to} doesn't lead where it should after {} s",
+                LOOKING.as_secs()
+            );
+        }
+        clock::pause(LOOK);
+    }
+}
+
+fn ask(place: &Place, to: SocketAddr) -> Result<IpAddr> {
+    let socket = place.socket(Domain::for_address(to), Type::STREAM)?;
+    connect_within(&socket, to, CONNECT)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let mut line = String::new();
+    BufReader::new(TcpStream::from(socket)).read_line(&mut line)?;
+    line.trim().parse().context("no address")
+}
+
+fn endpoint(address: IpAddr) -> serde_json::Value {
+    json!({"addresses": [address], "conditions": {"ready": true}})
+}
+
+/// Makes a Service and its slice.
+fn make(api: &mut Api, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Result<()> {
+    let service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": address, "ports": [{"port": PORT, "targetPort": TARGET}]},
+    });
+    api.post("/api/v1/namespaces/default/services", &service.to_string())?;
+    let endpoints: Vec<_> = endpoints.iter().copied().map(endpoint).collect();
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{name}-1"),
+            "labels": {"kubernetes.io/service-name": name},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": TARGET, "protocol": "TCP"}],
+        "endpoints": endpoints,
+    });
+    let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    api.post(path, &slice.to_string())
+}
+
+fn text(services: u32, measured: &[Measured; 2]) -> String {
+    let head = ["", "start", "changes", "p50", "p99", "longest", "RSS"];
+    let lines = measured.iter().map(|of| {
+        [
+            of.name.to_owned(),
+            format!("{} ms", of.start_ns / 1_000_000),
+            of.changes.to_string(),
+            microseconds(of.change_p50_ns),
+            microseconds(of.change_p99_ns),
+            microseconds(of.change_max_ns),
+            format!("{} MiB", of.resident_bytes >> 20),
+        ]
+    });
+    format!(
+        "{services} Services of {OF_EACH} endpoints; from the start of the proxy, and from the answer to a PATCH of \
+         an EndpointSlice, until connects show it\n{}",
+        table(head, lines)
+    )
+}

@@ -1,0 +1,436 @@
+//! What a connect costs through Culvert, at several numbers of Services, beside a direct one.
+//!
+//! All variants share one client and one backend, that is one path of packets: they differ only in
+//! the cgroup of the client, and so in the programs that its connects run through. Those of rules,
+//! as kube-proxy has them, have a network namespace of their own each, with a path like that. In each
+//! round every variant is measured once, in a shuffled order, and compared with direct of that round.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+use tunnel_common::table::Sizes;
+use tunnel_tests::{
+    clock::Instant,
+    environment,
+    instance::{Instance, Settings},
+    load::connect::Report,
+    manifest::Protocol,
+    place::{COMMAND, Place},
+    pod::Server,
+    serve::{Kind, Listener},
+    table::microseconds,
+    topology::Topology,
+};
+
+use self::beside::Kind as Rules;
+use crate::{
+    report::{Common, Verdict, median, shuffled, table, thousandths},
+    services::{FIRST, many},
+};
+
+mod beside;
+
+const PORT: u16 = 80;
+const TARGET: u16 = 9000;
+
+/// A pair of CPUs: the client's, and the server's.
+const CPUS: [u32; 2] = [0, 1];
+
+/// Direct connects once more: how much of a difference is chance.
+const CONTROL: &str = "direct-again";
+
+/// How many Services the client connects to, spread over all there are: what differs between the
+/// variants is then how many Services there are, not how many are used.
+const USED: u32 = 100;
+
+/// How the name of the variant ends that uses all Services.
+const COLD: &str = " in turn";
+
+/// How many variants don't go through Culvert.
+const BESIDE: usize = 2;
+
+/// The first port for the instances' status; each takes two.
+const ADMIN: u16 = 10_300;
+
+/// How a measurement is made.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// How often each variant is measured.
+    #[arg(long, default_value_t = 31)]
+    rounds: u32,
+    /// The numbers of Services; none measures direct connects alone.
+    #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
+    services: Vec<u32>,
+    /// For how many Services there are nftables rules of kube-proxy's shape; none leaves them out.
+    #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
+    nft: Vec<u32>,
+    /// For how many Services there are iptables rules of that shape; none leaves them out.
+    #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
+    iptables: Vec<u32>,
+    /// How long one measurement lasts.
+    #[arg(long, default_value_t = 150)]
+    slot_millis: u64,
+}
+
+/// One way of connecting.
+struct Variant {
+    name: String,
+    client: Place,
+    first: SocketAddr,
+    count: u32,
+    apart: u32,
+    /// Whether targets belong to it.
+    is_ours: bool,
+    /// Kept alive while it is measured.
+    _instance: Option<Instance>,
+}
+
+/// The medians of a variant.
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    variant: String,
+    /// Whether targets belong to it.
+    #[serde(skip)]
+    is_ours: bool,
+    connects_per_second: u64,
+    /// In thousandths, the median of the rounds' ratios.
+    rate_to_direct: u64,
+    p50_ns: u64,
+    p99_ns: u64,
+    /// The median of the rounds' differences.
+    p50_over_direct_ns: i64,
+    failures: u64,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    rounds: u32,
+    lines: Vec<Line>,
+}
+
+/// Measures and prints. A connect that failed is an error, and with `check` a missed target.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let topology = Topology::new()?;
+    let say = |text: &str| {
+        if !options.common.json {
+            println!("{text}");
+        }
+    };
+    let prefix = real_time(topology.host());
+    let _server = start_server(&topology, &prefix)?;
+    let endpoints = beside::endpoints(&topology, &*topology.pod("backend")?)?;
+    let mut variants = vec![direct(&topology, "direct")?, direct(&topology, CONTROL)?];
+    for (place, count) in options.services.iter().enumerate() {
+        let start = Instant::now();
+        let variant = through(&topology, options, (place, *count), &endpoints)
+            .with_context(|| format!("with {count} Services"))?;
+        say(&format!(
+            "{}: ready after {} ms",
+            variant.name,
+            start.elapsed().as_millis()
+        ));
+        variants.push(variant);
+    }
+    variants.extend(cold(&variants, &options.services));
+    for (rules, counts) in [
+        (Rules::Nft, &options.nft),
+        (Rules::Iptables, &options.iptables),
+    ] {
+        for count in counts {
+            let variant = beside::by_rules(&topology, rules, *count, &endpoints)
+                .with_context(|| format!("{rules:?} with {count} Services"))?;
+            variants.push(variant);
+        }
+    }
+
+    let mut rounds = Vec::new();
+    for _ in 0..options.rounds.max(1) {
+        rounds.push(round(&variants, options.slot_millis, &prefix)?);
+    }
+    let lines: Vec<Line> = (0..variants.len())
+        .map(|at| line(&variants[at].name, variants[at].is_ours, at, &rounds))
+        .collect();
+    let failures: u64 = lines.iter().map(|line| line.failures).sum();
+    let (text, verdicts) = (text(options.rounds, &lines), verdicts(&lines));
+    let measured = Measured {
+        rounds: options.rounds,
+        lines,
+    };
+    let judged = options.common.report(&measured, &text, &verdicts);
+    ensure!(failures == 0, "{failures} connects failed");
+    judged
+}
+
+/// The words that give a process precedence over everything else on its CPU, if they work here.
+fn real_time(place: &Place) -> Vec<String> {
+    let words = ["chrt", "--fifo", "50"];
+    let works = place.run(&[&words[..], &["true"]].concat()).is_ok();
+    words
+        .iter()
+        .filter(|_| works)
+        .map(|word| (*word).to_owned())
+        .collect()
+}
+
+fn start_server(topology: &Topology, prefix: &[String]) -> Result<Server> {
+    let backend = topology.pod("backend")?;
+    let server = backend.serve_on(&[Listener::new(Kind::Sink, TARGET)], Some(CPUS[1]))?;
+    if !prefix.is_empty() {
+        let pid = server.process().pid().to_string();
+        backend.run(&["chrt", "--all-tasks", "--fifo", "--pid", "50", &pid])?;
+    }
+    Ok(server)
+}
+
+fn direct(topology: &Topology, name: &str) -> Result<Variant> {
+    let client = topology.pod("client")?;
+    let backend = topology.pod("backend")?;
+    let client = topology.beside(&client, &format!("outside/{name}"), None)?;
+    Ok(Variant {
+        name: name.to_owned(),
+        client,
+        first: backend.at4(TARGET),
+        count: 1,
+        apart: 1,
+        is_ours: false,
+        _instance: None,
+    })
+}
+
+fn through(
+    topology: &Topology,
+    options: &Options,
+    (place, count): (usize, u32),
+    endpoints: &[SocketAddr],
+) -> Result<Variant> {
+    let group = format!("services-{count}");
+    let folder = topology.lab().folder().join(&group);
+    let bpffs = Some(folder.join("bpffs"));
+    let host = topology.beside(topology.host(), &format!("{group}/host"), bpffs)?;
+    let client = topology.beside(&*topology.pod("client")?, &format!("{group}/client"), None)?;
+
+    let port = ADMIN + 2 * u16::try_from(place)?;
+    let room = count.saturating_add(count / 4).max(1024);
+    let settings = Settings {
+        maps: Sizes {
+            fronts: room,
+            slots: room.saturating_mul(u32::try_from(2 * endpoints.len())?),
+            backends: room.saturating_mul(u32::try_from(endpoints.len())?),
+            ..Sizes::default()
+        },
+        admin: ([127, 0, 0, 1], port).into(),
+        healthz: ([127, 0, 0, 1], port + 1).into(),
+        ..options.common.settings()?
+    };
+    let cgroup = topology.lab().cgroup().join(&group);
+    let instance = Instance::new(host, folder, &cgroup, settings)?;
+    let backends = |_| endpoints.iter().map(SocketAddr::ip);
+    for file in many(count, Protocol::Tcp, [PORT, TARGET], backends) {
+        instance.apply(file)?;
+    }
+    instance.start()?;
+    Ok(Variant {
+        name: format!("{count} services"),
+        client,
+        first: SocketAddr::new(FIRST, PORT),
+        count: count.min(USED),
+        apart: (count / USED).max(1),
+        is_ours: true,
+        _instance: Some(instance),
+    })
+}
+
+/// The instance with most Services once more, with a connect to each of them in turn: no cache
+/// holds what the next one needs. No target belongs to it.
+fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
+    let most = services.iter().max().filter(|count| **count > USED)?;
+    let place = services.iter().position(|count| count == most)?;
+    let variant = variants.get(BESIDE + place)?;
+    Some(Variant {
+        name: format!("{most}{COLD}"),
+        client: variant.client.clone(),
+        first: variant.first,
+        count: *most,
+        apart: 1,
+        is_ours: false,
+        _instance: None,
+    })
+}
+
+/// Measures each variant once, in a shuffled order; the reports are in the variants' own order.
+fn round(variants: &[Variant], millis: u64, prefix: &[String]) -> Result<Vec<Report>> {
+    let mut reports = vec![Report::default(); variants.len()];
+    for at in shuffled(variants.len()) {
+        let variant = &variants[at];
+        reports[at] = measure(variant, millis, prefix).with_context(|| variant.name.clone())?;
+    }
+    Ok(reports)
+}
+
+fn measure(variant: &Variant, millis: u64, prefix: &[String]) -> Result<Report> {
+    let program = environment::culvert_lab()?;
+    let mut words = prefix.to_vec();
+    words.push(
+        program
+            .to_str()
+            .context("the laboratory's path is no UTF-8")?
+            .to_owned(),
+    );
+    words.extend(["load", "connect", "--to"].map(str::to_owned));
+    words.push(variant.first.to_string());
+    words.extend(["--count".to_owned(), variant.count.to_string()]);
+    words.extend(["--apart".to_owned(), variant.apart.to_string()]);
+    words.extend(["--millis".to_owned(), millis.to_string()]);
+    let output = variant
+        .client
+        .command(&words)
+        .cpu(CPUS[0])
+        .start()?
+        .finish(COMMAND)?;
+    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())
+}
+
+/// The medians of the variant at a place.
+fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Report>]) -> Line {
+    let own = || rounds.iter().map(|reports| &reports[at]);
+    let pairs = || rounds.iter().map(|reports| (&reports[0], &reports[at]));
+    let ratio = |(direct, own): (&Report, &Report)| own.rate * 1000 / direct.rate.max(1);
+    let over = |(direct, own): (&Report, &Report)| signed(own) - signed(direct);
+    Line {
+        variant: name.to_owned(),
+        is_ours,
+        connects_per_second: median(own().map(|report| report.rate)),
+        rate_to_direct: median(pairs().map(ratio)),
+        p50_ns: median(own().map(|report| report.connect.p50_ns)),
+        p99_ns: median(own().map(|report| report.connect.p99_ns)),
+        p50_over_direct_ns: median(pairs().map(over)),
+        failures: own().flat_map(|report| report.failures.values()).sum(),
+    }
+}
+
+fn signed(report: &Report) -> i64 {
+    i64::try_from(report.connect.p50_ns).unwrap_or(i64::MAX)
+}
+
+fn verdicts(lines: &[Line]) -> Vec<Verdict> {
+    let through: Vec<&Line> = lines.iter().filter(|line| line.is_ours).collect();
+    let mut verdicts = Vec::new();
+    for line in &through {
+        verdicts.push(Verdict {
+            target: format!("{}: rate at least 0.950 of direct", line.variant),
+            measured: thousandths(line.rate_to_direct),
+            met: line.rate_to_direct >= 950,
+        });
+        verdicts.push(Verdict {
+            target: format!("{}: p50 at most 3.0 µs above direct", line.variant),
+            measured: difference(line.p50_over_direct_ns),
+            met: line.p50_over_direct_ns <= 3000,
+        });
+    }
+    if let [few, .., most] = through.as_slice() {
+        let over = most.p50_over_direct_ns - few.p50_over_direct_ns;
+        verdicts.push(Verdict {
+            target: format!("{}: p50 at most 1.0 µs above {}", most.variant, few.variant),
+            measured: difference(over),
+            met: over <= 1000,
+        });
+    }
+    verdicts
+}
+
+fn text(rounds: u32, lines: &[Line]) -> String {
+    let head = [
+        "",
+        "connects/s",
+        "to direct",
+        "p50",
+        "over direct",
+        "p99",
+        "",
+    ];
+    let lines = lines.iter().map(|line| {
+        [
+            line.variant.clone(),
+            line.connects_per_second.to_string(),
+            thousandths(line.rate_to_direct),
+            microseconds(line.p50_ns),
+            difference(line.p50_over_direct_ns),
+            microseconds(line.p99_ns),
+            String::new(),
+        ]
+    });
+    format!(
+        "medians of {rounds} rounds; connects go to {USED} Services spread over all, or to each in turn; four \
+         endpoints each; nft and iptables: rules of kube-proxy's shape\n{}",
+        table(head, lines)
+    )
+}
+
+fn difference(nanoseconds: i64) -> String {
+    let sign = if nanoseconds < 0 { '-' } else { '+' };
+    format!("{sign}{}", microseconds(nanoseconds.unsigned_abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_tests::load::Latency;
+
+    use super::*;
+
+    fn report(rate: u64, p50_ns: u64) -> Report {
+        let connect = Latency {
+            p50_ns,
+            ..Latency::default()
+        };
+        Report {
+            rate,
+            connect,
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn variants_are_compared_with_direct_of_their_own_round() {
+        // The second round was disturbed, for both alike.
+        let rounds = [
+            vec![report(10_000, 20_000), report(9_900, 21_000)],
+            vec![report(5_000, 40_000), report(4_900, 41_500)],
+            vec![report(10_000, 20_000), report(9_700, 21_200)],
+        ];
+
+        let line = line("100 services", true, 1, &rounds);
+
+        assert_eq!((line.rate_to_direct, line.p50_over_direct_ns), (980, 1_200));
+    }
+
+    #[test]
+    fn targets_that_are_missed_are_named() {
+        let rounds = [vec![
+            report(10_000, 20_000),
+            report(9_990, 20_000),
+            report(9_000, 22_000),
+            report(9_600, 23_500),
+            report(100, 900_000),
+        ]];
+        let names = [
+            "direct",
+            CONTROL,
+            "100 services",
+            "10000 services",
+            "100, nft",
+        ];
+        let lines: Vec<_> = names
+            .iter()
+            .enumerate()
+            .map(|(at, name)| line(name, name.ends_with("services"), at, &rounds))
+            .collect();
+
+        let met: Vec<_> = verdicts(&lines).iter().map(|verdict| verdict.met).collect();
+
+        assert_eq!(met, [false, true, true, false, false]);
+    }
+}

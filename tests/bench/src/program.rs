@@ -1,0 +1,398 @@
+//! How long it takes from files to the kernel, observed through the kernel: by what `connect` does,
+//! not by what the daemon says. Beside it, how long `nft -f` takes for rules of kube-proxy's shape:
+//! the loading alone, without what kube-proxy does before it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use tunnel_tests::{
+    load::{nanoseconds, percentile},
+    table::microseconds,
+};
+
+use self::{
+    beside::Beside,
+    few::Few,
+    probe::Change,
+    very_many::{OF_EACH, Sample, Way},
+};
+use crate::report::{Common, Verdict, median, table, thousandths};
+
+mod beside;
+mod few;
+mod probe;
+mod very_many;
+
+/// Targets for some Services.
+const PROGRAMMED: Duration = Duration::from_millis(500);
+const CHANGED: Duration = Duration::from_millis(50);
+const IDLE: u64 = 30_000_000;
+const MAPS: u64 = 16_000_000;
+
+/// Targets for very many.
+const FROM_JSON: Duration = Duration::from_secs(1);
+const FROM_YAML: Duration = Duration::from_secs(3);
+const WRITTEN: Duration = Duration::from_millis(300);
+const PEAK: u64 = 300_000_000;
+const WORK: Duration = Duration::from_millis(5);
+
+/// How a measurement is made.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// How many Services there are where there are some.
+    #[arg(long, default_value_t = 1000)]
+    services: u32,
+    /// How often the Services are programmed from nothing.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// How often an endpoint changes.
+    #[arg(long, default_value_t = 50)]
+    changes: u32,
+    /// How many Services there are where there are very many, of four endpoints each.
+    #[arg(long, default_value_t = 30_000)]
+    many: u32,
+    /// How often a daemon starts with very many, and rules are loaded; 0 leaves both out.
+    #[arg(long, default_value_t = 5)]
+    starts: u32,
+    /// For how many Services nftables rules of kube-proxy's shape are loaded; none leaves them out.
+    #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
+    rules: Vec<u32>,
+}
+
+/// Times in nanoseconds.
+#[derive(Clone, Debug, Serialize)]
+struct Times {
+    what: String,
+    count: usize,
+    median_ns: u64,
+    p99_ns: u64,
+    max_ns: u64,
+}
+
+impl Times {
+    fn of(what: String, times: &[Duration]) -> Self {
+        let mut sorted: Vec<u64> = times.iter().map(|time| nanoseconds(*time)).collect();
+        sorted.sort_unstable();
+        Self {
+            what,
+            count: sorted.len(),
+            median_ns: median(sorted.iter().copied()),
+            p99_ns: percentile(&sorted, 99),
+            max_ns: sorted.last().copied().unwrap_or(0),
+        }
+    }
+
+    fn verdict(&self, target: Duration) -> Verdict {
+        under(&self.what, self.median_ns, target)
+    }
+}
+
+/// The medians of a way of writing very many Services.
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    way: String,
+    services: u32,
+    whole_ns: u64,
+    /// In thousandths of the first line, the median of the rounds' ratios.
+    whole_to_first: u64,
+    /// From objects that are read to maps that hold them; 0 where there are none.
+    write_ns: u64,
+    change_ns: u64,
+    change_to_first: u64,
+    /// How long the daemon runs for a change; 0 where there is none.
+    work_ns: u64,
+    /// The most memory that it had resident; 0 where there is none.
+    peak_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    times: Vec<Times>,
+    /// What an idle daemon has resident, and what its maps take.
+    resident_bytes: u64,
+    maps_bytes: u64,
+    lines: Vec<Line>,
+}
+
+/// Measures and prints; with `check`, a missed target is an error.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let ways: Vec<_> = [Way::Json, Way::Yaml]
+        .into_iter()
+        .chain(options.rules.iter().copied().map(Way::Rules))
+        .collect();
+    let few = few::measure(options)?;
+    let beside = beside::measure(options)?;
+    let rounds = very_many::measure(options, &ways)?;
+    let lines: Vec<_> = if rounds.is_empty() {
+        Vec::new()
+    } else {
+        let line = |(at, way): (usize, &Way)| line(options, *way, at, &rounds);
+        ways.iter().enumerate().map(line).collect()
+    };
+    let (measured, verdicts) = conclude(options, &few, &beside, lines);
+    let text = text(&measured, options);
+    options.common.report(&measured, &text, &verdicts)
+}
+
+fn conclude(
+    options: &Options,
+    few: &Few,
+    beside: &Beside,
+    lines: Vec<Line>,
+) -> (Measured, Vec<Verdict>) {
+    let services = options.services;
+    let change = |of: fn(&Change) -> Duration| few.changes.iter().map(of).collect::<Vec<_>>();
+    let mut times = vec![
+        Times::of(
+            format!("{services} services × 3 endpoints, from the rename of their file"),
+            &few.from_rename,
+        ),
+        Times::of(
+            format!("{services} services × 3 endpoints, from the start of the daemon"),
+            &few.from_start,
+        ),
+        Times::of(
+            "one endpoint, from the rename of its slice".to_owned(),
+            &change(|change| change.reached),
+        ),
+        Times::of(
+            "one endpoint, how long the daemon runs for it".to_owned(),
+            &change(|change| change.work),
+        ),
+    ];
+    let targets = [PROGRAMMED, PROGRAMMED, CHANGED, WORK];
+    let mut verdicts: Vec<_> = times
+        .iter()
+        .zip(targets)
+        .map(|(times, target)| times.verdict(target))
+        .collect();
+    let beside = beside.times();
+    verdicts.extend(beside::verdicts(&beside));
+    times.extend(beside);
+    let resident_bytes = median(few.resident.iter().copied());
+    let maps_bytes = median(few.maps.iter().copied());
+    verdicts.push(at_most(
+        &format!("{services} services, resident at rest"),
+        resident_bytes,
+        IDLE,
+    ));
+    verdicts.push(at_most(
+        &format!("{services} services, memory of the maps"),
+        maps_bytes,
+        MAPS,
+    ));
+    verdicts.extend(lines.iter().flat_map(of_very_many));
+    let measured = Measured {
+        times,
+        resident_bytes,
+        maps_bytes,
+        lines,
+    };
+    (measured, verdicts)
+}
+
+/// The verdicts of a way; none of one that isn't ours.
+fn of_very_many(line: &Line) -> Vec<Verdict> {
+    let Line {
+        way,
+        services,
+        whole_ns,
+        write_ns,
+        work_ns,
+        peak_bytes,
+        ..
+    } = line;
+    let whole = match way.as_str() {
+        JSON => FROM_JSON,
+        YAML => FROM_YAML,
+        _ => return Vec::new(),
+    };
+    let what = format!("{services} services × {OF_EACH} endpoints, {way}");
+    vec![
+        under(&format!("{what}, start"), *whole_ns, whole),
+        under(&format!("{what}, from objects to maps"), *write_ns, WRITTEN),
+        under(&format!("{what}, work for a change"), *work_ns, WORK),
+        at_most(&format!("{what}, most memory"), *peak_bytes, PEAK),
+    ]
+}
+
+const JSON: &str = "from JSON";
+const YAML: &str = "from YAML";
+
+fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line {
+    let own = || rounds.iter().map(|samples| &samples[at]);
+    let pairs = || rounds.iter().map(|samples| (&samples[0], &samples[at]));
+    let ratio = |first: u64, own: u64| own.saturating_mul(1000) / first.max(1);
+    let middle = |sample: &Sample, of: fn(&Change) -> Duration| {
+        median(sample.changes.iter().map(|change| nanoseconds(of(change))))
+    };
+    let whole = |sample: &Sample| nanoseconds(sample.whole);
+    let change = |sample: &Sample| middle(sample, |change| change.reached);
+    let (way, services, is_ours) = match way {
+        Way::Json => (JSON.to_owned(), options.many, true),
+        Way::Yaml => (YAML.to_owned(), options.many, true),
+        Way::Rules(services) => ("nft -f".to_owned(), services, false),
+    };
+    let ours = |value: u64| if is_ours { value } else { 0 };
+    Line {
+        way,
+        services,
+        whole_ns: median(own().map(whole)),
+        whole_to_first: median(pairs().map(|(first, own)| ratio(whole(first), whole(own)))),
+        write_ns: ours(median(own().map(|sample| nanoseconds(sample.write)))),
+        change_ns: median(own().map(change)),
+        change_to_first: median(pairs().map(|(first, own)| ratio(change(first), change(own)))),
+        work_ns: ours(median(
+            own().map(|sample| middle(sample, |change| change.work)),
+        )),
+        peak_bytes: ours(median(own().map(|sample| sample.peak))),
+    }
+}
+
+fn under(what: &str, median_ns: u64, target: Duration) -> Verdict {
+    Verdict {
+        target: format!("{what}: median under {} ms", target.as_millis()),
+        measured: milliseconds(median_ns),
+        met: median_ns < nanoseconds(target),
+    }
+}
+
+fn at_most(what: &str, bytes: u64, target: u64) -> Verdict {
+    Verdict {
+        target: format!("{what}: at most {} MB", target / 1_000_000),
+        measured: megabytes(bytes),
+        met: bytes <= target,
+    }
+}
+
+fn text(measured: &Measured, options: &Options) -> String {
+    let times = measured.times.iter().map(|times| {
+        format!(
+            "{}: median {}, p99 {}, longest {} of {}\n",
+            times.what,
+            milliseconds(times.median_ns),
+            milliseconds(times.p99_ns),
+            milliseconds(times.max_ns),
+            times.count
+        )
+    });
+    let memory = format!(
+        "{} services: {} resident at rest, {} in maps\n",
+        options.services,
+        megabytes(measured.resident_bytes),
+        megabytes(measured.maps_bytes)
+    );
+    let many = (!measured.lines.is_empty()).then(|| very_many(&measured.lines, options.starts));
+    times.chain([memory]).chain(many).collect()
+}
+
+fn very_many(lines: &[Line], starts: u32) -> String {
+    let head = [
+        "", "services", "whole", "to JSON", "to maps", "change", "to JSON", "work", "memory", "",
+    ];
+    let some = |value: u64, text: fn(u64) -> String| match value {
+        0 => String::new(),
+        value => text(value),
+    };
+    let lines = lines.iter().map(|line| {
+        [
+            line.way.clone(),
+            line.services.to_string(),
+            milliseconds(line.whole_ns),
+            thousandths(line.whole_to_first),
+            some(line.write_ns, milliseconds),
+            milliseconds(line.change_ns),
+            thousandths(line.change_to_first),
+            some(line.work_ns, milliseconds),
+            some(line.peak_bytes, megabytes),
+            String::new(),
+        ]
+    });
+    format!(
+        "medians of {starts} rounds, {OF_EACH} endpoints for each service; the daemon from its start until connects \
+         show everything, nft from its start to its end\n{}",
+        table(head, lines)
+    )
+}
+
+/// Nanoseconds as milliseconds with one decimal.
+fn milliseconds(nanoseconds: u64) -> String {
+    microseconds(nanoseconds / 1000).replace("µs", "ms")
+}
+
+/// Bytes as millions of them with one decimal.
+fn megabytes(bytes: u64) -> String {
+    format!("{}.{} MB", bytes / 1_000_000, bytes % 1_000_000 / 100_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_at_the_target_misses_it() {
+        let times = Times::of(
+            "one".to_owned(),
+            &[CHANGED, CHANGED - Duration::from_millis(1), CHANGED],
+        );
+
+        let verdict = times.verdict(CHANGED);
+
+        assert!(!verdict.met);
+        assert_eq!(verdict.measured, "50.0 ms");
+    }
+
+    fn options() -> Options {
+        Options {
+            common: Common::default(),
+            services: 1000,
+            rounds: 1,
+            changes: 1,
+            many: 30_000,
+            starts: 3,
+            rules: vec![100],
+        }
+    }
+
+    fn sample(whole: u64, change: u64) -> Sample {
+        let reached = Duration::from_millis(change);
+        Sample {
+            whole: Duration::from_millis(whole),
+            write: Duration::from_millis(400),
+            peak: PEAK,
+            changes: vec![Change {
+                reached,
+                work: reached,
+            }],
+        }
+    }
+
+    #[test]
+    fn rules_are_compared_with_json_of_their_own_round_and_judged_by_nothing() {
+        // The second round was disturbed, for both alike.
+        let rounds = [
+            vec![sample(900, 1), sample(1800, 50)],
+            vec![sample(2000, 4), sample(4200, 200)],
+            vec![sample(950, 1), sample(1900, 40)],
+        ];
+
+        let json = line(&options(), Way::Json, 0, &rounds);
+        let rules = line(&options(), Way::Rules(100), 1, &rounds);
+
+        assert_eq!(
+            (rules.whole_to_first, rules.change_to_first),
+            (2000, 50_000)
+        );
+        assert_eq!((rules.work_ns, rules.peak_bytes), (0, 0));
+        let met = |line: &Line| -> Vec<bool> {
+            let verdicts = of_very_many(line);
+            verdicts.iter().map(|verdict| verdict.met).collect()
+        };
+        assert_eq!(met(&json), [true, false, true, true]);
+        assert!(of_very_many(&rules).is_empty());
+    }
+}

@@ -1,0 +1,176 @@
+//! A Service whose only endpoint changes, and a client that sees by its own sockets what the kernel
+//! does: by what `connect` does, not by what the daemon says. Datagrams are never sent, so no
+//! endpoint needs to be there.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use socket2::{Domain, Type};
+use tunnel_tests::{
+    clock::{self, Instant},
+    instance::Settings,
+    manifest::{Manifest, Protocol, Service},
+    node::Node,
+    place::Place,
+    usage, wait,
+};
+
+/// The port of all Services.
+pub(super) const PORT: u16 = 53;
+
+/// The Service whose endpoint changes.
+const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)), PORT);
+
+/// Its two endpoints, and the source address that a socket connected to each gets.
+const SIDES: [(Ipv4Addr, Ipv4Addr); 2] = [
+    (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
+    (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
+];
+
+/// How long to look before giving up.
+const LOOKING: Duration = Duration::from_secs(60);
+
+/// How long between two looks at a connect.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// How long between two changes: none meets the work of the one before, which ends with what was
+/// replaced being freed.
+const REST: Duration = Duration::from_millis(20);
+
+/// What one change took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    /// From the rename of the file until a connect reaches the new endpoint.
+    pub(super) reached: Duration,
+    /// How long the daemon ran for it on all CPUs.
+    pub(super) work: Duration,
+}
+
+/// A node whose folder holds the Service that changes, and nothing else. The daemon isn't started.
+pub(super) fn node(settings: Settings) -> Result<Node> {
+    let node = Node::with(settings)?;
+    let client = node.pod("client")?;
+    let mut batch = String::new();
+    // A socket's own address shows which endpoint the kernel chose for it.
+    for (endpoint, source) in SIDES {
+        batch.push_str(&format!(
+            "addr add {source}/32 dev eth0\n\
+             route add {endpoint}/32 via 169.254.1.1 dev eth0 src {source}\n"
+        ));
+    }
+    client.ip(&batch)?;
+    node.apply(("probe-service.yaml", probe(0).service_yaml().as_str()))?;
+    node.apply(slice(0))?;
+    Ok(node)
+}
+
+fn probe(side: usize) -> Service {
+    let (endpoint, _) = SIDES[side % SIDES.len()];
+    Service::cluster_ip("probe", PROBE, Protocol::Udp).backend(endpoint.into())
+}
+
+fn slice(side: usize) -> Manifest {
+    Manifest {
+        file: "probe-slice.yaml".to_owned(),
+        text: probe(side).slice_yaml(PROBE.ip()),
+    }
+}
+
+/// Connects a UDP socket to each of the addresses in turn, waiting at the first that isn't
+/// translated.
+pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> Result<()> {
+    let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
+    let start = Instant::now();
+    for vip in vips {
+        let vip = SocketAddr::new(vip, PORT);
+        while !is_translated(&socket, vip)? {
+            if start.elapsed() > LOOKING {
+                bail!(
+                    "{vip} is still not translated after {} s",
+                    LOOKING.as_secs()
+                );
+            }
+            clock::pause(LOOK);
+        }
+    }
+    Ok(())
+}
+
+fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
+    match socket.connect(vip) {
+        // A Service that has no endpoints yet is refused by way of loopback.
+        Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
+        Err(error) if is_not_yet(&error) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
+    }
+}
+
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::ConnectionRefused
+    )
+}
+
+/// Changes the endpoint again and again.
+pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
+    let client = node.pod("client")?;
+    let daemon = node.daemon_pid().context("the daemon doesn't run")?;
+    let mut times = Vec::new();
+    for number in 1..=changes.max(1) {
+        let side = usize::try_from(number)? % SIDES.len();
+        let (_, source) = SIDES[side];
+        let before = usage::work(daemon)?;
+        let start = Instant::now();
+        node.apply(slice(side))?;
+        let reached = || {
+            shows(&client, source)
+                .unwrap_or(false)
+                .then(|| start.elapsed())
+        };
+        let reached = wait::some(LOOKING, reached).context("a changed endpoint never came")?;
+        clock::pause(REST);
+        let work = usage::work(daemon)?.saturating_sub(before);
+        times.push(Change { reached, work });
+    }
+    Ok(times)
+}
+
+/// Whether a new socket that connects to the changing Service gets this source address.
+fn shows(client: &Place, source: Ipv4Addr) -> Result<bool> {
+    let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
+    socket.connect(PROBE)?;
+    Ok(socket.local_addr()?.ip() == IpAddr::V4(source))
+}
+
+/// Stops the daemon and removes what it made.
+pub(super) fn end(node: &Node) -> Result<()> {
+    node.stop()?;
+    let cleanup = node.culvert(&["cleanup"])?;
+    if !cleanup.exit.is_success() {
+        bail!(
+            "`culvert cleanup` failed: {}{}",
+            cleanup.stdout,
+            cleanup.stderr
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_swaps_the_only_endpoint() {
+        assert!(slice(0).text.contains("10.1.0.111"));
+        assert!(slice(1).text.contains("10.1.0.112"));
+        assert_eq!(slice(2).text, slice(0).text);
+    }
+}

@@ -1,0 +1,130 @@
+//! kube-proxy's iptables mode: one chain that every new connection walks until its Service comes, a
+//! chain for each Service port and each of its endpoints.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use tunnel_tests::place::Place;
+
+use super::{Loader, MARK, Shape};
+
+/// What can load rules, the one that is tried first to begin with: the kernel has `ip_tables` on
+/// fewer and fewer machines, and what goes by nftables instead is walked in the same way.
+const LOADERS: [(&str, &str, &str); 2] = [
+    ("legacy", "iptables-legacy", "iptables-legacy-restore"),
+    ("nft", "iptables-nft", "iptables-nft-restore"),
+];
+
+/// Runs `iptables-restore` in a place; and which kind of it.
+pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
+    for (kind, look, restore) in LOADERS {
+        let listed = Command::new("nsenter")
+            .args(["--target", &place.pid().to_string(), "--net"])
+            .args([look, "--table", "nat", "--list-rules"])
+            .output();
+        if listed.is_ok_and(|output| output.status.success()) {
+            let words = [restore, "--wait", "5", "--noflush", "--counters"];
+            return Ok((kind, Loader::new(place, &words)));
+        }
+    }
+    bail!(
+        "neither iptables-legacy nor iptables-nft can list the table nat: package iptables, and a \
+         kernel with ip_tables or nft_compat"
+    )
+}
+
+/// Everything, as a full sync writes it. kube-proxy goes over its Services in the order of a hash
+/// map, so the place of one in the chain is chance; here they are in the order of their addresses,
+/// and who connects to some that are spread over all has them in the middle of it on average.
+pub(crate) fn whole(shape: &Shape) -> String {
+    let mut chains = String::from(
+        "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
+         :KUBE-MARK-MASQ - [0:0]\n",
+    );
+    let mut rules = String::new();
+    for number in 0..shape.services {
+        put_service(&mut chains, &mut rules, shape, number);
+    }
+    chains.push_str(&rules);
+    chains.push_str(&format!(
+        "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports\" -m addrtype \
+         --dst-type LOCAL -j KUBE-NODEPORTS\n\
+         -A KUBE-MARK-MASQ -j MARK --or-mark {MARK}\n\
+         -A KUBE-POSTROUTING -m mark ! --mark {MARK}/{MARK} -j RETURN\n\
+         -A KUBE-POSTROUTING -j MARK --xor-mark {MARK}\n\
+         -A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" \
+         -j MASQUERADE --random-fully\n\
+         -A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
+         -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
+         -A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n\
+         COMMIT\n"
+    ));
+    chains
+}
+
+fn put_service(chains: &mut String, rules: &mut String, shape: &Shape, number: u32) {
+    let (address, port, pods) = (Shape::address(number), shape.port, Shape::pods());
+    let service = format!("KUBE-SVC-{number:016}");
+    let comment = format!("-m comment --comment \"default/svc-{number}:http");
+    let to = format!("-m tcp -p tcp -d {address} --dport {port}");
+    chains.push_str(&format!(":{service} - [0:0]\n"));
+    rules.push_str(&format!(
+        "-A KUBE-SERVICES {comment} cluster IP\" {to} -j {service}\n\
+         -A {service} {comment} cluster IP\" {to} ! -s {pods} -j KUBE-MARK-MASQ\n"
+    ));
+    for (place, to) in shape.endpoints.iter().enumerate() {
+        let own = to.ip();
+        let endpoint = format!("KUBE-SEP-{number:012}{place:04}");
+        let left = shape.endpoints.len().saturating_sub(place);
+        let chance = match left {
+            0 | 1 => String::new(),
+            left => format!(
+                "-m statistic --mode random --probability 0.{:010} ",
+                10_000_000_000_usize / left
+            ),
+        };
+        chains.push_str(&format!(":{endpoint} - [0:0]\n"));
+        rules.push_str(&format!(
+            "-A {service} {comment} -> {to}\" {chance}-j {endpoint}\n\
+             -A {endpoint} {comment}\" -s {own} -j KUBE-MARK-MASQ\n\
+             -A {endpoint} {comment}\" -m tcp -p tcp -j DNAT --to-destination {to}\n"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_chosen_with_like_chance() {
+        let shape = Shape {
+            services: 2,
+            port: 80,
+            endpoints: (2..5)
+                .map(|last| format!("10.1.0.{last}:9000").parse().unwrap())
+                .collect(),
+        };
+
+        let text = whole(&shape);
+
+        assert_eq!(text.matches("--probability 0.3333333333 ").count(), 2);
+        assert_eq!(text.matches("--probability 0.5000000000 ").count(), 2);
+        assert_eq!(text.matches("--to-destination").count(), 6);
+        let services = text
+            .lines()
+            .filter(|line| line.starts_with("-A KUBE-SERVICES"));
+        let ends: Vec<_> = services
+            .filter_map(|line| line.rsplit(' ').next())
+            .collect();
+        // Node ports come last, as with kube-proxy.
+        assert_eq!(
+            ends,
+            [
+                "KUBE-SVC-0000000000000000",
+                "KUBE-SVC-0000000000000001",
+                "KUBE-NODEPORTS"
+            ]
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, a chain for each
+//! Service port and each of its endpoints.
+
+use std::{fmt::Write as _, net::SocketAddr};
+
+use tunnel_tests::place::Place;
+
+use super::{Loader, MARK, Shape};
+
+const TABLE: &str = "ip kube-proxy";
+
+/// Runs `nft` in a place.
+pub(crate) fn loader(place: &Place) -> Loader {
+    Loader::new(place, &["nft", "--file"])
+}
+
+/// Everything, as a full sync writes it.
+pub(crate) fn whole(shape: &Shape) -> String {
+    let mut text = base();
+    for number in 0..shape.services {
+        let (address, port) = (Shape::address(number), shape.port);
+        let chain = service(number);
+        text.push_str(&format!(
+            "add chain {TABLE} {chain}\n\
+             add element {TABLE} cluster-ips {{ {address} }}\n\
+             add element {TABLE} service-ips {{ {address} . tcp . {port} : goto {chain} }}\n"
+        ));
+        put_service(&mut text, number, &shape.endpoints);
+    }
+    text
+}
+
+/// One transaction in which the endpoints of a Service become others, as a partial sync writes it:
+/// all chains of that Service anew. `gone` are endpoints that it had; their chains are emptied, and
+/// those of `stale`, which were emptied before, deleted.
+pub(crate) fn change(
+    number: u32,
+    endpoints: &[SocketAddr],
+    gone: &[SocketAddr],
+    stale: &[SocketAddr],
+) -> String {
+    let mut text = format!(
+        "add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\n",
+        chain = service(number)
+    );
+    put_service(&mut text, number, endpoints);
+    for to in gone {
+        text.push_str(&format!("flush chain {TABLE} {}\n", endpoint(number, *to)));
+    }
+    for to in stale {
+        text.push_str(&format!("delete chain {TABLE} {}\n", endpoint(number, *to)));
+    }
+    text
+}
+
+/// The rules of a Service and of its endpoints; the chain of the Service is there and empty.
+fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
+    let chain = service(number);
+    let (address, pods) = (Shape::address(number), Shape::pods());
+    for to in endpoints {
+        let chain = endpoint(number, *to);
+        let own = to.ip();
+        text.push_str(&format!(
+            "add chain {TABLE} {chain}\n\
+             flush chain {TABLE} {chain}\n\
+             add rule {TABLE} {chain} ip saddr {own} jump mark-for-masquerade\n\
+             add rule {TABLE} {chain} meta l4proto tcp dnat to {to}\n"
+        ));
+    }
+    let mut choice = String::new();
+    for (place, to) in endpoints.iter().enumerate() {
+        let comma = if place == 0 { "" } else { " ," };
+        // Writing to text can't fail.
+        let written = write!(choice, "{comma} {place} : goto {}", endpoint(number, *to));
+        debug_assert!(written.is_ok(), "text takes what is written");
+    }
+    text.push_str(&format!(
+        "add rule {TABLE} {chain} ip daddr {address} ip saddr != {pods} jump mark-for-masquerade\n\
+         add rule {TABLE} {chain} numgen random mod {} vmap {{{choice} }}\n",
+        endpoints.len()
+    ));
+}
+
+/// The table with its hooks, and with maps that are empty.
+fn base() -> String {
+    let key = "type ipv4_addr . inet_proto . inet_service : verdict";
+    let node_port = "type inet_proto . inet_service : verdict";
+    let chains = [
+        "cluster-ips-check",
+        "filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }",
+        "filter-output-pre-dnat { type filter hook output priority -110 ; }",
+        "filter-forward { type filter hook forward priority 0 ; }",
+        "filter-input { type filter hook input priority 0 ; }",
+        "filter-output { type filter hook output priority 0 ; }",
+        "firewall-check",
+        "mark-for-masquerade",
+        "masquerading",
+        "nat-output { type nat hook output priority -100 ; }",
+        "nat-postrouting { type nat hook postrouting priority 100 ; }",
+        "nat-prerouting { type nat hook prerouting priority -100 ; }",
+        "nodeport-endpoints-check",
+        "reject-chain",
+        "services",
+        "service-endpoints-check",
+    ];
+    let mark = format!("mark-for-masquerade mark set mark or {MARK}");
+    let unmarked = format!("masquerading mark and {MARK} == 0 return");
+    let unmark = format!("masquerading mark set mark xor {MARK}");
+    let rules = [
+        "cluster-ips-check ip daddr @cluster-ips reject",
+        "filter-prerouting-pre-dnat ct state new jump firewall-check",
+        "filter-forward ct state new jump service-endpoints-check",
+        "filter-forward ct state new jump cluster-ips-check",
+        "filter-input ct state new jump nodeport-endpoints-check",
+        "filter-input ct state new jump service-endpoints-check",
+        "filter-output ct state new jump service-endpoints-check",
+        "filter-output-pre-dnat ct state new jump firewall-check",
+        "filter-output ct state new jump cluster-ips-check",
+        "firewall-check ip daddr . meta l4proto . th dport vmap @firewall-ips",
+        &mark,
+        &unmarked,
+        &unmark,
+        "masquerading masquerade fully-random",
+        "nat-output jump services",
+        "nat-postrouting jump masquerading",
+        "nat-prerouting jump services",
+        "nodeport-endpoints-check ip daddr @nodeport-ips meta l4proto . th dport vmap \
+         @no-endpoint-nodeports",
+        "reject-chain reject",
+        "services ip daddr . meta l4proto . th dport vmap @service-ips",
+        "services ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports",
+        "service-endpoints-check ip daddr . meta l4proto . th dport vmap @no-endpoint-services",
+    ];
+    let mut text = format!(
+        "add table {TABLE}\n\
+         add set {TABLE} cluster-ips {{ type ipv4_addr ; }}\n\
+         add set {TABLE} nodeport-ips {{ type ipv4_addr ; }}\n\
+         add map {TABLE} firewall-ips {{ {key} ; }}\n\
+         add map {TABLE} no-endpoint-nodeports {{ {node_port} ; }}\n\
+         add map {TABLE} no-endpoint-services {{ {key} ; }}\n\
+         add map {TABLE} service-ips {{ {key} ; }}\n\
+         add map {TABLE} service-nodeports {{ {node_port} ; }}\n"
+    );
+    for chain in chains {
+        text.push_str(&format!("add chain {TABLE} {chain}\n"));
+    }
+    for rule in rules {
+        text.push_str(&format!("add rule {TABLE} {rule}\n"));
+    }
+    text
+}
+
+fn service(number: u32) -> String {
+    format!("service-{number:08}-default/svc-{number}/tcp/http")
+}
+
+fn endpoint(number: u32, to: SocketAddr) -> String {
+    format!(
+        "endpoint-{number:08}-default/svc-{number}/tcp/http__{}/{}",
+        to.ip(),
+        to.port()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> Shape {
+        Shape {
+            services: 3,
+            port: 80,
+            endpoints: vec![
+                "10.1.0.2:9000".parse().unwrap(),
+                "10.1.0.3:9000".parse().unwrap(),
+            ],
+        }
+    }
+
+    #[test]
+    fn each_service_has_an_element_and_chooses_among_its_endpoints() {
+        let text = whole(&shape());
+
+        assert_eq!(text.matches("service-ips { 10.97.").count(), 3);
+        assert_eq!(
+            text.matches(" meta l4proto tcp dnat to 10.1.0.3:9000\n")
+                .count(),
+            3
+        );
+        assert!(text.contains(
+            "numgen random mod 2 vmap { 0 : goto \
+             endpoint-00000002-default/svc-2/tcp/http__10.1.0.2/9000 , 1 : goto \
+             endpoint-00000002-default/svc-2/tcp/http__10.1.0.3/9000 }"
+        ));
+    }
+
+    #[test]
+    fn a_change_touches_the_chains_of_one_service() {
+        let shape = shape();
+        let to = ["10.1.0.4:9000".parse().unwrap(), shape.endpoints[1]];
+
+        let text = change(1, &to, &shape.endpoints[..1], &[]);
+
+        assert!(!text.contains("add element"));
+        assert!(
+            text.lines()
+                .all(|line| line.contains("-00000001-default/svc-1/"))
+        );
+        assert!(text.contains(
+            "flush chain ip kube-proxy endpoint-00000001-default/svc-1/tcp/http__10.1.0.2/9000\n"
+        ));
+        assert!(text.contains("dnat to 10.1.0.4:9000"));
+    }
+}

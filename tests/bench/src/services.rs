@@ -1,0 +1,55 @@
+//! The Services that benchmarks make.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use tunnel_tests::{
+    load::race::offset,
+    manifest::{Manifest, Protocol, Service},
+};
+
+/// The first address of the Services that a benchmark makes.
+pub(crate) const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
+
+/// How many Services a file holds.
+const PER_FILE: u32 = 10_000;
+
+/// Files with many Services, whose endpoints are those that `backends` gives by the Service's number.
+pub(crate) fn many<I: IntoIterator<Item = IpAddr>>(
+    count: u32,
+    protocol: Protocol,
+    [port, target]: [u16; 2],
+    backends: impl Fn(u32) -> I,
+) -> Vec<Manifest> {
+    let service = |number: u32| {
+        Service::new(&format!("svc-{number}"), [offset(FIRST, number)])
+            .port(protocol, port, target)
+            .backends(backends(number))
+    };
+    let file = |(first, last): (u32, u32)| {
+        let services: Vec<_> = (first..last).map(service).collect();
+        Manifest::of_services(&format!("services-{first}.yaml"), &services)
+    };
+    chunks(count).map(file).collect()
+}
+
+/// The first number of each file's Services, and the first behind them.
+pub(crate) fn chunks(count: u32) -> impl Iterator<Item = (u32, u32)> {
+    let files = 0..count.div_ceil(PER_FILE);
+    files.map(move |file| (file * PER_FILE, count.min((file + 1) * PER_FILE)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_services_lie_in_few_files() {
+        let files = many(25_000, Protocol::Tcp, [80, 9000], |_| {
+            [IpAddr::V4(Ipv4Addr::LOCALHOST)]
+        });
+
+        assert_eq!(files.len(), 3);
+        assert_eq!(files[2].text.matches("kind: Service\n").count(), 5_000);
+        assert!(files[2].text.contains("10.97.97.167"));
+    }
+}

@@ -1,0 +1,283 @@
+//! What a tunnel costs, beside plain TCP and beside one bare TLS stream, over the same links.
+//!
+//! Client and server are the same everywhere; the server is on the edge, and floods. Plain TCP and
+//! TLS go to the address that the edge has on its link, the tunnel's streams to a steering address.
+//! In each round every variant is measured once, in a shuffled order.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::{Serialize, de::DeserializeOwned};
+use tunnel_tests::{
+    flow::{Echoes, Flood, per},
+    load::nanoseconds,
+    table::microseconds,
+    usage,
+};
+
+use self::stage::{Stage, Way};
+use crate::report::{Common, Verdict, median, shuffled, table, thousandths};
+
+mod stage;
+
+/// How many streams flood at once.
+const STREAMS: [u32; 2] = [1, 10];
+
+/// How many stalled readers there are beside a live echo.
+const STALLED: [u32; 2] = [1, 200];
+
+/// In thousandths of one bare TLS stream, however many streams the tunnel carries: how many bytes a second at least, how much CPU at most.
+const RATE: u64 = 600;
+const CPU: u64 = 1500;
+
+/// What a live echo may take beside stalled readers.
+const LIVE: Duration = Duration::from_millis(2);
+
+/// How a measurement is made.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// How often each variant is measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// How long one measurement lasts.
+    #[arg(long, default_value_t = 1500)]
+    slot_millis: u64,
+}
+
+/// One way from the cloud to the edge.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Variant {
+    Plain,
+    Tunnel,
+    Tls,
+}
+
+impl Variant {
+    const ALL: [Self; 3] = [Self::Plain, Self::Tls, Self::Tunnel];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain TCP",
+            Self::Tls => "bare TLS",
+            Self::Tunnel => "tunnel",
+        }
+    }
+}
+
+/// What one round measured of a variant.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    /// By [`STREAMS`], millions of bytes a second.
+    megabytes: [u64; 2],
+    /// With one stream, in nanoseconds for a million bytes.
+    cpu: u64,
+    p50_ns: u64,
+    p99_ns: u64,
+    /// By [`STALLED`], the 99th of a hundred echoes.
+    beside_ns: [u64; 2],
+}
+
+/// The medians of a variant.
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    variant: &'static str,
+    megabytes_per_second_1: u64,
+    megabytes_per_second_10: u64,
+    /// Of both ends of the tunnel, or of both ends of the stream.
+    cpu_ms_per_gigabyte: u64,
+    echo_p50_ns: u64,
+    echo_p99_ns: u64,
+    beside_1_stalled_p99_ns: u64,
+    beside_200_stalled_p99_ns: u64,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    rounds: u32,
+    lines: Vec<Line>,
+}
+
+/// Measures and prints; with `check`, a missed target is an error.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let stage = Stage::set(options)?;
+    let mut rounds = Vec::new();
+    let slot = Duration::from_millis(options.slot_millis);
+    for _ in 0..options.rounds.max(1) {
+        let mut samples = [Sample::default(); 3];
+        for at in shuffled(Variant::ALL.len()) {
+            let variant = Variant::ALL[at];
+            samples[at] = measure(&stage, variant, slot).with_context(|| variant.name())?;
+        }
+        rounds.push(samples);
+    }
+    let lines: Vec<_> = (0..Variant::ALL.len())
+        .map(|at| line(at, &rounds))
+        .collect();
+    let text = text(options.rounds, &lines);
+    let measured = Measured {
+        rounds: options.rounds,
+        lines,
+    };
+    options.common.report(&measured, &text, &verdicts(&rounds))
+}
+
+fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
+    let way = stage.way(variant);
+    let mut sample = Sample::default();
+    for (streams, megabytes) in STREAMS.iter().zip(&mut sample.megabytes) {
+        let before = cpu(&way)?;
+        let flood: Flood = ask(stage, &way, "flood", *streams, slot)?;
+        *megabytes = flood.megabytes();
+        if *streams == 1 {
+            let ends = nanoseconds(cpu(&way)?.saturating_sub(before));
+            // The ends' own figure has the time before the measurement in it, and so as many more
+            // bytes; a client that is an end tells of the measurement alone.
+            let whole = slot + tunnel_tests::flow::client::WARM_UP;
+            let share = u128::from(ends) * slot.as_nanos() / whole.as_nanos().max(1);
+            let own = if way.client_is_end { flood.cpu_ns } else { 0 };
+            let cpu = share + u128::from(own);
+            sample.cpu = per(cpu * 1_000_000, flood.bytes);
+        }
+    }
+    let echoes: Echoes = ask(stage, &way, "echo", 1, slot)?;
+    (sample.p50_ns, sample.p99_ns) = (echoes.times.p50_ns, echoes.times.p99_ns);
+    for (stalled, beside) in STALLED.iter().zip(&mut sample.beside_ns) {
+        let _held = stage.stall(&way, *stalled)?;
+        let echoes: Echoes = ask(stage, &way, "echo", 1, slot)?;
+        *beside = echoes.times.p99_ns;
+    }
+    Ok(sample)
+}
+
+fn cpu(way: &Way) -> Result<Duration> {
+    way.ends.iter().map(|pid| usage::cpu(*pid)).sum()
+}
+
+fn ask<T: DeserializeOwned>(
+    stage: &Stage,
+    way: &Way,
+    what: &str,
+    connections: u32,
+    slot: Duration,
+) -> Result<T> {
+    let millis = ("--millis", slot.as_millis().to_string());
+    let output = stage.client(way, what, connections, &[millis])?;
+    let output = output.finish(tunnel_tests::place::COMMAND + slot)?;
+    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())
+}
+
+fn line(at: usize, rounds: &[[Sample; 3]]) -> Line {
+    let of = |pick: fn(&Sample) -> u64| median(rounds.iter().map(|samples| pick(&samples[at])));
+    Line {
+        variant: Variant::ALL[at].name(),
+        megabytes_per_second_1: of(|it| it.megabytes[0]),
+        megabytes_per_second_10: of(|it| it.megabytes[1]),
+        // Nanoseconds for a million bytes are microseconds for a thousand millions.
+        cpu_ms_per_gigabyte: of(|it| it.cpu / 1000),
+        echo_p50_ns: of(|it| it.p50_ns),
+        echo_p99_ns: of(|it| it.p99_ns),
+        beside_1_stalled_p99_ns: of(|it| it.beside_ns[0]),
+        beside_200_stalled_p99_ns: of(|it| it.beside_ns[1]),
+    }
+}
+
+fn verdicts(rounds: &[[Sample; 3]]) -> Vec<Verdict> {
+    // Compared within a round: what disturbs it disturbs both.
+    let ratio = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
+        let ratios = rounds.iter().map(|[_, tls, ours]| {
+            let (ours, tls) = pick(ours, tls);
+            per(u128::from(ours) * 1000, tls)
+        });
+        median(ratios)
+    };
+    let mut verdicts = Vec::new();
+    for (at, streams) in STREAMS.iter().enumerate() {
+        let rate = ratio(&|ours, tls| (ours.megabytes[at], tls.megabytes[0]));
+        verdicts.push(Verdict {
+            target: format!("{streams} streams: MB/s at least 0.600 of one of bare TLS"),
+            measured: thousandths(rate),
+            met: rate >= RATE,
+        });
+    }
+    let cpu = ratio(&|ours, tls| (ours.cpu, tls.cpu));
+    verdicts.push(Verdict {
+        target: "CPU of both ends for a byte at most 1.500 of bare TLS".to_owned(),
+        measured: thousandths(cpu),
+        met: cpu <= CPU,
+    });
+    for (at, stalled) in STALLED.iter().enumerate() {
+        let delays = rounds.iter().map(|[_, _, ours]| ours.beside_ns[at]);
+        let delay = median(delays);
+        verdicts.push(Verdict {
+            target: format!("a live echo beside {stalled} stalled readers: p99 at most 2 ms"),
+            measured: microseconds(delay),
+            met: delay <= nanoseconds(LIVE),
+        });
+    }
+    verdicts
+}
+
+fn text(rounds: u32, lines: &[Line]) -> String {
+    let head = [
+        "",
+        "MB/s, 1 stream",
+        "10 streams",
+        "CPU s/GB",
+        "echo p50",
+        "p99",
+        "p99 beside 1 stalled",
+        "200 stalled",
+        "",
+    ];
+    let lines = lines.iter().map(|line| {
+        [
+            line.variant.to_owned(),
+            line.megabytes_per_second_1.to_string(),
+            line.megabytes_per_second_10.to_string(),
+            thousandths(line.cpu_ms_per_gigabyte),
+            microseconds(line.echo_p50_ns),
+            microseconds(line.echo_p99_ns),
+            microseconds(line.beside_1_stalled_p99_ns),
+            microseconds(line.beside_200_stalled_p99_ns),
+            String::new(),
+        ]
+    });
+    format!(
+        "medians of {rounds} rounds; from the edge to the cloud; an echo has 64 bytes\n{}",
+        table(head, lines)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tunnel_is_compared_with_tls_of_the_same_round() {
+        let sample = |megabytes, cpu, beside_ns| Sample {
+            megabytes: [megabytes, 2 * megabytes],
+            cpu,
+            beside_ns: [beside_ns; 2],
+            ..Sample::default()
+        };
+        let rounds = [
+            [Sample::default(), sample(1000, 100, 0), sample(700, 140, 1)],
+            // Disturbed, for both alike.
+            [Sample::default(), sample(100, 900, 0), sample(65, 1300, 1)],
+            [
+                Sample::default(),
+                sample(1000, 100, 0),
+                sample(500, 160, 3_000_000),
+            ],
+        ];
+
+        let verdicts = verdicts(&rounds);
+
+        let measured: Vec<_> = verdicts.iter().map(|it| it.measured.as_str()).collect();
+        assert_eq!(measured[..3], ["0.650", "1.300", "1.444"]);
+        assert!(verdicts.iter().all(|verdict| verdict.met));
+    }
+}

@@ -1,0 +1,191 @@
+//! The nodes' network: their hosts, and a router between them, which is what they have for an internet.
+
+use std::{fs, net::IpAddr, path::PathBuf};
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    agent::{Ground, Network as Namespace},
+    cgroup,
+    lab::Lab,
+    place::Place,
+};
+
+use super::kit::Kit;
+
+/// The names of the nodes, and of their control groups: the cloud's, the edge's, and one more of the
+/// cloud's where there are three.
+pub const NODES: [(&str, &str); 3] = [("node-a", "a"), ("node-b", "b"), ("node-c", "c")];
+
+/// Which of the nodes has the control plane, and which is far away.
+pub(super) const CLOUD: usize = 0;
+pub(super) const EDGE: usize = 1;
+
+/// How many nodes there are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Size {
+    /// The cloud's and the edge's.
+    Two,
+    /// One more of the cloud's: what spreads over zones wants three.
+    Three,
+}
+
+impl Size {
+    /// The names of the nodes, and of their control groups.
+    pub(super) fn nodes(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Two => &NODES[..2],
+            Self::Three => &NODES,
+        }
+    }
+}
+
+const FORWARDING: [(&str, &str); 3] = [
+    ("net.ipv4.ip_forward", "1"),
+    ("net.ipv6.conf.all.forwarding", "1"),
+    ("net.ipv4.conf.all.rp_filter", "0"),
+];
+
+/// Only connections that the edge opens get through, under the address of the router: an ordinary
+/// uplink with NAT. The edge is behind `to1`.
+const OUTBOUND_ONLY: &str = "table inet edge {
+  chain forward {
+    type filter hook forward priority 0; policy accept
+    ct state established,related accept
+    iifname != \"to1\" oifname \"to1\" counter drop
+  }
+  chain post {
+    type nat hook postrouting priority 100
+    iifname \"to1\" oifname != \"to1\" counter masquerade
+  }
+}
+";
+
+/// The places and what joins them.
+#[derive(Debug)]
+pub struct Network {
+    hosts: Vec<Place>,
+    wire: Place,
+    kit: Kit,
+    folder: PathBuf,
+}
+
+/// The addresses of a node's host.
+#[must_use]
+pub fn addresses(number: usize) -> [String; 2] {
+    [format!("172.30.{number}.1"), format!("fd00:30:{number}::1")]
+}
+
+/// The ranges that a node's pods have addresses from.
+#[must_use]
+pub fn pods(number: usize) -> [String; 2] {
+    [
+        format!("10.244.{number}.0/24"),
+        format!("fd00:244:{number}::/64"),
+    ]
+}
+
+/// The same addresses, parsed.
+pub(super) fn ips(number: usize) -> Result<Vec<IpAddr>> {
+    let parse = |text: String| text.parse().context("no address");
+    addresses(number).into_iter().map(parse).collect()
+}
+
+impl Network {
+    pub(super) fn new(lab: &Lab, kit: &Kit, size: Size) -> Result<Self> {
+        let wire = place(lab, "wire", None)?;
+        wire.ip("link set lo up")?;
+        let mut hosts = Vec::new();
+        for (number, (_, group)) in size.nodes().iter().enumerate() {
+            // A node has a BPF file system of its own at the usual place, and so its own mounts.
+            let bpffs = PathBuf::from("/sys/fs/bpf");
+            let host = place(lab, &format!("{group}/node"), Some(bpffs))?;
+            join(&host, &wire, number)?;
+            hosts.push(host);
+        }
+        wire.ip("route add unreachable 0.0.0.0/0\nroute add unreachable ::/0")?;
+        Ok(Self {
+            hosts,
+            wire,
+            kit: kit.clone(),
+            folder: lab.folder().to_owned(),
+        })
+    }
+
+    /// The hosts of the nodes.
+    #[must_use]
+    pub fn hosts(&self) -> &[Place] {
+        &self.hosts
+    }
+
+    /// The host that has the control plane.
+    pub(super) fn cloud(&self) -> &Place {
+        &self.hosts[CLOUD]
+    }
+
+    /// What all packets between nodes pass.
+    pub(super) const fn router(&self) -> &Place {
+        &self.wire
+    }
+
+    /// Whether the edge can only open connections, and takes none.
+    ///
+    /// # Errors
+    ///
+    /// When the router's rules can't be changed.
+    pub fn set_outbound_only(&self, is_so: bool) -> Result<()> {
+        let path = self.folder.join("edge.nft");
+        fs::write(&path, OUTBOUND_ONLY)?;
+        let path = path.display().to_string();
+        let mut command = self.kit.environment();
+        let words: &[&str] = if is_so {
+            &["nft", "-f", &path]
+        } else {
+            &["nft", "delete", "table", "inet", "edge"]
+        };
+        command.extend(words.iter().map(|&word| word.to_owned()));
+        self.wire.run(&command).map(drop)
+    }
+}
+
+fn place(lab: &Lab, group: &str, bpffs: Option<PathBuf>) -> Result<Place> {
+    let cgroup = lab.cgroup().join(group);
+    cgroup::create(&cgroup)?;
+    let place = Place::new(&Ground {
+        network: Namespace::Own,
+        cgroup,
+        bpffs,
+    })?;
+    for (name, value) in FORWARDING {
+        place.sysctl(name, value)?;
+    }
+    Ok(place)
+}
+
+/// Joins a host to the wire.
+fn join(host: &Place, wire: &Place, number: usize) -> Result<()> {
+    let [own4, own6] = addresses(number);
+    let [pods4, pods6] = pods(number);
+    let (router4, router6) = (
+        format!("172.30.{number}.254"),
+        format!("fd00:30:{number}::fe"),
+    );
+    // A default route is needed: a packet to a Service must pass the look-up of a route.
+    host.ip(&format!(
+        "link set lo up\n\
+         link add up0 type veth peer name to{number} netns {wire}\n\
+         link set up0 up\n\
+         addr add {own4}/24 dev up0\n\
+         addr add {own6}/64 dev up0 nodad",
+        wire = wire.pid(),
+    ))?;
+    wire.ip(&format!(
+        "link set to{number} up\n\
+         addr add {router4}/24 dev to{number}\n\
+         addr add {router6}/64 dev to{number} nodad\n\
+         route add {pods4} via {own4}\n\
+         route add {pods6} via {own6}"
+    ))?;
+    host.ip(&format!(
+        "route add default via {router4}\nroute add default via {router6}"
+    ))
+}

@@ -1,0 +1,434 @@
+//! A node: its container runtime and its kubelet.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::{Signal, kill};
+use tunnel_tests::{
+    admin,
+    agent::{Ground, Network as Namespace},
+    cgroup,
+    lab::Lab,
+    place::{Place, Process},
+    wait,
+};
+
+use super::{
+    DNS, Site, control_groups,
+    kubectl::Kubectl,
+    network::{self, EDGE, NODES},
+};
+
+/// How long the runtime may take to answer, and to take in an image.
+const RUNTIME: Duration = Duration::from_secs(60);
+const IMPORT: Duration = Duration::from_secs(120);
+
+/// Folders of a machine that daemons and the product's pods use: each node has its own there.
+const OWN: [&str; 7] = [
+    "/etc/culvert",
+    "/run/containerd",
+    "/var/lib/cni",
+    "/var/lib/culvert",
+    "/var/lib/culvert-agent",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+];
+
+/// The control group in the place of which each node has its own, so that one config can name it on
+/// all nodes.
+const SHOWN: &str = "own";
+
+/// Gives a program the name of its node as host name: pods in the host's network show it.
+const NAMED: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
+
+/// Makes the folders of which each node has its own, for mounts, if the machine lacks them.
+pub(super) fn prepare(lab: &Lab) -> Result<()> {
+    OWN.into_iter()
+        .try_for_each(|folder| lab.folder_elsewhere(Path::new(folder)))
+}
+
+/// A node. Its processes end when it is dropped.
+#[derive(Debug)]
+pub struct Node {
+    name: &'static str,
+    group: &'static str,
+    number: usize,
+    host: Place,
+    folder: PathBuf,
+    /// Its control group below each hierarchy.
+    cgroup: String,
+    /// The same in version 2, and where it shows on the node too.
+    unified: PathBuf,
+    shown: PathBuf,
+    environment: Vec<String>,
+    daemons: Vec<Process>,
+}
+
+impl Node {
+    /// Starts the container runtime, and gives it all images.
+    pub(super) fn start(site: &Site<'_>, number: usize, host: Place) -> Result<Self> {
+        let (name, group) = NODES[number];
+        let folder = site.lab.folder().join(group);
+        fs::create_dir_all(&folder)?;
+        let mut node = Self {
+            name,
+            group,
+            number,
+            host,
+            folder,
+            cgroup: control_groups::make(site.lab, group)?,
+            unified: site.lab.cgroup().join(group),
+            shown: site.lab.cgroup().join(SHOWN),
+            environment: site.kit.environment(),
+            daemons: Vec::new(),
+        };
+        node.set_apart()?;
+        node.write("containerd.toml", &node.runtime_config(site))?;
+        node.write("cni/10-pods.conflist", &node.pods_config())?;
+        let config = node.path("containerd.toml");
+        node.run_daemon(site, "containerd", &["containerd", "--config", &config])?;
+        let version = node.runtime_client(&["version"]);
+        wait::until(RUNTIME, || node.host.run(&version).is_ok())
+            .with_context(|| format!("the container runtime of {name} doesn't answer"))?;
+        for image in site.kit.images()? {
+            node.import(&image)?;
+        }
+        Ok(node)
+    }
+
+    /// Gives it folders of its own in the place of the machine's.
+    fn set_apart(&self) -> Result<()> {
+        // Volumes of pods may want mounts to go from the host to them.
+        self.host.run(&["mount", "--make-rshared", "/"])?;
+        for folder in OWN {
+            let own = self.own(folder);
+            fs::create_dir_all(&own)?;
+            let own = own.display().to_string();
+            self.host.run(&["mount", "--bind", &own, folder])?;
+        }
+        cgroup::create(&self.shown)?;
+        let (own, shown) = (self.unified.display(), self.shown.display());
+        self.host
+            .run(&["mount", "--bind", &own.to_string(), &shown.to_string()])
+            .map(drop)
+    }
+
+    /// What the node has in the place of a folder of the machine.
+    pub(super) fn own(&self, folder: &str) -> PathBuf {
+        let name = folder.trim_start_matches('/').replace('/', "-");
+        self.folder.join("own").join(name)
+    }
+
+    /// Gives the runtime an image from an archive.
+    ///
+    /// # Errors
+    ///
+    /// When it can't be read.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        let archive = archive.display().to_string();
+        let command = self.runtime_client(&[
+            "--namespace",
+            "k8s.io",
+            "images",
+            "import",
+            "--snapshotter",
+            "overlayfs",
+            &archive,
+        ]);
+        let output = self.host.command(&command).start()?.finish(IMPORT)?;
+        anyhow::ensure!(
+            output.exit.is_success(),
+            "{} can't take {archive} in: {}",
+            self.name,
+            output.stderr.trim()
+        );
+        Ok(())
+    }
+
+    /// Starts the kubelet, which joins the cluster.
+    pub(super) fn start_kubelet(&mut self, site: &Site<'_>) -> Result<()> {
+        self.write("resolv.conf", "nameserver 127.0.0.1\n")?;
+        self.write("kubelet.yaml", &self.kubelet_config(site))?;
+        let [own4, own6] = network::addresses(self.number);
+        let mut labels = format!("topology.kubernetes.io/zone=zone-{}", self.group);
+        if self.is_edge() {
+            labels.push_str(",openyurt.io/is-edge-worker=true");
+        }
+        let user = format!("{}.kubeconfig", self.name);
+        let command = [
+            site.kit.program("kubelet"),
+            format!("--kubeconfig={}", site.pki.file(&user)),
+            format!("--config={}", self.path("kubelet.yaml")),
+            format!("--hostname-override={}", self.name),
+            format!("--node-ip={own4},{own6}"),
+            format!("--node-labels={labels}"),
+            format!("--root-dir={}", self.path("kubelet")),
+            format!("--cert-dir={}", self.path("pki")),
+        ];
+        self.run_daemon(site, "kubelet", &command)
+    }
+
+    /// Starts a program that runs as long as the node.
+    pub(super) fn run_daemon<A: AsRef<str>>(
+        &mut self,
+        site: &Site<'_>,
+        name: &str,
+        argv: &[A],
+    ) -> Result<()> {
+        let mut command = self.environment.clone();
+        let named = ["unshare", "--uts", "sh", "-c", NAMED, self.name];
+        command.extend(named.map(str::to_owned));
+        command.extend(argv.iter().map(|word| word.as_ref().to_owned()));
+        let log = site.logs.create(&format!("{name}-{}", self.group))?;
+        self.daemons
+            .push(self.host.command(&command).log(log).start()?);
+        Ok(())
+    }
+
+    /// Its name in the cluster.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Which of the nodes it is.
+    #[must_use]
+    pub const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether it is the one far away.
+    #[must_use]
+    pub const fn is_edge(&self) -> bool {
+        self.number == EDGE
+    }
+
+    /// Its host, in the network namespace and the control group of its daemons.
+    #[must_use]
+    pub const fn host(&self) -> &Place {
+        &self.host
+    }
+
+    /// The control group (version 2) of everything on the node, pods and daemons.
+    #[must_use]
+    pub fn cgroup(&self) -> &Path {
+        &self.unified
+    }
+
+    /// Where that shows on every node, and so on this one.
+    #[must_use]
+    pub fn shown_cgroup(&self) -> &Path {
+        &self.shown
+    }
+
+    /// A path on the node, for who is elsewhere.
+    #[must_use]
+    pub fn from_elsewhere(&self, path: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
+        root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The folder of state of the product on this node.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.own("/var/lib/culvert")
+    }
+
+    /// Asks the product's daemon on this node.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't answer.
+    pub fn ask_daemon(&self, path: &str) -> Result<admin::Answer> {
+        admin::get(&self.state().join("admin.sock"), path)
+    }
+
+    /// Kills the processes of a program on this node that have this argument.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn kill(&self, program: &str, argument: &str) -> Result<()> {
+        let mut killed = 0;
+        for pid in cgroup::processes_below(&self.unified)? {
+            let said = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = said.split(|byte| *byte == 0);
+            let first = words.next().unwrap_or_default();
+            let is_program = first.rsplit(|byte| *byte == b'/').next() == Some(program.as_bytes());
+            if is_program && words.next() == Some(argument.as_bytes()) {
+                kill(pid, Signal::SIGKILL)?;
+                killed += 1;
+            }
+        }
+        anyhow::ensure!(killed > 0, "no {program} {argument} runs on {}", self.name);
+        Ok(())
+    }
+
+    /// A place in the network namespace and the control group of a pod.
+    ///
+    /// # Errors
+    ///
+    /// When it doesn't run here.
+    pub fn pod(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Place> {
+        let path = "jsonpath={.metadata.uid}";
+        let uid = kubectl.run(&["-n", namespace, "get", "pod", name, "-o", path])?;
+        let folder = find(&self.unified.join("kubepods"), &format!("pod{uid}"))
+            .with_context(|| format!("{name} has no control group on {}", self.name))?;
+        let (cgroup, pid) = running(&folder)?
+            .with_context(|| format!("nothing of {name} runs on {}", self.name))?;
+        Place::new(&Ground {
+            network: Namespace::Of(pid),
+            cgroup,
+            bpffs: None,
+        })
+    }
+
+    /// How to get into it from a shell.
+    #[must_use]
+    pub fn way_in(&self) -> String {
+        format!(
+            "sh -c 'echo $$ > {}/node/cgroup.procs; exec nsenter -t {} -n -m sh'",
+            self.unified.display(),
+            self.host.pid()
+        )
+    }
+
+    /// A file in the node's folder.
+    pub(super) fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    /// Writes a file of the node's folder.
+    pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.folder.join(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn runtime_client(&self, words: &[&str]) -> Vec<String> {
+        let mut command = self.environment.clone();
+        command.extend(["ctr".to_owned(), "--address".to_owned()]);
+        command.push(self.path("containerd.sock"));
+        command.extend(words.iter().map(|&word| word.to_owned()));
+        command
+    }
+
+    fn runtime_config(&self, site: &Site<'_>) -> String {
+        let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
+        let runc = format!("{cri}.containerd.runtimes.runc");
+        // Root may lack the right to lower the score of the out-of-memory killer, and the runtime
+        // then starts nothing unless it is told so.
+        format!(
+            "version = 2\n\
+             root = \"{root}\"\n\
+             state = \"{state}\"\n\
+             [grpc]\n  address = \"{socket}\"\n\
+             [plugins.\"io.containerd.internal.v1.opt\"]\n  path = \"{opt}\"\n\
+             [{cri}]\n\
+             \x20 sandbox_image = \"culvert.test/pause:1\"\n\
+             \x20 restrict_oom_score_adj = true\n\
+             \x20 netns_mounts_under_state_dir = true\n\
+             [{cri}.containerd]\n\
+             \x20 snapshotter = \"overlayfs\"\n\
+             \x20 default_runtime_name = \"runc\"\n\
+             [{runc}]\n  runtime_type = \"io.containerd.runc.v2\"\n\
+             [{runc}.options]\n  SystemdCgroup = false\n\
+             [{cri}.cni]\n  bin_dir = \"{plugins}\"\n  conf_dir = \"{network}\"\n",
+            root = self.path("containerd"),
+            state = self.path("containerd-state"),
+            socket = self.path("containerd.sock"),
+            opt = self.path("opt"),
+            plugins = site.kit.network_plugins().display(),
+            network = self.path("cni"),
+        )
+    }
+
+    /// A bridge for the pods. Nothing is masqueraded: the wire knows the ranges of pods.
+    fn pods_config(&self) -> String {
+        let [pods4, pods6] = network::pods(self.number);
+        format!(
+            r#"{{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+  {{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+    "ipam": {{"type": "host-local", "dataDir": "{data}",
+      "ranges": [[{{"subnet": "{pods4}"}}], [{{"subnet": "{pods6}"}}]],
+      "routes": [{{"dst": "0.0.0.0/0"}}, {{"dst": "::/0"}}]}}}},
+  {{"type": "portmap", "capabilities": {{"portMappings": true}}, "snat": true}}
+]}}
+"#,
+            data = self.path("addresses"),
+        )
+    }
+
+    /// Images can't be pulled again, so none is ever thrown away.
+    fn kubelet_config(&self, site: &Site<'_>) -> String {
+        let Self { name, cgroup, .. } = self;
+        let pki = |file: &str| site.pki.file(file);
+        format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\n\
+             kind: KubeletConfiguration\n\
+             address: 0.0.0.0\n\
+             authentication:\n\
+             \x20 anonymous: {{enabled: false}}\n\
+             \x20 webhook: {{enabled: true}}\n\
+             \x20 x509: {{clientCAFile: {ca}}}\n\
+             authorization: {{mode: Webhook}}\n\
+             tlsCertFile: {cert}\n\
+             tlsPrivateKeyFile: {key}\n\
+             containerRuntimeEndpoint: unix://{socket}\n\
+             cgroupDriver: cgroupfs\n\
+             cgroupRoot: {cgroup}\n\
+             failCgroupV1: false\n\
+             failSwapOn: false\n\
+             clusterDNS: [{DNS}]\n\
+             clusterDomain: cluster.local\n\
+             resolvConf: {resolver}\n\
+             volumePluginDir: {volumes}\n\
+             podLogsDir: {logs}\n\
+             evictionHard: {{memory.available: 100Mi}}\n\
+             imageGCHighThresholdPercent: 100\n\
+             imageGCLowThresholdPercent: 99\n\
+             imageMinimumGCAge: 24h\n\
+             enforceNodeAllocatable: [pods]\n\
+             nodeStatusUpdateFrequency: 5s\n",
+            ca = pki("ca.crt"),
+            cert = pki(&format!("kubelet-{name}.crt")),
+            key = pki(&format!("kubelet-{name}.key")),
+            socket = self.path("containerd.sock"),
+            resolver = self.path("resolv.conf"),
+            volumes = self.path("volume-plugins"),
+            logs = site.logs.path(&format!("pods-{}", self.group)).display(),
+        )
+    }
+}
+
+/// The folder of this name somewhere below another.
+fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let mut folders = entries.map(|it| it.path()).filter(|path| path.is_dir());
+    folders.find_map(|path| {
+        if path.file_name().is_some_and(|it| it == name) {
+            return Some(path);
+        }
+        find(&path, name)
+    })
+}
+
+/// A control group below another in which a process runs, and the process.
+fn running(folder: &Path) -> Result<Option<(PathBuf, u32)>> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Ok(processes) = fs::read_to_string(path.join("cgroup.procs")) else {
+            continue;
+        };
+        if let Some(pid) = processes.lines().find_map(|line| line.parse().ok()) {
+            return Ok(Some((path, pid)));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,204 @@
+//! Which node ports are asked for by packets between nodes, and what comes of it: seen by tcpdump on
+//! the router, which every packet from one node to another passes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use tunnel_tests::{
+    place::{Place, Process},
+    wait,
+};
+
+use super::{kit::Kit, logs::Logs};
+
+/// The ports that Kubernetes takes node ports from.
+const PORTS: RangeInclusive<u16> = 30_000..=32_767;
+/// How long tcpdump may take to begin, and to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What became of the packets to a node port.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Fate {
+    /// First packets of connections, and datagrams, on their way to the node.
+    pub asked: u64,
+    /// What the port answered, by a handshake or a datagram.
+    pub answered: u64,
+    /// What the node refused, by a reset or an ICMP message.
+    pub refused: u64,
+    /// The ports that it was asked from.
+    pub from: BTreeSet<u16>,
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            out,
+            "{} asked, {} refused, {} answered",
+            self.asked, self.refused, self.answered
+        )
+    }
+}
+
+/// The fates of all node ports, and the word for the protocol.
+pub type Fates = BTreeMap<(SocketAddr, &'static str), Fate>;
+
+/// A capture that goes on until it is ended.
+#[derive(Debug)]
+pub struct Trace {
+    capture: Process,
+    path: PathBuf,
+}
+
+impl Trace {
+    /// Starts to capture.
+    pub(super) fn start(router: &Place, kit: &Kit, logs: &Logs) -> Result<Self> {
+        let filter = format!(
+            "portrange {}-{} or icmp or icmp6",
+            PORTS.start(),
+            PORTS.end()
+        );
+        let mut command = kit.environment();
+        // By lines, without names, and each packet once: as it comes in.
+        let words = ["tcpdump", "-Z", "root", "-l", "-n", "-i", "any", "-Q", "in"];
+        command.extend(words.map(str::to_owned));
+        command.push(filter);
+        let name = "node-ports";
+        let log = logs.create(name)?;
+        let path = logs.path(&format!("{name}.log"));
+        let capture = router.command(&command).log(log).start()?;
+        let is_begun = || fs::read_to_string(&path).is_ok_and(|text| text.contains("listening on"));
+        wait::until(PATIENCE, is_begun).context("tcpdump doesn't begin")?;
+        Ok(Self { capture, path })
+    }
+
+    /// Ends the capture; what became of everything that was asked for.
+    ///
+    /// # Errors
+    ///
+    /// When tcpdump doesn't end, or its log can't be read.
+    pub fn end(self) -> Result<Fates> {
+        self.capture.signal(Signal::SIGINT)?;
+        self.capture.wait(PATIENCE)?;
+        Ok(fates(&fs::read_to_string(&self.path)?))
+    }
+}
+
+fn fates(log: &str) -> Fates {
+    let mut fates = Fates::new();
+    for (key, event) in log.lines().filter_map(event) {
+        let fate = fates.entry(key).or_default();
+        let count = match event {
+            Event::Asked(from) => {
+                fate.from.insert(from);
+                &mut fate.asked
+            }
+            Event::Answered => &mut fate.answered,
+            Event::Refused => &mut fate.refused,
+        };
+        *count += 1;
+    }
+    fates.retain(|_, fate| fate.asked > 0);
+    fates
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Event {
+    /// From that port.
+    Asked(u16),
+    Answered,
+    Refused,
+}
+
+/// What a line tells of a node port, if anything.
+fn event(line: &str) -> Option<((SocketAddr, &'static str), Event)> {
+    let packet = line.split_once(" IP ").or_else(|| line.split_once(" IP6 "));
+    let (ends, what) = packet?.1.split_once(": ")?;
+    let (from, to) = ends.split_once(" > ")?;
+    let (_, port) = from.rsplit_once('.').unwrap_or_default();
+    let asked = Event::Asked(port.parse().unwrap_or_default());
+    let of = |end, protocol, event| Some(((node_port(end)?, protocol), event));
+    if what.starts_with("ICMP") {
+        // "... 192.0.2.1 udp port 31000 unreachable", "... unreachable port, 2001:db8::1 udp port 31000".
+        let (before, after) = what.split_once(" udp port ")?;
+        let ip = before.rsplit(' ').next()?;
+        let port = after.split([' ', ',']).next()?;
+        return Some(((place(ip, port)?, "UDP"), Event::Refused));
+    }
+    match what.strip_prefix("Flags [") {
+        Some(flags) if flags.starts_with("S]") => of(to, "TCP", asked),
+        Some(flags) if flags.starts_with("S.") => of(from, "TCP", Event::Answered),
+        Some(flags) if flags.starts_with('R') => of(from, "TCP", Event::Refused),
+        Some(_) => None,
+        None => of(to, "UDP", asked).or_else(|| of(from, "UDP", Event::Answered)),
+    }
+}
+
+/// An address and a port of the range, as tcpdump joins them.
+fn node_port(end: &str) -> Option<SocketAddr> {
+    let (ip, port) = end.rsplit_once('.')?;
+    place(ip, port)
+}
+
+fn place(ip: &str, port: &str) -> Option<SocketAddr> {
+    let port = port.parse().ok().filter(|port| PORTS.contains(port))?;
+    Some(SocketAddr::new(ip.parse::<IpAddr>().ok()?, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+tcpdump: data link type LINUX_SLL2
+listening on any, link-type LINUX_SLL2 (Linux cooked v2), snapshot length 262144 bytes
+14:00:00.000001 to0   In  IP 10.244.0.5.43210 > 172.30.1.1.31000: Flags [S], seq 1, win 64240, length 0
+14:00:00.000002 to1   In  IP 172.30.1.1.31000 > 10.244.0.5.43210: Flags [R.], seq 0, ack 2, win 0, length 0
+14:00:00.000003 to0   In  IP 10.244.0.5.43211 > 172.30.1.1.31000: Flags [S], seq 1, win 64240, length 0
+14:00:00.000004 to0   In  IP6 fd00:244::5.43212 > fd00:30:1::1.31000: Flags [S], seq 1, length 0
+14:00:00.000005 to1   In  IP6 fd00:30:1::1.31000 > fd00:244::5.43212: Flags [S.], seq 1, ack 2, length 0
+14:00:00.000006 to0   In  IP6 fd00:244::5.43212 > fd00:30:1::1.31000: Flags [.], ack 1, length 0
+14:00:00.000007 to0   In  IP 10.244.0.5.43213 > 172.30.1.1.32000: UDP, length 8
+14:00:00.000008 to1   In  IP 172.30.1.1 > 10.244.0.5: ICMP 172.30.1.1 udp port 32000 unreachable, length 44
+14:00:00.000009 to0   In  IP6 fd00:244::5.43214 > fd00:30:1::1.32000: UDP, length 8
+14:00:00.000010 to1   In  IP6 fd00:30:1::1 > fd00:244::5: ICMP6, destination unreachable, unreachable port, fd00:30:1::1 udp port 32000, length 56
+14:00:00.000011 to0   In  IP 10.244.0.5.31999 > 10.244.1.7.8080: Flags [S], seq 1, length 0
+14:00:00.000012 to1   In  IP 10.244.1.7.8080 > 10.244.0.5.31999: Flags [R.], seq 0, length 0
+14:00:00.000013 to1   In  IP6 fe80::1 > ff02::1: ICMP6, neighbor solicitation, who has fd00:30:1::1, length 32
+";
+
+    #[test]
+    fn who_asks_is_told_by_its_port() {
+        let fates = fates(LOG);
+
+        let from: Vec<_> = fates.values().map(|fate| &fate.from).collect();
+        assert_eq!(from[0], &[43_210, 43_211].into());
+        assert_eq!(from[1], &[43_213].into());
+    }
+
+    #[test]
+    fn what_is_asked_of_a_node_port_is_told_with_what_came_of_it() {
+        let fates = fates(LOG);
+
+        let told: Vec<_> = fates
+            .iter()
+            .map(|((at, protocol), fate)| format!("{at}/{protocol}: {fate}"))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                "172.30.1.1:31000/TCP: 2 asked, 1 refused, 0 answered",
+                "172.30.1.1:32000/UDP: 1 asked, 1 refused, 0 answered",
+                "[fd00:30:1::1]:31000/TCP: 1 asked, 0 refused, 1 answered",
+                "[fd00:30:1::1]:32000/UDP: 1 asked, 1 refused, 0 answered",
+            ]
+        );
+    }
+}

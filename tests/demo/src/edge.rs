@@ -1,0 +1,325 @@
+//! The second act: a kubelet on an edge node that only dials out, and clients of it in the cloud.
+#![expect(
+    clippy::print_stdout,
+    reason = "a demonstration speaks to the person who started it"
+)]
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    clock::{self, Instant},
+    edge::{AgentSettings, EDGE, EDGE_V4, EDGE_V6},
+    instance::Settings,
+    kubelet::Exchange,
+    load::{self, Report, kubelet::Dialog},
+    place::{COMMAND, Place, Process},
+    pod::text,
+    site::{KUBELET, Site},
+};
+
+use crate::{Faults, finish_all, heading, now_ms, table::distribution};
+
+/// Requests a second from each place, while the agent is cut off.
+const RATE: u32 = 20;
+
+/// How many of them may wait for what becomes of them.
+const WORKERS: u32 = 64;
+
+/// How long until the agent is cut off, and from its return to the end.
+const BEFORE: Duration = Duration::from_secs(1);
+const AFTER: Duration = Duration::from_secs(3);
+
+/// How long the agent is cut off.
+const CUT: Duration = Duration::from_secs(10);
+
+/// How much of a body is sent, each way.
+const BODY: u64 = 1_000_000;
+
+/// The act, and what went wrong in it.
+pub(super) struct Act {
+    pub(super) site: Site,
+    faults: Faults,
+}
+
+impl Act {
+    pub(super) fn set(settings: Settings) -> Result<Self> {
+        heading("An edge node that only dials out");
+        let site = Site::set(settings)?;
+        println!("  cloud 192.0.2.1 with a pod; edge {EDGE} with {EDGE_V4} and {EDGE_V6}");
+        println!("  a kubelet-like server on the edge, ports {KUBELET:?}");
+        Ok(Self {
+            site,
+            faults: Faults::default(),
+        })
+    }
+
+    pub(super) fn tell(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let to = Site::at4(KUBELET[0]);
+        match self.site.node().host().connect(to) {
+            Ok(_) => self.faults.add(format!("{to} is reached without a tunnel")),
+            Err(error) => println!("  host → {to}: {}", load::errno(&error)),
+        }
+        self.begin()?;
+        self.dialogs()?;
+        self.cut_off()?;
+        heading("culvert nodes");
+        let output = self.site.node().culvert(&["nodes"])?;
+        print!("{}{}", output.stdout, output.stderr);
+        println!(
+            "\nthe second act took {:.1} s",
+            start.elapsed().as_secs_f64()
+        );
+        self.faults.conclude()
+    }
+
+    fn begin(&self) -> Result<()> {
+        let start = Instant::now();
+        self.site.node().start()?;
+        println!(
+            "  culvert node, with gateway and ingress: ready {} ms after its start",
+            start.elapsed().as_millis()
+        );
+        let start = Instant::now();
+        self.site.edge().start_agent(&AgentSettings::default())?;
+        self.site.until_served()?;
+        println!(
+            "  culvert agent: the kubelet is reached {} ms after its start",
+            start.elapsed().as_millis()
+        );
+        Ok(())
+    }
+
+    fn exchanges(&self) -> Result<Vec<Exchange>> {
+        Ok(self.site.kubelet().record()?.exchanges)
+    }
+
+    /// The host and a pod, each with the address that it dials.
+    fn clients(&self) -> Result<[(&'static str, Place, SocketAddr); 2]> {
+        let pod = self.site.pod()?;
+        let host = self.site.node().host().clone();
+        Ok([
+            ("host", host, Site::at4(KUBELET[0])),
+            ("pod", Place::clone(&pod), Site::at6(KUBELET[0])),
+        ])
+    }
+
+    fn start_dialog(&self, place: &Place, to: SocketAddr, asks: &[&str]) -> Result<Process> {
+        let mut words = ["load", "dialog", "--to"].map(str::to_owned).to_vec();
+        words.extend([to.to_string(), "--ca".to_owned()]);
+        words.push(text(&self.site.edge().kubelet_ca())?);
+        words.extend(asks.iter().copied().map(str::to_owned));
+        place.lab_command(&words)?.start()
+    }
+
+    fn dialogs(&mut self) -> Result<()> {
+        let (bytes, sum, half) = (
+            format!("bytes={BODY}"),
+            format!("sum={BODY}"),
+            format!("until-end={BODY}"),
+        );
+        let exchange = ["healthz", &bytes, &sum, "echo=hello", "close"];
+        let upgrade = [
+            "upgrade",
+            "exchange=one",
+            "pause=300",
+            "exchange=two",
+            "close",
+        ];
+        for (what, asks) in [
+            ("a whole HTTP exchange", &exchange[..]),
+            ("an upgrade that stays open", &upgrade[..]),
+            ("a half-close", &[&*half][..]),
+        ] {
+            heading(&format!("TLS to the kubelet behind the edge: {what}"));
+            for (name, place, to) in self.clients()? {
+                let before = self.exchanges()?.len();
+                let output = self.start_dialog(&place, to, asks)?.finish(COMMAND)?;
+                let dialog: Dialog =
+                    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+                let seen = self.exchanges()?.split_off(before);
+                self.compare(name, &dialog, &seen);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints what both ends recorded of one connection, and compares it.
+    fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[Exchange]) {
+        let Dialog {
+            began_ms: _,
+            dialled,
+            peer,
+            subject,
+            steps,
+        } = dialog;
+        println!("  {name}: connect({dialled}), getpeername() = {peer}, certificate of {subject}");
+        for step in steps.iter().filter(|step| !step.ask.starts_with("pause")) {
+            let outcome = step
+                .outcome
+                .as_ref()
+                .map_or_else(Clone::clone, Clone::clone);
+            println!("    client: {} → {}", step.ask, shortened(&outcome));
+            if step.outcome.is_err() {
+                self.faults.add(format!("{name}: {}: {outcome}", step.ask));
+            }
+        }
+        if peer != dialled {
+            self.faults.add(format!(
+                "{name}: a socket connected to {dialled} shows {peer}"
+            ));
+        }
+        if !subject.contains(&format!("system:node:{EDGE}")) {
+            self.faults
+                .add(format!("{name}: the certificate is that of {subject}"));
+        }
+        let [exchange] = seen else {
+            return self.faults.add(format!(
+                "{name}: the kubelet saw {} connections",
+                seen.len()
+            ));
+        };
+        let recorded: Vec<_> = exchange.steps.iter().map(|it| shortened(it)).collect();
+        println!("    kubelet: {}", recorded.join("; "));
+        for step in steps.iter().filter(|step| is_summed(&step.ask)) {
+            let sum = step.outcome.as_deref().unwrap_or_default();
+            if !exchange.steps.iter().any(|it| it.contains(sum)) {
+                self.faults.add(format!(
+                    "{name}: the kubelet counted something else: {}",
+                    step.ask
+                ));
+            }
+        }
+    }
+
+    fn cut_off(&mut self) -> Result<()> {
+        heading("The agent is cut off for ten seconds, and comes back");
+        let lasting = BEFORE + CUT + AFTER;
+        let healthy = |seen: &[Exchange]| {
+            let steps = seen.iter().flat_map(|it| &it.steps);
+            steps.filter(|it| *it == "GET /healthz").count()
+        };
+        let before = healthy(&self.exchanges()?);
+        let reasons = ["agent_lost", "agent_not_connected"];
+        let counts = || reasons.map(|it| self.site.node().reason(it).unwrap_or(0));
+        let counted = counts();
+        let [(_, host, to), _] = self.clients()?;
+        let open = self.start_dialog(&host, to, &["upgrade", "pause=1500", "exchange=hello"])?;
+        let mut loads = Vec::new();
+        for (name, place, to) in self.clients()? {
+            loads.push((
+                format!("{name} → {to}"),
+                self.start_load(&place, to, lasting)?,
+            ));
+        }
+        clock::pause(BEFORE);
+        let cut = now_ms();
+        self.site.edge().cut()?;
+        clock::pause(CUT);
+        let mended = now_ms();
+        self.site.edge().mend()?;
+        let output = open.finish(COMMAND)?;
+        let dialog: Dialog =
+            serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+        let reports = finish_all(loads, lasting)?;
+
+        let grown: Vec<_> = reasons.iter().zip(counted.iter().zip(counts())).collect();
+        match dialog.steps.last() {
+            Some(step) => println!(
+                "  an upgraded connection was told {} ms after it spoke: {:?}",
+                step.took_ms, step.outcome
+            ),
+            None => self
+                .faults
+                .add("an upgraded connection said nothing".to_owned()),
+        }
+        let mut answered = 0;
+        for (name, report) in &reports {
+            self.report(name, report, [cut, mended]);
+            answered += usize::try_from(report.answered)?;
+        }
+        for (reason, (before, now)) in grown {
+            println!("  the gateway counted {reason}: {} times", now - before);
+        }
+        let recorded = healthy(&self.exchanges()?) - before;
+        println!("  clients recorded {answered} answers, the kubelet {recorded} requests");
+        // An answer may be lost that was on its way when the link was cut.
+        if recorded < answered {
+            self.faults
+                .add("clients were answered by somebody else".to_owned());
+        }
+        Ok(())
+    }
+
+    fn start_load(&self, place: &Place, to: SocketAddr, lasting: Duration) -> Result<Process> {
+        let mut words = ["load", "kubelet"].map(str::to_owned).to_vec();
+        for (option, value) in [
+            ("--to", to.to_string()),
+            ("--ca", text(&self.site.edge().kubelet_ca())?),
+            ("--rate", RATE.to_string()),
+            ("--millis", lasting.as_millis().to_string()),
+            ("--workers", WORKERS.to_string()),
+        ] {
+            words.extend([option.to_owned(), value]);
+        }
+        place.lab_command(&words)?.start()
+    }
+
+    fn report(&mut self, name: &str, report: &Report, [cut, mended]: [u64; 2]) {
+        let [cut, mended] = [cut, mended].map(|at| at.saturating_sub(report.began_ms));
+        println!(
+            "  {name}: {} connects; cut at {cut} ms, back at {mended} ms",
+            report.attempts
+        );
+        println!("    answered: {}", distribution(report));
+        for (failure, seen) in &report.failures {
+            println!(
+                "    told {failure}: {} times, from {} to {} ms",
+                seen.count, seen.first_ms, seen.last_ms
+            );
+        }
+        let last_failure = report.failures.values().map(|it| it.last_ms).max();
+        let last_answer = report.servers.values().map(|it| it.last_ms).max();
+        if last_failure.is_none() || last_answer <= last_failure {
+            self.faults.add(format!(
+                "{name}: {last_failure:?} and {last_answer:?} are the last"
+            ));
+        }
+        if report.other_peer > 0 {
+            self.faults.add(format!(
+                "{name}: {} sockets show another peer",
+                report.other_peer
+            ));
+        }
+    }
+}
+
+fn is_summed(ask: &str) -> bool {
+    ask.starts_with("sum=") || ask.starts_with("until-end=")
+}
+
+/// A line without most of the digits of its digest.
+fn shortened(line: &str) -> String {
+    let word = |word: &str| match word.get(..12) {
+        Some(beginning) if word.len() == 64 => format!("{beginning}…"),
+        _ => word.to_owned(),
+    };
+    line.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_shortened_and_nothing_else() {
+        let digest = "ab".repeat(32);
+
+        assert_eq!(
+            shortened(&format!("read 3 {digest}")),
+            "read 3 abababababab…"
+        );
+        assert_eq!(shortened("GET /healthz"), "GET /healthz");
+    }
+}

@@ -1,0 +1,135 @@
+//! `culvert-demo`: a node, the real daemon, real traffic, and what servers and clients recorded.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a demonstration speaks to the person who started it"
+)]
+
+mod edge;
+mod services;
+mod stage;
+mod table;
+mod tally;
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use tunnel_tests::{
+    environment,
+    instance::Settings,
+    interrupt,
+    load::{self, Report},
+    place::{Place, Process},
+};
+
+/// How much longer than its own time a load may take.
+const SLACK: Duration = Duration::from_secs(10);
+
+#[derive(Parser)]
+#[command(
+    about = "Shows Culvert on a node of namespaces, with real traffic",
+    version
+)]
+struct Cli {
+    /// The program to show; by default the one beside this program.
+    #[arg(long)]
+    culvert: Option<PathBuf>,
+    /// Leave the node up until Enter.
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("culvert-demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Shows everything. A connection that failed is an error, and so are records of servers and clients that
+/// differ.
+fn run(cli: &Cli) -> Result<()> {
+    interrupt::clean_up_first()?;
+    let given = cli.culvert.as_ref();
+    let program = given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))?;
+    let settings = Settings::of(program);
+    let mut first = services::Act::set(settings.clone())?;
+    let outcome = first.tell();
+    let mut second = edge::Act::set(settings)?;
+    let outcome = outcome.and_then(|()| second.tell());
+    if cli.keep {
+        let (node, other) = (&first.stage.node, second.site.node());
+        println!(
+            "\nThe node stays up. To get in:\n{}\nIts manifests are in {}",
+            node.topology().ways_in(),
+            node.manifests().display()
+        );
+        println!(
+            "The nodes of the second act stay up, too:\n{}",
+            other.topology().ways_in()
+        );
+        println!("Enter or Ctrl-C ends it, and removes everything.");
+        interrupt::wait_for_enter()?;
+    }
+    outcome
+}
+
+/// What went wrong in an act.
+#[derive(Default)]
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn add(&mut self, fault: String) {
+        println!("  FAULT: {fault}");
+        self.0.push(fault);
+    }
+
+    fn conclude(&self) -> Result<()> {
+        let (count, faults) = (self.0.len(), self.0.join("\n  "));
+        ensure!(count == 0, "{count} things went wrong:\n  {faults}");
+        Ok(())
+    }
+}
+
+fn heading(text: &str) {
+    println!("\n── {text}");
+}
+
+fn now_ms() -> u64 {
+    load::since_epoch_ms()
+}
+
+/// Starts a load process in a place.
+fn start_load(
+    place: &Place,
+    kind: &[&str],
+    to: &[SocketAddr],
+    rate: u32,
+    lasting: Duration,
+) -> Result<Process> {
+    let mut arguments: Vec<String> = vec!["load".to_owned()];
+    arguments.extend(kind.iter().copied().map(str::to_owned));
+    for target in to {
+        arguments.extend(["--to".to_owned(), target.to_string()]);
+    }
+    arguments.extend(["--rate".to_owned(), rate.to_string()]);
+    arguments.extend(["--millis".to_owned(), lasting.as_millis().to_string()]);
+    place.lab_command(&arguments)?.start()
+}
+
+fn finish(load: Process, lasting: Duration) -> Result<Report> {
+    let output = load.finish(lasting + SLACK)?;
+    serde_json::from_str(&output.stdout)
+        .with_context(|| format!("a load failed: {}", output.stderr))
+}
+
+fn finish_all(loads: Vec<(String, Process)>, lasting: Duration) -> Result<Vec<(String, Report)>> {
+    loads
+        .into_iter()
+        .map(|(name, load)| Ok((name, finish(load, lasting)?)))
+        .collect()
+}

@@ -1,0 +1,317 @@
+//! The first act: a node, the daemon on it, and Services under load.
+#![expect(
+    clippy::print_stdout,
+    reason = "a demonstration speaks to the person who started it"
+)]
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use tunnel_tests::{
+    clock::{self, Instant},
+    instance::Settings,
+    load::{self, Report},
+    place::{Place, Process, connect_within},
+    table::microseconds,
+};
+
+use crate::{
+    Faults, finish, finish_all, heading, now_ms,
+    stage::{Stage, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
+    start_load,
+    table::{distribution, rows},
+    tally::Tally,
+};
+
+/// The load under which the node changes, in connects a second.
+const RATE: u32 = 500;
+
+/// How long until a change, and from a change to the next: enough to see its effect.
+const BEAT: Duration = Duration::from_millis(500);
+
+/// Connects to a Service without endpoints.
+const REFUSALS: usize = 20;
+
+/// The act, and what came of it.
+pub(super) struct Act {
+    pub(super) stage: Stage,
+    rows: Vec<(String, Report)>,
+    faults: Faults,
+}
+
+impl Act {
+    pub(super) fn set(settings: Settings) -> Result<Self> {
+        Ok(Self {
+            stage: Stage::set(settings)?,
+            rows: Vec::new(),
+            faults: Faults::default(),
+        })
+    }
+
+    pub(super) fn tell(&mut self) -> Result<()> {
+        let start = Instant::now();
+        self.start_daemon()?;
+        self.http()?;
+        self.udp()?;
+        self.peer()?;
+        self.change_endpoints()?;
+        self.kill_daemon()?;
+        self.refuse()?;
+        self.outside()?;
+        self.conclude(start)
+    }
+
+    fn start_daemon(&self) -> Result<()> {
+        let node = &self.stage.node;
+        heading("A node of network namespaces, and the daemon in it");
+        println!(
+            "  host 192.0.2.1, pods client-1, client-2, backend-1 … backend-4, a client outside"
+        );
+        println!("  {}", self.stage.manifests()?);
+        let start = Instant::now();
+        node.start()?;
+        println!(
+            "  culvert node: ready {} ms after its start",
+            start.elapsed().as_millis()
+        );
+        Ok(())
+    }
+
+    fn http(&mut self) -> Result<()> {
+        heading("HTTP through the ClusterIP of Service web: 3 backends, both families");
+        let tally = Tally::begin(&self.stage.servers)?;
+        let [one, two] = &self.stage.clients;
+        let host = self.stage.node.host();
+        let quick = Duration::from_millis(300);
+        let sources: [(&str, &Place, SocketAddr); 4] = [
+            ("host", host, VIP_WEB),
+            ("host", host, VIP_WEB6),
+            ("client-1", one, VIP_WEB),
+            ("client-2", two, VIP_WEB6),
+        ];
+        let mut loads = Vec::new();
+        for (name, place, to) in sources {
+            let load = start_load(place, &["tcp", "--service", "web"], &[to], RATE, quick)?;
+            loads.push((format!("http {name} → {to}"), load));
+        }
+        let reports = finish_all(loads, quick)?;
+        for (name, report) in &reports {
+            println!("  {name}: {}", distribution(report));
+        }
+        self.settle(&tally, reports)
+    }
+
+    fn udp(&mut self) -> Result<()> {
+        heading("UDP: a question and its answer through the ClusterIP of Service dns");
+        let tally = Tally::begin(&self.stage.servers)?;
+        let [one, two] = self.stage.clients.clone();
+        let quick = Duration::from_millis(200);
+        let connected: &[&str] = &["udp", "--service", "dns"];
+        let unconnected: &[&str] = &["udp", "--service", "dns", "--unconnected"];
+        let loads = vec![
+            (
+                format!("udp client-1 → {VIP_DNS}, connect and send"),
+                start_load(&one, connected, &[VIP_DNS], RATE, quick)?,
+            ),
+            (
+                format!("udp client-2 → {VIP_DNS6}, sendto"),
+                start_load(&two, unconnected, &[VIP_DNS6], RATE, quick)?,
+            ),
+        ];
+        let reports = finish_all(loads, quick)?;
+        for (name, report) in &reports {
+            println!("  {name}: {}", distribution(report));
+        }
+        self.settle(&tally, reports)?;
+
+        let socket = one.udp("0.0.0.0:0")?;
+        let question = "dns please: who is there?";
+        socket.send_to(question.as_bytes(), VIP_DNS)?;
+        let mut answer = [0; 256];
+        let (length, from) = socket
+            .recv_from(&mut answer)
+            .context("no answer to a datagram")?;
+        let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+        println!("  client-1 asked {VIP_DNS} \"{question}\"");
+        println!("  and got \"{answer}\" from {from}");
+        self.expect(from == VIP_DNS, || format!("an answer came from {from}"));
+        Ok(())
+    }
+
+    fn peer(&mut self) -> Result<()> {
+        heading("A connected socket shows the address that was dialled");
+        for (client, to) in self.stage.clients.clone().iter().zip([VIP_WEB, VIP_WEB6]) {
+            let peer = client.connect(to)?.peer_addr()?;
+            println!("  {}: connect({to}), getpeername() = {peer}", client.name());
+            self.expect(peer == to, || {
+                format!("a socket connected to {to} shows {peer}")
+            });
+        }
+        Ok(())
+    }
+
+    fn change_endpoints(&mut self) -> Result<()> {
+        heading("backend-1 leaves Service web and backend-4 joins it, under 500 connects a second");
+        let tally = Tally::begin(&self.stage.servers)?;
+        let lasting = BEAT * 3;
+        let load = self.start_web_load(lasting)?;
+        clock::pause(BEAT);
+        let changed = now_ms();
+        self.stage.apply_web(&[2, 3, 4])?;
+        let report = finish(load, lasting)?;
+
+        let at = changed.saturating_sub(report.began_ms);
+        let seen = |name: &str| report.servers.get(name).copied();
+        match (seen("backend-1"), seen("backend-4")) {
+            (Some(old), Some(new)) => {
+                println!("  {}", distribution(&report));
+                println!("  the manifest was replaced at {at} ms");
+                println!("  backend-4 answered first at {} ms", new.first_ms);
+                println!("  backend-1 answered last at {} ms", old.last_ms);
+                let late = Duration::from_millis(old.last_ms.saturating_sub(at));
+                self.expect(late < BEAT, || {
+                    format!("backend-1 was used for {late:?} after it left")
+                });
+            }
+            (old, new) => self.expect(false, || format!("backend-1: {old:?}, backend-4: {new:?}")),
+        }
+        self.settle(&tally, vec![("http, endpoints change".to_owned(), report)])
+    }
+
+    fn kill_daemon(&mut self) -> Result<()> {
+        heading("kill -9 of the daemon under the same load; it is started again 1 s later");
+        let tally = Tally::begin(&self.stage.servers)?;
+        let lasting = BEAT * 7;
+        let load = self.start_web_load(lasting)?;
+        clock::pause(BEAT);
+        self.stage.node.kill9()?;
+        let killed = now_ms();
+        clock::pause(BEAT);
+        // A change that nobody is there to see.
+        self.stage.apply_web(&[1, 2, 3, 4])?;
+        clock::pause(BEAT);
+        let started = now_ms();
+        self.stage.node.start()?;
+        let ready = now_ms();
+        let report = finish(load, lasting)?;
+
+        println!("  {}", distribution(&report));
+        let at = |moment: u64| moment.saturating_sub(report.began_ms);
+        println!(
+            "  killed at {} ms; started at {} ms, ready at {} ms",
+            at(killed),
+            at(started),
+            at(ready)
+        );
+        match report.servers.get("backend-1").copied() {
+            Some(back) => {
+                println!(
+                    "  backend-1, added while no daemon ran, answered first at {} ms",
+                    back.first_ms
+                );
+                self.expect(back.first_ms >= at(started), || {
+                    "a dead daemon saw a change".to_owned()
+                });
+            }
+            None => self.expect(false, || "backend-1 didn't come back".to_owned()),
+        }
+        self.settle(&tally, vec![("http, kill -9 and start".to_owned(), report)])
+    }
+
+    fn refuse(&mut self) -> Result<()> {
+        heading("A Service without endpoints refuses at once");
+        let [one, _] = self.stage.clients.clone();
+        let host = self.stage.node.host().clone();
+        for (name, place) in [("host", &host), ("client-1", &*one)] {
+            let mut times = Vec::new();
+            let mut outcomes = std::collections::BTreeSet::new();
+            for _ in 0..REFUSALS {
+                let socket = place.socket(socket2::Domain::IPV4, socket2::Type::STREAM)?;
+                let start = Instant::now();
+                let outcome = connect_within(&socket, VIP_EMPTY, load::patience());
+                times.push(load::nanoseconds(start.elapsed()));
+                outcomes.insert(
+                    outcome.map_or_else(|error| load::errno(&error), |()| "connected".to_owned()),
+                );
+            }
+            times.sort_unstable();
+            let outcomes: Vec<_> = outcomes.into_iter().collect();
+            println!(
+                "  {name} → {VIP_EMPTY}: {REFUSALS} connects, {}, half of them within {}",
+                outcomes.join(" and "),
+                microseconds(load::percentile(&times, 50))
+            );
+            self.expect(outcomes == ["ECONNREFUSED"], || {
+                format!("{VIP_EMPTY} from {name}: {outcomes:?}")
+            });
+        }
+        Ok(())
+    }
+
+    fn outside(&mut self) -> Result<()> {
+        heading("The client outside is in another cgroup: nothing is translated for it");
+        match self.stage.node.outside().connect(VIP_WEB) {
+            Ok(_) => self.expect(false, || format!("outside got through to {VIP_WEB}")),
+            Err(error) => println!("  outside → {VIP_WEB}: {}", load::errno(&error)),
+        }
+        Ok(())
+    }
+
+    /// A load of both families from a pod.
+    fn start_web_load(&self, lasting: Duration) -> Result<Process> {
+        let [one, _] = &self.stage.clients;
+        start_load(
+            one,
+            &["tcp", "--service", "web"],
+            &[VIP_WEB, VIP_WEB6],
+            RATE,
+            lasting,
+        )
+    }
+
+    /// Compares what clients and servers recorded, and keeps the reports for the table.
+    fn settle(&mut self, tally: &Tally, reports: Vec<(String, Report)>) -> Result<()> {
+        match tally.compare(&self.stage.servers, &reports)? {
+            Ok(count) => println!("  clients and servers recorded the same {count} answers"),
+            Err(fault) => self.expect(false, || fault),
+        }
+        for (name, report) in &reports {
+            let failed = report.failed();
+            self.expect(failed == 0, || {
+                format!("{name}: {failed} failures: {:?}", report.failures)
+            });
+            let other = report.other_peer;
+            self.expect(other == 0, || {
+                format!("{name}: {other} sockets show another peer")
+            });
+        }
+        self.rows.extend(reports);
+        Ok(())
+    }
+
+    fn expect(&mut self, holds: bool, fault: impl FnOnce() -> String) {
+        if !holds {
+            self.faults.add(fault());
+        }
+    }
+
+    fn conclude(&self, start: Instant) -> Result<()> {
+        heading("What it came to");
+        print!("{}", rows(&self.rows));
+        for command in ["status", "services"] {
+            heading(&format!("culvert {command}"));
+            let output = self.stage.node.culvert(&[command, "--output", "table"])?;
+            print!("{}{}", output.stdout, output.stderr);
+            if !output.exit.is_success() {
+                bail!("`culvert {command}` ended with {:?}", output.exit);
+            }
+        }
+        let attempts: u64 = self.rows.iter().map(|(_, report)| report.attempts).sum();
+        let failed: u64 = self.rows.iter().map(|(_, report)| report.failed()).sum();
+        println!(
+            "\n{attempts} connections, {failed} failures, {:.1} s",
+            start.elapsed().as_secs_f64()
+        );
+        self.faults.conclude()
+    }
+}

@@ -1,0 +1,108 @@
+//! What the demonstration plays on: a node, its pods, their servers and the manifests.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::Result;
+use tunnel_tests::{
+    instance::Settings,
+    manifest::{Protocol, Service},
+    node::Node,
+    pod::{Pod, Server},
+    serve::{Kind, Listener},
+};
+
+const fn v4(last: u8, port: u16) -> SocketAddr {
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 96, 0, last)), port)
+}
+
+const fn v6(last: u16, port: u16) -> SocketAddr {
+    let address = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, last);
+    SocketAddr::new(std::net::IpAddr::V6(address), port)
+}
+
+/// Service web.
+pub(crate) const VIP_WEB: SocketAddr = v4(10, 80);
+/// Service web.
+pub(crate) const VIP_WEB6: SocketAddr = v6(0x10, 80);
+/// Service dns.
+pub(crate) const VIP_DNS: SocketAddr = v4(53, 53);
+/// Service dns.
+pub(crate) const VIP_DNS6: SocketAddr = v6(0x53, 53);
+/// Service empty, which has no endpoints.
+pub(crate) const VIP_EMPTY: SocketAddr = v4(30, 80);
+
+const HTTP: u16 = 8080;
+const UDP: u16 = 5353;
+const BACKENDS: usize = 4;
+
+/// The node and everything on it.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    /// The servers of the backends, in their order.
+    pub(crate) servers: Vec<Server>,
+    backends: Vec<Arc<Pod>>,
+    /// The pods that connect.
+    pub(crate) clients: [Arc<Pod>; 2],
+    /// The node.
+    pub(crate) node: Node,
+}
+
+impl Stage {
+    /// Makes the node, starts the servers and writes the manifests; the daemon isn't started yet.
+    pub(crate) fn set(settings: Settings) -> Result<Self> {
+        let node = Node::with(settings)?;
+        let clients = [node.pod("client-1")?, node.pod("client-2")?];
+        let mut backends = Vec::new();
+        let mut servers = Vec::new();
+        for number in 1..=BACKENDS {
+            let pod = node.pod(&format!("backend-{number}"))?;
+            servers.push(pod.serve(&[
+                Listener::new(Kind::Http, HTTP).of("web"),
+                Listener::new(Kind::Udp, UDP).of("dns"),
+            ])?);
+            backends.push(pod);
+        }
+        let stage = Self {
+            servers,
+            backends,
+            clients,
+            node,
+        };
+        stage.apply_web(&[1, 2, 3])?;
+        let dns = Service::new("dns", [VIP_DNS.ip(), VIP_DNS6.ip()]).port(Protocol::Udp, 53, UDP);
+        stage.node.apply(stage.with_backends(dns, &[1, 2]))?;
+        stage
+            .node
+            .apply(Service::cluster_ip("empty", VIP_EMPTY, Protocol::Tcp))?;
+        Ok(stage)
+    }
+
+    /// Writes the manifest of Service web with the backends of these numbers.
+    pub(crate) fn apply_web(&self, backends: &[usize]) -> Result<()> {
+        let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()]).port(Protocol::Tcp, 80, HTTP);
+        self.node.apply(self.with_backends(web, backends))
+    }
+
+    fn with_backends(&self, service: Service, backends: &[usize]) -> Service {
+        let chosen = backends
+            .iter()
+            .filter_map(|number| self.backends.get(number - 1));
+        chosen.fold(service, |service, pod| {
+            service.backends([pod.v4(), pod.v6()])
+        })
+    }
+
+    /// Which manifests there are.
+    pub(crate) fn manifests(&self) -> Result<String> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.node.manifests())? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(format!("manifests: {}", names.join(", ")))
+    }
+}

@@ -1,0 +1,128 @@
+//! Comparing what clients report with what servers recorded.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use tunnel_tests::{load::Report, pod::Server, serve::Counts};
+
+/// What the servers had recorded when a phase began.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    before: BTreeMap<String, Counts>,
+}
+
+impl Tally {
+    /// Takes the servers' records.
+    pub(crate) fn begin(servers: &[Server]) -> Result<Self> {
+        Ok(Self {
+            before: counts(servers)?,
+        })
+    }
+
+    /// How many answers both sides recorded, or what differs.
+    pub(crate) fn compare(
+        &self,
+        servers: &[Server],
+        reports: &[(String, Report)],
+    ) -> Result<Result<u64, String>> {
+        let now = counts(servers)?;
+        Ok(difference(&self.before, &now, reports))
+    }
+}
+
+fn counts(servers: &[Server]) -> Result<BTreeMap<String, Counts>> {
+    let records = servers.iter().map(Server::record);
+    records
+        .map(|record| record.map(|it| (it.name.clone(), it.total())))
+        .collect()
+}
+
+fn difference(
+    before: &BTreeMap<String, Counts>,
+    now: &BTreeMap<String, Counts>,
+    reports: &[(String, Report)],
+) -> Result<u64, String> {
+    let mut by_clients: BTreeMap<String, u64> = BTreeMap::new();
+    for (server, seen) in reports.iter().flat_map(|(_, report)| &report.servers) {
+        *by_clients.entry(server.clone()).or_default() += seen.count;
+    }
+    let mut by_servers: BTreeMap<String, u64> = BTreeMap::new();
+    for (server, counts) in now {
+        let earlier = before.get(server).copied().unwrap_or_default();
+        let foreign = counts.foreign - earlier.foreign;
+        if foreign > 0 {
+            return Err(format!(
+                "{server} got {foreign} requests that were meant for another Service"
+            ));
+        }
+        if counts.answered > earlier.answered {
+            by_servers.insert(server.clone(), counts.answered - earlier.answered);
+        }
+    }
+    if by_clients == by_servers {
+        Ok(by_servers.values().sum())
+    } else {
+        Err(format!(
+            "clients recorded {by_clients:?}, servers {by_servers:?}"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_tests::load::Seen;
+
+    use super::*;
+
+    fn served(answered: u64, foreign: u64) -> BTreeMap<String, Counts> {
+        BTreeMap::from([(
+            "a".to_owned(),
+            Counts {
+                accepted: answered,
+                answered,
+                foreign,
+            },
+        )])
+    }
+
+    fn reported(count: u64) -> (String, Report) {
+        let seen = Seen {
+            count,
+            first_ms: 0,
+            last_ms: 0,
+        };
+        let servers = BTreeMap::from([("a".to_owned(), seen)]);
+        (
+            "load".to_owned(),
+            Report {
+                servers,
+                ..Report::default()
+            },
+        )
+    }
+
+    #[test]
+    fn equal_records_are_counted_from_the_beginning_of_the_phase() {
+        let reports = [reported(3), reported(2)];
+
+        let count = difference(&served(10, 1), &served(15, 1), &reports);
+
+        assert_eq!(count, Ok(5));
+    }
+
+    #[test]
+    fn a_request_that_only_one_side_knows_is_a_fault() {
+        let reports = [reported(4)];
+
+        let fault = difference(&served(10, 0), &served(15, 0), &reports).unwrap_err();
+
+        assert!(fault.contains("clients recorded {\"a\": 4}, servers {\"a\": 5}"));
+    }
+
+    #[test]
+    fn a_request_for_another_service_is_a_fault() {
+        let reports = [reported(5)];
+
+        difference(&served(10, 0), &served(15, 1), &reports).unwrap_err();
+    }
+}

@@ -1,0 +1,281 @@
+//! What random clusters are worth: that they are reproducible, valid and well defined, and that
+//! every corner is in some of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fastrand::Rng;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::{
+    Cluster, Front, Here, Kind, Policy, Source, TopologyKeys, Verdict, fronts,
+    health_check_node_ports, random, verdict,
+};
+
+const SEEDS: u64 = 400;
+
+fn clusters() -> impl Iterator<Item = (Cluster, Here)> {
+    (0..SEEDS).map(|seed| random::cluster(&mut Rng::with_seed(seed)))
+}
+
+#[test]
+fn one_seed_gives_one_cluster() {
+    for seed in 0..50 {
+        let [one, two] = [seed; 2].map(|seed| random::cluster(&mut Rng::with_seed(seed)));
+        assert_eq!(format!("{one:?}"), format!("{two:?}"));
+    }
+}
+
+#[test]
+fn names_and_ports_are_unique_as_the_api_server_demands() {
+    for (cluster, _) in clusters() {
+        let id = |metadata: &ObjectMeta| (metadata.namespace.clone(), metadata.name.clone());
+        unique(cluster.services.iter().map(|service| id(&service.metadata)));
+        unique(cluster.slices.iter().map(|slice| id(&slice.metadata)));
+        let mut node_ports = Vec::new();
+        let mut health_checks = Vec::new();
+        for service in &cluster.services {
+            let spec = service.spec.as_ref().unwrap();
+            let ports = spec.ports.iter().flatten();
+            unique(ports.clone().map(|port| port.name.clone()));
+            unique(ports.clone().map(|port| (port.port, port.protocol.clone())));
+            let used = ports.filter(|port| port.node_port.unwrap_or(0) != 0);
+            node_ports.extend(used.map(|port| (port.node_port, port.protocol.clone())));
+            health_checks.extend(spec.health_check_node_port.filter(|port| *port != 0));
+        }
+        unique(node_ports);
+        unique(health_checks);
+        for slice in &cluster.slices {
+            unique(slice.ports.iter().flatten().map(|port| port.name.clone()));
+        }
+    }
+}
+
+#[track_caller]
+fn unique<T: Ord>(items: impl IntoIterator<Item = T>) {
+    let mut seen = BTreeSet::new();
+    assert!(items.into_iter().all(|item| seen.insert(item)));
+}
+
+#[test]
+fn neither_the_order_of_objects_nor_the_names_of_slices_decide_anything() {
+    for (cluster, here) in clusters() {
+        let expected = (
+            fronts(&cluster, &here),
+            health_check_node_ports(&cluster, &here),
+        );
+        let mut other = cluster.clone();
+        other.services.reverse();
+        other.slices.reverse();
+        let count = other.slices.len();
+        for (number, slice) in other.slices.iter_mut().enumerate() {
+            slice.metadata.name = Some(format!("{:03}", count - number));
+        }
+        let mut renamed = other.clone();
+        for (number, slice) in renamed.slices.iter_mut().enumerate() {
+            slice.metadata.name = Some(format!("{number:03}"));
+        }
+        for other in [other, renamed] {
+            assert_eq!(fronts(&other, &here), expected.0);
+            assert_eq!(health_check_node_ports(&other, &here), expected.1);
+        }
+    }
+}
+
+#[test]
+fn every_corner_is_in_some_cluster() {
+    let mut seen = BTreeMap::<String, u64>::new();
+    let mut see = |what: String| *seen.entry(what).or_default() += 1;
+    for (cluster, here) in clusters() {
+        for front in fronts(&cluster, &here).into_values() {
+            for source in random::sources(&front) {
+                see(verdict_of(&front, &source, &here));
+            }
+            for trait_ in traits(&front) {
+                see(format!("{:?}, {trait_}", front.kind));
+            }
+        }
+        for slice in &cluster.slices {
+            for endpoint in slice.endpoints.iter().flatten() {
+                let given = endpoint.conditions.clone().unwrap_or_default();
+                see(conditions(given.ready, given.serving, given.terminating));
+            }
+        }
+        for conflict in conflicts(&cluster, &here) {
+            see(conflict);
+        }
+        if fronts(&cluster, &here) != fronts(&without_hints(&cluster), &here) {
+            see("hints decide".to_owned());
+        }
+        if fronts(&cluster, &here) != fronts(&without_moved_slices(&cluster), &here) {
+            see("a moved slice decides".to_owned());
+        }
+        let unfiltered = Here {
+            topology_keys: TopologyKeys::Ignore,
+            ..here.clone()
+        };
+        if fronts(&cluster, &here) != fronts(&cluster, &unfiltered) {
+            see("topology keys decide".to_owned());
+        }
+        for check in health_check_node_ports(&cluster, &here).into_values() {
+            for (family, count) in check.local_ready {
+                see(format!("health check {family:?}, {}", count > 0));
+            }
+        }
+    }
+    let mut missing = Vec::new();
+    for expected in expected_corners() {
+        if seen.get(&expected).is_none_or(|count| *count < 3) {
+            missing.push(expected);
+        }
+    }
+    assert!(missing.is_empty(), "too rare: {missing:#?} in {seen:#?}");
+}
+
+fn verdict_of(front: &Front, source: &Source, here: &Here) -> String {
+    let met = match verdict(front, source, here) {
+        Verdict::To(set) if set == front.cluster && set == front.local => "both sets",
+        Verdict::To(set) if set == front.cluster => "the cluster set",
+        Verdict::To(_) => "the local set",
+        Verdict::Refused => "refused",
+        Verdict::Dropped => "dropped",
+        Verdict::Untouched => "untouched",
+    };
+    let source = match source {
+        Source::NodeSocket => "node",
+        Source::PodSocket(_) => "pod",
+        Source::Outside(_) => "outside",
+    };
+    let restricted = if front.source_ranges.is_empty() {
+        ""
+    } else {
+        ", ranges"
+    };
+    format!(
+        "{:?}, {:?}{restricted}, {source}: {met}",
+        front.kind, front.policy
+    )
+}
+
+fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bool>) -> String {
+    format!("ready {ready:?}, serving {serving:?}, terminating {terminating:?}")
+}
+
+/// The kinds of address by which two Services claim one.
+fn conflicts(cluster: &Cluster, here: &Here) -> Vec<String> {
+    let mut claims = BTreeMap::<_, Vec<Kind>>::new();
+    for service in &cluster.services {
+        let mut alone = cluster.clone();
+        alone.services = vec![service.clone()];
+        for (key, front) in fronts(&alone, here) {
+            claims.entry(key).or_default().push(front.kind);
+        }
+    }
+    let mut conflicts = Vec::new();
+    for mut kinds in claims.into_values() {
+        kinds.sort();
+        for pair in kinds.windows(2) {
+            conflicts.push(format!("{:?} before {:?}", pair[0], pair[1]));
+        }
+    }
+    conflicts
+}
+
+fn without_hints(cluster: &Cluster) -> Cluster {
+    let mut cluster = cluster.clone();
+    for slice in &mut cluster.slices {
+        for endpoint in slice.endpoints.iter_mut().flatten() {
+            endpoint.hints = None;
+        }
+    }
+    cluster
+}
+
+fn without_moved_slices(cluster: &Cluster) -> Cluster {
+    let mut cluster = cluster.clone();
+    cluster.slices.retain(|slice| {
+        let name = slice.metadata.name.as_deref().unwrap();
+        name.starts_with("service-")
+    });
+    cluster
+}
+
+fn traits(front: &Front) -> Vec<&'static str> {
+    let mut traits = vec![if front.address.is_ipv4() {
+        "IPv4"
+    } else {
+        "IPv6"
+    }];
+    if front.affinity != 0 {
+        traits.push("affinity");
+    }
+    if front.cluster.len() > 1 {
+        traits.push("several backends");
+    }
+    if front.cluster.is_empty() {
+        traits.push("no backend");
+    }
+    if !front.local.is_subset(&front.cluster) {
+        traits.push("local backends that the cluster set lacks");
+    }
+    traits
+}
+
+fn expected_corners() -> Vec<String> {
+    let kinds = [
+        Kind::ClusterIp,
+        Kind::LoadBalancerIp,
+        Kind::ExternalIp,
+        Kind::NodePort,
+    ];
+    let mut expected = Vec::new();
+    for kind in kinds {
+        for trait_ in [
+            "IPv4",
+            "IPv6",
+            "affinity",
+            "several backends",
+            "no backend",
+            "local backends that the cluster set lacks",
+        ] {
+            expected.push(format!("{kind:?}, {trait_}"));
+        }
+        for policy in [Policy::Cluster, Policy::Local] {
+            for source in ["node", "pod", "outside"] {
+                expected.push(format!("{kind:?}, {policy:?}, {source}: refused"));
+            }
+        }
+        expected.push(format!("{kind:?}, Cluster, outside: the cluster set"));
+        expected.push(format!("{kind:?}, Local, outside: the local set"));
+        expected.push(format!("{kind:?}, Local, outside: dropped"));
+    }
+    expected.push("ClusterIp, Local, pod: dropped".to_owned());
+    for source in ["node", "pod", "outside"] {
+        for met in ["dropped", "refused", "the cluster set"] {
+            expected.push(format!("LoadBalancerIp, Cluster, ranges, {source}: {met}"));
+        }
+    }
+    for pair in [
+        "ClusterIp before ExternalIp",
+        "LoadBalancerIp before LoadBalancerIp",
+        "LoadBalancerIp before ExternalIp",
+        "ExternalIp before ExternalIp",
+        "ExternalIp before NodePort",
+    ] {
+        expected.push(pair.to_owned());
+    }
+    let any = [None, Some(true), Some(false)];
+    for ready in any {
+        for serving in any {
+            expected.extend(any.map(|terminating| conditions(ready, serving, terminating)));
+        }
+    }
+    expected.push("hints decide".to_owned());
+    expected.push("topology keys decide".to_owned());
+    expected.push("a moved slice decides".to_owned());
+    expected.push("NodePort, Local, pod: untouched".to_owned());
+    for family in ["Ipv4", "Ipv6"] {
+        expected.push(format!("health check {family}, true"));
+        expected.push(format!("health check {family}, false"));
+    }
+    expected
+}

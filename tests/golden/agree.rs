@@ -154,7 +154,7 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
     };
     let mut maps = Memory::new(SIZES);
     maps.grace();
-    let mut reconciler = Reconciler::adopt(maps, SIZES, &mut NoGrace, settings)?;
+    let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
     reconciler.set_addresses(here.addresses.iter().map(|(_, ip)| *ip).collect());
     reconciler.update(update(cluster)?);
     reconciler.pass();

@@ -56,7 +56,7 @@ const ADDRESSES: [IpAddr; 6] = [
 struct NoGrace;
 
 impl Grace for NoGrace {
-    fn wait(&mut self) -> io::Result<()> {
+    fn wait(&self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -81,7 +81,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
     };
     let mut maps = Memory::new(SIZES);
     maps.grace();
-    let mut reconciler = Reconciler::adopt(maps, SIZES, &mut NoGrace, settings)?;
+    let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
     reconciler.set_addresses(ADDRESSES.into());
     reconciler.update(update);
     reconciler.pass();

@@ -57,7 +57,7 @@ impl Loaded {
             external_ips: ExternalIps::Any,
             topology_keys: TopologyKeys::Ignore,
         };
-        let mut reconciler = Reconciler::adopt(maps, sizes, &mut RcuGrace::new()?, settings)?;
+        let mut reconciler = Reconciler::adopt(maps, sizes, &RcuGrace::new()?, settings)?;
         let (update, problems) = file::read(&node.manifests())?;
         ensure!(problems.is_empty(), "{problems:?}");
         reconciler.update(update);

@@ -11,7 +11,7 @@
 //! And beside them:
 //!
 //! - `access`: what is asked of the maps
-//! - `aside`: a thread for what the loop must not wait for
+//! - `aside`: work that the loop must not wait for
 //! - `carry`: what maps hold, written into maps of other sizes
 //! - `grace`: what was taken out of reach, until it can be freed
 //! - `looks`: when it is looked for listeners of this node on addresses of Services
@@ -45,7 +45,7 @@ pub use self::{
     },
     owner::Reconciler,
     problems::Problem,
-    run::{Loop, start},
+    run::{Loop, Updates},
     steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
     sync::{AdoptError, Canary},
 };

@@ -13,7 +13,10 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    runtime::Runtime,
+    sync::{mpsc, watch},
+};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, State},
@@ -25,7 +28,9 @@ use tunnel_userspace::{
         self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
         Update,
     },
-    reconcile::{self, Loop, MapWriter as _, Reconciler, Sizes, Stats, Steering, SteeringSettings},
+    reconcile::{
+        self, Loop, MapWriter as _, Reconciler, Sizes, Stats, Steering, SteeringSettings, Updates,
+    },
 };
 
 use super::field::{self, BACKENDS, Change, DNS, Dice, ENDPOINTS, Field, READ, SERVICES, SLOTS};
@@ -88,7 +93,16 @@ impl Programs {
 pub(crate) struct Product {
     owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
     family: Family,
-    stats: watch::Receiver<Stats>,
+    runtime: Runtime,
+}
+
+/// The product's end of what a source tells.
+struct Told(mpsc::Receiver<Update>);
+
+impl Updates for Told {
+    async fn update(&mut self) -> Option<Update> {
+        self.0.recv().await
+    }
 }
 
 impl Product {
@@ -101,9 +115,9 @@ impl Product {
             external_ips: model::ExternalIps::Any,
             topology_keys: model::TopologyKeys::Ignore,
         };
-        let mut grace = RcuGrace::new()?;
+        let grace = RcuGrace::new()?;
         let sizes = programs.data_path.sizes();
-        let reconciler = Reconciler::adopt(maps, sizes, &mut grace, settings)?;
+        let reconciler = Reconciler::adopt(maps, sizes, &grace, settings)?;
         let off = SteeringSettings {
             rules: None,
             prefixes: Vec::new(),
@@ -111,13 +125,15 @@ impl Product {
         };
         let steering = programs.data_path.open_steering()?;
         let steering = Steering::adopt(steering, sizes, off, Duration::ZERO)?;
-        let grace = (RcuGrace::new()?, grace);
-        let (mut owner, stats) = reconcile::start(reconciler, steering, grace, AUDIT)?;
-        owner.apply(update(family, (0..SERVICES).map(Change::whole)));
+        let mut owner = Loop::new(reconciler, steering, grace, AUDIT);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()?;
+        runtime.block_on(owner.apply(update(family, (0..SERVICES).map(Change::whole))));
         Ok(Self {
             owner,
             family,
-            stats,
+            runtime,
         })
     }
 
@@ -127,11 +143,9 @@ impl Product {
         let Self {
             owner,
             family,
-            mut stats,
+            runtime,
         } = self;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()?;
+        let mut stats = owner.stats();
         let (sender, updates) = mpsc::channel(1);
         let (_drain, draining) = watch::channel(false);
         let (_links, addresses) = watch::channel(Arc::default());
@@ -148,8 +162,8 @@ impl Product {
             drop(sender);
             anyhow::Ok(changes)
         };
-        let ((), changes) =
-            runtime.block_on(async { tokio::join!(owner.run(updates, addresses, draining), feed) });
+        let owner = owner.run(Told(updates), addresses, draining);
+        let ((), changes) = runtime.block_on(async { tokio::join!(owner, feed) });
         let last = stats.borrow().clone();
         Ok((changes?, last))
     }

@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{mpsc, watch},
-    task::spawn_blocking,
-};
+use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 
 use self::parts::{Parts, Running};
@@ -36,8 +33,6 @@ use crate::{
 
 /// How long tasks may take to stop.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How many updates the source may be ahead of the maps; it gathers what comes beyond.
-const UPDATES: usize = 1;
 
 /// A node could not start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +93,6 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, N
 ///
 /// A step of the start failed; what an earlier daemon programmed goes on as it was.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeError> {
-    let (update_sender, mut updates) = mpsc::channel(UPDATES);
     let (mut parts, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let (drain, draining) = watch::channel(false);
     let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
@@ -128,10 +122,10 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
     };
     sources.start_events(&config, concerned, &mut tasks, &draining);
     tasks.start("health checks", checks.run());
-    sources.run(update_sender, &mut tasks, &draining);
+    let mut store = sources.run(&mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = parts.first(&mut updates, &steps) => match update {
+        update = parts.first(&mut store, &steps) => match update {
             Some(update) => Some(update),
             None => return Err(NodeError::TaskEnded { name: tasks.ended().await }),
         },
@@ -145,7 +139,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
         } else {
             info!(services, "every source has told its first whole list");
         }
-        parts.program(first)?;
+        parts.program(first).await?;
         let Running {
             guard,
             owner,
@@ -159,7 +153,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
             tasks.start("net", network.run(draining.clone()));
         }
         ending::start(&config, sockets, owner.gone(), &mut tasks, &draining);
-        let owner = owner.run(updates, known, draining.clone());
+        let owner = owner.run(store, known, draining.clone());
         tasks.start("reconcile", owner);
         steps.send_replace(None);
         started();

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use http::Uri;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::node::{NodeError, failed, steering_rules};
 use crate::{
     config::{Config, SourceFile, SourceKube},
     events,
     model::{ExternalIps, TopologyKeys, Update},
+    reconcile::Updates,
     source::{
         Report, Store, file,
         file::FileSource,
@@ -87,32 +88,21 @@ impl Sources {
         tasks.start("events", telling);
     }
 
-    /// Lets them tell what changes.
-    pub(super) fn run(
-        self,
-        updates: mpsc::Sender<Update>,
-        tasks: &mut Tasks,
-        draining: &watch::Receiver<bool>,
-    ) {
-        let Self {
-            mut store,
-            file,
-            kube,
-        } = self;
-        let updating = async move {
-            while let Some(update) = store.update().await {
-                if updates.send(update).await.is_err() {
-                    break;
-                }
-            }
-        };
-        tasks.start("updates", updating);
-        if let Some(file) = file {
+    /// Lets them tell what changes; the store of that.
+    pub(super) fn run(self, tasks: &mut Tasks, draining: &watch::Receiver<bool>) -> Store {
+        if let Some(file) = self.file {
             tasks.start("source of files", file.run(draining.clone()));
         }
-        if let Some(kube) = kube {
+        if let Some(kube) = self.kube {
             tasks.start("source of the API server", kube.run(draining.clone()));
         }
+        self.store
+    }
+}
+
+impl Updates for Store {
+    async fn update(&mut self) -> Option<Update> {
+        Self::update(self).await
     }
 }
 

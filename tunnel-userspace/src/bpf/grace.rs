@@ -28,7 +28,7 @@ impl RcuGrace {
 }
 
 impl Grace for RcuGrace {
-    fn wait(&mut self) -> io::Result<()> {
+    fn wait(&self) -> io::Result<()> {
         sys::update_map_in_map(self.outer.as_fd(), self.inner.as_fd())
     }
 }

@@ -260,7 +260,7 @@ impl DataPath {
     /// # Errors
     ///
     /// The kernel gives no grace period.
-    pub fn settle(&self, grace: &mut impl Grace) -> io::Result<()> {
+    pub fn settle(&self, grace: &impl Grace) -> io::Result<()> {
         if !self.conns.is_settled() {
             grace.wait()?;
             self.conns.settle();

@@ -1,30 +1,33 @@
-use std::{io, sync::mpsc, thread};
+use std::future;
 
-use tokio::sync::mpsc as async_mpsc;
+use tokio::task::{JoinHandle, spawn_blocking};
 
-/// A thread that does one piece of work after another beside the owner of the maps.
+/// A piece of work in a thread of its own, beside the owner of the maps.
 #[derive(Debug)]
-pub(super) struct Aside<T, R> {
-    pub(super) send: mpsc::SyncSender<T>,
-    pub(super) done: async_mpsc::Receiver<R>,
-}
+pub(super) struct Aside<R>(Option<JoinHandle<R>>);
 
-impl<T: Send + 'static, R: Send + 'static> Aside<T, R> {
-    /// Starts the thread. It ends when this is dropped, or with the first work that has no result.
-    pub(super) fn start(
-        name: &str,
-        mut work: impl FnMut(T) -> Option<R> + Send + 'static,
-    ) -> io::Result<Self> {
-        let (send, works) = mpsc::sync_channel(1);
-        let (results, done) = async_mpsc::channel(1);
-        thread::Builder::new().name(name.into()).spawn(move || {
-            while let Ok(next) = works.recv() {
-                let sent = work(next).map(|result| results.blocking_send(result));
-                if !matches!(sent, Some(Ok(()))) {
-                    break;
-                }
-            }
-        })?;
-        Ok(Self { send, done })
+impl<R: Send + 'static> Aside<R> {
+    pub(super) const fn none() -> Self {
+        Self(None)
+    }
+
+    pub(super) fn start(&mut self, work: impl FnOnce() -> R + Send + 'static) {
+        self.0 = Some(spawn_blocking(work));
+    }
+
+    pub(super) const fn is_running(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The result, once there is one; nothing if the work broke off.
+    pub(super) async fn ended(&mut self) -> Option<R> {
+        let Some(running) = &mut self.0 else {
+            return future::pending().await;
+        };
+        let ended = running.await;
+        self.0 = None;
+        let log =
+            |error: &_| tracing::error!(%error, "work beside the owner of the maps broke off");
+        ended.inspect_err(log).ok()
     }
 }

@@ -1,19 +1,19 @@
 //! What was taken out of the maps' reach, until no program can still be reading it.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use tunnel_common::service::Set;
 
 use super::aside::Aside;
 
 /// Waits until every program that runs now has ended.
-pub trait Grace: Send {
+pub trait Grace: Send + Sync {
     /// Waits for one grace period of the kernel's RCU.
     ///
     /// # Errors
     ///
     /// The kernel refused; nothing may be freed.
-    fn wait(&mut self) -> io::Result<()>;
+    fn wait(&self) -> io::Result<()>;
 }
 
 /// Entries that nothing leads to any more.
@@ -45,17 +45,47 @@ impl Retired {
     }
 }
 
-/// The thread that waits, beside the owner of the maps: batch in, the same batch out.
-pub(super) type Waiter = Aside<Retired, Retired>;
+/// The wait of what was retired, beside the owner of the maps: one batch after the other.
+pub(super) struct Waiting<G> {
+    pub(super) grace: Arc<G>,
+    batch: Aside<io::Result<Retired>>,
+    /// Retired while an earlier batch waits.
+    held: Retired,
+}
 
-/// Starts it. Where there is no grace period to be had it ends, and the loop with it: the next start
-/// reads the maps and finds what is free.
-pub(super) fn start(mut grace: impl Grace + 'static) -> io::Result<Waiter> {
-    Aside::start("grace", move |batch| match grace.wait() {
-        Ok(()) => Some(batch),
-        Err(error) => {
-            tracing::error!(%error, "no grace period to be had");
-            None
+impl<G: Grace + 'static> Waiting<G> {
+    pub(super) fn new(grace: G) -> Self {
+        Self {
+            grace: Arc::new(grace),
+            batch: Aside::none(),
+            held: Retired::default(),
         }
-    })
+    }
+
+    /// Lets what was retired wait. While an earlier batch does, it is held, and goes as one batch.
+    pub(super) fn add(&mut self, retired: Retired) {
+        self.held.merge(retired);
+        if !self.batch.is_running() && !self.held.is_empty() {
+            let (batch, grace) = (std::mem::take(&mut self.held), Arc::clone(&self.grace));
+            self.batch.start(move || grace.wait().map(|()| batch));
+        }
+    }
+
+    /// Whether a batch waits.
+    pub(super) const fn is_running(&self) -> bool {
+        self.batch.is_running()
+    }
+
+    /// Whether another batch is to follow.
+    pub(super) const fn has_more(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The batch that waited, once no program reaches it any more. Nothing where no grace period is to be
+    /// had: the next start reads the maps and finds what is free.
+    pub(super) async fn freed(&mut self) -> Option<Retired> {
+        let freed = self.batch.ended().await?;
+        let log = |error: &_| tracing::error!(%error, "no grace period to be had");
+        freed.inspect_err(log).ok()
+    }
 }

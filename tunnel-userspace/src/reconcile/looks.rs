@@ -1,6 +1,6 @@
 //! When and how local listeners on addresses of Services are looked for.
 
-use std::{collections::BTreeSet, fmt, future, io, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::time::Instant;
 use tracing::warn;
@@ -23,127 +23,85 @@ pub struct LookError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// A look that has ended: the fronts it was at, and those where something listens.
-pub(super) type Looked = (BTreeSet<FrontKey>, Result<BTreeSet<FrontKey>, LookError>);
+/// A look that has ended: who looked, the fronts it was at, and those where something listens.
+pub(super) type Looked = (
+    Found,
+    BTreeSet<FrontKey>,
+    Result<BTreeSet<FrontKey>, LookError>,
+);
 
-/// The place where a look is made.
-enum Way {
-    /// By the owner, which waits for it: before its loop runs.
-    Here(Found),
-    /// By a thread of its own. Meanwhile the owner writes everything but Services with fronts that no
-    /// look was at yet.
-    Aside(Aside<BTreeSet<FrontKey>, Looked>),
-}
-
+/// The looks, beside the owner of the maps. Meanwhile it writes everything but Services with fronts that
+/// no look was at yet.
 pub(super) struct Looks {
-    way: Way,
+    /// Nothing during a look, or where nobody looks.
+    find: Option<Found>,
+    running: Aside<Looked>,
     every: Duration,
-    /// When the next look is due; never where this node has no address of a Service, or while one is
-    /// being made.
-    at: Option<Instant>,
-    is_asked: bool,
+    /// When the next look is due; never where this node has no address of a Service, or during a look.
+    pub(super) at: Option<Instant>,
     is_failing: bool,
 }
 
-impl fmt::Debug for Looks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Looks")
-            .field("every", &self.every)
-            .field("at", &self.at)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Looks {
-    pub(super) const fn new(find: Found, every: Duration) -> Self {
+    pub(super) const fn new(find: Option<Found>, every: Duration) -> Self {
         Self {
-            way: Way::Here(find),
+            find,
+            running: Aside::none(),
             every,
             at: None,
-            is_asked: false,
             is_failing: false,
         }
     }
 
-    /// The same with a thread of its own.
-    pub(super) fn aside<M>(self, reconciler: &mut Reconciler<M>) -> io::Result<Self> {
-        let way = match self.way {
-            Way::Here(mut find) => Way::Aside(Aside::start("listeners", move |fronts| {
-                let found = find(&fronts);
-                Some((fronts, found))
-            })?),
-            Way::Aside(aside) => Way::Aside(aside),
-        };
-        reconciler.hold_back();
-        Ok(Self { way, ..self })
-    }
-
-    /// When the next look is due, if one is.
-    pub(super) const fn at(&self) -> Option<Instant> {
-        self.at
-    }
-
-    /// The next look that has ended; nothing if there will be none.
-    pub(super) async fn ended(&mut self) -> Option<Looked> {
-        match &mut self.way {
-            Way::Here(_) => future::pending().await,
-            Way::Aside(aside) => aside.done.recv().await,
+    /// Begins a look if the fronts of this node's own addresses are others than at the last one, or if
+    /// the time has come. Says whether there is one to wait for.
+    pub(super) fn look<M>(&mut self, reconciler: &mut Reconciler<M>) -> bool {
+        if self.running.is_running() {
+            return true;
         }
-    }
-
-    /// Looks if the fronts of this node's own addresses are others than at the last look, or if the
-    /// time has come.
-    pub(super) fn look<M>(&mut self, reconciler: &mut Reconciler<M>) {
-        if self.is_asked {
-            return;
-        }
-        let is_new = reconciler.listeners().take_new();
+        let listeners = &mut reconciler.desired.listeners;
         let is_due = self.at.is_some_and(|at| at <= Instant::now());
-        if !is_new && !is_due {
-            return;
+        if !listeners.take_new() && !is_due {
+            return false;
         }
-        let local = reconciler.listeners().local();
+        self.at = None;
+        let local = listeners.local();
         if local.is_empty() {
-            self.at = None;
             reconciler.set_listeners(BTreeSet::new());
-            return;
-        }
-        match &mut self.way {
-            Way::Here(find) => {
+        } else if let Some(mut find) = self.find.take() {
+            self.running.start(move || {
                 let found = find(&local);
-                self.end((local, found), reconciler);
-            }
-            Way::Aside(aside) => {
-                self.at = None;
-                self.is_asked = aside.send.try_send(local).is_ok();
-            }
+                (find, local, found)
+            });
         }
+        self.running.is_running()
+    }
+
+    /// The look, once it has ended; nothing if it broke off.
+    pub(super) async fn ended(&mut self) -> Option<Looked> {
+        self.running.ended().await
     }
 
     /// Takes a look that has ended.
     pub(super) fn end<M>(&mut self, looked: Looked, reconciler: &mut Reconciler<M>) {
-        let (local, found) = looked;
-        self.is_asked = false;
+        let (find, local, found) = looked;
+        self.find = Some(find);
         self.at = Some(Instant::now() + self.every);
-        reconciler.listeners().set_looked(local);
-        match found {
-            Ok(found) => {
-                self.is_failing = false;
-                reconciler.set_listeners(found);
+        let listeners = &mut reconciler.desired.listeners;
+        listeners.set_looked(local);
+        let was_failing = std::mem::replace(&mut self.is_failing, found.is_err());
+        let found = found.unwrap_or_else(|error| {
+            // Without a chance it is tried again when something is new.
+            self.at = self.at.filter(|_| error.is_retryable);
+            if !was_failing {
+                let error = &error as &dyn std::error::Error;
+                warn!(
+                    error,
+                    "what is known of listeners on addresses of Services stays"
+                );
             }
-            Err(error) => {
-                // Without a chance it is tried again when something is new.
-                self.at = self.at.filter(|_| error.is_retryable);
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    let error = &error as &dyn std::error::Error;
-                    warn!(
-                        error,
-                        "what is known of listeners on addresses of Services stays"
-                    );
-                }
-                let known = reconciler.listeners().found().clone();
-                reconciler.set_listeners(known);
-            }
-        }
+            listeners.found().clone()
+        });
+        reconciler.set_listeners(found);
     }
 }

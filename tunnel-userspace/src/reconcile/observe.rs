@@ -39,7 +39,8 @@ const MANY: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Observe {
     pub(super) measures: Measures,
-    published: Published,
+    /// The Services, for others to read.
+    pub(super) published: Published,
     /// Whether a source was not heard of since the start.
     stale: bool,
 }
@@ -48,6 +49,7 @@ impl Observe {
     /// Takes note of what is about to change.
     pub(super) fn note(&mut self, desired: &Desired, update: &Update) {
         self.stale = update.stale;
+        self.measures.stats.last_queued_at = Some(Timestamp::now());
         for (name, state) in &update.services {
             let before = desired.states.get(name);
             self.measures.note(name, before, served(state.as_ref()));
@@ -76,31 +78,25 @@ impl Observe {
         self.published.put(services.into_iter().zip(shown));
     }
 
-    /// What is shown, for others to read.
-    pub(super) const fn published(&self) -> &Published {
-        &self.published
-    }
-
-    /// Says in numbers how it is now.
-    pub(super) fn describe<M>(&self, stats: &mut Stats, desired: &Desired, sync: &MapSync<M>) {
-        stats.stale = self.stale;
-        stats.describe(desired, sync);
-    }
-
-    /// Measures a pass that has just ended.
-    pub(super) fn measure<M>(
+    /// Says in numbers how it is after a pass that has just ended.
+    pub(super) fn describe<M>(
         &mut self,
-        stats: &mut SyncStats,
+        stats: &mut Stats,
         took: Duration,
         desired: &Desired,
         sync: &MapSync<M>,
     ) {
+        stats.stale = self.stale;
+        stats.describe(desired, sync);
         if sync.is_synced() {
             let (dirty, starved) = (&sync.dirty, &sync.starved);
             let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
-            self.measures.pass(stats, took, Timestamp::now(), is_open);
-            stats.gaps = desired.gaps;
-            stats.planned = desired.planned;
+            self.measures.pass(took, Timestamp::now(), is_open);
+            stats.sync = SyncStats {
+                gaps: desired.gaps,
+                planned: desired.planned,
+                ..self.measures.stats.clone()
+            };
         }
     }
 }

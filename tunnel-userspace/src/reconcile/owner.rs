@@ -4,10 +4,10 @@ use tunnel_common::{service::FrontKey, table::Sizes};
 
 use super::{
     access::{Counts, MapReader, MapWriter},
-    desired::{Changed, Desired, Listeners, Settings},
+    desired::{Changed, Desired, Settings},
     grace::{Grace, Retired},
-    observe::{Observe, Published, ServiceView, Stats, SyncStats, concerns},
-    sync::{AdoptError, Canary, MapSync},
+    observe::{Observe, ServiceView, Stats, concerns},
+    sync::{AdoptError, MapSync},
 };
 use crate::{
     model::{Concern, ObjectName, Update},
@@ -21,7 +21,7 @@ pub struct Reconciler<M> {
     pub(super) observe: Observe,
     /// Services that wait until it is known whether something listens at their fronts; nothing where
     /// none has to.
-    held_back: Option<BTreeSet<ObjectName>>,
+    pub(super) held_back: Option<BTreeSet<ObjectName>>,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -33,7 +33,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     pub fn adopt(
         maps: M,
         sizes: Sizes,
-        grace: &mut impl Grace,
+        grace: &impl Grace,
         settings: Settings,
     ) -> Result<Self, AdoptError> {
         Ok(Self {
@@ -45,7 +45,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     }
 
     /// Writes what changed. What can't be written stays dirty. Gives what was taken out of reach,
-    /// to be given back to [`Self::free`] after a grace period.
+    /// to be given back after a grace period.
     pub fn pass(&mut self) -> Retired {
         if let Some(held_back) = &mut self.held_back {
             let listeners = &self.desired.listeners;
@@ -58,52 +58,18 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         passed.retired
     }
 
-    /// Takes over what the maps hold, as a process that starts does, after a first pass of which some
-    /// was refused. From then on each write is a call of its own, so that one that is refused again
-    /// stops no other.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
-    pub fn begin_anew(&mut self, grace: &mut impl Grace) -> Result<(), AdoptError> {
-        self.sync.begin_anew(grace)
-    }
-
     /// Reads the maps again and compares them with what is known of them. Where they differ, they
     /// are taken over anew and everything is written again. Gives the number of differences.
     ///
     /// # Errors
     ///
     /// As [`Self::adopt`]; what was known stays.
-    pub fn audit(&mut self, grace: &mut impl Grace) -> Result<u64, AdoptError> {
+    pub fn audit(&mut self, grace: &impl Grace) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
         if differences > 0 {
             self.observe.measures.all_anew();
         }
         Ok(differences)
-    }
-
-    /// Gives back what no program can reach any more, but for what open connections keep. `more`
-    /// says whether more is on its way.
-    pub fn free(&mut self, retired: &Retired, more: bool) {
-        self.sync.free(retired, more);
-    }
-
-    /// Gives back what open connections kept, as far as those have closed. What found no room before
-    /// is dirty then.
-    pub fn look_at_occupied(&mut self) {
-        self.sync.look_at_occupied();
-    }
-
-    /// Writes the canary, dials it and removes it. Gives what came of it, if it was written, and what
-    /// was taken out of reach.
-    pub(super) fn dial_canary<R>(
-        &mut self,
-        canary: &Canary,
-        dial: impl FnOnce() -> R,
-    ) -> (Option<R>, Retired) {
-        let dialled = self.sync.ports.dial_canary(canary, dial);
-        (dialled, self.sync.ports.take_retired())
     }
 }
 
@@ -112,7 +78,7 @@ impl<M: Counts> Reconciler<M> {
     /// with the namespace and a slash, or all.
     #[must_use]
     pub fn services(&self, name: Option<&str>) -> Vec<ServiceView> {
-        self.published().services(self.maps(), name)
+        self.observe.published.services(self.maps(), name)
     }
 }
 
@@ -121,12 +87,6 @@ impl<M> Reconciler<M> {
     #[must_use]
     pub const fn maps(&self) -> &M {
         &self.sync.ports.maps
-    }
-
-    /// What is shown of Services, for others to read.
-    #[must_use]
-    pub const fn published(&self) -> &Published {
-        self.observe.published()
     }
 
     /// Plans what changed. Nothing is written.
@@ -162,15 +122,6 @@ impl<M> Reconciler<M> {
         self.sync.touch(changed.services);
     }
 
-    pub(super) const fn listeners(&mut self) -> &mut Listeners {
-        &mut self.desired.listeners
-    }
-
-    /// Lets Services wait, from here on, until it is known whether something listens at their fronts.
-    pub(super) fn hold_back(&mut self) {
-        self.held_back.get_or_insert_default();
-    }
-
     /// What load balancers are told of Services, if it is not what was given last.
     pub fn take_health(&mut self) -> Option<Arc<HealthChecks>> {
         self.sync
@@ -185,35 +136,14 @@ impl<M> Reconciler<M> {
         self.sync.is_dirty()
     }
 
-    /// Whether it is not known what the maps hold, since some writes of the first pass were refused.
-    /// Nothing is written before [`Self::begin_anew`].
-    #[must_use]
-    pub fn is_in_doubt(&self) -> bool {
-        self.sync.is_in_doubt()
-    }
-
-    /// How many indices of backends that are gone open connections keep.
-    #[must_use]
-    pub fn occupied(&self) -> usize {
-        self.sync.ports.actual.occupied()
-    }
-
+    /// What of it an operator must act on.
     pub(super) fn concerns(&self, steering: &BTreeSet<SteeringProblem>) -> Vec<Concern> {
         concerns(&self.desired, &self.sync, steering)
     }
 
-    pub(super) fn describe(&self, stats: &mut Stats) {
-        self.observe.describe(stats, &self.desired, &self.sync);
-    }
-
-    /// Measures a pass that has just ended.
-    pub(super) fn measure(&mut self, stats: &mut SyncStats, took: Duration) {
-        let Self {
-            desired,
-            sync,
-            observe,
-            ..
-        } = self;
-        observe.measure(stats, took, desired, sync);
+    /// Says in numbers how it is after a pass that has just ended.
+    pub(super) fn describe(&mut self, stats: &mut Stats, took: Duration) {
+        self.observe
+            .describe(stats, took, &self.desired, &self.sync);
     }
 }

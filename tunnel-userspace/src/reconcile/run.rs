@@ -1,24 +1,18 @@
 //! The loop around the owner of the maps.
 
-use std::{
-    collections::BTreeSet,
-    future, io,
-    net::IpAddr,
-    sync::{Arc, mpsc::TrySendError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, future, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, MissedTickBehavior, interval_at, sleep_until},
 };
 use tracing::{error, info, warn};
 
 use super::{
     access::{MapReader, MapWriter, SteeringMaps},
-    grace::{self, Grace, Retired, Waiter},
-    looks::{Found, Looked, Looks},
+    grace::{Grace, Retired, Waiting},
+    looks::{Found, Looks},
     observe::{Published, Stats},
     owner::Reconciler,
     steering::Steering,
@@ -37,27 +31,22 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 const STEERING_RETRY: Duration = Duration::from_secs(5);
 /// How long until indices that open connections keep are looked at again.
 const OCCUPIED_LOOK: Duration = Duration::from_secs(5);
-/// How many more updates one pass takes, so that a busy source can't keep it from writing.
-const MOST_UPDATES: usize = 64;
+
+/// The place where what the sources say is gathered.
+pub trait Updates: Send {
+    /// Waits for changes, and takes all there are; nothing once every source is gone. Loses none if it
+    /// is given up.
+    fn update(&mut self) -> impl Future<Output = Option<Update>> + Send;
+}
 
 /// The loop, and its ends for others.
 pub struct Loop<M, S, G> {
     reconciler: Reconciler<M>,
     steering: Steering<S>,
-    waiter: Waiter,
-    audit_grace: G,
+    waiting: Waiting<G>,
+    looks: Looks,
     audit_every: Duration,
-    held: Retired,
-    is_waiting: bool,
-    retry: Duration,
-    /// When what could not be written is tried again.
-    retry_at: Option<Instant>,
-    /// When what could not be steered is tried again.
-    steer_at: Option<Instant>,
-    /// How it is looked for listeners on addresses of Services.
-    looks: Option<Looks>,
-    /// When indices that open connections keep are looked at again.
-    occupied_at: Option<Instant>,
+    due: Due,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
     /// How often backends went that no program can give to a socket any more.
@@ -65,45 +54,53 @@ pub struct Loop<M, S, G> {
     health: watch::Sender<Arc<HealthChecks>>,
 }
 
-/// Makes the loop of a reconciler; the second value follows what it does. The first grace belongs
-/// to the thread that frees, the second to the audit.
-///
-/// # Errors
-///
-/// The thread that waits for grace periods can't be started.
-pub fn start<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static>(
-    reconciler: Reconciler<M>,
-    steering: Steering<S>,
-    grace: (G, G),
-    audit_every: Duration,
-) -> io::Result<(Loop<M, S, G>, watch::Receiver<Stats>)> {
-    let (stats, follower) = watch::channel(Stats::default());
-    let (free_grace, audit_grace) = grace;
-    let looped = Loop {
-        reconciler,
-        steering,
-        waiter: grace::start(free_grace)?,
-        audit_grace,
-        audit_every,
-        held: Retired::default(),
-        is_waiting: false,
-        retry: FIRST_RETRY,
-        retry_at: None,
-        steer_at: None,
-        looks: None,
-        occupied_at: None,
-        stats,
-        concerns: watch::Sender::new(Arc::default()),
-        gone: watch::Sender::default(),
-        health: watch::Sender::default(),
-    };
-    Ok((looped, follower))
+/// When something is done though nothing was heard.
+struct Due {
+    /// How long what could not be written waits.
+    pause: Duration,
+    /// When what could not be written is tried again.
+    retry: Option<Instant>,
+    /// When what could not be steered is tried again.
+    steer: Option<Instant>,
+    /// When indices that open connections keep are looked at again.
+    occupied: Option<Instant>,
 }
 
-impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
+impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G> {
+    /// Makes the loop of a reconciler.
+    pub fn new(
+        reconciler: Reconciler<M>,
+        steering: Steering<S>,
+        grace: G,
+        audit_every: Duration,
+    ) -> Self {
+        Self {
+            reconciler,
+            steering,
+            waiting: Waiting::new(grace),
+            looks: Looks::new(None, Duration::MAX),
+            audit_every,
+            due: Due {
+                pause: FIRST_RETRY,
+                retry: None,
+                steer: None,
+                occupied: None,
+            },
+            stats: watch::Sender::default(),
+            concerns: watch::Sender::new(Arc::default()),
+            gone: watch::Sender::default(),
+            health: watch::Sender::default(),
+        }
+    }
+
     /// The owner of the steering maps.
     pub const fn steering(&mut self) -> &mut Steering<S> {
         &mut self.steering
+    }
+
+    /// Follows what it does.
+    pub fn stats(&self) -> watch::Receiver<Stats> {
+        self.stats.subscribe()
     }
 
     /// What of it an operator must act on.
@@ -123,20 +120,21 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
 
     /// What is shown of Services, for others to read.
     pub const fn published(&self) -> &Published {
-        self.reconciler.published()
+        &self.reconciler.observe.published
     }
 
     /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
     /// front is a Service's.
     pub fn dial_canary<R>(&mut self, canary: &Canary, dial: impl FnOnce() -> R) -> Option<R> {
-        let (dialled, retired) = self.reconciler.dial_canary(canary, dial);
-        self.hand_over(retired);
+        let ports = &mut self.reconciler.sync.ports;
+        let dialled = ports.dial_canary(canary, dial);
+        self.waiting.add(ports.take_retired());
         dialled
     }
 
     /// Whether it is not known what the maps hold, and nothing is written.
     pub fn is_in_doubt(&self) -> bool {
-        self.reconciler.is_in_doubt()
+        self.reconciler.sync.is_in_doubt()
     }
 
     /// Takes the addresses that this node has now, for what is planned from here on.
@@ -145,147 +143,126 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     }
 
     /// Leaves sockets alone from here on at fronts of this node's own addresses where something
-    /// listens itself. That is polled at this interval while there are such fronts, beside the loop
-    /// once it runs.
+    /// listens itself. That is polled at this interval while there are such fronts.
     pub fn look_for_listeners(&mut self, find: Found, every: Duration) {
-        self.looks = Some(Looks::new(find, every));
+        self.looks = Looks::new(Some(find), every);
+        self.reconciler.held_back.get_or_insert_default();
     }
 
-    /// Takes one update and writes it.
-    pub fn apply(&mut self, update: Update) {
-        let since = update.since;
-        self.update(update);
-        self.pass(Some(since));
+    /// Takes one update and writes it, before the loop runs.
+    pub async fn apply(&mut self, update: Update) {
+        let since = self.update(update);
+        while self.looks.look(&mut self.reconciler)
+            && let Some(looked) = self.looks.ended().await
+        {
+            self.looks.end(looked, &mut self.reconciler);
+        }
+        self.follow_up(Some(since));
     }
 
     /// Waits until everything that went so far is free again, and writes what waited for that: for
     /// updates that are applied before the loop runs.
     pub async fn settle(&mut self) {
-        while self.is_waiting {
-            let Some(freed) = self.waiter.done.recv().await else {
-                break;
-            };
+        while self.waiting.is_running()
+            && let Some(freed) = self.waiting.freed().await
+        {
             self.take_back(&freed);
+            self.follow_up(None);
         }
     }
 
-    fn update(&mut self, update: Update) {
+    fn update(&mut self, update: Update) -> Duration {
+        let since = update.since;
         self.steering.update(&update);
         self.reconciler.update(update);
-        let queued = Some(Timestamp::now());
-        self.stats.send_if_modified(|stats| {
-            stats.sync.last_queued_at = queued;
-            false
-        });
+        since
     }
 
     /// Runs until the drain begins or every source is gone. What is programmed stays.
     pub async fn run(
         mut self,
-        mut updates: mpsc::Receiver<Update>,
+        mut updates: impl Updates,
         mut addresses: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
         mut draining: watch::Receiver<bool>,
     ) {
-        if let Err(error) = self.look_aside() {
-            error!(%error, "cannot start a thread to look for listeners");
-            return;
-        }
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let (retry_at, steer_at) = (self.retry_at, self.steer_at);
-            let look_at = self.looks.as_ref().and_then(Looks::at);
-            let occupied_at = self.occupied_at;
-            tokio::select! {
+            let look_at = self.looks.at;
+            let since = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
-                freed = self.waiter.done.recv() => {
-                    let Some(freed) = freed else {
-                        error!("the thread that waits for grace periods has ended");
-                        return;
-                    };
+                freed = self.waiting.freed() => {
+                    let Some(freed) = freed else { return };
                     self.take_back(&freed);
+                    None
                 }
-                update = updates.recv() => {
+                update = updates.update() => {
                     let Some(update) = update else { break };
-                    let since = update.since;
-                    self.update(update);
-                    // What came during the last write goes into this one.
-                    for _ in 0..MOST_UPDATES {
-                        let Ok(update) = updates.try_recv() else { break };
-                        self.update(update);
-                    }
-                    self.pass(Some(since));
+                    Some(self.update(update))
                 }
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
-                    self.pass(None);
+                    Some(monotonic())
                 }
-                looked = ended(&mut self.looks) => {
-                    let Some(looked) = looked else {
-                        error!("the thread that looks for listeners has ended");
-                        return;
-                    };
-                    self.take_look(looked);
+                looked = self.looks.ended() => {
+                    let Some(looked) = looked else { return };
+                    self.looks.end(looked, &mut self.reconciler);
+                    None
                 }
-                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
-                    self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
-                    self.pass(None);
+                () = at(self.due.retry) => {
+                    self.due.pause = self.due.pause.saturating_mul(2).min(LAST_RETRY);
+                    None
                 }
-                () = sleep_until(steer_at.unwrap_or_else(Instant::now)), if steer_at.is_some() => {
+                () = at(self.due.steer) => {
                     self.steer();
-                    let view = self.steering.view();
-                    self.stats.send_modify(|stats| stats.steering = view);
-                    self.publish_concerns();
+                    None
                 }
-                () = sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() => {
-                    self.look();
-                    if self.reconciler.is_dirty() {
-                        self.pass(None);
-                    }
+                () = at(look_at) => None,
+                () = at(self.due.occupied) => {
+                    // Read here, as what is free then is written: a batch at most.
+                    self.reconciler.sync.look_at_occupied();
+                    None
                 }
-                () = sleep_until(occupied_at.unwrap_or_else(Instant::now)), if occupied_at.is_some() => {
-                    self.look_at_occupied();
+                _ = audits.tick() => {
+                    self.audit();
+                    None
                 }
-                _ = audits.tick() => self.audit(),
-            }
+            };
+            self.follow_up(since);
         }
         info!("the owner of the maps stops; what is programmed stays");
     }
 
-    /// Frees a batch, and writes what waited for room.
+    /// Looks for listeners if it is time, and writes what was heard then, or waits.
+    fn follow_up(&mut self, heard: Option<Duration>) {
+        self.looks.look(&mut self.reconciler);
+        if heard.is_some() || self.reconciler.is_dirty() {
+            self.pass(heard);
+        } else {
+            self.waiting.add(Retired::default());
+        }
+        let now = Instant::now();
+        let is_dirty = self.reconciler.is_dirty();
+        if !is_dirty {
+            self.due.pause = FIRST_RETRY;
+        }
+        self.due.retry = is_dirty.then(|| now + self.due.pause);
+        let occupied = self.reconciler.sync.ports.actual.occupied();
+        let planned = self.due.occupied.filter(|at| *at > now);
+        self.due.occupied = (occupied > 0).then(|| planned.unwrap_or(now + OCCUPIED_LOOK));
+        self.stats.send_if_modified(|stats| {
+            std::mem::replace(&mut stats.occupied_backends, occupied) != occupied
+        });
+    }
+
+    /// Frees a batch. What waited for room is to be written then.
     fn take_back(&mut self, freed: &Retired) {
-        self.is_waiting = false;
         if !freed.backends.is_empty() {
             self.tell_gone();
         }
-        self.reconciler.free(freed, !self.held.is_empty());
-        if self.reconciler.is_dirty() {
-            self.pass(None);
-        } else {
-            self.hand_over(Retired::default());
-            self.tell_occupied();
-        }
-    }
-
-    /// Frees indices that open connections kept, and writes what waited for them.
-    fn look_at_occupied(&mut self) {
-        self.reconciler.look_at_occupied();
-        if self.reconciler.is_dirty() {
-            self.pass(None);
-        } else {
-            self.tell_occupied();
-        }
-    }
-
-    /// Tells how many indices open connections keep, and plans the next look at them.
-    fn tell_occupied(&mut self) {
-        let occupied = self.reconciler.occupied();
-        self.occupied_at = (occupied > 0).then(|| Instant::now() + OCCUPIED_LOOK);
-        self.stats.send_if_modified(|stats| {
-            let before = std::mem::replace(&mut stats.occupied_backends, occupied);
-            before != occupied
-        });
+        let has_more = self.waiting.has_more();
+        self.reconciler.sync.free(freed, has_more);
     }
 
     fn tell_gone(&self) {
@@ -293,8 +270,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             .send_modify(|times| *times = times.wrapping_add(1));
     }
 
+    /// Compares the maps with what is known of them. They are read here, and not beside: while something
+    /// is written, a reader sees some of it and not the rest, which is no difference. It is once an hour,
+    /// as a start reads them.
     fn audit(&mut self) {
-        match self.reconciler.audit(&mut self.audit_grace) {
+        match self.reconciler.audit(&*self.waiting.grace) {
             Ok(0) => {}
             Ok(differences) => {
                 warn!(
@@ -303,7 +283,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
                 );
                 // Backends may have been among them, and their grace period is over.
                 self.tell_gone();
-                self.pass(None);
             }
             Err(error) => error!(
                 error = &error as &dyn std::error::Error,
@@ -315,10 +294,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// Writes what changed. What a first pass may have left undone is found out, and written.
     fn write(&mut self) -> Retired {
         let retired = self.reconciler.pass();
-        if !self.reconciler.is_in_doubt() {
+        if !self.is_in_doubt() {
             return retired;
         }
-        if let Err(error) = self.reconciler.begin_anew(&mut self.audit_grace) {
+        if let Err(error) = self.reconciler.sync.begin_anew(&*self.waiting.grace) {
             error!(
                 error = &error as &dyn std::error::Error,
                 "cannot begin anew"
@@ -332,68 +311,32 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
     /// Writes the steering maps. It has a pace of its own: Services must not wait for it.
     fn steer(&mut self) {
         self.steering.pass(since_boot());
-        self.steer_at = self
-            .steering
-            .is_incomplete()
-            .then(|| Instant::now() + STEERING_RETRY);
+        let is_incomplete = self.steering.is_incomplete();
+        self.due.steer = is_incomplete.then(|| Instant::now() + STEERING_RETRY);
+        let view = self.steering.view();
+        self.stats.send_modify(|stats| stats.steering = view);
+        self.publish_concerns();
     }
 
-    /// Lets a thread look for listeners from here on.
-    fn look_aside(&mut self) -> io::Result<()> {
-        let looks = self.looks.take();
-        let aside = looks.map(|looks| looks.aside(&mut self.reconciler));
-        self.looks = aside.transpose()?;
-        Ok(())
-    }
-
-    /// Takes a look that has ended, and writes what waited for it.
-    fn take_look(&mut self, looked: Looked) {
-        if let Some(looks) = &mut self.looks {
-            looks.end(looked, &mut self.reconciler);
-        }
-        // The fronts may be others by now.
-        self.look();
-        if self.reconciler.is_dirty() {
-            self.pass(None);
-        }
-    }
-
-    /// Looks for listeners, if it is time.
-    fn look(&mut self) {
-        if let Some(looks) = &mut self.looks {
-            looks.look(&mut self.reconciler);
-        }
-    }
-
-    fn pass(&mut self, since: Option<Duration>) {
+    fn pass(&mut self, heard: Option<Duration>) {
         let start = monotonic();
-        self.look();
         let retired = self.write();
-        self.hand_over(retired);
-        if self.reconciler.is_dirty() {
-            self.retry_at = Some(Instant::now() + self.retry);
-        } else {
-            self.retry_at = None;
-            self.retry = FIRST_RETRY;
-        }
+        self.waiting.add(retired);
         if self.steering.has_changed() {
             self.steer();
         }
         let end = monotonic();
+        let took = end.saturating_sub(start);
         self.stats.send_modify(|stats| {
-            self.reconciler.describe(stats);
-            let took = end.saturating_sub(start);
-            self.reconciler.measure(&mut stats.sync, took);
-            stats.steering = self.steering.view();
+            self.reconciler.describe(stats, took);
             for (reason, count) in self.steering.counts() {
-                let total = stats.counts.entry(reason.label().to_owned()).or_default();
-                *total = total.saturating_add(*count);
+                *stats.counts.entry(reason.label().to_owned()).or_default() += count;
             }
-            stats.passes = stats.passes.saturating_add(1);
-            stats.last_pass_seconds = end.saturating_sub(start).as_secs_f64();
+            stats.passes += 1;
+            stats.last_pass_seconds = took.as_secs_f64();
             stats.all_passes_seconds += stats.last_pass_seconds;
-            if let Some(since) = since {
-                stats.last_delay_seconds = end.saturating_sub(since).as_secs_f64();
+            if let Some(heard) = heard {
+                stats.last_delay_seconds = end.saturating_sub(heard).as_secs_f64();
             }
             let now = Timestamp::now();
             stats.last_pass_at = Some(now);
@@ -403,7 +346,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
             }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
-        self.tell_occupied();
         self.publish_concerns();
         if let Some(checks) = self.reconciler.take_health() {
             self.health.send_replace(checks);
@@ -414,27 +356,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace> Loop<M, S, G> {
         let concerns = self.reconciler.concerns(&self.steering.known);
         latest::put(&self.concerns, concerns.into());
     }
-
-    /// Hands what was retired to the thread that waits. While it waits for an earlier batch, the
-    /// rest is held, and goes as one batch.
-    fn hand_over(&mut self, retired: Retired) {
-        self.held.merge(retired);
-        if self.is_waiting || self.held.is_empty() {
-            return;
-        }
-        match self.waiter.send.try_send(std::mem::take(&mut self.held)) {
-            Ok(()) => self.is_waiting = true,
-            Err(TrySendError::Full(batch) | TrySendError::Disconnected(batch)) => {
-                self.held.merge(batch);
-            }
-        }
-    }
 }
 
-/// The next look that has ended, where there are looks.
-async fn ended(looks: &mut Option<Looks>) -> Option<Looked> {
-    match looks {
-        Some(looks) => looks.ended().await,
+/// Waits until it is that time; for ever where there is none.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
         None => future::pending().await,
     }
 }

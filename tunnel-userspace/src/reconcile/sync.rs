@@ -61,7 +61,7 @@ pub(super) struct Passed {
 
 impl<M: MapReader + MapWriter> MapSync<M> {
     /// Takes over what the maps hold.
-    pub(super) fn adopt(maps: M, sizes: Sizes, grace: &mut impl Grace) -> Result<Self, AdoptError> {
+    pub(super) fn adopt(maps: M, sizes: Sizes, grace: &impl Grace) -> Result<Self, AdoptError> {
         let (ports, strays) = Ports::adopt(maps, sizes, grace)?;
         Ok(Self {
             ports,
@@ -215,7 +215,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// # Errors
     ///
     /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
-    pub(super) fn begin_anew(&mut self, grace: &mut impl Grace) -> Result<(), AdoptError> {
+    pub(super) fn begin_anew(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
         self.ports.adopt_again(grace)?;
         self.starved.clear();
         self.mode = self.mode.read_again();
@@ -231,7 +231,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     pub(super) fn audit(
         &mut self,
         desired: &Desired,
-        grace: &mut impl Grace,
+        grace: &impl Grace,
     ) -> Result<u64, AdoptError> {
         if self.ports.waiting || self.mode != Mode::Following {
             return Ok(0);

@@ -17,6 +17,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
+    time::Duration,
 };
 
 use memory::Memory;
@@ -38,7 +39,7 @@ use crate::{
 struct NoGrace;
 
 impl Grace for NoGrace {
-    fn wait(&mut self) -> io::Result<()> {
+    fn wait(&self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -66,7 +67,7 @@ fn settings() -> Settings {
 
 fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
     let sizes = maps.sizes;
-    let mut reconciler = Reconciler::adopt(maps, sizes, &mut NoGrace, settings).expect("adopted");
+    let mut reconciler = Reconciler::adopt(maps, sizes, &NoGrace, settings).expect("adopted");
     reconciler.sync.ports.maps.grace();
     reconciler
 }
@@ -178,7 +179,7 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.pass();
         reconciler.sync.ports.maps.grace();
-        reconciler.free(&retired, false);
+        reconciler.sync.free(&retired, false);
         if !reconciler.is_dirty() {
             break;
         }
@@ -353,7 +354,7 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     let dns = reconciler.sync.ports.maps.svc[&vip(2)];
     reconciler.sync.ports.maps.svc.insert(vip(9), dns);
 
-    let differences = reconciler.audit(&mut NoGrace).expect("read");
+    let differences = reconciler.audit(&NoGrace).expect("read");
     reconciler.sync.ports.maps.grace();
     settle(&mut reconciler);
 
@@ -361,7 +362,7 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(backends(&reconciler, 2), Some(vec![2]));
     assert_eq!(backends(&reconciler, 9), None);
-    assert_eq!(reconciler.audit(&mut NoGrace).expect("read"), 0);
+    assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
 }
 
 #[test]
@@ -384,7 +385,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     assert_eq!(problem(&reconciler, "web"), None);
 
     reconciler.sync.ports.maps.grace();
-    reconciler.free(&held, false);
+    reconciler.sync.free(&held, false);
     settle(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 1), Some(vec![11]));
@@ -408,9 +409,9 @@ fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
 #[test]
 fn what_is_told_of_the_sources_is_what_is_programmed_of_them() {
     let mut reconciler = adopt(Memory::new(ROOMY));
-    let is_stale = |reconciler: &Reconciler<Memory>| {
+    let is_stale = |reconciler: &mut Reconciler<Memory>| {
         let mut stats = Stats::default();
-        reconciler.describe(&mut stats);
+        reconciler.describe(&mut stats, Duration::ZERO);
         stats.stale
     };
     reconciler.update(Update {
@@ -418,10 +419,10 @@ fn what_is_told_of_the_sources_is_what_is_programmed_of_them() {
         ..update(vec![set("web", 1, &[1])])
     });
     settle(&mut reconciler);
-    assert!(is_stale(&reconciler));
+    assert!(is_stale(&mut reconciler));
 
     apply(&mut reconciler, vec![set("web", 1, &[2])]);
 
-    assert!(!is_stale(&reconciler));
+    assert!(!is_stale(&mut reconciler));
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
 }

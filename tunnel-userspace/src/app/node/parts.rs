@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tracing::{Level, error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::Part};
 
@@ -25,6 +25,7 @@ use crate::{
     model::{Targets, Update},
     net::Listeners,
     reconcile::{self, LookError, Loop, Reconciler, Settings, Sizes, Steering, SteeringSettings},
+    source::Store,
 };
 
 /// The parts of the data path, in the order in which they are made.
@@ -38,7 +39,6 @@ pub(super) struct Parts {
     targets: watch::Receiver<Arc<Targets>>,
     /// The mark of our own sockets.
     mark: u32,
-    stats: watch::Receiver<reconcile::Stats>,
     /// How long the steps up to here took.
     steps: Steps,
     /// The kernel program whose events are wanted in the log.
@@ -71,7 +71,7 @@ impl Parts {
         let (maps, counters) = data_path
             .open_maps()
             .map_err(failed("cannot use the maps"))?;
-        let grace = || RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"));
+        let grace = RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"))?;
         let settings = Settings {
             node_name: config.node_name.clone(),
             algorithm: config.service.algorithm,
@@ -85,16 +85,9 @@ impl Parts {
         let steering = Steering::adopt(steering, found, steering_settings(config)?, since_boot())
             .map_err(failed("cannot take over the steering maps"))?;
         let targets = steering.targets();
-        let mut first = grace()?;
-        let reconciler = Reconciler::adopt(maps, found, &mut first, settings)
+        let reconciler = Reconciler::adopt(maps, found, &grace, settings)
             .map_err(failed("cannot take over the maps"))?;
-        let (mut owner, stats) = reconcile::start(
-            reconciler,
-            steering,
-            (grace()?, first),
-            config.service.full_sync,
-        )
-        .map_err(failed("cannot start the owner of the maps"))?;
+        let mut owner = Loop::new(reconciler, steering, grace, config.service.full_sync);
         owner.look_for_listeners(listeners(), config.service.look_for_listeners);
         steps.done(Step::Load);
         Ok(Self {
@@ -105,7 +98,6 @@ impl Parts {
             owner,
             targets,
             mark: config.tunnel.mark,
-            stats,
             steps,
             wanted_log: config.log.kernel.as_ref().map(kernel_log),
             logging: None,
@@ -158,7 +150,7 @@ impl Parts {
             config: config.effective(),
             starting,
             start: self.steps.times(),
-            stats: self.stats.clone(),
+            stats: self.owner.stats(),
             kernel_log: self.kernel_log.subscribe(),
             services: Box::new(move |name| published.services(&*counts, name)),
             counted: Box::new(move |most| counted.0.counted(&*counted.1, most)),
@@ -179,11 +171,11 @@ impl Parts {
     /// programs that are there go on as they are.
     pub(super) async fn first(
         &mut self,
-        updates: &mut mpsc::Receiver<Update>,
+        store: &mut Store,
         starting: &watch::Sender<Option<String>>,
     ) -> Option<Update> {
         loop {
-            let update = updates.recv().await?;
+            let update = store.update().await?;
             if update.whole || !self.data_path.is_empty() {
                 self.steps.done(Step::Read);
                 return Some(update);
@@ -195,14 +187,14 @@ impl Parts {
                 "waiting until every object is known and can be read, to replace an older layout"
                     .to_owned(),
             ));
-            self.owner.apply(update);
+            self.owner.apply(update).await;
             self.owner.settle().await;
         }
     }
 
     /// Writes the maps, attaches the programs, and sends the canary.
-    pub(super) fn program(&mut self, first: Update) -> Result<(), NodeError> {
-        self.owner.apply(first);
+    pub(super) async fn program(&mut self, first: Update) -> Result<(), NodeError> {
+        self.owner.apply(first).await;
         if self.owner.is_in_doubt() {
             let error = io::Error::other("what they hold is not known");
             return Err(failed("cannot write the maps")(error));
@@ -243,7 +235,7 @@ impl Parts {
     /// Takes what was counted in the maps that were replaced, and removes them. Where that fails they
     /// take room, and the next start tries again.
     fn sweep(&self) {
-        let settled = RcuGrace::new().and_then(|mut grace| self.data_path.settle(&mut grace));
+        let settled = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
         if let Err(error) = settled {
             warn!(%error, "cannot take over what the replaced maps counted");
             return;

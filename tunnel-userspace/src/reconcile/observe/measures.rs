@@ -89,8 +89,7 @@ impl Names {
 /// What was seen since the last pass, and what of it is not written yet.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct Measures {
-    service_changes: u64,
-    endpoint_changes: ByFamily<u64>,
+    pub(super) stats: SyncStats,
     services: Names,
     endpoints: ByFamily<Names>,
     /// When what changed the endpoints of a Service happened.
@@ -114,7 +113,7 @@ impl Measures {
         now: Option<&ServiceState>,
     ) {
         if before.map(|state| &state.service) != now.map(|state| &state.service) {
-            self.service_changes = self.service_changes.saturating_add(1);
+            self.stats.service_changes += 1;
             self.services.note(name);
         }
         let (old, new) = (slices(before), slices(now));
@@ -140,19 +139,18 @@ impl Measures {
     }
 
     fn count(&mut self, name: &ObjectName, family: Family) {
-        let changes = self.endpoint_changes.of_mut(family);
-        *changes = changes.saturating_add(1);
+        *self.stats.endpoint_changes.of_mut(family) += 1;
         self.endpoints.of_mut(family).note(name);
     }
 
     /// Measures a pass that ended now and took so long. What is still open is measured later.
     pub(in crate::reconcile) fn pass(
         &mut self,
-        stats: &mut SyncStats,
         took: Duration,
         now: Timestamp,
         is_open: impl Fn(&ObjectName) -> bool,
     ) {
+        let stats = &mut self.stats;
         let kind = if std::mem::take(&mut self.is_full) || self.since.is_none() {
             &mut stats.full
         } else {
@@ -161,20 +159,18 @@ impl Measures {
         kind.observe(took.as_secs_f64());
         stats.all.observe(took.as_secs_f64());
         self.since.get_or_insert(now);
-        let triggers = &mut self.triggers;
-        for (_, waited) in triggers.extract_if(.., |name, _| !is_open(name)) {
+        let written = |name: &ObjectName, _: &mut _| !is_open(name);
+        for (_, waited) in self.triggers.extract_if(.., written) {
             for (family, at) in waited {
                 let delay = now.duration_since(at).as_secs_f64().max(0.0);
                 stats.programming.of_mut(family).observe(delay);
             }
         }
-        stats.service_changes = self.service_changes;
         stats.pending_services = self.services.keep(&is_open);
         for family in [Family::V4, Family::V6] {
             let endpoints = self.endpoints.of_mut(family);
             *stats.pending_endpoints.of_mut(family) = endpoints.keep(&is_open);
         }
-        stats.endpoint_changes = self.endpoint_changes;
     }
 }
 

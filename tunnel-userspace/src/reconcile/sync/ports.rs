@@ -46,7 +46,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     pub(super) fn adopt(
         mut maps: M,
         sizes: Sizes,
-        grace: &mut impl Grace,
+        grace: &impl Grace,
     ) -> Result<(Self, usize), AdoptError> {
         let is_new = maps.is_new();
         let (actual, strays) = if is_new {
@@ -74,7 +74,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// # Errors
     ///
     /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
-    pub(super) fn adopt_again(&mut self, grace: &mut impl Grace) -> Result<(), AdoptError> {
+    pub(super) fn adopt_again(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
         let (mut actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
         make_usable(&mut actual, &mut self.maps, &stray, grace)?;
         self.actual = actual;
@@ -90,7 +90,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// # Errors
     ///
     /// As [`Self::adopt`]; what was known stays.
-    pub(super) fn audit(&mut self, grace: &mut impl Grace) -> Result<usize, AdoptError> {
+    pub(super) fn audit(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (mut fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
         let differences = fresh
             .differences(&self.actual)
@@ -290,7 +290,7 @@ fn make_usable<M: MapReader + MapWriter>(
     actual: &mut Actual,
     maps: &mut M,
     stray: &Stray,
-    grace: &mut impl Grace,
+    grace: &impl Grace,
 ) -> Result<(), AdoptError> {
     for key in &stray.fronts {
         tracing::warn!(front = %key, "removing a front whose record makes no sense");

@@ -43,7 +43,7 @@ fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_t
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
     second.sync.ports.maps.svc.remove(&vip(1));
 
-    let differences = second.audit(&mut NoGrace).expect("read");
+    let differences = second.audit(&NoGrace).expect("read");
     second.sync.ports.maps.grace();
     settle(&mut second);
 

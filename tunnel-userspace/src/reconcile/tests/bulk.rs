@@ -44,7 +44,7 @@ fn refused_after(limit: usize, maps: Memory) -> Reconciler<Memory> {
     let mut reconciler = adopt(maps);
     reconciler.sync.ports.maps.limit = limit;
     apply(&mut reconciler, all());
-    assert!(reconciler.is_in_doubt(), "after {limit} writes");
+    assert!(reconciler.sync.is_in_doubt(), "after {limit} writes");
     assert!(reconciler.is_dirty());
     let writes = reconciler.sync.ports.maps.writes;
 
@@ -52,10 +52,10 @@ fn refused_after(limit: usize, maps: Memory) -> Reconciler<Memory> {
     reconciler.sync.ports.maps.limit = usize::MAX;
     settle(&mut reconciler);
     assert_eq!(reconciler.sync.ports.maps.writes, writes);
-    reconciler.begin_anew(&mut NoGrace).expect("read");
+    reconciler.sync.begin_anew(&NoGrace).expect("read");
     reconciler.sync.ports.maps.grace();
     settle(&mut reconciler);
-    assert!(!reconciler.is_in_doubt() && !reconciler.is_dirty());
+    assert!(!reconciler.sync.is_in_doubt() && !reconciler.is_dirty());
     reconciler
 }
 
@@ -69,7 +69,7 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
 
         assert!(is_whole(&reconciler), "after {limit} writes");
         // It knows what it has: another reading finds the same.
-        assert_eq!(reconciler.audit(&mut NoGrace).expect("read"), 0);
+        assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
     }
 }
 
@@ -99,15 +99,15 @@ fn what_an_earlier_process_left_is_replaced_though_writes_are_refused() {
         let mut reconciler = adopt(maps);
         apply(&mut reconciler, all());
         reconciler.sync.ports.maps.limit = usize::MAX;
-        if reconciler.is_in_doubt() {
-            reconciler.begin_anew(&mut NoGrace).expect("read");
+        if reconciler.sync.is_in_doubt() {
+            reconciler.sync.begin_anew(&NoGrace).expect("read");
             reconciler.sync.ports.maps.grace();
         }
         settle(&mut reconciler);
 
         assert!(is_whole(&reconciler), "after {limit} writes");
         assert_eq!(backends(&reconciler, 9), None, "after {limit} writes");
-        assert_eq!(reconciler.audit(&mut NoGrace).expect("read"), 0);
+        assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
     }
 }
 
@@ -120,10 +120,10 @@ fn what_an_earlier_process_left_stays_through_it_while_the_sources_are_not_whole
         ..update(all())
     });
     settle(&mut reconciler);
-    assert!(reconciler.is_in_doubt());
+    assert!(reconciler.sync.is_in_doubt());
 
     reconciler.sync.ports.maps.limit = usize::MAX;
-    reconciler.begin_anew(&mut NoGrace).expect("read");
+    reconciler.sync.begin_anew(&NoGrace).expect("read");
     reconciler.sync.ports.maps.grace();
     settle(&mut reconciler);
 

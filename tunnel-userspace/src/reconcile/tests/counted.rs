@@ -18,7 +18,8 @@ fn count(reconciler: &mut Reconciler<Memory>, vip_of: u8, sent: u64, refused: u6
 }
 
 fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
-    reconciler.published().counted(reconciler.maps(), most)
+    let published = &reconciler.observe.published;
+    published.counted(reconciler.maps(), most)
 }
 
 /// What is shown of each Service: its name, what was sent, refused, and is open.

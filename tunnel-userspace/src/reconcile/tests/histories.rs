@@ -69,7 +69,7 @@ pub(super) fn killed<T>(
         let retired = first.pass();
         if first.sync.ports.maps.writes < cut {
             first.sync.ports.maps.grace();
-            first.free(&retired, false);
+            first.sync.free(&retired, false);
         }
     }
     let mut maps = first.sync.ports.maps;
@@ -97,15 +97,15 @@ proptest! {
             held.merge(reconciler.pass());
             if frees {
                 reconciler.sync.ports.maps.grace();
-                reconciler.free(&std::mem::take(&mut held), false);
+                reconciler.sync.free(&std::mem::take(&mut held), false);
             }
         }
         reconciler.sync.ports.maps.grace();
-        reconciler.free(&held, false);
+        reconciler.sync.free(&held, false);
         settle(&mut reconciler);
         prop_assert_eq!(found(&reconciler), wanted(&history));
         prop_assert_eq!(reconciler.sync.ports.maps.misplaced(), Vec::<u32>::new());
-        prop_assert_eq!(reconciler.audit(&mut NoGrace).expect("read"), 0);
+        prop_assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
     }
 
     #[test]

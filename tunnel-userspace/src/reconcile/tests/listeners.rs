@@ -34,7 +34,15 @@ fn looks(kernel: &Arc<Mutex<Kernel>>) -> Looks {
             }),
         }
     };
-    Looks::new(Box::new(find), EVERY)
+    Looks::new(Some(Box::new(find)), EVERY)
+}
+
+/// Looks, if it is time, and takes what was found.
+async fn look(looks: &mut Looks, reconciler: &mut Reconciler<Memory>) {
+    if looks.look(reconciler) {
+        let looked = looks.ended().await.expect("a look");
+        looks.end(looked, reconciler);
+    }
 }
 
 fn change<T>(kernel: &Arc<Mutex<Kernel>>, change: impl FnOnce(&mut Kernel) -> T) -> T {
@@ -131,19 +139,19 @@ async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
     apply(&mut reconciler, vec![both("web", 1)]);
     reconciler.set_addresses([ip(&vip(9))].into());
 
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     advance(EVERY).await;
-    looks.look(&mut reconciler);
-    assert!(asked(&kernel).is_empty() && looks.at().is_none());
+    look(&mut looks, &mut reconciler).await;
+    assert!(asked(&kernel).is_empty() && looks.at.is_none());
 
     // A Service comes to the address, and goes again.
     apply(&mut reconciler, vec![both("cache", 9)]);
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     assert_eq!(asked(&kernel), [[vip(9)].into()]);
-    assert!(looks.at().is_some());
+    assert!(looks.at.is_some());
     apply(&mut reconciler, vec![("cache", None)]);
-    looks.look(&mut reconciler);
-    assert!(asked(&kernel).is_empty() && looks.at().is_none());
+    look(&mut looks, &mut reconciler).await;
+    assert!(asked(&kernel).is_empty() && looks.at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,15 +164,15 @@ async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
     change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
 
     // Before anything is written.
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     settle(&mut reconciler);
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     assert_eq!(asked(&kernel).len(), 1);
 
     change(&kernel, |kernel| kernel.listeners.clear());
     advance(EVERY).await;
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     settle(&mut reconciler);
     assert!(left_alone(&reconciler).is_empty());
     assert_eq!(asked(&kernel).len(), 1);
@@ -172,11 +180,11 @@ async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
     // The address goes from the link while something listens.
     change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
     advance(EVERY).await;
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     reconciler.set_addresses(BTreeSet::new());
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     settle(&mut reconciler);
-    assert!(left_alone(&reconciler).is_empty() && looks.at().is_none());
+    assert!(left_alone(&reconciler).is_empty() && looks.at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,23 +195,23 @@ async fn what_is_known_stays_while_the_kernel_does_not_answer() {
     reconciler.set_addresses([ip(&vip(1)), ip(&vip(2))].into());
     apply(&mut reconciler, vec![both("web", 1)]);
     change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
 
     change(&kernel, |kernel| kernel.fails = Some(true));
     advance(EVERY).await;
-    looks.look(&mut reconciler);
+    look(&mut looks, &mut reconciler).await;
     settle(&mut reconciler);
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
-    assert!(looks.at().is_some(), "it is tried again");
+    assert!(looks.at.is_some(), "it is tried again");
 
     change(&kernel, |kernel| kernel.fails = Some(false));
     advance(EVERY).await;
-    looks.look(&mut reconciler);
-    assert!(looks.at().is_none(), "in vain");
+    look(&mut looks, &mut reconciler).await;
+    assert!(looks.at.is_none(), "in vain");
     apply(&mut reconciler, vec![both("dns", 2)]);
     change(&kernel, |kernel| kernel.fails = None);
-    looks.look(&mut reconciler);
-    assert!(looks.at().is_some());
+    look(&mut looks, &mut reconciler).await;
+    assert!(looks.at.is_some());
 }
 
 #[tokio::test]
@@ -214,8 +222,8 @@ async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
         told.recv().expect("told");
         Ok([vip(1)].into())
     };
-    let looks = Looks::new(Box::new(find), EVERY);
-    let mut looks = looks.aside(&mut reconciler).expect("a thread");
+    let mut looks = Looks::new(Some(Box::new(find)), EVERY);
+    reconciler.held_back.get_or_insert_default();
     apply(&mut reconciler, vec![]);
     reconciler.set_addresses([ip(&vip(1))].into());
 

@@ -32,7 +32,7 @@ fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
 #[test]
 fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     let (mut reconciler, [first, second]) = gone([3, 0]);
-    assert_eq!(reconciler.occupied(), 1);
+    assert_eq!(reconciler.sync.ports.actual.occupied(), 1);
 
     // The memory refuses a write to an index that counts connections.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
@@ -41,11 +41,11 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     assert!(fourth != first && fifth != first);
 
     open(&reconciler.sync.ports.maps.conns, first, 1);
-    reconciler.look_at_occupied();
-    assert_eq!(reconciler.occupied(), 1);
+    reconciler.sync.look_at_occupied();
+    assert_eq!(reconciler.sync.ports.actual.occupied(), 1);
     open(&reconciler.sync.ports.maps.conns, first, 0);
-    reconciler.look_at_occupied();
-    assert_eq!(reconciler.occupied(), 0);
+    reconciler.sync.look_at_occupied();
+    assert_eq!(reconciler.sync.ports.actual.occupied(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
     assert_eq!(index(&reconciler, 6), (first, true));
 }
@@ -55,7 +55,7 @@ fn a_restart_finds_which_indices_open_connections_keep() {
     let (reconciler, [first, second]) = gone([1, 2]);
 
     let mut second_life = adopt(reconciler.sync.ports.maps);
-    assert_eq!(second_life.occupied(), 2);
+    assert_eq!(second_life.sync.ports.actual.occupied(), 2);
     apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
 
     for last in [4, 5] {
@@ -70,15 +70,15 @@ fn a_program_that_runs_during_the_start_may_still_count() {
     struct Counting(Conns, u32);
 
     impl Grace for Counting {
-        fn wait(&mut self) -> io::Result<()> {
+        fn wait(&self) -> io::Result<()> {
             open(&self.0, self.1, 1);
             Ok(())
         }
     }
 
     let (reconciler, [first, _]) = gone([0, 0]);
-    assert_eq!(reconciler.occupied(), 0);
-    let mut grace = Counting(reconciler.sync.ports.maps.conns.clone(), first);
+    assert_eq!(reconciler.sync.ports.actual.occupied(), 0);
+    let grace = Counting(reconciler.sync.ports.maps.conns.clone(), first);
     let settings = Settings {
         node_name: "node-a".to_owned(),
         algorithm: Algorithm::Random,
@@ -87,9 +87,9 @@ fn a_program_that_runs_during_the_start_may_still_count() {
         topology_keys: TopologyKeys::Ignore,
     };
 
-    let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &mut grace, settings);
+    let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &grace, settings);
 
-    assert_eq!(second.expect("adopted").occupied(), 1);
+    assert_eq!(second.expect("adopted").sync.ports.actual.occupied(), 1);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
         }
         apply(&mut reconciler, vec![set("web", 1, &[])]);
     }
-    assert_eq!(reconciler.occupied(), 72);
+    assert_eq!(reconciler.sync.ports.actual.occupied(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
     let problems = &reconciler.sync.faults.problems()[&ObjectName::new("default", "db")];
@@ -124,7 +124,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     assert_eq!(backends(&reconciler, 2), None);
 
     open(&reconciler.sync.ports.maps.conns, kept[0], 0);
-    reconciler.look_at_occupied();
+    reconciler.sync.look_at_occupied();
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));
     assert_eq!(problem(&reconciler, "db"), None);

@@ -154,7 +154,7 @@ proptest! {
         let mut second = killed(&history, cut, tell);
         prop_assert_eq!(found(of, &second.sync.ports.maps), wanted(&history));
         prop_assert_eq!(used(&second), entries(&history));
-        prop_assert_eq!(second.audit(&mut NoGrace).expect("read"), 0);
+        prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);
 
         // In maps of other sizes it is the same.
         let sizes = Sizes { sources: second.sync.ports.actual.usage().sources + grown, ..ROOMY };

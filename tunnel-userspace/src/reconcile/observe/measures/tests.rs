@@ -40,14 +40,15 @@ fn state(port: u16, slices: &[Arc<EndpointSlice>]) -> ServiceState {
 }
 
 /// Measures a pass that ended then; whether the Service was written.
-fn pass(measures: &mut Measures, stats: &mut SyncStats, at: i64, is_written: bool) {
+fn pass(measures: &mut Measures, at: i64, is_written: bool) -> &SyncStats {
     let took = Duration::from_millis(3);
-    measures.pass(stats, took, time(at), |_| !is_written);
+    measures.pass(took, time(at), |_| !is_written);
+    &measures.stats
 }
 
 #[test]
 fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
-    let (mut measures, mut stats) = (Measures::default(), SyncStats::default());
+    let mut measures = Measures::default();
     let first = state(
         80,
         &[
@@ -69,8 +70,7 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
     measures.note(&name(), None, Some(&first));
     measures.note(&name(), Some(&first), Some(&same));
     measures.note(&name(), Some(&same), Some(&moved));
-    pass(&mut measures, &mut stats, 0, false);
-
+    let stats = pass(&mut measures, 0, false);
     assert_eq!(stats.service_changes, 2);
     assert_eq!(stats.endpoint_changes, ByFamily { v4: 1, v6: 2 });
     assert_eq!(stats.pending_services, 1);
@@ -78,14 +78,13 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
 
     // One slice is gone, and one of another version.
     measures.note(&name(), Some(&moved), Some(&without));
-    pass(&mut measures, &mut stats, 0, true);
-
+    let stats = pass(&mut measures, 0, true);
     assert_eq!(stats.service_changes, 2);
     assert_eq!(stats.endpoint_changes, ByFamily { v4: 1, v6: 4 });
     assert_eq!(stats.pending_services, 0);
     assert_eq!(stats.pending_endpoints, ByFamily { v4: 0, v6: 0 });
     measures.note(&name(), Some(&without), None);
-    pass(&mut measures, &mut stats, 0, true);
+    let stats = pass(&mut measures, 0, true);
     assert_eq!(stats.service_changes, 3);
     assert_eq!(stats.endpoint_changes, ByFamily { v4: 2, v6: 5 });
 }
@@ -93,48 +92,42 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
 #[test]
 fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
     for family in [Family::V4, Family::V6] {
-        let (mut measures, mut stats) = (Measures::default(), SyncStats::default());
+        let mut measures = Measures::default();
         let at = |millis| state(80, &[slice("a", family, Some(millis))]);
         let measured = |stats: &SyncStats| {
             let histogram = stats.programming.of(family);
             (histogram.count(), histogram.sum())
         };
         measures.note(&name(), None, Some(&at(500)));
-        pass(&mut measures, &mut stats, 1000, true);
+        pass(&mut measures, 1000, true);
         // Of what happened before the first pass ended nobody knows how long it waited.
         measures.note(&name(), Some(&at(500)), Some(&at(900)));
-        pass(&mut measures, &mut stats, 1100, true);
-        assert_eq!(measured(&stats).0, 0);
+        assert_eq!(measured(pass(&mut measures, 1100, true)).0, 0);
 
         measures.note(&name(), Some(&at(900)), Some(&at(2000)));
-        pass(&mut measures, &mut stats, 2100, false);
-        assert_eq!(measured(&stats).0, 0);
-        pass(&mut measures, &mut stats, 2400, true);
-        let (count, sum) = measured(&stats);
+        assert_eq!(measured(pass(&mut measures, 2100, false)).0, 0);
+        let (count, sum) = measured(pass(&mut measures, 2400, true));
         assert_eq!(count, 1);
         assert!((sum - 0.4).abs() < 1e-9, "{sum}");
 
         // The end of a slice is no change of a Pod that it tells of.
         measures.note(&name(), Some(&at(2000)), Some(&at(3000)));
         measures.note(&name(), Some(&at(3000)), None);
-        pass(&mut measures, &mut stats, 3100, true);
-        assert_eq!(measured(&stats).0, 1);
+        assert_eq!(measured(pass(&mut measures, 3100, true)).0, 1);
     }
 }
 
 #[test]
 fn the_first_pass_and_those_after_everything_changed_are_full() {
-    let (mut measures, mut stats) = (Measures::default(), SyncStats::default());
+    let mut measures = Measures::default();
     let counts =
         |stats: &SyncStats| [&stats.all, &stats.full, &stats.partial].map(Histogram::count);
 
-    pass(&mut measures, &mut stats, 0, true);
-    assert_eq!(counts(&stats), [1, 1, 0]);
-    pass(&mut measures, &mut stats, 1, true);
-    assert_eq!(counts(&stats), [2, 1, 1]);
+    assert_eq!(counts(pass(&mut measures, 0, true)), [1, 1, 0]);
+    assert_eq!(counts(pass(&mut measures, 1, true)), [2, 1, 1]);
     measures.all_anew();
-    pass(&mut measures, &mut stats, 2, true);
-    assert_eq!(counts(&stats), [3, 2, 1]);
+    let stats = pass(&mut measures, 2, true);
+    assert_eq!(counts(stats), [3, 2, 1]);
     assert!((stats.all.sum() - 0.009).abs() < 1e-9);
 }
 

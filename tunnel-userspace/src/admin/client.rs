@@ -158,7 +158,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_daemon_that_says_nothing_is_not_waited_for() {
-        let said = asked(None).await;
+        let said = timeout(PATIENCE + Duration::from_secs(1), asked(None)).await;
+        let said = said.expect("no longer than that");
         assert!(
             said.ends_with("does not answer: nothing came in 10 s"),
             "{said}"

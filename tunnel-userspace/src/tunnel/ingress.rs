@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use socket2::SockRef;
 use tokio::{
+    io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
@@ -221,7 +222,7 @@ impl Shared {
 pub(super) async fn carry(
     registry: &Registry,
     target: &Target,
-    tcp: TcpStream,
+    mut tcp: TcpStream,
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     // Without a session it is refused at once.
@@ -229,7 +230,7 @@ pub(super) async fn carry(
         Ok(permit) => permit,
         Err(reason) => return (reason, Some(tcp)),
     };
-    let first = first_bytes(&tcp).await;
+    let first = first_bytes(&mut tcp).await;
     // A session may end meanwhile, beside another.
     if !permit.opener().is_open() {
         permit = match registry.sessions.permit(&target.node) {
@@ -284,14 +285,37 @@ async fn stream(
 }
 
 /// The client's first bytes, or none if it waits to be spoken to.
-async fn first_bytes(tcp: &TcpStream) -> Bytes {
-    if timeout(FIRST, tcp.readable()).await.is_err() {
-        return Bytes::new();
-    }
+async fn first_bytes(tcp: &mut TcpStream) -> Bytes {
     let mut first = BytesMut::with_capacity(FIRST_BYTES);
-    match tcp.try_read_buf(&mut first) {
-        Ok(_) => first.freeze(),
-        // The copy meets it again.
-        Err(_) => Bytes::new(),
+    // The copy meets an end or an error again.
+    drop(timeout(FIRST, tcp.read_buf(&mut first)).await);
+    first.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, io::Read as _, task::Poll};
+
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn first_bytes_are_waited_for_although_the_socket_seems_readable() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let at = listener.local_addr().expect("an address");
+        let mut client = TcpStream::connect(at).await.expect("connected");
+        let (mut tcp, _) = listener.accept().await.expect("accepted");
+        // What was readable is read by somebody else: tokio doesn't know that nothing is left.
+        client.write_all(b"!").await.expect("written");
+        tcp.readable().await.expect("readable");
+        (&*SockRef::from(&tcp)).read_exact(&mut [0]).expect("read");
+
+        let mut first = Box::pin(first_bytes(&mut tcp));
+        let waits = poll_fn(|cx| Poll::Ready(first.as_mut().poll(cx).is_pending()));
+        assert!(waits.await);
+        client.write_all(b"hello").await.expect("written");
+
+        assert_eq!(first.await, "hello");
     }
 }

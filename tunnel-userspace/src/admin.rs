@@ -39,6 +39,7 @@ pub use self::{
 };
 use crate::{
     identity::State,
+    listen::Waiting,
     net::View,
     reconcile::{Counted, ServiceView, Stats},
     sockets::View as SocketsView,
@@ -108,7 +109,7 @@ pub struct Views {
     /// How many open sockets were sent to a backend, by the kernel's count.
     pub connections: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Ports that are not ours yet, and why.
-    pub listening: watch::Sender<BTreeMap<String, String>>,
+    pub listening: Waiting,
     /// Health check ports of Services.
     pub checks: watch::Sender<ChecksView>,
 }

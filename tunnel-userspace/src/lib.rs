@@ -16,9 +16,9 @@
 //! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], `parallel`, `unix`, [`clock`], [`failure`], [`telemetry`]: tasks with an
-//!   owner; the wish to stop; values that others follow; work by several threads; the monotonic clock;
-//!   errors in words; logs
+//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], [`failure`], [`telemetry`]: tasks with an
+//!   owner; the wish to stop; values that others follow; work by several threads; listening sockets; the
+//!   monotonic clock; errors in words; logs
 pub mod admin;
 pub mod app;
 pub mod bpf;
@@ -31,6 +31,7 @@ pub mod failure;
 pub mod identity;
 pub mod k8s;
 pub mod latest;
+mod listen;
 pub mod model;
 pub mod net;
 mod parallel;
@@ -41,4 +42,3 @@ pub mod source;
 pub mod tasks;
 pub mod telemetry;
 pub mod tunnel;
-mod unix;

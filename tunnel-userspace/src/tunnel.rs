@@ -30,11 +30,12 @@ mod threads;
 mod view;
 mod wire;
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::time::Duration;
 
+pub use link::TrafficView;
 pub use registry::Registry;
 pub use sessions::{NodeView, SessionView};
-pub use view::{AgentView, ConnectionState, ConnectionView};
+pub use view::{AgentView, Board, ConnectionState, ConnectionView};
 
 /// Bounds of a session, on either end.
 #[derive(Clone, Debug)]
@@ -51,19 +52,7 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-/// Why a part of the tunnel can't be made.
+/// An entry of the allow-list is none.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The address is not to be had.
-    #[error("cannot listen on {address}")]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// An entry of the allow-list is none.
-    #[error("`{0}` is not self:PORT, localhost:PORT or ADDRESS:PORT")]
-    Allowance(String),
-}
+#[error("`{0}` is not self:PORT, localhost:PORT or ADDRESS:PORT")]
+pub struct BadAllowance(String);

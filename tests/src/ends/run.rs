@@ -177,12 +177,11 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
         },
         identity.clone(),
     )?;
-    let view = agent.view();
+    let board = agent.board();
     let record = listen(record)?;
     let tell = || {
-        let view = Arc::clone(&view.borrow());
         Ok(serde_json::to_vec(&AgentRecord {
-            view: serde_json::to_value(&*view)?,
+            view: serde_json::to_value(board.view())?,
             identity: serde_json::to_value(identity.state())?,
         })?)
     };

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     identity::{Receiver, State},
-    tunnel::{AgentView, ConnectionState},
+    listen::Waiting,
+    tunnel::{AgentView, Board, ConnectionState},
 };
 
 /// What is shown of an agent.
@@ -24,11 +25,11 @@ pub struct AgentViews {
     /// What does not change while it runs.
     pub setup: AgentSetup,
     /// Its connections.
-    pub view: watch::Receiver<Arc<AgentView>>,
+    pub board: Arc<Board>,
     /// Its certificate.
     pub identity: Receiver,
     /// Ports that are not ours yet, and why.
-    pub listening: watch::Sender<std::collections::BTreeMap<String, String>>,
+    pub listening: Waiting,
 }
 
 /// What does not change while an agent runs.
@@ -65,7 +66,7 @@ pub struct AgentStatus {
 
 impl AgentViews {
     fn readiness(&self) -> Readiness {
-        let view = self.view.borrow();
+        let view = self.board.view();
         let mut connections = view.connections.iter();
         let is_connected =
             connections.any(|connection| connection.state == ConnectionState::Connected);
@@ -89,7 +90,7 @@ impl AgentViews {
             ready: readiness.ready,
             not_ready: readiness.summary(),
             setup: self.setup.clone(),
-            tunnel: AgentView::clone(&self.view.borrow()),
+            tunnel: self.board.view(),
             identity: self.identity.state(),
         }
     }

@@ -23,10 +23,11 @@ use tunnel_common::reason::Reason;
 
 use super::{
     Views, health,
-    server::{self, Site, Span, Waiting, respond, text},
+    server::{self, Site, Span, respond, text},
 };
 use crate::{
     drain, latest,
+    listen::Waiting,
     model::{Concern, Family, Kind, ObjectId, ObjectName},
     plan::{HealthChecks, Listeners},
 };

@@ -94,7 +94,7 @@ impl Collector for AgentMetrics {
         let streams = tunnel
             .connections
             .iter()
-            .map(|connection| connection.streams);
+            .map(|connection| connection.traffic.streams);
         let help = "Streams that are open";
         out.gauge(
             "culvert_tunnel_streams",
@@ -324,7 +324,7 @@ impl Metrics {
         let sessions = || nodes.iter().flat_map(|node: &NodeView| &node.sessions);
         let help = "Sessions of agents";
         out.gauge("culvert_tunnel_sessions", help, number(sessions().count()))?;
-        let streams: u32 = sessions().map(|session| session.streams).sum();
+        let streams: u32 = sessions().map(|session| session.traffic.streams).sum();
         let help = "Streams that are open";
         out.gauge("culvert_tunnel_streams", help, f64::from(streams))?;
         (self.views.tunnel.identity)().map_or(Ok(()), |state| certificate(out, &state))

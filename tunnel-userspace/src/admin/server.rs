@@ -1,7 +1,7 @@
 //! HTTP on the admin socket and the two ports.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     convert::Infallible,
     fs, io,
     net::{Ipv6Addr, SocketAddr},
@@ -21,17 +21,16 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::TcpListener,
     sync::watch,
     task::{AbortHandle, JoinSet},
-    time::{sleep, timeout},
+    time::timeout,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
-use crate::{drain, unix};
+use crate::listen::{self, Waiting};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -39,8 +38,6 @@ const BACKLOG: i32 = 128;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may live.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long until a port that is taken is tried again, and until an accept that failed is.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// What else than its address a port listens on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -72,32 +69,6 @@ pub(super) trait Site: Send + Sync + 'static {
     -> impl Future<Output = Response<Full<Bytes>>> + Send;
 }
 
-/// Ports that are not ours yet, and why.
-pub(super) type Waiting = watch::Sender<BTreeMap<String, String>>;
-
-/// A listener of streams, on either kind of socket.
-trait Listener: Sync {
-    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
-
-    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-}
-
-impl Listener for TcpListener {
-    type Stream = TcpStream;
-
-    async fn next(&self) -> io::Result<TcpStream> {
-        self.accept().await.map(|(stream, _)| stream)
-    }
-}
-
-impl Listener for UnixListener {
-    type Stream = UnixStream;
-
-    async fn next(&self) -> io::Result<UnixStream> {
-        self.accept().await.map(|(stream, _)| stream)
-    }
-}
-
 struct Server<S> {
     site: S,
 }
@@ -112,36 +83,12 @@ pub(super) async fn serve_port<S: Site>(
     mut draining: watch::Receiver<bool>,
 ) {
     let shown = format!("{name} {address}");
-    let listener = tokio::select! {
-        listener = listen(&shown, (address, S::SPAN), &waiting) => listener,
-        () = drain::begun(&mut draining) => return,
-    };
+    let bind = || bind(address, S::SPAN);
+    let bound = listen::bound(&shown, bind, &waiting, &mut draining).await;
+    let Some(listener) = bound else { return };
     info!(endpoint = name, %address, "listening");
     let server = Arc::new(Server { site });
-    server.accept_all(&listener, draining).await;
-}
-
-async fn listen(name: &str, (address, span): (SocketAddr, Span), waiting: &Waiting) -> TcpListener {
-    loop {
-        match bind(address, span) {
-            Ok(listener) => {
-                waiting.send_modify(|names| {
-                    names.remove(name);
-                });
-                return listener;
-            }
-            Err(error) => {
-                waiting.send_if_modified(|names| {
-                    let is_new = names.insert(name.to_owned(), error.to_string()).is_none();
-                    if is_new {
-                        warn!(name, %error, "cannot listen, trying again until it is free");
-                    }
-                    is_new
-                });
-                sleep(RETRY).await;
-            }
-        }
-    }
+    server.serve(|| listener.accept(), draining).await;
 }
 
 fn bind(address: SocketAddr, span: Span) -> io::Result<TcpListener> {
@@ -164,16 +111,10 @@ fn has_no_ipv6(error: &io::Error) -> bool {
 }
 
 fn bind_one(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
-    let domain = Domain::for_address(address);
-    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(only_v6)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    listen::tcp(address, BACKLOG, |socket| match address {
+        SocketAddr::V4(_) => Ok(()),
+        SocketAddr::V6(_) => socket.set_only_v6(only_v6),
+    })
 }
 
 /// The admin socket can't be made.
@@ -201,11 +142,11 @@ pub(super) fn serve_path<S: Site>(
         path: path.to_owned(),
         source,
     };
-    let listener = unix::listen(path).map_err(failed)?;
+    let listener = listen::unix(path).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
         let server = Arc::new(Server { site });
-        server.accept_all(&listener, draining).await;
+        server.serve(|| listener.accept(), draining).await;
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "the admin socket was gone already");
         }
@@ -213,39 +154,29 @@ pub(super) fn serve_path<S: Site>(
 }
 
 impl<S: Site> Server<S> {
-    async fn accept_all(
+    /// Serves each connection that is accepted, until the drain begins.
+    async fn serve<T, P, F>(
         self: Arc<Self>,
-        listener: &impl Listener,
-        mut draining: watch::Receiver<bool>,
-    ) {
-        let mut connections = JoinSet::new();
-        // In the order in which they came. Some may have ended.
+        accept: impl Fn() -> F,
+        draining: watch::Receiver<bool>,
+    ) where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        F: Future<Output = io::Result<(T, P)>>,
+    {
+        // In the order in which they came.
         let mut order: VecDeque<AbortHandle> = VecDeque::new();
-        loop {
-            tokio::select! {
-                biased;
-                () = drain::begun(&mut draining) => break,
-                Some(_) = connections.join_next() => {
-                    order.retain(|connection| !connection.is_finished());
-                }
-                accepted = listener.next() => match accepted {
-                    Ok(stream) => {
-                        // Who came first had most time to ask. A client that says nothing is not to
-                        // keep others out.
-                        if order.len() >= S::MOST_CONNECTIONS
-                            && let Some(oldest) = order.pop_front()
-                        {
-                            oldest.abort();
-                        }
-                        order.push_back(connections.spawn(Arc::clone(&self).connection(stream)));
-                    }
-                    Err(error) => {
-                        warn!(%error, "accept failed");
-                        sleep(RETRY).await;
-                    }
-                },
+        let admit = |connections: &mut JoinSet<()>, (stream, _)| {
+            order.retain(|connection| !connection.is_finished());
+            // Who came first had most time to ask. A client that says nothing is not to keep others
+            // out.
+            if order.len() >= S::MOST_CONNECTIONS
+                && let Some(oldest) = order.pop_front()
+            {
+                oldest.abort();
             }
-        }
+            order.push_back(connections.spawn(Arc::clone(&self).connection(stream)));
+        };
+        listen::accept_all(accept, &mut JoinSet::new(), draining, admit).await;
     }
 
     async fn connection<T>(self: Arc<Self>, stream: T)

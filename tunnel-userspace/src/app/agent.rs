@@ -31,7 +31,7 @@ pub enum AgentError {
     Absent,
     /// Its settings can't be used.
     #[error("cannot use tunnel.agent")]
-    Settings(#[source] tunnel::Error),
+    Settings(#[source] tunnel::BadAllowance),
     /// Signals can't be waited for.
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
@@ -66,7 +66,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Age
             started: jiff::Timestamp::now().to_string(),
             allow: section.allow.clone(),
         },
-        view: agent.view(),
+        board: agent.board(),
         identity,
         listening: watch::Sender::new(BTreeMap::new()),
     };

@@ -2,31 +2,27 @@
 //! connects land on.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use tokio::{sync::watch, time::sleep};
-use tracing::warn;
+use tokio::sync::watch;
 
 use crate::{
     admin::TunnelViews,
     config::{self, Config},
-    drain,
     identity::{Files, Receiver, Role, Store},
+    listen::{self, Waiting},
     model::Targets,
     tasks::Tasks,
     tunnel::{
-        Error, Limits, Registry,
+        Limits, Registry,
         gateway::{self, Gateway},
         ingress::{self, Ingress},
     },
 };
-
-/// How long until a port that is taken is tried again.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// What the ingress is told of what is steered to it.
 pub(super) struct Steered {
@@ -35,9 +31,6 @@ pub(super) struct Steered {
     /// The links that steered connects come by.
     pub(super) inside: watch::Receiver<Arc<BTreeSet<u32>>>,
 }
-
-/// Ports that are not ours yet, and why.
-type Waiting = watch::Sender<BTreeMap<String, String>>;
 
 /// The gateway of a node, and what its ingress needs.
 pub(super) struct Tunnel {
@@ -108,7 +101,8 @@ impl Tunnel {
         let name = format!("gateway {}", gateway.listen);
         let (waiting, draining) = (waiting.clone(), draining.clone());
         tasks.start("gateway", async move {
-            if let Some(gateway) = bound(&name, bind, &waiting, draining.clone()).await {
+            if let Some(gateway) = listen::bound(&name, bind, &waiting, &mut draining.clone()).await
+            {
                 gateway.run(draining).await;
             }
         });
@@ -147,7 +141,8 @@ impl Tunnel {
         let name = format!("ingress {listen}");
         let (waiting, draining) = (waiting.clone(), draining.clone());
         tasks.start("ingress", async move {
-            if let Some(ingress) = bound(&name, bind, &waiting, draining.clone()).await {
+            if let Some(ingress) = listen::bound(&name, bind, &waiting, &mut draining.clone()).await
+            {
                 ingress.run(draining).await;
             }
         });
@@ -161,39 +156,6 @@ fn listen_address(port: u16) -> SocketAddr {
         (Ipv6Addr::UNSPECIFIED, port).into()
     } else {
         (Ipv4Addr::UNSPECIFIED, port).into()
-    }
-}
-
-/// Binds, as often as it takes; nothing if the drain begins before. Services go on meanwhile.
-async fn bound<T>(
-    name: &str,
-    bind: impl Fn() -> Result<T, Error>,
-    waiting: &Waiting,
-    mut draining: watch::Receiver<bool>,
-) -> Option<T> {
-    loop {
-        match bind() {
-            Ok(listener) => {
-                waiting.send_if_modified(|names| names.remove(name).is_some());
-                return Some(listener);
-            }
-            Err(error) => waiting.send_if_modified(|names| {
-                let mut reason = error.to_string();
-                if let Some(source) = std::error::Error::source(&error) {
-                    reason = format!("{reason}: {source}");
-                }
-                let is_new = names.get(name) != Some(&reason);
-                if is_new {
-                    warn!(name, reason, "cannot listen, trying again until it is free");
-                    names.insert(name.to_owned(), reason);
-                }
-                is_new
-            }),
-        };
-        tokio::select! {
-            () = sleep(RETRY) => {}
-            () = drain::begun(&mut draining) => return None,
-        }
     }
 }
 

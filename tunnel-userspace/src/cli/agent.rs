@@ -60,7 +60,7 @@ fn row(connection: &ConnectionView) -> Vec<String> {
         connection
             .since
             .map_or_else(|| "-".to_owned(), |since| since.to_string()),
-        connection.streams.to_string(),
+        connection.traffic.streams.to_string(),
         connection.last_error.clone().unwrap_or_default(),
     ]
 }

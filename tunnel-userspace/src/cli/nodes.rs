@@ -47,7 +47,8 @@ const HEAD: [&str; 9] = [
 ];
 
 fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
-    let rtt = session
+    let traffic = &session.traffic;
+    let rtt = traffic
         .rtt_seconds
         .map_or_else(|| "-".to_owned(), |rtt| format!("{:.1} ms", rtt * 1000.0));
     let left = session.certificate_expires.duration_since(now).as_secs() / DAY;
@@ -55,9 +56,9 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
         session.peer.to_string(),
         age(session.since, now),
         rtt,
-        session.streams.to_string(),
-        bytes(session.bytes_in),
-        bytes(session.bytes_out),
+        traffic.streams.to_string(),
+        bytes(traffic.bytes_in),
+        bytes(traffic.bytes_out),
         if left < 0 {
             "expired".to_owned()
         } else {
@@ -96,6 +97,7 @@ fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tunnel::TrafficView;
 
     fn second(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("a time")
@@ -109,10 +111,12 @@ mod tests {
             since: second(1_000),
             release: "0.1.0".to_owned(),
             certificate_expires: second(1_000 + 30 * DAY),
-            rtt_seconds: Some(0.0123),
-            streams: 3,
-            bytes_in: 12_345,
-            bytes_out: 7,
+            traffic: TrafficView {
+                rtt_seconds: Some(0.0123),
+                streams: 3,
+                bytes_in: 12_345,
+                bytes_out: 7,
+            },
         };
         let node = |name: &str, sessions, last_seen, last_error: Option<&str>| NodeView {
             node: name.to_owned(),

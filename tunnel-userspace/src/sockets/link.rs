@@ -28,7 +28,7 @@ use super::{
     retry::Retry,
     round::{self, Reach, Round},
 };
-use crate::{drain, unix};
+use crate::{drain, listen};
 
 /// How long a helper may take for a look.
 const LOOK: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ pub(super) struct Desk {
 
 /// Serves one helper after the other until the drain begins.
 pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
-    let listener = match unix::listen(&path) {
+    let listener = match listen::unix(&path) {
         Ok(listener) => listener,
         Err(error) => {
             warn!(%error, path = %path.display(), "no helper can be heard");

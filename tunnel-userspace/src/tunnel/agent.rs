@@ -4,26 +4,22 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{
-    sync::{Semaphore, mpsc, oneshot, watch},
+    sync::{Semaphore, oneshot, watch},
     task::JoinSet,
-    time::{Instant, interval, sleep},
+    time::{Instant, sleep},
 };
 use tracing::{info, warn};
 
 use super::{
-    AgentView, ConnectionState, Error, Limits,
+    BadAllowance, Board, ConnectionState, Limits,
     backoff::Backoff,
     dial,
-    link::Traffic,
     serve::{self, News, Shared},
     target::AllowList,
     threads::{Seat, Threads},
-    view::Board,
 };
 use crate::{drain, failure::chain, identity};
 
-/// How often the view is brought up to date.
-const REFRESH: Duration = Duration::from_millis(500);
 /// How many sessions a connection to a gateway may be, with those that are being replaced.
 const MOST: usize = 4;
 /// A session that lived shorter is replaced only after a pause, whatever its gateway said.
@@ -63,17 +59,16 @@ impl Agent {
     /// # Errors
     ///
     /// If an entry of the allow-list is none.
-    pub fn new(settings: Settings, identity: identity::Receiver) -> Result<Self, Error> {
+    pub fn new(settings: Settings, identity: identity::Receiver) -> Result<Self, BadAllowance> {
         let allow = AllowList::parse(&settings.allow)?;
         let slots = settings.gateways.iter().flat_map(|gateway| {
             (0..settings.connections).map(|connection| (gateway.clone(), connection))
         });
-        let board = Board::new(slots);
         // It tells one start of the machine from another; without it, there is just less to see.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let shared = Shared {
             allow,
-            board,
+            board: Arc::new(Board::new(slots)),
             dials: Semaphore::new(settings.dials.min(Semaphore::MAX_PERMITS)),
             boot: boot.unwrap_or_default().trim().to_owned(),
             settings,
@@ -86,44 +81,29 @@ impl Agent {
 
     /// What it shows of itself.
     #[must_use]
-    pub fn view(&self) -> watch::Receiver<Arc<AgentView>> {
-        self.shared.board.subscribe()
+    pub fn board(&self) -> Arc<Board> {
+        Arc::clone(&self.shared.board)
     }
 
     /// Keeps its connections up until the drain begins; then lets streams go on for a while.
     pub async fn run(self, mut draining: watch::Receiver<bool>) {
         let Self { shared, identity } = self;
         let mut keepers = JoinSet::new();
-        let slots: Vec<_> = shared.board.subscribe().borrow().connections.clone();
-        let mut live: Vec<Option<Arc<Traffic>>> = vec![None; slots.len()];
+        let slots = shared.board.view().connections;
         let threads = Threads::start(shared.settings.threads.min(slots.len()));
-        let (carried, mut carries) = mpsc::channel(slots.len().max(1));
         for (slot, connection) in slots.into_iter().enumerate() {
             let keeper = Keeper {
                 slot,
                 gateway: connection.gateway,
                 shared: Arc::clone(&shared),
                 identity: identity.clone(),
-                carried: carried.clone(),
                 seat: threads.seat(),
             };
             let runtime = keeper.seat.runtime().clone();
             keepers.spawn_on(keeper.keep(draining.clone()), &runtime);
         }
-        drop((carried, threads));
-        let mut refresh = interval(REFRESH);
-        loop {
-            tokio::select! {
-                kept = keepers.join_next() => if kept.is_none() { break },
-                Some((slot, traffic)) = carries.recv() => {
-                    if let Some(live) = live.get_mut::<usize>(slot) {
-                        *live = Some(traffic);
-                    }
-                }
-                _ = refresh.tick() => shared.board.refresh(&live),
-            }
-        }
-        shared.board.refresh(&live);
+        drop(threads);
+        while keepers.join_next().await.is_some() {}
         // Without a gateway there is nothing to keep.
         drain::begun(&mut draining).await;
     }
@@ -135,7 +115,6 @@ struct Keeper {
     gateway: String,
     shared: Arc<Shared>,
     identity: identity::Receiver,
-    carried: mpsc::Sender<(usize, Arc<Traffic>)>,
     /// Where its sessions are carried.
     seat: Seat,
 }
@@ -158,9 +137,7 @@ impl Keeper {
                     info!(gateway = self.gateway, "connected");
                     self.show(ConnectionState::Connected, None, None);
                     let traffic = Arc::clone(&running.traffic);
-                    if self.carried.send((self.slot, traffic)).await.is_err() {
-                        break;
-                    }
+                    self.shared.board.carries(self.slot, traffic);
                     let (tell, mut news) = oneshot::channel();
                     let session =
                         serve::run(Arc::clone(&self.shared), running, tell, draining.clone());

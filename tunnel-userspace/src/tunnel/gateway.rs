@@ -4,13 +4,14 @@ use std::{
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
 use h2::SendStream;
-use socket2::{Domain, Protocol, SockRef, Type};
+use jiff::Timestamp;
+use socket2::Socket as TcpSocket;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -23,19 +24,18 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Error, Limits, Registry,
+    Limits, Registry, SessionView, TrafficView,
+    dial::set_mark,
     handshakes::Handshakes,
     hello,
     link::{Traffic, silence},
-    session::{Carried, Facts, Session},
+    session::{Carried, Pace, Session},
     socket::{Meter, Socket, prepare_carrier, seated},
     threads::{Seat, Threads},
     wire::{self, Carrier},
 };
-use crate::{drain, failure::chain, identity};
+use crate::{drain, failure::chain, identity, listen};
 
-/// How long not to accept after it failed: it would fail again at once.
-const PAUSE: Duration = Duration::from_millis(100);
 /// How long resets have to reach the other end before the connection goes.
 const GRACE: Duration = Duration::from_millis(500);
 /// How often to look whether streams still run while draining.
@@ -79,27 +79,19 @@ struct Shared {
     handshakes: Handshakes,
 }
 
-/// A listening socket. Where an address can't be had or listened on, it says which.
-pub(super) fn listen(
+/// Listens with our mark; an address of IPv6 takes connects of IPv4 as well.
+pub(super) fn listener(
     address: SocketAddr,
     mark: Option<u32>,
-    prepare: impl FnOnce(&socket2::Socket) -> io::Result<()>,
-) -> Result<TcpListener, Error> {
-    let listen = || {
-        let domain = Domain::for_address(address);
-        let socket = socket2::Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
+    prepare: impl FnOnce(&TcpSocket) -> io::Result<()>,
+) -> io::Result<TcpListener> {
+    listen::tcp(address, 1024, |socket| {
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
         }
-        super::dial::set_mark(&SockRef::from(&socket), mark);
-        prepare(&socket)?;
-        socket.bind(&address.into())?;
-        socket.listen(1024)?;
-        TcpListener::from_std(socket.into())
-    };
-    listen().map_err(|source| Error::Bind { address, source })
+        set_mark(&socket.into(), mark);
+        prepare(socket)
+    })
 }
 
 impl Gateway {
@@ -112,8 +104,8 @@ impl Gateway {
         settings: Settings,
         identity: identity::Receiver,
         registry: Arc<Registry>,
-    ) -> Result<Self, Error> {
-        let listener = listen(settings.listen, settings.mark, |_| Ok(()))?;
+    ) -> io::Result<Self> {
+        let listener = listener(settings.listen, settings.mark, |_| Ok(()))?;
         let address = listener.local_addr().unwrap_or(settings.listen);
         let handshakes = Handshakes::new(settings.handshakes);
         let shared = Arc::new(Shared {
@@ -136,7 +128,7 @@ impl Gateway {
     }
 
     /// Serves until the drain begins; then lets streams go on for a while.
-    pub async fn run(self, mut draining: watch::Receiver<bool>) {
+    pub async fn run(self, draining: watch::Receiver<bool>) {
         let Self {
             listener,
             shared,
@@ -145,23 +137,11 @@ impl Gateway {
         info!(%address, "gateway listens");
         let threads = Threads::start(shared.settings.threads);
         let mut tasks = JoinSet::new();
-        loop {
-            tokio::select! {
-                biased;
-                () = drain::begun(&mut draining) => break,
-                Some(_) = tasks.join_next() => {}
-                accepted = listener.accept() => match accepted {
-                    Ok((tcp, peer)) => {
-                        let joined = Joined { tcp, peer, seat: threads.seat() };
-                        admit(&shared, &mut tasks, joined, draining.clone());
-                    }
-                    Err(error) => {
-                        warn!(%error, "accept failed");
-                        sleep(PAUSE).await;
-                    }
-                },
-            }
-        }
+        let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
+            let seat = threads.seat();
+            admit(&shared, tasks, Joined { tcp, peer, seat }, draining.clone());
+        };
+        listen::accept_all(|| listener.accept(), &mut tasks, draining.clone(), admit).await;
         drop((listener, threads));
         info!(
             sessions = shared.registry.sessions.count(),
@@ -193,14 +173,13 @@ fn admit(
         return;
     }
     let id = registry.sessions.next_id();
-    if let Some(evicted) = shared.handshakes.begin(id, source) {
+    let runtime = joined.seat.runtime().clone();
+    let task = serve(Arc::clone(shared), id, joined, draining);
+    let spawn = || tasks.spawn_on(task, &runtime);
+    if let Some(evicted) = shared.handshakes.begin(id, source, spawn) {
         let error = "a handshake of it gave way to a newer one";
         registry.unwell(&name(evicted), Reason::HandshakesFull, &error);
     }
-    let runtime = joined.seat.runtime().clone();
-    let task = serve(Arc::clone(shared), id, joined, draining);
-    let task = tasks.spawn_on(task, &runtime);
-    shared.handshakes.runs(id, task);
 }
 
 /// Who stands behind an address: a whole /64 of IPv6 is one host's to choose from.
@@ -254,12 +233,12 @@ impl Failed {
 
 /// A session whose handshake is done.
 struct Shaken {
-    facts: Facts,
-    sender: h2::client::SendRequest<Bytes>,
+    node: Arc<str>,
+    view: SessionView,
+    carried: Carried,
     hello: SendStream<Bytes>,
     connection: h2::client::Connection<Carrier, Bytes>,
     meter: Arc<Meter>,
-    seat: Seat,
 }
 
 async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
@@ -297,45 +276,54 @@ async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
             Err(error) => Failed::handshake(error),
         }),
     };
-    let facts = Facts {
-        node: agent.node,
-        peer,
-        certificate_expires: agent.expires,
-        release: answer.release,
+    let view = SessionView {
         name: answer.session,
+        peer,
+        since: Timestamp::now(),
+        release: answer.release,
+        certificate_expires: agent.expires,
+        traffic: TrafficView::default(),
     };
+    let streams = shared.settings.limits.streams;
     Ok(Shaken {
-        facts,
-        sender,
+        node: agent.node,
+        view,
+        carried: Carried {
+            sender,
+            streams,
+            seat,
+        },
         hello,
         connection,
         meter,
-        seat,
     })
 }
 
 /// Keeps a session until it ends.
 async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Receiver<bool>) {
     let Shaken {
-        facts,
-        sender,
+        node,
+        view,
+        carried,
         mut hello,
         mut connection,
         meter,
-        seat,
     } = shaken;
     let (registry, limits) = (&shared.registry, &shared.settings.limits);
     let ping = connection.ping_pong();
     let traffic = Arc::new(Traffic::default());
     let (stop, stopped) = watch::channel(None);
-    let (node, peer) = (Arc::clone(&facts.node), facts.peer);
-    let streams = limits.streams;
-    let carried = Carried {
-        sender,
-        streams,
-        seat,
+    let peer = view.peer;
+    let (release, name) = (view.release.clone(), view.name.clone());
+    let session = Session {
+        id,
+        node: Arc::clone(&node),
+        facts: view,
+        carried,
+        traffic: Arc::clone(&traffic),
+        pace: Mutex::new(Pace::new()),
+        stop: stopped,
     };
-    let session = Session::new(id, facts, carried, Arc::clone(&traffic), stopped);
     let session = Arc::new(session);
     if !registry
         .sessions
@@ -345,14 +333,9 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
         registry.unwell(&node, Reason::HandshakesFull, &error);
         return;
     }
-    Registry::say_connected(&session);
+    info!(%node, %peer, release, session = name, "agent connected");
 
-    let mut quiet = pin!(async {
-        match ping {
-            Some(ping) => silence(ping, &meter, &traffic, limits).await,
-            None => std::future::pending().await,
-        }
-    });
+    let mut quiet = pin!(silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => Some(ended.map_err(|error| chain(&error))),

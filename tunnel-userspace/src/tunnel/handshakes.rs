@@ -19,7 +19,7 @@ pub(super) struct Handshakes {
 struct Entry {
     id: u64,
     source: IpAddr,
-    task: Option<AbortHandle>,
+    task: AbortHandle,
 }
 
 impl Handshakes {
@@ -30,39 +30,31 @@ impl Handshakes {
         }
     }
 
-    /// Makes room for one and begins it; if there was none, the source of the one that gave way.
+    /// Makes room for one and begins it, as the task that `spawn` starts; if there was none, the source
+    /// of the one that gave way.
     ///
     /// The oldest of the source with the most gives way: who opens and stalls pushes itself out,
     /// and if it shares the agent's address, an agent that gets on with its handshake is long done
     /// before its turn comes.
-    pub(super) fn begin(&self, id: u64, source: IpAddr) -> Option<IpAddr> {
+    pub(super) fn begin(
+        &self,
+        id: u64,
+        source: IpAddr,
+        spawn: impl FnOnce() -> AbortHandle,
+    ) -> Option<IpAddr> {
         let mut entries = self.lock();
         let evicted = (entries.len() >= self.most)
             .then(|| victim(&entries))
             .flatten()
             .map(|index| entries.remove(index));
-        entries.push(Entry {
-            id,
-            source,
-            task: None,
-        });
+        // Its end waits for the lock.
+        let task = spawn();
+        entries.push(Entry { id, source, task });
         drop(entries);
         evicted.map(|entry| {
-            if let Some(task) = entry.task {
-                task.abort();
-            }
+            entry.task.abort();
             entry.source
         })
-    }
-
-    /// The task of a handshake that began.
-    pub(super) fn runs(&self, id: u64, task: AbortHandle) {
-        let mut entries = self.lock();
-        match entries.iter_mut().find(|entry| entry.id == id) {
-            Some(entry) => entry.task = Some(task),
-            // It has ended already.
-            None => drop(task),
-        }
     }
 
     /// It is over. False if it had to give way.
@@ -92,35 +84,44 @@ fn victim(entries: &[Entry]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use tokio::task::JoinSet;
+
     use super::*;
 
     fn from(last: u8) -> IpAddr {
         [192, 0, 2, last].into()
     }
 
-    #[test]
-    fn who_has_the_most_gives_way_oldest_first() {
-        let handshakes = Handshakes::new(4);
-        assert_eq!(handshakes.begin(0, from(1)), None, "the good one");
+    #[tokio::test]
+    async fn who_has_the_most_gives_way_oldest_first() {
+        let (handshakes, mut tasks) = (Handshakes::new(4), JoinSet::<()>::new());
+        let mut begin = |id, last| handshakes.begin(id, from(last), || tasks.spawn(pending()));
+        assert_eq!(begin(0, 1), None, "the good one");
         for id in 1..4 {
-            assert_eq!(handshakes.begin(id, from(9)), None);
+            assert_eq!(begin(id, 9), None);
         }
 
         for id in 4..1000 {
-            assert_eq!(handshakes.begin(id, from(9)), Some(from(9)));
+            assert_eq!(begin(id, 9), Some(from(9)));
         }
 
         assert!(handshakes.end(0), "the good one is still there");
         assert!(!handshakes.end(1));
         assert!(!handshakes.end(996));
         assert!(handshakes.end(997));
+        for _ in 4..1000 {
+            let ended = tasks.join_next().await.expect("one that gave way");
+            assert!(ended.is_err_and(|error| error.is_cancelled()));
+        }
     }
 
-    #[test]
-    fn from_one_source_the_oldest_gives_way() {
-        let handshakes = Handshakes::new(2);
+    #[tokio::test]
+    async fn from_one_source_the_oldest_gives_way() {
+        let (handshakes, mut tasks) = (Handshakes::new(2), JoinSet::<()>::new());
         for id in 0..3 {
-            handshakes.begin(id, from(1));
+            handshakes.begin(id, from(1), || tasks.spawn(pending()));
         }
 
         assert!(!handshakes.end(0));

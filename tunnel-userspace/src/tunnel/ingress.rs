@@ -1,6 +1,6 @@
 //! Where steered connects land: a steering address says which node and port is meant.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use socket2::SockRef;
@@ -9,24 +9,22 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::timeout,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    Error, Limits, Registry, arrival, copy,
-    gateway::listen,
+    Limits, Registry, arrival, copy,
+    gateway::listener,
     opener::Permit,
     socket::{prepare_end, seated},
 };
 use crate::{
-    drain,
+    drain, listen,
     model::{Target, Targets},
 };
 
-/// How long not to accept after it failed: it would fail again at once.
-const PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait for the client's first bytes: they travel with the CONNECT, which saves a round
 /// trip where the client speaks first. Where it does not, this is what it costs.
 const FIRST: Duration = Duration::from_millis(2);
@@ -86,9 +84,9 @@ impl Ingress {
         targets: watch::Receiver<Arc<Targets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
         registry: Arc<Registry>,
-    ) -> Result<Self, Error> {
+    ) -> io::Result<Self> {
         let is_v6 = settings.listen.is_ipv6();
-        let listener = listen(settings.listen, settings.mark, |socket| {
+        let listener = listener(settings.listen, settings.mark, |socket| {
             arrival::remember(socket, is_v6)?;
             // Without the privilege, only addresses that are local anyway can be served.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
@@ -117,7 +115,7 @@ impl Ingress {
     }
 
     /// Serves until the drain begins; then lets streams go on for a while.
-    pub async fn run(self, mut draining: watch::Receiver<bool>) {
+    pub async fn run(self, draining: watch::Receiver<bool>) {
         let Self {
             listener,
             shared,
@@ -126,28 +124,16 @@ impl Ingress {
         info!(%address, "ingress listens");
         let (stop, stopped) = watch::channel(false);
         let mut clients = JoinSet::new();
-        loop {
-            tokio::select! {
-                biased;
-                () = drain::begun(&mut draining) => break,
-                Some(_) = clients.join_next() => {}
-                accepted = listener.accept() => match accepted {
-                    Ok((tcp, peer)) if clients.len() < CLIENTS => {
-                        let client = serve(Arc::clone(&shared), tcp, peer, stopped.clone());
-                        clients.spawn(client);
-                    }
-                    Ok((tcp, peer)) => {
-                        reset(&tcp);
-                        let whom = "ingress".into();
-                        shared.registry.unwell(&whom, Reason::StreamsFull, &peer);
-                    }
-                    Err(error) => {
-                        warn!(%error, "accept failed");
-                        sleep(PAUSE).await;
-                    }
-                },
+        let admit = |clients: &mut JoinSet<()>, (tcp, peer)| {
+            if clients.len() < CLIENTS {
+                clients.spawn(serve(Arc::clone(&shared), tcp, peer, stopped.clone()));
+            } else {
+                reset(&tcp);
+                let whom = "ingress".into();
+                shared.registry.unwell(&whom, Reason::StreamsFull, &peer);
             }
-        }
+        };
+        listen::accept_all(|| listener.accept(), &mut clients, draining, admit).await;
         drop(listener);
         info!(clients = clients.len(), "ingress drains");
         let all = async { while clients.join_next().await.is_some() {} };
@@ -225,19 +211,20 @@ pub(super) async fn carry(
     mut tcp: TcpStream,
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
-    // Without a session it is refused at once.
-    let mut permit = match registry.sessions.permit(&target.node) {
-        Ok(permit) => permit,
+    let permitted = async {
+        // Without a session it is refused at once.
+        let permit = registry.sessions.permit(&target.node)?;
+        let first = first_bytes(&mut tcp).await;
+        // A session may end meanwhile, beside another.
+        if permit.opener().is_open() {
+            return Ok((permit, first));
+        }
+        Ok((registry.sessions.permit(&target.node)?, first))
+    };
+    let (permit, first) = match permitted.await {
+        Ok(permitted) => permitted,
         Err(reason) => return (reason, Some(tcp)),
     };
-    let first = first_bytes(&mut tcp).await;
-    // A session may end meanwhile, beside another.
-    if !permit.opener().is_open() {
-        permit = match registry.sessions.permit(&target.node) {
-            Ok(permit) => permit,
-            Err(reason) => return (reason, Some(tcp)),
-        };
-    }
     let runtime = permit.opener().runtime().clone();
     let mut there = JoinSet::new();
     there.spawn_on(

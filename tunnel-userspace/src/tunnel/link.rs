@@ -7,6 +7,7 @@ use std::{
 
 use futures_util::future::poll_fn;
 use h2::{Ping, PingPong};
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Limits, socket::Meter};
@@ -29,27 +30,38 @@ pub(super) struct Traffic {
     rtt: AtomicU64,
 }
 
+/// The shown part of a session's traffic.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrafficView {
+    /// The time of the last ping and its answer.
+    pub rtt_seconds: Option<f64>,
+    /// Streams that are open.
+    pub streams: u32,
+    /// Bytes of streams that came from the other end of the session.
+    pub bytes_in: u64,
+    /// Bytes of streams that went there.
+    pub bytes_out: u64,
+}
+
 impl Traffic {
+    pub(super) fn view(&self) -> TrafficView {
+        let rtt = Duration::from_micros(self.rtt.load(Ordering::Relaxed));
+        TrafficView {
+            rtt_seconds: (!rtt.is_zero()).then_some(rtt.as_secs_f64()),
+            streams: self.streams(),
+            bytes_in: self.received.load(Ordering::Relaxed),
+            bytes_out: self.sent.load(Ordering::Relaxed),
+        }
+    }
+
     pub(super) fn streams(&self) -> u32 {
         self.streams.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
     }
 
     /// Whether nothing was heard of the other end for a while, although it was asked.
     pub(super) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn rtt_seconds(&self) -> Option<f64> {
-        let rtt = Duration::from_micros(self.rtt.load(Ordering::Relaxed));
-        (!rtt.is_zero()).then_some(rtt.as_secs_f64())
     }
 
     pub(super) fn count_received(&self, bytes: usize) {
@@ -82,7 +94,15 @@ impl Traffic {
 
 /// Asks for signs of life, and ends when there are none. Whatever comes is one: an answer may stand
 /// behind a lot of bytes, but a link that is dead or frozen gives none at all.
-pub(super) async fn silence(mut ping: PingPong, meter: &Meter, traffic: &Traffic, limits: &Limits) {
+pub(super) async fn silence(
+    ping: Option<PingPong>,
+    meter: &Meter,
+    traffic: &Traffic,
+    limits: &Limits,
+) {
+    let Some(mut ping) = ping else {
+        return std::future::pending().await;
+    };
     loop {
         sleep(limits.ping_every).await;
         let sent = Instant::now();

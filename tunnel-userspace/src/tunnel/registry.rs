@@ -2,13 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
     counts::Counts,
     quiet::Quiet,
-    session::Session,
     sessions::{NodeView, Sessions},
 };
 use crate::model::{Target, Targets};
@@ -76,12 +75,6 @@ impl Registry {
         } else {
             debug!(%whom, reason = reason.label(), %error, "{}", reason.meaning());
         }
-    }
-
-    /// Logs that a session began.
-    pub(super) fn say_connected(session: &Session) {
-        let facts = &session.facts;
-        info!(node = %facts.node, peer = %facts.peer, release = facts.release, session = facts.name, "agent connected");
     }
 }
 

@@ -16,6 +16,7 @@ use tracing::{debug, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
+    Board,
     agent::Settings,
     code::{End, REASON, code_of, reason_of, reason_of_error, status_of},
     copy::{self, Stream},
@@ -23,7 +24,6 @@ use super::{
     link::{Traffic, silence},
     socket::prepare_end,
     target::{AllowList, Asked, is_own_address},
-    view::Board,
     wire::{self, Carrier},
 };
 use crate::{drain, failure::chain};
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) allow: AllowList,
     pub(super) dials: Semaphore,
-    pub(super) board: Board,
+    pub(super) board: Arc<Board>,
     pub(super) boot: String,
 }
 
@@ -147,12 +147,7 @@ pub(super) async fn run(
     let mut streams = JoinSet::new();
     let limits = &shared.settings.limits;
     let ping = connection.ping_pong();
-    let mut quiet = std::pin::pin!(async {
-        match ping {
-            Some(ping) => silence(ping, &meter, &traffic, limits).await,
-            None => std::future::pending().await,
-        }
-    });
+    let mut quiet = std::pin::pin!(silence(ping, &meter, &traffic, limits));
     let mut deadline = draining.clone();
     let mut last = std::pin::pin!(async move {
         drain::begun(&mut deadline).await;

@@ -12,7 +12,6 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
-use jiff::Timestamp;
 use tokio::{io::Interest, net::TcpStream, runtime::Handle, sync::watch, time::Instant};
 use tracing::debug;
 use tunnel_common::reason::Reason;
@@ -20,7 +19,7 @@ use tunnel_common::reason::Reason;
 use super::{
     code::{End, code_of, reason_of_error, refusal},
     copy::Stream,
-    link::Traffic,
+    link::{Traffic, TrafficView},
     opener::{Opener, Pending},
     sessions::SessionView,
     target::{LOOPBACK, TARGET},
@@ -37,16 +36,6 @@ const PACE: Duration = Duration::from_millis(250);
 /// Paces that differ by less than this many bytes a second count as one.
 const PACE_STEP: u64 = 64 << 10;
 
-/// What a session is from its handshake on.
-#[derive(Debug)]
-pub(super) struct Facts {
-    pub(super) node: Arc<str>,
-    pub(super) peer: SocketAddr,
-    pub(super) certificate_expires: Timestamp,
-    pub(super) release: String,
-    pub(super) name: String,
-}
-
 /// What carries the streams of a session.
 #[derive(Debug)]
 pub(super) struct Carried {
@@ -61,58 +50,40 @@ pub(super) struct Carried {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
-    pub(super) facts: Facts,
-    since: Timestamp,
-    carried: Carried,
+    pub(super) node: Arc<str>,
+    /// Its view as it was after the handshake.
+    pub(super) facts: SessionView,
+    pub(super) carried: Carried,
     pub(super) traffic: Arc<Traffic>,
-    pace: Mutex<Pace>,
+    pub(super) pace: Mutex<Pace>,
     /// Says when its streams have to end, and why.
-    stop: watch::Receiver<Option<Reason>>,
+    pub(super) stop: watch::Receiver<Option<Reason>>,
 }
 
 impl Session {
-    pub(super) fn new(
-        id: u64,
-        facts: Facts,
-        carried: Carried,
-        traffic: Arc<Traffic>,
-        stop: watch::Receiver<Option<Reason>>,
-    ) -> Self {
-        Self {
-            id,
-            facts,
-            since: Timestamp::now(),
-            carried,
-            traffic,
-            pace: Mutex::new(Pace::new()),
-            stop,
-        }
-    }
-
     /// How little it is to be preferred: whether it may be dead, then how busy it is, by bytes and
     /// by streams, then its age.
     pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
-        let total = self.traffic.received().saturating_add(self.traffic.sent());
+        let TrafficView {
+            bytes_in,
+            bytes_out,
+            streams,
+            ..
+        } = self.traffic.view();
+        let total = bytes_in.saturating_add(bytes_out);
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         (
             self.traffic.is_suspect(),
             pace.at(Instant::now(), total) / PACE_STEP,
-            self.traffic.streams(),
+            streams,
             Reverse(self.id),
         )
     }
 
     pub(super) fn view(&self) -> SessionView {
         SessionView {
-            name: self.facts.name.clone(),
-            peer: self.facts.peer,
-            since: self.since,
-            release: self.facts.release.clone(),
-            certificate_expires: self.facts.certificate_expires,
-            rtt_seconds: self.traffic.rtt_seconds(),
-            streams: self.traffic.streams(),
-            bytes_in: self.traffic.received(),
-            bytes_out: self.traffic.sent(),
+            traffic: self.traffic.view(),
+            ..self.facts.clone()
         }
     }
 }
@@ -236,14 +207,14 @@ fn request(target: &Target) -> Result<Request<()>, Reason> {
 
 /// Bytes a second, since it was last looked at.
 #[derive(Debug)]
-struct Pace {
+pub(super) struct Pace {
     at: Instant,
     total: u64,
     rate: u64,
 }
 
 impl Pace {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             at: Instant::now(),
             total: 0,

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
 use super::{
+    TrafficView,
     opener::{Opener as _, Permit},
     session::Session,
 };
@@ -25,7 +26,7 @@ use crate::model::Target;
 const OF_NODE: usize = 32;
 
 /// What the gateway knows of a node.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
     /// The name of the Node.
@@ -43,9 +44,7 @@ impl NodeView {
     pub(super) fn unseen(node: &str) -> Self {
         Self {
             node: node.to_owned(),
-            sessions: Vec::new(),
-            last_seen: None,
-            last_error: None,
+            ..Self::default()
         }
     }
 }
@@ -64,14 +63,9 @@ pub struct SessionView {
     pub release: String,
     /// When the agent's certificate expires.
     pub certificate_expires: Timestamp,
-    /// The time of the last ping and its answer.
-    pub rtt_seconds: Option<f64>,
-    /// Streams that are open.
-    pub streams: u32,
-    /// Bytes of streams that came from the agent.
-    pub bytes_in: u64,
-    /// Bytes of streams that went to the agent.
-    pub bytes_out: u64,
+    /// What it carries and carried.
+    #[serde(flatten)]
+    pub traffic: TrafficView,
 }
 
 /// Every node that has, had or was asked for a session.
@@ -130,7 +124,7 @@ impl Sessions {
     /// Adds a session, which may be picked from here on; unless there are `most` in all already, or of
     /// its node as many as one node may have.
     pub(super) fn insert(&self, session: Arc<Session>, most: usize) -> bool {
-        let name = Arc::clone(&session.facts.node);
+        let name = Arc::clone(&session.node);
         let mut nodes = self.lock();
         let node = nodes.entry(name).or_default();
         if self.count() >= most || node.sessions.len() >= OF_NODE {
@@ -145,7 +139,7 @@ impl Sessions {
     /// Removes a session. `error` says what ended it, if its end was not wanted.
     pub(super) fn remove(&self, session: &Session, error: Option<String>) {
         let mut nodes = self.lock();
-        let Some(node) = nodes.get_mut(&session.facts.node) else {
+        let Some(node) = nodes.get_mut(&session.node) else {
             return;
         };
         let before = node.sessions.len();

@@ -6,7 +6,7 @@ use http::Request;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 use tunnel_common::reason::Reason;
 
-use super::Error;
+use super::BadAllowance;
 
 /// The header of a CONNECT that asks for loopback in the place of the address.
 pub(super) const TARGET: &str = "culvert-target";
@@ -58,10 +58,10 @@ enum Allowance {
 pub(super) struct AllowList(Vec<Allowance>);
 
 impl AllowList {
-    pub(super) fn parse(entries: &[String]) -> Result<Self, Error> {
+    pub(super) fn parse(entries: &[String]) -> Result<Self, BadAllowance> {
         entries
             .iter()
-            .map(|text| allowance(text).ok_or_else(|| Error::Allowance(text.clone())))
+            .map(|text| allowance(text).ok_or_else(|| BadAllowance(text.clone())))
             .collect::<Result<_, _>>()
             .map(Self)
     }

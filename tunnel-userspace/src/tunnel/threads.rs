@@ -15,17 +15,12 @@ pub(super) struct Threads {
     seats: Vec<Seat>,
 }
 
-/// A session's seat on one of them. The thread ends once nobody has a seat on it.
+/// A session's seat on one of them.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
-    thread: Arc<Thread>,
-}
-
-#[derive(Debug)]
-struct Thread {
     runtime: Handle,
-    /// Ends the thread when it is dropped.
-    _end: Option<oneshot::Sender<()>>,
+    /// Ends the thread once nobody has a seat on it.
+    end: Arc<Option<oneshot::Sender<()>>>,
 }
 
 impl Threads {
@@ -35,7 +30,7 @@ impl Threads {
         let mut seats = Vec::new();
         for _ in 0..most.min(cpus) {
             match start() {
-                Ok(thread) => seats.push(thread.into()),
+                Ok(seat) => seats.push(seat),
                 Err(error) => {
                     warn!(%error, have = seats.len(), "no more threads for sessions");
                     break;
@@ -48,32 +43,23 @@ impl Threads {
     /// A seat where the fewest are taken. If not one thread could be had, sessions run where
     /// everything else does.
     pub(super) fn seat(&self) -> Seat {
-        let taken = |seat: &&Seat| Arc::strong_count(&seat.thread);
+        let taken = |seat: &&Seat| Arc::strong_count(&seat.end);
         let freest = self.seats.iter().min_by_key(taken).cloned();
-        freest.unwrap_or_else(|| {
-            Seat::from(Thread {
-                runtime: Handle::current(),
-                _end: None,
-            })
+        freest.unwrap_or_else(|| Seat {
+            runtime: Handle::current(),
+            end: Arc::default(),
         })
     }
 }
 
 impl Seat {
     /// What runs there.
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.thread.runtime
+    pub(super) const fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 }
 
-impl From<Thread> for Seat {
-    fn from(thread: Thread) -> Self {
-        let thread = Arc::new(thread);
-        Self { thread }
-    }
-}
-
-fn start() -> io::Result<Thread> {
+fn start() -> io::Result<Seat> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     let (end, ended) = oneshot::channel::<()>();
@@ -86,9 +72,9 @@ fn start() -> io::Result<Thread> {
     thread::Builder::new()
         .name("session".to_owned())
         .spawn(run)?;
-    Ok(Thread {
+    Ok(Seat {
         runtime: handle,
-        _end: Some(end),
+        end: Arc::new(Some(end)),
     })
 }
 
@@ -106,7 +92,7 @@ mod tests {
     #[tokio::test]
     async fn seats_are_spread_over_the_threads_and_a_free_one_is_taken_again() {
         let threads = Threads {
-            seats: (0..2).map(|_| start().expect("a thread").into()).collect(),
+            seats: (0..2).map(|_| start().expect("a thread")).collect(),
         };
         let seat = || threads.seat();
         let (one, two) = (seat(), seat());

@@ -1,13 +1,18 @@
 //! What an agent shows of itself.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use tunnel_common::reason::Reason;
 
-use super::{counts::Counts, link::Traffic};
+use super::{
+    counts::Counts,
+    link::{Traffic, TrafficView},
+};
 
 /// What an agent shows of itself.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -35,14 +40,9 @@ pub struct ConnectionView {
     pub last_error: Option<String>,
     /// When it will be tried again.
     pub next_try: Option<Timestamp>,
-    /// The time of the last ping and its answer.
-    pub rtt_seconds: Option<f64>,
-    /// Streams that are open.
-    pub streams: u32,
-    /// Bytes of streams that came from the gateway.
-    pub bytes_in: u64,
-    /// Bytes of streams that went to the gateway.
-    pub bytes_out: u64,
+    /// What its last session carries and carried.
+    #[serde(flatten)]
+    pub traffic: TrafficView,
 }
 
 /// What a connection is at.
@@ -60,75 +60,72 @@ pub enum ConnectionState {
     Draining,
 }
 
-/// The writing end.
+/// What an agent is at, as its parts tell it.
 #[derive(Debug)]
-pub(super) struct Board {
-    view: watch::Sender<Arc<AgentView>>,
+pub struct Board {
+    connections: Mutex<Vec<Connection>>,
     pub(super) counts: Counts,
+}
+
+#[derive(Debug)]
+struct Connection {
+    view: ConnectionView,
+    /// Of its last session.
+    traffic: Arc<Traffic>,
 }
 
 impl Board {
     pub(super) fn new(connections: impl Iterator<Item = (String, u8)>) -> Self {
-        let connections = connections.map(|(gateway, connection)| ConnectionView {
-            gateway,
-            connection,
-            state: ConnectionState::Connecting,
-            since: None,
-            last_error: None,
-            next_try: None,
-            rtt_seconds: None,
-            streams: 0,
-            bytes_in: 0,
-            bytes_out: 0,
+        let connections = connections.map(|(gateway, connection)| Connection {
+            view: ConnectionView {
+                gateway,
+                connection,
+                state: ConnectionState::Connecting,
+                since: None,
+                last_error: None,
+                next_try: None,
+                traffic: TrafficView::default(),
+            },
+            traffic: Arc::default(),
         });
-        let view = AgentView {
-            connections: connections.collect(),
-            counts: BTreeMap::new(),
-        };
         Self {
-            view: watch::Sender::new(Arc::new(view)),
+            connections: Mutex::new(connections.collect()),
             counts: Counts::default(),
         }
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<AgentView>> {
-        self.view.subscribe()
+    /// Shows it as it is now.
+    #[must_use]
+    pub fn view(&self) -> AgentView {
+        let connections = self.lock();
+        let view = |connection: &Connection| ConnectionView {
+            traffic: connection.traffic.view(),
+            ..connection.view.clone()
+        };
+        let label = |(reason, count): (Reason, u64)| (reason.label().to_owned(), count);
+        AgentView {
+            connections: connections.iter().map(view).collect(),
+            counts: self.counts.all().into_iter().map(label).collect(),
+        }
     }
 
     /// Changes what is shown of a connection.
     pub(super) fn change(&self, slot: usize, change: impl FnOnce(&mut ConnectionView)) {
-        self.publish(|view| {
-            if let Some(connection) = view.connections.get_mut(slot) {
-                change(connection);
-            }
-        });
+        if let Some(connection) = self.lock().get_mut(slot) {
+            change(&mut connection.view);
+        }
     }
 
-    /// Shows what the live connections carry now.
-    pub(super) fn refresh(&self, live: &[Option<Arc<Traffic>>]) {
-        self.publish(|view| {
-            for (connection, traffic) in view.connections.iter_mut().zip(live) {
-                let Some(traffic) = traffic else { continue };
-                connection.rtt_seconds = traffic.rtt_seconds();
-                connection.streams = traffic.streams();
-                connection.bytes_in = traffic.received();
-                connection.bytes_out = traffic.sent();
-            }
-        });
+    /// Shows from now on what the new session of a connection carries.
+    pub(super) fn carries(&self, slot: usize, traffic: Arc<Traffic>) {
+        if let Some(connection) = self.lock().get_mut(slot) {
+            connection.traffic = traffic;
+        }
     }
 
-    fn publish(&self, change: impl FnOnce(&mut AgentView)) {
-        let counts = self.counts.all();
-        self.view.send_if_modified(|view| {
-            let mut next = AgentView::clone(view);
-            change(&mut next);
-            let label = |(reason, count): (Reason, u64)| (reason.label().to_owned(), count);
-            next.counts = counts.into_iter().map(label).collect();
-            let is_new = next != **view;
-            if is_new {
-                *view = Arc::new(next);
-            }
-            is_new
-        });
+    fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     identity::{self, Role, ca},
     model::{Target, Targets},
     tunnel::{
-        AgentView, ConnectionState, Limits, Registry,
+        Board, ConnectionState, ConnectionView, Limits, Registry,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -234,7 +234,7 @@ impl Cloud {
 
 /// A running agent.
 pub(super) struct Edge {
-    pub(super) view: watch::Receiver<Arc<AgentView>>,
+    board: Arc<Board>,
     draining: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -256,11 +256,11 @@ impl Edge {
     pub(super) fn new(settings: agent::Settings, identity: identity::Receiver) -> Self {
         let agent = Agent::new(settings, identity).expect("an agent");
         let draining = watch::Sender::new(false);
-        let view = agent.view();
+        let board = agent.board();
         let mut tasks = JoinSet::new();
         tasks.spawn(agent.run(draining.subscribe()));
         Self {
-            view,
+            board,
             draining,
             tasks,
         }
@@ -278,16 +278,20 @@ impl Edge {
     }
 
     pub(super) fn state(&self) -> ConnectionState {
-        self.view.borrow().connections[0].state
+        self.connection().state
     }
 
     pub(super) fn last_error(&self) -> String {
-        let view = self.view.borrow();
-        view.connections[0].last_error.clone().unwrap_or_default()
+        self.connection().last_error.unwrap_or_default()
+    }
+
+    /// Its first connection, as it shows it.
+    pub(super) fn connection(&self) -> ConnectionView {
+        self.board.view().connections.swap_remove(0)
     }
 
     pub(super) async fn counted(&self, reason: Reason, times: u64) {
-        let count = || self.view.borrow().counts.get(reason.label()).copied();
+        let count = || self.board.view().counts.get(reason.label()).copied();
         until(reason.label(), || count() == Some(times)).await;
     }
 }

@@ -143,7 +143,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
 
     let mut first = TcpStream::connect(slow).await.expect("connected");
     until("dials", || {
-        cloud.registry.nodes()[0].sessions[0].streams == 1
+        cloud.registry.nodes()[0].sessions[0].traffic.streams == 1
     })
     .await;
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -154,7 +154,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
 
     let mut second = TcpStream::connect(slow).await.expect("connected");
     until("dials", || {
-        cloud.registry.nodes()[0].sessions[0].streams == 3
+        cloud.registry.nodes()[0].sessions[0].traffic.streams == 3
     })
     .await;
     tokio::time::sleep(Duration::from_millis(50)).await;

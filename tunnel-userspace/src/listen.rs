@@ -1,0 +1,110 @@
+//! Listening sockets: bound as soon as they can be had, and accepted from until the drain.
+
+use std::{
+    collections::BTreeMap, fs, io, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path,
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::watch,
+    task::JoinSet,
+    time::sleep,
+};
+use tracing::warn;
+
+use crate::drain;
+
+/// The time until a port that is taken is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// The pause after an accept that failed: it would fail again at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Ports that are not ours yet, and why.
+pub(crate) type Waiting = watch::Sender<BTreeMap<String, String>>;
+
+/// Binds a TCP port. `prepare` sets further options before that.
+pub(crate) fn tcp(
+    address: SocketAddr,
+    backlog: i32,
+    prepare: impl FnOnce(&Socket) -> io::Result<()>,
+) -> io::Result<TcpListener> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    prepare(&socket)?;
+    socket.bind(&address.into())?;
+    socket.listen(backlog)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Binds a socket that only its owner may use, in the place of one that an earlier process left.
+///
+/// # Errors
+///
+/// The folder is not there, or the socket can't be made.
+pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Binds as often as it takes, and says in `waiting` why the port can't be had; gives nothing if the
+/// drain begins before.
+pub(crate) async fn bound<T>(
+    name: &str,
+    bind: impl Fn() -> io::Result<T>,
+    waiting: &Waiting,
+    draining: &mut watch::Receiver<bool>,
+) -> Option<T> {
+    loop {
+        match bind() {
+            Ok(listener) => {
+                waiting.send_if_modified(|names| names.remove(name).is_some());
+                return Some(listener);
+            }
+            Err(error) => waiting.send_if_modified(|names| {
+                let reason = error.to_string();
+                let is_new = names.get(name) != Some(&reason);
+                if is_new {
+                    warn!(name, reason, "cannot listen, trying again until it is free");
+                    names.insert(name.to_owned(), reason);
+                }
+                is_new
+            }),
+        };
+        tokio::select! {
+            () = sleep(RETRY) => {}
+            () = drain::begun(draining) => return None,
+        }
+    }
+}
+
+/// Accepts until the drain begins. `admit` may start a task for each connection.
+pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
+    accept: impl Fn() -> F,
+    tasks: &mut JoinSet<()>,
+    mut draining: watch::Receiver<bool>,
+    mut admit: impl FnMut(&mut JoinSet<()>, S),
+) {
+    loop {
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            Some(_) = tasks.join_next() => {}
+            accepted = accept() => match accepted {
+                Ok(connection) => admit(tasks, connection),
+                Err(error) => {
+                    warn!(%error, "accept failed");
+                    sleep(PAUSE).await;
+                }
+            },
+        }
+    }
+}

@@ -14,10 +14,9 @@ use serde::Serialize;
 use tunnel_common::{
     addr::{self, Address, Port},
     affinity::{Affinity, AffinityKey, Client},
-    decide::{self, NoChoice},
+    decide::{self, Asker, Caller, Maps, NoChoice, Traffic},
     lookup::Lookup,
     service::{self, FrontKey},
-    tables::{Asker, Caller, Tables, Traffic},
 };
 use tunnel_reference as reference;
 use tunnel_reference::{Cluster, Front, HealthCheck, Here, Protocol, Source, Verdict};
@@ -250,13 +249,13 @@ fn arrive<K: Arriving + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// The maps of a node as the tables of a decision. The random number is the next place to try.
+/// The maps of a node, as a decision reads them. The random number is the next place to try.
 struct Tried<'a> {
     maps: &'a Memory,
     place: Cell<u32>,
 }
 
-impl Tables for Tried<'_> {
+impl Maps for Tried<'_> {
     fn front_index(&self, key: &FrontKey) -> Option<u32> {
         self.maps.svc.get(key).copied()
     }
@@ -344,17 +343,17 @@ fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdi
         Source::NodeSocket | Source::PodSocket(_) | Source::Outside(_) => Traffic::Sockets,
     };
     let place = Cell::new(0);
-    let tables = Tried { maps, place };
+    let tried = Tried { maps, place };
     let asking = Asking { source, here };
-    let record = match decide::front(&tables, &asking, key, traffic) {
+    let record = match decide::front(&tried, &asking, key, traffic) {
         Lookup::Found(record) => record,
         Lookup::None => return Verdict::Untouched,
         Lookup::Unstable => panic!("the record of {key} is another's"),
     };
     let mut targets = BTreeSet::new();
     for place in 0..traffic.set(record.front).len.max(1) {
-        tables.place.set(place);
-        match decide::backend(&tables, &asking, key, record, traffic) {
+        tried.place.set(place);
+        match decide::backend(&tried, &asking, key, record, traffic) {
             Ok(choice) => {
                 targets.insert(SocketAddr::new(
                     choice.address.to_ip(),

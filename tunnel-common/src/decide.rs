@@ -1,4 +1,4 @@
-//! The decision from a front to a backend, over any [`Tables`]: the kernel programs' maps, or a copy of
+//! The decision from a front to a backend, over any [`Maps`]: the kernel programs' maps, or a copy of
 //! them in the daemon's or a test's memory.
 //!
 //! 1. [`front`] looks up the record of an address and port, and leaves alone what sockets or loopback
@@ -8,13 +8,17 @@
 //! 3. [`held`] tells whether a UDP flow may stay with the backend that it has.
 //!
 //! Each function is inlined. A program that has to be split for the verifier overrides the steps
-//! [`Tables::place`], [`Tables::kept`] and [`Tables::is_among`].
+//! [`Maps::place`], [`Maps::kept`] and [`Maps::is_among`].
 
 mod choice;
+mod maps;
 
 use core::convert::Infallible;
 
-pub use self::choice::{kept, place};
+pub use self::{
+    choice::{kept, place},
+    maps::{Asker, Caller, Kept, Maps, Record, Traffic},
+};
 use crate::{
     addr::{Address, Port},
     affinity::Client,
@@ -23,21 +27,20 @@ use crate::{
     reason::Reason,
     select,
     service::{Algorithm, Backend, Front, FrontKey, State},
-    tables::{Asker, Caller, Kept, Record, Tables, Traffic},
 };
 
 /// The record of a front that serves this traffic.
 #[inline(always)]
-pub fn front<'a, T: Tables + ?Sized>(
-    tables: &'a T,
+pub fn front<'a, T: Maps + ?Sized>(
+    maps: &'a T,
     asker: &impl Asker,
     key: &FrontKey,
     traffic: Traffic,
 ) -> Lookup<Record<'a>> {
     let Ok::<_, Infallible>(found) = look_up(
         key,
-        |key| Ok(tables.front_index(key)),
-        |index| Ok(tables.front(index)),
+        |key| Ok(maps.front_index(key)),
+        |index| Ok(maps.front(index)),
     );
     match found {
         Lookup::Found((index, front)) => {
@@ -118,8 +121,8 @@ impl NoChoice {
 ///
 /// The client may not use the front, or there is no backend for it.
 #[inline(always)]
-pub fn backend<T: Tables + ?Sized>(
-    tables: &T,
+pub fn backend<T: Maps + ?Sized>(
+    maps: &T,
     asker: &impl Asker,
     key: &FrontKey,
     record: Record<'_>,
@@ -134,9 +137,9 @@ pub fn backend<T: Tables + ?Sized>(
         Caller::NONE
     };
     if front.sources.len != 0 {
-        admit(tables, asker, front, is_v4, caller)?;
+        admit(maps, asker, front, is_v4, caller)?;
     }
-    choose(tables, record, traffic, caller)
+    choose(maps, record, traffic, caller)
 }
 
 /// Whether a choice depends on the client.
@@ -148,8 +151,8 @@ fn depends_on_client(front: &Front) -> bool {
 /// Checks that a client is one of those that may use a front, where only some may. The others find no
 /// way, as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
 #[inline(always)]
-fn admit<T: Tables + ?Sized>(
-    tables: &T,
+fn admit<T: Maps + ?Sized>(
+    maps: &T,
     asker: &impl Asker,
     front: &Front,
     is_v4: bool,
@@ -161,7 +164,7 @@ fn admit<T: Tables + ?Sized>(
         // The planner says which of its addresses the host would take.
         front.flags & Front::ADMITS_HOST != 0
     } else if caller.kind == Client::ADDRESS {
-        tables.is_among(front.sources, [caller.upper, caller.lower])
+        maps.is_among(front.sources, [caller.upper, caller.lower])
     } else {
         return Err(NoChoice::Unknown);
     };
@@ -169,8 +172,8 @@ fn admit<T: Tables + ?Sized>(
 }
 
 #[inline(always)]
-fn choose<T: Tables + ?Sized>(
-    tables: &T,
+fn choose<T: Maps + ?Sized>(
+    maps: &T,
     record: Record<'_>,
     traffic: Traffic,
     caller: Caller,
@@ -185,24 +188,24 @@ fn choose<T: Tables + ?Sized>(
         });
     }
     if front.affinity != 0 {
-        let kept = tables.kept(record, traffic, caller);
+        let kept = maps.kept(record, traffic, caller);
         let Kept { index, is_old } = kept.ok_or(NoChoice::Broken)?;
         let reason = if is_old {
             Reason::TranslatedAffine
         } else {
             Reason::Translated
         };
-        return of_index(tables, index, reason);
+        return of_index(maps, index, reason);
     }
     // The usual case is not worth a call.
     let place = if set.len == 1 || front.algorithm == Algorithm::RANDOM {
-        select::place(set, tables.random())
+        select::place(set, maps.random())
     } else {
-        tables.place(record, traffic, caller)
+        maps.place(record, traffic, caller)
     };
     let place = place.ok_or(NoChoice::Broken)?;
     if traffic.is_near(front) {
-        let near = tables.near(front, place).ok_or(NoChoice::Broken)?;
+        let near = maps.near(front, place).ok_or(NoChoice::Broken)?;
         return Ok(Choice {
             index: near.index,
             address: near.address,
@@ -210,18 +213,14 @@ fn choose<T: Tables + ?Sized>(
             reason: Reason::Translated,
         });
     }
-    let slot = tables.slot(set.base.wrapping_add(place));
+    let slot = maps.slot(set.base.wrapping_add(place));
     let slot = slot.ok_or(NoChoice::Broken)?;
-    of_index(tables, slot.backend, Reason::Translated)
+    of_index(maps, slot.backend, Reason::Translated)
 }
 
 #[inline(always)]
-fn of_index<T: Tables + ?Sized>(
-    tables: &T,
-    index: u32,
-    reason: Reason,
-) -> Result<Choice, NoChoice> {
-    let backend = tables.backend(index).ok_or(NoChoice::Broken)?;
+fn of_index<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<Choice, NoChoice> {
+    let backend = maps.backend(index).ok_or(NoChoice::Broken)?;
     Ok(Choice {
         index,
         address: backend.address,
@@ -232,9 +231,9 @@ fn of_index<T: Tables + ?Sized>(
 
 /// The state of a backend; that of an unused index if there is no such backend.
 #[inline(always)]
-pub fn state<T: Tables + ?Sized>(tables: &T, index: u32) -> State {
-    match tables.backend(index) {
-        Some(backend) => tables.state(backend),
+pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> State {
+    match maps.backend(index) {
+        Some(backend) => maps.state(backend),
         None => State::default(),
     }
 }
@@ -242,15 +241,15 @@ pub fn state<T: Tables + ?Sized>(tables: &T, index: u32) -> State {
 /// The backend of a UDP flow, if the flow may stay with it: it belongs to the service port of the
 /// front, and [`select::is_sticky`] says yes.
 #[inline(always)]
-pub fn held<'a, T: Tables + ?Sized>(
-    tables: &'a T,
+pub fn held<'a, T: Maps + ?Sized>(
+    maps: &'a T,
     front: &Front,
     flow: &Origin,
     now: u64,
 ) -> Option<&'a Backend> {
-    let backend = tables.backend(flow.index)?;
+    let backend = maps.backend(flow.index)?;
     let holds = backend.service == front.service
-        && select::is_sticky(flow, front.service, tables.state(backend), now);
+        && select::is_sticky(flow, front.service, maps.state(backend), now);
     holds.then_some(backend)
 }
 

@@ -3,7 +3,7 @@
 //! - [`addr`]: addresses, ports and protocols, with the byte order in the type
 //! - [`service`]: keys and values of the service maps
 //! - [`affinity`]: which backend a client keeps
-//! - [`decide`]: from a front to a backend, over any tables
+//! - [`decide`]: from a front to a backend, over any maps
 //! - [`kernel`]: where a kernel keeps what the programs read of its own structures
 //! - [`origin`]: what a socket remembers of its translation
 //! - [`reason`]: why a connect, datagram, stream or object ended as it did
@@ -11,7 +11,6 @@
 //! - [`select`]: pure decisions: which slot, whether a remembered choice still holds
 //! - [`table`]: every map and program, a row each
 //! - [`lookup`]: the record that a key leads to, looked up again where it is another's
-//! - [`tables`]: what a decision works on
 //!
 //! Nothing here needs a kernel, so the same functions run in the programs and under test.
 #![cfg_attr(not(test), no_std)]
@@ -28,7 +27,6 @@ pub mod select;
 pub mod service;
 pub mod steering;
 pub mod table;
-pub mod tables;
 
 /// The version of every map layout in this crate. It is part of the path under which maps are
 /// pinned, so programs and daemons of different layouts never share a map.

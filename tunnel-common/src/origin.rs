@@ -57,8 +57,47 @@ impl Origin {
     /// remembers, whose close is not seen.
     pub const COUNTED: u16 = 2;
 
-    /// The index, and the service port, of a translation that led to no backend but to the tunnel.
+    /// The index, and the service port, of a translation that led to no backend: to the tunnel, or to a
+    /// place that refuses.
     pub const NOBODY: u32 = u32::MAX;
+
+    /// The translation of a key to an address and port that are nobody's. Nothing counts it.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(key: &FrontKey, backend: Address, backend_port: Port) -> Self {
+        Self {
+            used: 0,
+            vip: key.address,
+            backend,
+            index: Self::NOBODY,
+            state: State::default(),
+            service: Self::NOBODY,
+            vip_port: key.port,
+            backend_port,
+            protocol: key.protocol,
+            version: ORIGIN_VERSION,
+            flags: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Whether two translations lead from the same VIP to the same backend.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.index == other.index
+            && self.state == other.state
+            && self.leads_to(&other.backend, other.backend_port)
+            && self.vip_port == other.vip_port
+            && self.vip == other.vip
+    }
+
+    /// Whether older translations of the socket are in `overflow`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_older(&self) -> bool {
+        self.flags & Self::OVERFLOWED != 0
+    }
 
     /// The backend at which the socket that remembers this is counted, if it is.
     #[inline(always)]

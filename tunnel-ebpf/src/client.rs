@@ -4,15 +4,18 @@
 use tunnel_common::{
     addr::Address,
     affinity::Client,
+    decide::{Asker, Caller},
     kernel::{
         DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, IFF_LOOPBACK, IFF_UP, NET_DEVICES,
         RT_SCOPE_LINK, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES,
         V6_LIST,
     },
-    tables::Caller,
 };
 
-use crate::context::{self, Sock, peek, place};
+use crate::{
+    context::{self, Sock, peek, place},
+    steering,
+};
 
 /// How many devices of a namespace are looked at. Fallback devices of tunnels, up to nine, may come
 /// before that of a pod.
@@ -24,10 +27,35 @@ const ADDRESSES: u32 = 8;
 /// Where an entry of a list of the kernel's (`struct list_head`) has the one before it, in bytes.
 const PREVIOUS: usize = size_of::<usize>();
 
+/// The socket that a hook runs for, as it asks for a backend.
+pub(crate) struct Asking<'a, S>(pub(crate) &'a S);
+
+impl<S: Sock> Asker for Asking<'_, S> {
+    #[inline(always)]
+    fn caller(&self, is_v4: bool) -> Caller {
+        of(self.0, is_v4)
+    }
+
+    #[inline(always)]
+    fn is_bound(&self, is_v4: bool) -> bool {
+        self.0.own_address(is_v4).is_some()
+    }
+
+    #[inline(always)]
+    fn is_bound_to_loopback(&self, is_v4: bool) -> bool {
+        self.0.own_address(is_v4).is_some_and(Address::is_loopback)
+    }
+
+    #[inline(always)]
+    fn is_known_host(&self) -> bool {
+        steering::is_known_host(self.0)
+    }
+}
+
 /// The client that a socket is, as it dials an address of that family: the address that it has, or else
 /// the first of that family that its network namespace has, or else the namespace.
 #[inline(always)]
-pub(crate) fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
+fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
     let address = sock
         .own_address(is_v4)
         .or_else(|| of_namespace(sock, is_v4));

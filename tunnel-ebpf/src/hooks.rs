@@ -7,7 +7,7 @@ use aya_ebpf::{
 
 use crate::{
     context::{ALLOW, Sock4, Sock6},
-    guard, socket,
+    guard, origin, socket,
 };
 
 #[cgroup_sock_addr(connect4)]
@@ -56,7 +56,7 @@ fn getpeername6(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock(sock_release)]
 fn sock_release(ctx: SockContext) -> i32 {
-    socket::release(&ctx);
+    origin::release(&ctx);
     ALLOW
 }
 

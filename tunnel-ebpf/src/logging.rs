@@ -10,10 +10,10 @@ mod guard;
 mod hooks;
 mod log;
 mod maps;
+mod origin;
 mod refusal;
 mod socket;
 mod steering;
-mod tables;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -11,10 +11,10 @@ mod hooks;
 #[path = "silent.rs"]
 mod log;
 mod maps;
+mod origin;
 mod refusal;
 mod socket;
 mod steering;
-mod tables;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -11,10 +11,13 @@ use aya_ebpf::{
     programs::{SockAddrContext, SockContext},
 };
 use tunnel_common::{
+    addr::Address,
     affinity::{Affinity, AffinityKey},
+    decide::{self, Caller, Kept, Record, Traffic},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    service::{Backend, Front, FrontKey, Membership, Slot, Source, State, Tally},
+    select,
+    service::{Backend, Front, FrontKey, Membership, Near, Set, Slot, Source, State, Tally},
     steering::{Steered, SteeringKey},
 };
 
@@ -56,60 +59,167 @@ const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
 
-/// The index of the record of a front.
-#[inline(always)]
-pub(crate) fn front_index(key: &FrontKey) -> Option<u32> {
-    // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
-    // reused for another key meanwhile, so this may be another front's index: `lookup::look_up`
-    // compares the key that the record echoes.
-    unsafe { SVC.get(key) }.copied()
+/// The maps in the kernel, as a decision reads them.
+///
+/// The steps that take more than a random number are functions with names of their own: the verifier
+/// follows those once, and not again with everything that comes after each of their ends.
+pub(crate) struct Kernel;
+
+impl decide::Maps for Kernel {
+    #[inline(always)]
+    fn front_index(&self, key: &FrontKey) -> Option<u32> {
+        // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
+        // reused for another key meanwhile, so this may be another front's index: `lookup::look_up`
+        // compares the key that the record echoes.
+        unsafe { SVC.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn front(&self, index: u32) -> Option<&Front> {
+        FRONT.get(index)
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        SLOT.get(index)
+    }
+
+    #[inline(always)]
+    fn source(&self, index: u32) -> Option<&Source> {
+        SOURCE.get(index)
+    }
+
+    #[inline(always)]
+    fn backend(&self, index: u32) -> Option<&Backend> {
+        BE.get(index)
+    }
+
+    /// The element of the hash may be reused for another key at any moment.
+    #[inline(always)]
+    fn affinity(&self, key: &AffinityKey) -> Option<&Affinity> {
+        // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value,
+        // and `decide` asks the backend whether it may be.
+        unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
+    }
+
+    #[inline(always)]
+    fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool {
+        let flags = if is_new { NOEXIST } else { 0 };
+        #[expect(
+            clippy::needless_borrows_for_generic_args,
+            reason = "a copy takes room on the stack"
+        )]
+        AFFINITY.insert(&entry.key, entry, flags).is_ok()
+    }
+
+    #[inline(always)]
+    fn open_at(&self, backend: u32) -> u64 {
+        // SAFETY: the entry stays mapped; one aligned word, which changes under it.
+        CONNS
+            .get_ptr(backend)
+            .map_or(0, |count| unsafe { count.read_volatile() })
+    }
+
+    /// A program that runs at this very moment on another CPU may be given the same number, which costs
+    /// one turn and nothing else.
+    #[inline(always)]
+    fn turn(&self, service: u32) -> Option<u32> {
+        let tally = TALLY.get_ptr_mut(service)?;
+        // SAFETY: the entry stays mapped.
+        let turn = unsafe { &raw mut (*tally).turn };
+        #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+        // SAFETY: as above; one aligned word, which changes under it.
+        let number = unsafe { turn.read_volatile() } as u32;
+        add(Some(turn), 1);
+        Some(number)
+    }
+
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        context::random()
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        context::now()
+    }
+
+    #[inline(always)]
+    fn state(&self, backend: &Backend) -> State {
+        // SAFETY: the reference is valid; the word changes under it, hence one volatile read.
+        unsafe { (&raw const backend.state).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn sets(&self, backend: &Backend) -> Membership {
+        // SAFETY: as for `state`.
+        unsafe { (&raw const backend.sets).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn near<'a>(&self, front: &'a Front, place: u32) -> Option<&'a Near> {
+        front.near.get(context::in_register(place))
+    }
+
+    #[inline(always)]
+    fn place(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<u32> {
+        let Caller { kind, upper, lower } = caller;
+        let place = place_by_algorithm(record.index, traffic, kind, upper, lower);
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+        let low = place as u32;
+        (place != NO_PLACE).then_some(low)
+    }
+
+    #[inline(always)]
+    fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
+        let Caller { kind, upper, lower } = caller;
+        Kept::from_word(kept_by_client(record.index, traffic, kind, upper, lower))
+    }
+
+    #[inline(always)]
+    fn is_among(&self, sources: Set, [upper, lower]: [u64; 2]) -> bool {
+        is_among_sources(sources.base, sources.len, upper, lower) != 0
+    }
 }
 
-/// A record of a front; it is never changed while a program can reach it.
-#[inline(always)]
-pub(crate) fn front(index: u32) -> Option<&'static Front> {
-    FRONT.get(index)
+/// The word for no place.
+const NO_PLACE: u64 = u64::MAX;
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn place_by_algorithm(
+    front: u32,
+    traffic: Traffic,
+    kind: u32,
+    upper: u64,
+    lower: u64,
+) -> u64 {
+    let Some(front) = FRONT.get(front) else {
+        return NO_PLACE;
+    };
+    let caller = Caller { kind, upper, lower };
+    decide::place(&Kernel, front, traffic, caller).map_or(NO_PLACE, u64::from)
 }
 
-/// A place in a set; it is never changed while a program can reach it.
-#[inline(always)]
-pub(crate) fn slot(index: u32) -> Option<&'static Slot> {
-    SLOT.get(index)
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn kept_by_client(
+    index: u32,
+    traffic: Traffic,
+    kind: u32,
+    upper: u64,
+    lower: u64,
+) -> u64 {
+    let caller = Caller { kind, upper, lower };
+    let record = FRONT.get(index).map(|front| Record { index, front });
+    Kept::to_word(record.and_then(|record| decide::kept(&Kernel, record, traffic, caller)))
 }
 
-/// A range of clients; it is never changed while a program can reach it.
-#[inline(always)]
-pub(crate) fn source(index: u32) -> Option<&'static Source> {
-    SOURCE.get(index)
-}
-
-/// A backend; only its state and its sets change while a program can reach it.
-#[inline(always)]
-pub(crate) fn backend(index: u32) -> Option<&'static Backend> {
-    BE.get(index)
-}
-
-/// The state of a backend as it is now.
-#[inline(always)]
-pub(crate) fn state(backend: &Backend) -> State {
-    // SAFETY: the reference is valid; the word changes under it, hence one volatile read.
-    unsafe { (&raw const backend.state).read_volatile() }
-}
-
-/// The sets that a backend is in as it is now.
-#[inline(always)]
-pub(crate) fn sets(backend: &Backend) -> Membership {
-    // SAFETY: as for `state`.
-    unsafe { (&raw const backend.sets).read_volatile() }
-}
-
-/// How many open sockets remember a backend.
-#[inline(always)]
-pub(crate) fn open_at(index: u32) -> u64 {
-    // SAFETY: the entry stays mapped; one aligned word, which changes under it.
-    CONNS
-        .get_ptr(index)
-        .map_or(0, |count| unsafe { count.read_volatile() })
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u32 {
+    let address = Address::from_halves([upper, lower]);
+    select::is_among(Set { base, len }, &address, |index| SOURCE.get(index)).into()
 }
 
 /// Counts a socket that remembers a backend from now on.
@@ -154,20 +264,6 @@ extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
     };
     add(Some(counter), 1);
     1
-}
-
-/// The next number in turn for a service port, modulo 2^32. A program that runs at this very moment on
-/// another CPU may be given the same, which costs one turn and nothing else.
-#[inline(always)]
-pub(crate) fn turn(service: u32) -> Option<u32> {
-    let tally = TALLY.get_ptr_mut(service)?;
-    // SAFETY: the entry stays mapped.
-    let turn = unsafe { &raw mut (*tally).turn };
-    #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-    // SAFETY: as above; one aligned word, which changes under it.
-    let number = unsafe { turn.read_volatile() } as u32;
-    add(Some(turn), 1);
-    Some(number)
 }
 
 /// What the socket remembers.
@@ -262,27 +358,6 @@ pub(crate) fn insert_overflow(entry: &Overflow) {
 #[inline(always)]
 pub(crate) fn remove_overflow(key: &OverflowKey) {
     let _absent: Result<(), i32> = OVERFLOW.remove(key);
-}
-
-/// What a client keeps, if the entry is that of the key. It may be reused for another key at any
-/// moment.
-#[inline(always)]
-pub(crate) fn affinity(key: &AffinityKey) -> Option<&'static Affinity> {
-    // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value, and
-    // `decide` asks the backend whether it may be.
-    unsafe { AFFINITY.get(key) }.filter(|entry| entry.key == *key)
-}
-
-/// Notes what a client keeps from now on, or only if it keeps nothing yet. Says whether it was noted.
-/// The map evicts what was not used for longest.
-#[inline(always)]
-pub(crate) fn insert_affinity(entry: &Affinity, is_new: bool) -> bool {
-    let flags = if is_new { NOEXIST } else { 0 };
-    #[expect(
-        clippy::needless_borrows_for_generic_args,
-        reason = "a copy takes room on the stack"
-    )]
-    AFFINITY.insert(&entry.key, entry, flags).is_ok()
 }
 
 /// The index of the record of an address and port of an edge node.

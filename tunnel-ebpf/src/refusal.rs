@@ -2,15 +2,15 @@
 
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    origin::{ORIGIN_VERSION, Origin},
+    origin::Origin,
     reason::Reason,
-    service::{FrontKey, State},
+    service::FrontKey,
 };
 
 use crate::{
     context::{self, ALLOW, DENY, Sock},
     log, maps,
-    socket::{self, Memory},
+    origin::{Memory, Remembered},
 };
 
 pub(crate) const ECONNREFUSED: i32 = 111;
@@ -74,21 +74,9 @@ pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Re
     }
     // Port 1, unlike port 0, is refused for v4-mapped sockets too, and keeps the peer's name.
     let refusing = Port::from_host(1);
-    let mut origin = Origin {
-        used: context::now(),
-        vip: key.address,
-        backend: loopback,
-        index: 0,
-        state: State::default(),
-        service: 0,
-        vip_port: key.port,
-        backend_port: refusing,
-        protocol: key.protocol,
-        version: ORIGIN_VERSION,
-        flags: 0,
-        reserved: 0,
-    };
-    if socket::remember(sock, maps::origin(sock.context()), &mut origin) != Memory::Kept {
+    let mut origin = Origin::new(key, loopback, refusing);
+    origin.used = context::now();
+    if Remembered::of(sock).remember(&mut origin) != Memory::Kept {
         return DENY;
     }
     sock.set(&loopback, refusing);

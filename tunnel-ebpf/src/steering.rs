@@ -6,20 +6,17 @@ use core::convert::Infallible;
 use tunnel_common::{
     addr::Protocol,
     lookup::{Lookup, look_up},
-    origin::{ORIGIN_VERSION, Origin},
+    origin::Origin,
     reason::Reason,
-    service::{FrontKey, State},
+    service::FrontKey,
     steering::{Steered, SteeringKey},
 };
 
 use crate::{
     context::{self, Sock},
     log, maps,
-    socket::{self, Memory},
+    origin::{Memory, Remembered},
 };
-
-/// The number in the place of a service's and a backend's. Only UDP asks for those.
-const NOBODY: u32 = Origin::NOBODY;
 
 /// What became of a connect.
 pub(crate) enum Steering {
@@ -65,22 +62,8 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
     if maps::routed() & family == 0 {
         return Steering::Closed;
     }
-    let mut origin = Origin {
-        used: 0,
-        vip: key.address,
-        backend: steered.to,
-        index: NOBODY,
-        state: State::default(),
-        service: NOBODY,
-        vip_port: key.port,
-        backend_port: steered.to_port,
-        protocol: key.protocol,
-        version: ORIGIN_VERSION,
-        flags: 0,
-        reserved: 0,
-    };
-    let current = maps::origin(sock.context());
-    let reason = if socket::remember(sock, current, &mut origin) == Memory::Kept {
+    let mut origin = Origin::new(key, steered.to, steered.to_port);
+    let reason = if Remembered::of(sock).remember(&mut origin) == Memory::Kept {
         Reason::Steered
     } else {
         Reason::SteeredUntracked

@@ -1,17 +1,16 @@
 //! The choices that take more than a random number.
 
-use super::state;
+use super::{Caller, Kept, Maps, Record, Traffic, state};
 use crate::{
     affinity::{Affinity, AffinityKey},
     select,
     service::{Algorithm, Front, State},
-    tables::{Caller, Kept, Tables, Traffic},
 };
 
 /// A place in the set of a front, by its algorithm.
 #[inline(always)]
-pub fn place<T: Tables + ?Sized>(
-    tables: &T,
+pub fn place<T: Maps + ?Sized>(
+    maps: &T,
     front: &Front,
     traffic: Traffic,
     caller: Caller,
@@ -20,15 +19,15 @@ pub fn place<T: Tables + ?Sized>(
     let number = if set.len <= 1 {
         0
     } else if front.algorithm == Algorithm::ROUND_ROBIN {
-        tables.turn(front.service)?
+        maps.turn(front.service)?
     } else if front.algorithm == Algorithm::LEAST_CONN {
-        return emptier(tables, front, traffic);
+        return emptier(maps, front, traffic);
     } else if front.algorithm == Algorithm::DESTINATION_HASH {
         select::hash(front.key.words())
     } else if front.algorithm.is_by_client() {
         select::hash(caller.client().words())
     } else {
-        tables.random()
+        maps.random()
     };
     select::place(set, number)
 }
@@ -36,11 +35,11 @@ pub fn place<T: Tables + ?Sized>(
 /// Of two places in the set, drawn at random, the one whose backend has fewer open connections for its
 /// share of the set; the first if they have the same.
 #[inline(always)]
-fn emptier<T: Tables + ?Sized>(tables: &T, front: &Front, traffic: Traffic) -> Option<u32> {
+fn emptier<T: Maps + ?Sized>(maps: &T, front: &Front, traffic: Traffic) -> Option<u32> {
     let set = traffic.set(front);
-    let (one, other) = select::two(set, tables.random(), tables.random())?;
-    let first = load_at(tables, front, traffic, one)?;
-    let second = load_at(tables, front, traffic, other)?;
+    let (one, other) = select::two(set, maps.random(), maps.random())?;
+    let first = load_at(maps, front, traffic, one)?;
+    let second = load_at(maps, front, traffic, other)?;
     Some(if select::is_emptier(first, second) {
         other
     } else {
@@ -50,32 +49,33 @@ fn emptier<T: Tables + ?Sized>(tables: &T, front: &Front, traffic: Traffic) -> O
 
 /// The open connections, and the share, of the backend at a place in the set.
 #[inline(always)]
-fn load_at<T: Tables + ?Sized>(
-    tables: &T,
+fn load_at<T: Maps + ?Sized>(
+    maps: &T,
     front: &Front,
     traffic: Traffic,
     place: u32,
 ) -> Option<(u64, u32)> {
     let (index, share) = if traffic.is_near(front) {
-        let near = tables.near(front, place)?;
+        let near = maps.near(front, place)?;
         (near.index, near.share.into())
     } else {
-        let slot = tables.slot(traffic.set(front).base.wrapping_add(place))?;
+        let slot = maps.slot(traffic.set(front).base.wrapping_add(place))?;
         (slot.backend, slot.share)
     };
-    Some((tables.open_at(index), share))
+    Some((maps.open_at(index), share))
 }
 
 /// The backend that a client keeps: the one it had, or a new choice that is noted.
 #[inline(always)]
-pub fn kept<T: Tables + ?Sized>(
-    tables: &T,
-    front: &Front,
+pub fn kept<T: Maps + ?Sized>(
+    maps: &T,
+    record: Record<'_>,
     traffic: Traffic,
     caller: Caller,
 ) -> Option<Kept> {
+    let front = record.front;
     let mut entry = Affinity {
-        used: tables.now(),
+        used: maps.now(),
         index: 0,
         state: State::default(),
         key: AffinityKey {
@@ -83,21 +83,21 @@ pub fn kept<T: Tables + ?Sized>(
             service: front.service,
         },
     };
-    let known = tables.affinity(&entry.key);
-    let mut is_old = known.is_some_and(|known| may_keep(tables, front, traffic, known, entry.used));
+    let known = maps.affinity(&entry.key);
+    let mut is_old = known.is_some_and(|known| may_keep(maps, front, traffic, known, entry.used));
     entry.index = match known {
         Some(known) if is_old => known.index,
         Some(_) | None => {
-            let place = place(tables, front, traffic, caller)?;
+            let place = maps.place(record, traffic, caller)?;
             let slot = traffic.set(front).base.wrapping_add(place);
-            tables.slot(slot)?.backend
+            maps.slot(slot)?.backend
         }
     };
-    entry.state = state(tables, entry.index);
+    entry.state = state(maps, entry.index);
     // Another connection of the client, at the same time, may have been quicker.
-    if !tables.insert_affinity(&entry, known.is_none())
-        && let Some(known) = tables.affinity(&entry.key)
-        && may_keep(tables, front, traffic, known, entry.used)
+    if !maps.insert_affinity(&entry, known.is_none())
+        && let Some(known) = maps.affinity(&entry.key)
+        && may_keep(maps, front, traffic, known, entry.used)
     {
         entry.index = known.index;
         is_old = true;
@@ -111,17 +111,16 @@ pub fn kept<T: Tables + ?Sized>(
 /// Whether a client may keep its backend. An element that is reused meanwhile for another client can
 /// do no worse than name another backend of the set.
 #[inline(always)]
-fn may_keep<T: Tables + ?Sized>(
-    tables: &T,
+fn may_keep<T: Maps + ?Sized>(
+    maps: &T,
     front: &Front,
     traffic: Traffic,
     known: &Affinity,
     now: u64,
 ) -> bool {
-    let Some(backend) = tables.backend(known.index) else {
+    let Some(backend) = maps.backend(known.index) else {
         return false;
     };
-    let sets = (tables.sets(backend), traffic.membership(front));
-    backend.service == front.service
-        && known.holds(front.affinity, tables.state(backend), sets, now)
+    let sets = (maps.sets(backend), traffic.membership(front));
+    backend.service == front.service && known.holds(front.affinity, maps.state(backend), sets, now)
 }

@@ -11,7 +11,7 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Tables with one front, at index 5.
+/// Maps with one front, at index 5.
 struct Memory {
     front: Front,
     /// The indices that the look-ups of the front meet, the last for ever.
@@ -29,7 +29,7 @@ struct Memory {
     quicker: Option<&'static Affinity>,
 }
 
-impl Tables for Memory {
+impl Maps for Memory {
     fn front_index(&self, _: &FrontKey) -> Option<u32> {
         let look = self.looks.replace(self.looks.get() + 1);
         *self.indices.get(look).or_else(|| self.indices.last())?

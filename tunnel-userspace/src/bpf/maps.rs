@@ -386,9 +386,8 @@ impl Counters {
     /// The map can't be read.
     pub fn read(&self) -> Result<Vec<(Reason, u64)>, ReadError> {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        Reason::ALL
+        Reason::OF_KERNEL
             .into_iter()
-            .filter(|reason| reason.is_of_kernel())
             .map(|reason| {
                 let values = count.get(&reason.index(), 0).map_err(|error| ReadError {
                     map: table::COUNT.name,

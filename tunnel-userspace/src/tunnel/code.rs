@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tunnel_common::reason::Reason;
 
-/// Our codes are this plus [`Reason::index`]; RFC 9113 section 7 leaves everything above 0xd free.
+/// Our codes are this plus [`Reason::number`]; RFC 9113 section 7 leaves everything above 0xd free.
 const PRIVATE: u32 = 0xC000_0000;
 /// How much of the private range belongs to us.
 const MASK: u32 = 0xFFFF_FF00;
@@ -39,7 +39,10 @@ impl End {
 
 /// The code that says why.
 pub(super) fn code_of(reason: Reason) -> h2::Reason {
-    h2::Reason::from(PRIVATE | reason.index())
+    let number = reason.number();
+    number.map_or(h2::Reason::PROTOCOL_ERROR, |number| {
+        (PRIVATE | number).into()
+    })
 }
 
 /// What a code means that came from that end. Total: whatever is not ours maps to what comes
@@ -47,7 +50,7 @@ pub(super) fn code_of(reason: Reason) -> h2::Reason {
 pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
     let number = u32::from(code);
     if number & MASK == PRIVATE {
-        return match Reason::of_index(number & !MASK) {
+        return match Reason::of_number(number & !MASK) {
             Some(reason) if may_end_a_stream(reason) => reason,
             Some(_) | None => Reason::ProtocolBroken,
         };
@@ -129,6 +132,9 @@ mod tests {
             assert_eq!(reason_of(code_of(reason), End::Client), reason);
             assert_eq!(reason_of(code_of(reason), End::Target), reason);
         }
+        // A peer of another version knows them by these numbers.
+        assert_eq!(u32::from(code_of(Reason::StreamServed)), 0xC000_0017);
+        assert_eq!(u32::from(code_of(Reason::ProtocolBroken)), 0xC000_0025);
     }
 
     #[test]
@@ -141,7 +147,7 @@ mod tests {
             assert!(may_end_a_stream(reason), "{number:#x} is {reason:?}");
         }
         assert_eq!(
-            reason_of((PRIVATE | Reason::Translated.index()).into(), End::Target),
+            reason_of(code_of(Reason::Translated), End::Target),
             Reason::ProtocolBroken
         );
     }

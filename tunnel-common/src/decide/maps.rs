@@ -1,4 +1,4 @@
-//! What [`crate::decide`] works on: the tables, and the socket or packet that asks.
+//! The maps that a decision reads, and the socket or packet that asks.
 
 use crate::{
     addr::Address,
@@ -117,7 +117,7 @@ pub trait Asker {
 }
 
 /// The maps that a decision reads, and the clock and chance that it depends on.
-pub trait Tables {
+pub trait Maps {
     /// The index of the record of a front, from the map `svc`. It may be another front's by now.
     fn front_index(&self, key: &FrontKey) -> Option<u32>;
 
@@ -179,7 +179,7 @@ pub trait Tables {
     /// The step [`decide::kept`].
     #[inline(always)]
     fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
-        decide::kept(self, record.front, traffic, caller)
+        decide::kept(self, record, traffic, caller)
     }
 
     /// Whether the address of a client, in halves, is in one of the ranges of a set.

@@ -9,9 +9,10 @@ use tunnel_common::table::PROGRAMS;
 use tunnel_tests::{
     node::Node,
     place::{ANSWER, connect_within},
+    verifier::{self, Measured},
 };
 use tunnel_userspace::{
-    bpf::{self, Features, LoadError, Measured, Pins},
+    bpf::{self, Features, LoadError, Pins},
     net::Keeper as _,
 };
 
@@ -109,7 +110,7 @@ fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
 #[test]
 fn every_program_is_verified_in_each_variant_that_this_kernel_takes() -> Result<()> {
     let features = bpf::probe()?;
-    let measured = bpf::measure(features)?;
+    let measured = verifier::measure(features)?;
 
     let of = |program: &str, variant: &str| -> Result<Measured> {
         let mut found = measured.iter().cloned();

@@ -33,4 +33,5 @@ pub mod site;
 pub mod table;
 pub mod topology;
 pub mod usage;
+pub mod verifier;
 pub mod wait;

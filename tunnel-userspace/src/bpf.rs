@@ -16,7 +16,6 @@
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `memory`: what sockets remember
 //! - `mounts`: the file systems that are needed, mounted
-//! - `measure`: what the verifier made of each program
 //! - `grace`: waiting until no program runs that ran before
 //! - `walk`: everything that hangs on sockets in a socket storage
 //! - `btf`: the kernel's description of its own types (pure)
@@ -37,7 +36,6 @@ mod kernel;
 mod load;
 mod logging;
 mod maps;
-mod measure;
 mod memory;
 mod mounts;
 mod pins;
@@ -54,10 +52,9 @@ pub use self::{
     grace::RcuGrace,
     guard::{Guard, GuardError},
     kernel::{KernelSocketBit, Places},
-    load::{DataPath, LoadError, Switches},
-    logging::{KernelLog, KernelLogError, Logging},
+    load::{DataPath, Globals, LoadError, OBJECT, Switches},
+    logging::{KernelLog, KernelLogError, Logging, OBJECT as LOGGING_OBJECT},
     maps::{Counters, KernelMaps, KernelSteering},
-    measure::{MeasureError, Measured, measure},
     memory::{SocketMemory, SocketMemoryError},
     mounts::{MountError, mount_bpffs, mount_cgroups},
     pins::{PinError, Pins},

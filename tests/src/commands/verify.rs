@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use tunnel_userspace::bpf::{self, Measured};
+use tunnel_tests::verifier::{self, Measured};
+use tunnel_userspace::bpf;
 
 #[derive(Serialize)]
 struct Report {
@@ -23,7 +24,7 @@ struct Features {
 /// of them.
 pub(crate) fn run() -> Result<()> {
     let probed = bpf::probe()?;
-    let verifier = bpf::measure(probed)?;
+    let verifier = verifier::measure(probed)?;
     let features = Features {
         set_retval: probed.set_retval,
         tcx: probed.tcx,

@@ -29,8 +29,7 @@ use super::{
 use crate::reconcile::{CarryError, Grace, ReadError, Sizes, WriteError};
 
 /// The object, as the build script compiled it.
-pub(super) static OBJECT: &[u8] =
-    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
 
 /// The data path could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -105,10 +104,12 @@ impl Switches {
 
 /// The constants of the programs: the bytes of each, by its name in the object.
 #[derive(Clone, Debug)]
-pub(super) struct Globals([(&'static str, Vec<u8>); 8]);
+pub struct Globals([(&'static str, Vec<u8>); 8]);
 
 impl Globals {
-    pub(super) fn of(features: Features, switches: &Switches) -> Self {
+    /// What the programs are told of the kernel and of the config.
+    #[must_use]
+    pub fn of(features: Features, switches: &Switches) -> Self {
         let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let (network4, mask4) = switches.range(true);
         let guard4 = [network4, mask4].map(|[_, _, _, word]| word);
@@ -128,14 +129,14 @@ impl Globals {
     }
 
     /// Tells them to the programs of an object that is about to be loaded.
-    pub(super) fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+    pub fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         for (name, bytes) in self.by_name() {
             loader.override_global(name, bytes, true);
         }
     }
 
     /// Each with its name.
-    pub(super) fn by_name(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+    pub fn by_name(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         self.0.iter().map(|(name, bytes)| (*name, &**bytes))
     }
 }

@@ -31,7 +31,7 @@ use super::{
 };
 
 /// The object with programs that tell their events, as the build script compiled it.
-pub(super) static OBJECT: &[u8] =
+pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
 
 /// How often the ring is looked at.
@@ -174,7 +174,7 @@ impl Drop for Logging {
 }
 
 /// The level as the programs know it.
-pub(super) fn number(level: tracing::Level) -> u8 {
+fn number(level: tracing::Level) -> u8 {
     let level = match level {
         tracing::Level::ERROR => aya_log::Level::Error,
         tracing::Level::WARN => aya_log::Level::Warn,

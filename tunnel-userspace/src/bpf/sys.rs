@@ -3,7 +3,6 @@
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod arrays;
-mod functions;
 mod words;
 
 use std::{
@@ -21,7 +20,6 @@ use tunnel_common::table::{GUARD, Place, Type};
 
 pub(super) use self::{
     arrays::{array_values, write_many},
-    functions::{Functions, open_btf},
     words::Words,
 };
 
@@ -182,7 +180,7 @@ pub(super) fn create_link(
 /// Whether programs at tc are attached by links: of a device that there isn't, a kernel that knows
 /// them says so, and another that the request makes no sense.
 pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
-    let program = load(instructions, Type::Classifier.number(), 0)?;
+    let program = load(instructions, Type::Classifier.number(), 0, 0)?;
     let nowhere = Target::Device(i32::MAX.unsigned_abs());
     match create_link(program.as_fd(), nowhere, GUARD.hook) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
@@ -389,35 +387,38 @@ pub(super) fn update_map_in_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) ->
     unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
 }
 
-/// Whether a program of these instructions loads for a socket-address hook of that attach type.
+/// Whether a program of these instructions loads for that socket-address hook.
 /// The verifier's refusal is EINVAL (an unknown helper) or EACCES (a wrong use of one).
-pub(super) fn loads(instructions: &[u64], attach_type: u32) -> io::Result<bool> {
-    match load(instructions, Type::SocketAddress.number(), attach_type) {
+pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
+    match load(instructions, Type::SocketAddress.number(), hook, 0) {
         Ok(_program) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-fn load(instructions: &[u64], kind: u32, attach_type: u32) -> io::Result<OwnedFd> {
-    let program = Program {
-        kind,
-        attach_type,
-        instructions,
-        functions: None,
-    };
-    load_with(&program, Attr::new())
-}
-
 /// Loads a program of an iterator; the function that it is attached to has this number.
 pub(super) fn load_iterator(instructions: &[u64], target: u32) -> io::Result<OwnedFd> {
-    let program = Program {
-        kind: BPF_PROG_TYPE_TRACING,
-        attach_type: BPF_TRACE_ITER,
-        instructions,
-        functions: None,
-    };
-    load_with(&program, Attr::new().u32(108, target))
+    load(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)
+}
+
+/// Loads a program for a hook; a program that is attached to a function of the kernel has its number as
+/// target, others have 0.
+fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<OwnedFd> {
+    let license = c"GPL";
+    let attr = Attr::new()
+        .u32(0, kind)
+        .u32(
+            4,
+            u32::try_from(instructions.len()).map_err(io::Error::other)?,
+        )
+        .pointer(8, instructions.as_ptr())
+        .pointer(16, license.as_ptr())
+        .u32(68, hook)
+        .u32(108, target);
+    // SAFETY: the instructions are as many as the attribute says, the licence is a C string, both
+    // outlive the call; the command gives a descriptor.
+    unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }
 
 /// Attaches a program of an iterator to the map that it walks over.
@@ -438,53 +439,4 @@ pub(super) fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, link);
     // SAFETY: no pointers; the command gives a descriptor.
     unsafe { attr.call_for_fd(BPF_ITER_CREATE) }
-}
-
-/// A program as the kernel takes it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Program<'a> {
-    /// `BPF_PROG_TYPE_…`.
-    pub(super) kind: u32,
-    /// The hook that it is for; 0 where its type has only one.
-    pub(super) attach_type: u32,
-    /// Its instructions, each as it lies in memory.
-    pub(super) instructions: &'a [u64],
-    /// What it says of its functions, if it says anything.
-    pub(super) functions: Option<Functions<'a>>,
-}
-
-/// Loads a program and has the verifier write a log. Whether it loaded, and what there was room
-/// for of the log.
-pub(super) fn load_logged(
-    program: &Program<'_>,
-    level: u32,
-    room: u32,
-) -> io::Result<(io::Result<OwnedFd>, String)> {
-    let mut log = vec![0_u8; usize::try_from(room).map_err(io::Error::other)?];
-    let attr = Attr::new()
-        .u32(24, level)
-        .u32(28, room)
-        .pointer(32, log.as_mut_ptr());
-    let loaded = load_with(program, attr);
-    let written = log.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok((loaded, String::from_utf8_lossy(written).into_owned()))
-}
-
-/// The attribute may name a log, which must outlive the call.
-fn load_with(program: &Program<'_>, attr: Attr) -> io::Result<OwnedFd> {
-    let count = u32::try_from(program.instructions.len()).map_err(io::Error::other)?;
-    let license = c"GPL";
-    let attr = attr
-        .u32(0, program.kind)
-        .u32(4, count)
-        .pointer(8, program.instructions.as_ptr())
-        .pointer(16, license.as_ptr())
-        .u32(68, program.attach_type);
-    let attr = match program.functions {
-        Some(functions) => functions.told(attr)?,
-        None => attr,
-    };
-    // SAFETY: the instructions are as many as the attribute says, the licence is a C string, a log
-    // has the room that is said, all outlive the call; the command gives a descriptor.
-    unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }

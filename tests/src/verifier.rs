@@ -1,6 +1,8 @@
 //! What the verifier made of each program, in each variant that can be loaded here. aya loads the
 //! maps; the programs are loaded once more beside them, since it keeps no log of a success.
 
+mod call;
+
 use std::{
     collections::{HashMap, HashSet},
     io,
@@ -8,12 +10,14 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
+use anyhow::{Context as _, Result, bail};
 use aya::{
-    Btf, Ebpf, EbpfError, EbpfLoader,
+    Btf, Ebpf, EbpfLoader,
     maps::{Map, MapData},
     programs::Program,
 };
 use aya_obj::{Object, generated::bpf_insn};
+use nix::errno::Errno;
 use serde::Serialize;
 use tokio::time::Instant;
 use tunnel_common::{
@@ -21,13 +25,7 @@ use tunnel_common::{
     steering::Prefix,
     table::{self, PROGRAMS, Place},
 };
-
-use super::{
-    load::{self, Globals, Switches},
-    logging,
-    probe::Features,
-    sys,
-};
+use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, Switches};
 
 /// The verifier's figures alone, and all that it did.
 const BPF_LOG_STATS: u32 = 4;
@@ -62,81 +60,27 @@ pub struct Measured {
     pub load_microseconds: u64,
 }
 
-/// The programs could not be measured.
-#[derive(Debug, thiserror::Error)]
-pub enum MeasureError {
-    /// The maps can't be made.
-    #[error("cannot make the maps")]
-    Maps(#[source] EbpfError),
-    /// The object can't be made ready for the kernel.
-    #[error("cannot {step} the object")]
-    Object {
-        /// What was tried.
-        step: &'static str,
-        /// What was wrong.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The object lacks something.
-    #[error("the object has no {name} for its hook, or of its kind")]
-    Missing {
-        /// The program or map.
-        name: String,
-    },
-    /// The kernel was not asked.
-    #[error("cannot load program {program}")]
-    Unasked {
-        /// The name of the program.
-        program: &'static str,
-        /// What failed.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refuses a program.
-    #[error(
-        "the kernel refuses program {program} ({variant}): {source}; the verifier's log:\n{log}"
-    )]
-    Refused {
-        /// The name of the program.
-        program: &'static str,
-        /// What it was told.
-        variant: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-        /// All that the verifier wrote.
-        log: String,
-    },
-    /// The verifier gave no figures.
-    #[error("no figures of program {program} in the verifier's log:\n{log}")]
-    NoFigures {
-        /// The name of the program.
-        program: &'static str,
-        /// All that the verifier wrote.
-        log: String,
-    },
-}
-
 /// Loads every program in each variant that the loader may choose on a kernel with these features,
 /// and gives the verifier's figures. Nothing is attached or pinned.
 ///
 /// # Errors
 ///
 /// The kernel refuses a program; with the whole log of its verifier.
-pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
+pub fn measure(features: Features) -> Result<Vec<Measured>> {
     let variants = variants(features);
     let told: Vec<_> = variants.iter().map(Variant::globals).collect();
-    let level = logging::number(tracing::Level::TRACE);
+    let level = aya_log::Level::Trace.into();
     // The kernel's types take long to read: once here, and again only if an object asks for them.
     let mut loader = EbpfLoader::new();
     let mut measured = Vec::new();
-    for (bytes, is_logged) in [(load::OBJECT, false), (logging::OBJECT, true)] {
+    for (bytes, is_logged) in [(OBJECT, false), (LOGGING_OBJECT, true)] {
         let object = parse(bytes)?;
         if is_logged {
             loader.override_global(aya_log::LEVEL, &level, true);
         }
         for (variant, globals) in variants.iter().zip(&told) {
             globals.tell(&mut loader);
-            let mut maps = loader.load(bytes).map_err(MeasureError::Maps)?;
+            let mut maps = loader.load(bytes).context("cannot make the maps")?;
             let types = types(&mut maps)?;
             let mut patches: HashMap<_, _> = globals.by_name().collect();
             if is_logged {
@@ -144,12 +88,8 @@ pub fn measure(features: Features) -> Result<Vec<Measured>, MeasureError> {
             }
             let object = relocate(object.clone(), &patches, &maps)?;
             for program in PROGRAMS {
-                measured.push(verify(
-                    &object,
-                    program.name,
-                    variant.named(is_logged),
-                    types.as_fd(),
-                )?);
+                let name = variant.named(is_logged);
+                measured.push(verify(&object, program, name, types.as_fd())?);
             }
         }
     }
@@ -215,63 +155,47 @@ fn variants(features: Features) -> Vec<Variant> {
         .collect()
 }
 
-fn parse(bytes: &[u8]) -> Result<Object, MeasureError> {
-    let mut object = Object::parse(bytes).map_err(failed("parse"))?;
+fn parse(bytes: &[u8]) -> Result<Object> {
+    let mut object = Object::parse(bytes)?;
     if object.has_btf_relocations() {
-        let kernel = Btf::from_sys_fs().map_err(failed("read the kernel's types for"))?;
-        object
-            .relocate_btf(&kernel)
-            .map_err(failed("relocate the types of"))?;
+        object.relocate_btf(&Btf::from_sys_fs()?)?;
     }
     Ok(object)
 }
 
 /// Makes the object ready for the kernel, with the maps of one that aya loaded: its constants are
 /// frozen there, so the verifier leaves out what can't be reached.
-fn relocate(
-    mut object: Object,
-    globals: &HashMap<&str, &[u8]>,
-    loaded: &Ebpf,
-) -> Result<Object, MeasureError> {
+fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -> Result<Object> {
     let globals = globals
         .iter()
         .map(|(name, bytes)| (*name, (&**bytes, true)));
-    object
-        .patch_map_data(globals.collect())
-        .map_err(failed("tell the globals of"))?;
+    object.patch_map_data(globals.collect())?;
     let maps = std::mem::take(&mut object.maps);
     let maps = maps.iter().map(|(name, map)| {
         let data = loaded.map(name).and_then(data_of);
-        let data = data.ok_or_else(|| MeasureError::Missing { name: name.clone() })?;
+        let data = data.with_context(|| format!("the object has no {name} of a known kind"))?;
         Ok((name.as_str(), data.fd().as_fd().as_raw_fd(), map))
     });
-    let maps: Vec<_> = maps.collect::<Result<_, MeasureError>>()?;
+    let maps: Vec<_> = maps.collect::<Result<_>>()?;
     let text: HashSet<_> = object
         .functions
         .keys()
         .map(|(section, _)| *section)
         .collect();
-    object
-        .relocate_maps(maps.into_iter(), &text)
-        .map_err(failed("relocate the maps of"))?;
-    object
-        .relocate_calls(&text)
-        .map_err(failed("relocate the calls of"))?;
+    object.relocate_maps(maps.into_iter(), &text)?;
+    object.relocate_calls(&text)?;
     Ok(object)
 }
 
 /// What the kernel was told of the types in an object: it keeps that with the smallest program.
-fn types(loaded: &mut Ebpf) -> Result<OwnedFd, MeasureError> {
+fn types(loaded: &mut Ebpf) -> Result<OwnedFd> {
     let name = table::SOCK_RELEASE.name;
-    let missing = || MeasureError::Missing {
-        name: name.to_owned(),
-    };
     let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
-        return Err(missing());
+        bail!("the object has no {name} for its hook");
     };
-    program.load().map_err(failed("load a program of"))?;
-    let info = program.info().map_err(failed("ask for the types of"))?;
-    sys::open_btf(info.btf_id().ok_or_else(missing)?).map_err(failed("open the types of"))
+    program.load()?;
+    let number = program.info()?.btf_id();
+    Ok(call::open_btf(number.context("a program without types")?)?)
 }
 
 /// The map behind a kind that the object has.
@@ -289,52 +213,40 @@ fn data_of(map: &Map) -> Option<&MapData> {
     }
 }
 
-fn failed<E>(step: &'static str) -> impl FnOnce(E) -> MeasureError
-where
-    E: std::error::Error + Send + Sync + 'static,
-{
-    move |source| MeasureError::Object {
-        step,
-        source: source.into(),
-    }
-}
-
 fn verify(
     object: &Object,
-    program: &'static str,
+    program: &'static table::Program,
     variant: &'static str,
     types: BorrowedFd<'_>,
-) -> Result<Measured, MeasureError> {
-    let missing = || MeasureError::Missing {
-        name: program.to_owned(),
+) -> Result<Measured> {
+    let name = program.name;
+    let found = object.programs.get(name);
+    let function = found.and_then(|found| object.functions.get(&found.function_key()));
+    let function = function.with_context(|| format!("the object has no program {name}"))?;
+    let raw = call::Program {
+        kind: program.kind.number(),
+        hook: match program.place {
+            Place::Cgroup => program.hook,
+            // Told by the link.
+            Place::Uplinks => 0,
+        },
+        instructions: &words(&function.instructions),
+        types,
+        functions: &function.func_info.func_info_bytes(),
     };
-    let found = object.programs.get(program).ok_or_else(missing)?;
-    let function = object.functions.get(&found.function_key());
-    let function = function.ok_or_else(missing)?;
-    let instructions = words(&function.instructions);
-    let functions = function.func_info.func_info_bytes();
-    let (kind, attach_type) = kind_of(program).ok_or_else(missing)?;
-    let raw = sys::Program {
-        kind,
-        attach_type,
-        instructions: &instructions,
-        functions: Some(sys::Functions {
-            btf: types,
-            records: &functions,
-        }),
-    };
-    let unasked = |source| MeasureError::Unasked { program, source };
     let begun = Instant::now();
-    let (loaded, log) = sys::load_logged(&raw, BPF_LOG_STATS, ROOM).map_err(unasked)?;
+    let (loaded, log) = call::load(&raw, BPF_LOG_STATS, ROOM)?;
     let took = begun.elapsed();
     if loaded.is_err() {
-        return Err(refusal(&raw, program, variant).unwrap_or_else(unasked));
+        let (source, log) = refusal(&raw)?;
+        bail!(
+            "the kernel refuses program {name} ({variant}): {source}; the verifier's log:\n{log}"
+        );
     }
-    let Some(figures) = Figures::read(&log) else {
-        return Err(MeasureError::NoFigures { program, log });
-    };
+    let figures = Figures::read(&log);
+    let figures = figures.with_context(|| format!("no figures of program {name} in:\n{log}"))?;
     Ok(Measured {
-        program,
+        program: name,
         variant,
         instructions: figures.instructions,
         stack: figures.stack,
@@ -344,41 +256,21 @@ fn verify(
 }
 
 /// Why the kernel refuses a program: loaded again, with room for the whole log.
-fn refusal(
-    raw: &sys::Program<'_>,
-    program: &'static str,
-    variant: &'static str,
-) -> io::Result<MeasureError> {
+fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     let mut room = ROOM;
     // Ten times at most.
     loop {
-        let (loaded, log) = sys::load_logged(raw, BPF_LOG_ALL, room)?;
+        let (loaded, log) = call::load(raw, BPF_LOG_ALL, room)?;
         match loaded {
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && room < ROOM_AT_MOST => {
+            Err(error)
+                if error.raw_os_error() == Some(Errno::ENOSPC as i32) && room < ROOM_AT_MOST =>
+            {
                 room = room.saturating_mul(2);
             }
-            Err(source) => {
-                return Ok(MeasureError::Refused {
-                    program,
-                    variant,
-                    source,
-                    log,
-                });
-            }
-            Ok(_) => return Err(io::Error::other("refused once, and then no more")),
+            Err(error) => return Ok((error, log)),
+            Ok(_) => bail!("refused once, and then no more"),
         }
     }
-}
-
-/// The type of a program and its hook, as numbers of the kernel.
-fn kind_of(program: &str) -> Option<(u32, u32)> {
-    let program = table::Program::named(program)?;
-    let hook = match program.place {
-        Place::Cgroup => program.hook,
-        // Told by the link.
-        Place::Uplinks => 0,
-    };
-    Some((program.kind.number(), hook))
 }
 
 /// Instructions as they lie in memory: the operation, two registers of four bits, an offset and a

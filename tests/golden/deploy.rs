@@ -14,10 +14,7 @@ use k8s_openapi::api::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use tunnel_userspace::{
-    cli::Cli,
-    config::{self, Config},
-};
+use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 
 /// The name of the image, as `cargo xtask package` gives it.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
@@ -178,7 +175,7 @@ fn the_agent_is_asked_for_its_health_at_its_own_port() -> Result<()> {
     });
     let (_, agent) = agent.context("no agent")?;
     let container = &agent["spec"]["template"]["spec"]["containers"][0];
-    let port = config::Agent::default().admin.port();
+    let port = agent::Settings::default().admin.port();
     for probe in ["livenessProbe", "readinessProbe"] {
         ensure!(container[probe]["httpGet"]["port"] == port, "{probe}");
     }

@@ -19,56 +19,22 @@ use nix::{
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tunnel_userspace::{
+    identity::Files,
+    tunnel::{Limits, agent, gateway},
+};
 
-use crate::{agent::child, environment, wait};
+use crate::{agent::child, environment, pki, wait};
 
 pub mod run;
 
 /// How long an end may take to serve, or to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// PEM files of an end.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Certificate {
-    /// What the other end's certificate must come from.
-    pub ca: PathBuf,
-    /// The own certificate.
-    pub cert: PathBuf,
-    /// Its key.
-    pub key: PathBuf,
-}
-
-impl From<&crate::pki::Files> for Certificate {
-    fn from(files: &crate::pki::Files) -> Self {
-        let crate::pki::Files { ca, cert, key } = files.clone();
+impl From<&pki::Files> for Files {
+    fn from(files: &pki::Files) -> Self {
+        let pki::Files { ca, cert, key } = files.clone();
         Self { ca, cert, key }
-    }
-}
-
-/// Bounds of a session.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Session {
-    /// How many streams it may carry.
-    pub streams: u32,
-    /// How many bytes of a stream may be under way.
-    pub window: u32,
-    /// How often a sign of life is asked for.
-    pub ping_every: Duration,
-    /// How long it may take.
-    pub ping_timeout: Duration,
-    /// How long streams may go on after SIGTERM.
-    pub drain: Duration,
-}
-
-impl Default for Session {
-    fn default() -> Self {
-        Self {
-            streams: 250,
-            window: 1 << 20,
-            ping_every: Duration::from_secs(1),
-            ping_timeout: Duration::from_secs(2),
-            drain: Duration::from_secs(1),
-        }
     }
 }
 
@@ -87,42 +53,28 @@ pub struct Target {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudSettings {
     /// Where agents connect to.
-    pub gateway: SocketAddr,
+    pub gateway: gateway::Settings,
     /// Where steered connects land.
     pub ingress: SocketAddr,
     /// The steering prefix: its first address and its length.
     pub prefix: (IpAddr, u8),
     /// What its addresses stand for.
     pub targets: Vec<Target>,
-    /// How many sessions there may be.
-    pub sessions: usize,
-    /// How many handshakes may be under way.
-    pub handshakes: usize,
-    /// How long a handshake may take.
-    pub handshake_timeout: Duration,
     /// The gateway's own certificate.
-    pub certificate: Certificate,
-    /// Bounds of a session.
-    pub session: Session,
+    pub certificate: Files,
+    /// Bounds of sessions.
+    pub session: Limits,
 }
 
 /// How an agent runs.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentSettings {
-    /// The gateways.
-    pub gateways: Vec<String>,
-    /// What may be dialled.
-    pub allow: Vec<String>,
-    /// Connections to each gateway.
-    pub connections: u8,
-    /// How long a target may take to answer.
-    pub dial_timeout: Duration,
-    /// How many dials may be under way.
-    pub dials: usize,
-    /// The agent's own certificate.
-    pub certificate: Certificate,
-    /// Bounds of a session.
-    pub session: Session,
+    /// What it serves.
+    pub agent: agent::Settings,
+    /// Its own certificate.
+    pub certificate: Files,
+    /// Bounds of sessions.
+    pub session: Limits,
 }
 
 /// What a gateway with an ingress tells of itself.

@@ -13,11 +13,12 @@ use tempfile::TempDir;
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_tests::{
     clock::Instant,
-    ends::{AgentSettings, CloudRecord, CloudSettings, End, Session, Target},
+    ends::{AgentSettings, CloudRecord, CloudSettings, End, Target},
     load,
     pki::{Authority, Files, Pair, Validity},
     place, wait,
 };
+use tunnel_userspace::tunnel::{Limits, agent, gateway};
 
 /// How long an answer, or a change that needs no timeout, may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
@@ -37,7 +38,7 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
     /// What agents may dial beside or instead of where clients go.
     pub(crate) allow: Option<Vec<SocketAddr>>,
-    pub(crate) session: Session,
+    pub(crate) session: Limits,
     pub(crate) handshake_timeout: Duration,
     pub(crate) dial_timeout: Duration,
 }
@@ -52,7 +53,12 @@ impl Plan {
         Self {
             nodes,
             allow: None,
-            session: Session::default(),
+            session: Limits {
+                ping_every: Duration::from_secs(1),
+                ping_timeout: Duration::from_secs(2),
+                drain: Duration::from_secs(1),
+                ..Limits::default()
+            },
             handshake_timeout: Duration::from_secs(2),
             dial_timeout: Duration::from_secs(1),
         }
@@ -81,20 +87,22 @@ impl Plan {
             at,
         });
         let mut settings = CloudSettings {
-            gateway: NOWHERE,
+            gateway: gateway::Settings {
+                listen: NOWHERE,
+                sessions: 1000,
+                handshake_timeout: self.handshake_timeout,
+                ..gateway::Settings::default()
+            },
             ingress: ANYWHERE,
             prefix: PREFIX,
             targets: targets.collect(),
-            sessions: 1000,
-            handshakes: 256,
-            handshake_timeout: self.handshake_timeout,
             certificate: (&files).into(),
             session: self.session.clone(),
         };
         let cloud = End::start("cloud", &folder.path().join("cloud"), &settings)?;
         let record = cloud.cloud()?;
         // A cloud that is started again listens where it did.
-        settings.gateway = record.gateway;
+        settings.gateway.listen = record.gateway;
         settings.ingress = SocketAddr::new(settings.ingress.ip(), record.ingress.port());
         Ok(Tunnel {
             agents: Vec::new(),
@@ -123,7 +131,7 @@ impl Tunnel {
     }
 
     pub(crate) const fn gateway(&self) -> SocketAddr {
-        self.settings.gateway
+        self.settings.gateway.listen
     }
 
     /// The files of the gateway, or of a node's agent.
@@ -148,11 +156,12 @@ impl Tunnel {
         let own: Vec<_> = own.flat_map(|(_, targets)| targets.clone()).collect();
         let allow = self.plan.allow.clone().unwrap_or(own);
         let settings = AgentSettings {
-            gateways: vec![self.settings.gateway.to_string()],
-            allow: allow.iter().map(ToString::to_string).collect(),
-            connections: 2,
-            dial_timeout: self.plan.dial_timeout,
-            dials: 64,
+            agent: agent::Settings {
+                gateways: vec![self.gateway().to_string()],
+                allow: allow.iter().map(ToString::to_string).collect(),
+                dial_timeout: self.plan.dial_timeout,
+                ..agent::Settings::default()
+            },
             certificate: (&files).into(),
             session: self.plan.session.clone(),
         };

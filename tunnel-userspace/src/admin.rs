@@ -35,9 +35,10 @@ pub use self::{
     node::{Endpoint, serve, serve_socket},
     ready::log_readiness,
     server::SocketError,
-    status::{KernelLog, Setup, StartTimes, Status, used},
+    status::{Setup, StartTimes, Status, used},
 };
 use crate::{
+    bpf::KernelLog,
     identity::State,
     listen::Waiting,
     net::View,

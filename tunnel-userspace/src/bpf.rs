@@ -53,7 +53,7 @@ pub use self::{
     guard::{Guard, GuardError},
     kernel::{KernelSocketBit, Places},
     load::{DataPath, Globals, LoadError, OBJECT, Switches},
-    logging::{KernelLog, KernelLogError, Logging, OBJECT as LOGGING_OBJECT},
+    logging::{KernelLog, KernelLogError, Level, Logging, OBJECT as LOGGING_OBJECT},
     maps::{Counters, KernelMaps, KernelSteering},
     memory::{SocketMemory, SocketMemoryError},
     mounts::{MountError, mount_bpffs, mount_cgroups},

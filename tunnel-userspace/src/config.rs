@@ -1,12 +1,11 @@
 //! The configuration: one YAML file for every role. Only this module reads it, and the
 //! environment.
 
-mod duration;
+mod bounds;
 mod kube_proxy;
 mod log;
 mod section;
 mod shape;
-mod sockets;
 mod source;
 mod tunnel;
 
@@ -17,14 +16,16 @@ use std::{
 };
 
 pub use kube_proxy::Warning;
-pub use log::{KernelLog, Level, Log};
+pub use log::Log;
 pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Mode, Service};
 use serde::{Deserialize, Serialize};
-pub use sockets::{Sockets, Transport};
-pub use source::{Events, Source, SourceFile, SourceKube};
-pub use tunnel::{Agent, Gateway, Identity, IdentityFiles, Session, Steering, Tunnel, WhenDown};
+pub use source::Source;
+pub use tunnel::{Identity, Steering, Tunnel, WhenDown};
 
-use crate::identity::is_subdomain;
+use crate::{identity::is_subdomain, sockets};
+
+/// The field that can't be used, and what is wrong with it.
+type Refused = (String, String);
 
 /// What the config is shown as; the domain is a placeholder.
 const GROUP: &str = "culvert.dev";
@@ -45,7 +46,7 @@ pub struct Config {
     /// The kernel programs and their maps.
     pub bpf: Bpf,
     /// Open sockets of backends that are gone.
-    pub sockets: Sockets,
+    pub sockets: sockets::Settings,
     /// Where the daemon keeps its socket and state. Relative to the file.
     pub state_dir: PathBuf,
     /// Metrics and status.
@@ -67,7 +68,7 @@ impl Default for Config {
             source: Source::default(),
             service: Service::default(),
             bpf: Bpf::default(),
-            sockets: Sockets::default(),
+            sockets: sockets::Settings::default(),
             state_dir: "/var/lib/culvert".into(),
             admin: Admin::default(),
             healthz: Healthz::default(),
@@ -162,13 +163,9 @@ impl Config {
     /// What a file of kube-proxy's means here.
     fn read_kube_proxy(path: &Path) -> Result<kube_proxy::Meaning, ConfigError> {
         let text = read_text(path)?;
-        let meaning = document(&text)
+        document(&text)
             .and_then(|file| kube_proxy::read(&file, &folder(path).unwrap_or_default()))
-            .map_err(|refusal| refused(path, refusal))?;
-        // What it says must be good by itself, as the other file may say nothing of it.
-        Self::from_value(meaning.config.clone())
-            .map_err(|(field, reason)| refused(path, (kube_proxy::named(field), reason)))?;
-        Ok(meaning)
+            .map_err(|refusal| refused(path, refusal))
     }
 
     /// Reads the text of a file; on failure the field and the reason.
@@ -176,11 +173,11 @@ impl Config {
     /// # Errors
     ///
     /// The text has a field that there isn't, or a value that can't be.
-    pub fn parse(text: &str) -> Result<Self, (String, String)> {
+    pub fn parse(text: &str) -> Result<Self, Refused> {
         Self::from_value(document(text)?)
     }
 
-    fn from_value(mut value: serde_json::Value) -> Result<Self, (String, String)> {
+    fn from_value(mut value: serde_json::Value) -> Result<Self, Refused> {
         shape::check(&mut value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
             let field = error.path().to_string();
@@ -232,7 +229,7 @@ impl Config {
         self.state_dir.join("agent.sock")
     }
 
-    fn check(&self) -> Result<(), (String, String)> {
+    fn check(&self) -> Result<(), Refused> {
         let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
             let reason = format!("`{}` {NO_NODE_NAME}", self.node_name);
@@ -250,28 +247,23 @@ impl Config {
             Mode::Userspace => return refuse("mode", "userspace is not built yet, use ebpf"),
             Mode::Auto | Mode::Ebpf => {}
         }
-        for (size, entries) in self.bpf.maps.words() {
-            if !(1..=section::MOST_ENTRIES).contains(&entries) {
-                let most = section::MOST_ENTRIES;
-                return Err((
-                    format!("bpf.maps.{size}"),
-                    format!("must be from 1 to {most}, is {entries}"),
-                ));
-            }
-        }
-        if self.service.full_sync.as_secs() == 0 {
-            return refuse("service.fullSync", "must be at least 1s");
-        }
+        bounds::check(self)?;
         self.source.check()?;
         self.service.check()?;
-        self.sockets.check()?;
+        let ended = &self.sockets.end;
+        let mut numbered = ended.iter().enumerate();
+        let twice =
+            numbered.find(|(index, it)| ended.iter().take(*index).any(|other| other == *it));
+        if let Some((index, _)) = twice {
+            return refuse(&format!("sockets.end[{index}]"), "is there already");
+        }
         self.log.check()?;
         self.tunnel.check()?;
         self.check_ports()
     }
 
     /// Refuses two listeners of one process that would be in each other's way.
-    fn check_ports(&self) -> Result<(), (String, String)> {
+    fn check_ports(&self) -> Result<(), Refused> {
         let tunnel = &self.tunnel;
         let ingress = tunnel.steering.as_ref().map(|steering| steering.port);
         let all = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
@@ -341,7 +333,7 @@ fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
 const WHOLE: &str = "the file";
 
 /// The values of a file.
-fn document(text: &str) -> Result<serde_json::Value, (String, String)> {
+fn document(text: &str) -> Result<serde_json::Value, Refused> {
     let nothing = || serde_json::json!({});
     if text.trim().is_empty() {
         return Ok(nothing());
@@ -360,7 +352,7 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-fn refused(path: &Path, (field, reason): (String, String)) -> ConfigError {
+fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
     ConfigError::Field {
         path: path.to_owned(),
         field,

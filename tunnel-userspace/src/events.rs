@@ -15,6 +15,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::events::v1::Event;
 use kube::{Api, Client, api::PostParams, core::Status};
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval},
@@ -23,7 +24,7 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use self::ledger::Ledger;
-use crate::{drain, failure::chain, model::Concern};
+use crate::{drain, duration, failure::chain, model::Concern};
 
 /// How often to look for what is new, and for what is due.
 const LOOK: Duration = Duration::from_secs(1);
@@ -31,15 +32,27 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long to wait after the API server could not be told something.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// How much is told, and by whom.
-#[derive(Clone, Debug)]
+/// How much is told.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// The name of this node.
-    pub node: String,
-    /// How many Events may be made at once.
+    /// Whether any Events are made.
+    pub enabled: bool,
+    /// How many this node may make at once, from 1 to 1000.
     pub burst: u32,
     /// How long until another one may be made, once that many were.
+    #[serde(with = "duration")]
     pub every: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            burst: 10,
+            every: Duration::from_secs(30),
+        }
+    }
 }
 
 /// Where concerns come from.
@@ -51,8 +64,9 @@ pub struct Views {
     pub listening: watch::Receiver<BTreeMap<String, String>>,
 }
 
-/// Tells the API server what is to be told, until told to stop.
+/// Tells the API server what is to be told of a node, until told to stop.
 pub async fn run(
+    node: String,
     settings: Settings,
     client: Client,
     mut views: Views,
@@ -64,7 +78,7 @@ pub async fn run(
     let mut is_told = true;
     // Of the start: it happens once, so it is told as soon as that can be.
     let mut start = Some((
-        letter::of_start(&settings.node, jiff::Timestamp::now()),
+        letter::of_start(&node, jiff::Timestamp::now()),
         Instant::now(),
     ));
     // What there is already is news here.
@@ -85,14 +99,14 @@ pub async fn run(
             let next = if is_due { Instant::now() + PAUSE } else { due };
             start = (!is_settled).then_some((event, next));
         }
-        if let Some(concerns) = views.news(&settings.node) {
+        if let Some(concerns) = views.news(&node) {
             ledger.take(concerns, Instant::now());
         }
         while let Some(concern) = ledger.due(Instant::now()) {
             let told = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                told = tell(&client, &concern, &settings.node) => told,
+                told = tell(&client, &concern, &node) => told,
             };
             match told {
                 Ok(()) => {

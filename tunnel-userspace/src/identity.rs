@@ -59,7 +59,8 @@ impl fmt::Display for Role {
 }
 
 /// The PEM files of an end.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Files {
     /// The authorities that the other end's certificate must come from.
     pub ca: PathBuf,

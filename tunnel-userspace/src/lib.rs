@@ -16,9 +16,9 @@
 //! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], [`failure`], [`telemetry`]: tasks with an
-//!   owner; the wish to stop; values that others follow; work by several threads; listening sockets; the
-//!   monotonic clock; errors in words; logs
+//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, [`failure`], [`telemetry`]:
+//!   tasks with an owner; the wish to stop; values that others follow; work by several threads; listening
+//!   sockets; the monotonic clock; durations in words; errors in words; logs
 pub mod admin;
 pub mod app;
 pub mod bpf;
@@ -26,6 +26,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod drain;
+mod duration;
 pub mod events;
 pub mod failure;
 pub mod identity;

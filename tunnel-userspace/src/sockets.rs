@@ -21,7 +21,7 @@ mod rule;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    ender::{Ender, Settings},
+    ender::{Ender, Settings, Transport},
     link::help,
     namespaces::obstacle,
     rule::{Memory, Remembered},
@@ -47,7 +47,7 @@ pub enum Pods {
 #[serde(default, rename_all = "camelCase")]
 pub struct View {
     /// Of which protocols sockets are ended; empty if of none.
-    pub protocols: Vec<String>,
+    pub protocols: Vec<Transport>,
     /// Sockets that were ended since the daemon started.
     pub ended: u64,
     /// Looks that were made, by the daemon and the helper.

@@ -34,22 +34,53 @@ use std::time::Duration;
 
 pub use link::TrafficView;
 pub use registry::Registry;
+use serde::{Deserialize, Serialize};
 pub use sessions::{NodeView, SessionView};
 pub use view::{AgentView, Board, ConnectionState, ConnectionView};
 
-/// Bounds of a session, on either end.
-#[derive(Clone, Debug)]
+use crate::duration;
+
+/// Bounds of sessions, on either end.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Limits {
     /// How many streams a session may carry.
     pub streams: u32,
     /// How many bytes of a stream may be under way to an end that doesn't take them.
     pub window: u32,
+    /// How many threads carry sessions at most; never more than there are CPUs.
+    pub threads: usize,
     /// How often the other end is asked for a sign of life.
+    #[serde(with = "duration")]
     pub ping_every: Duration,
     /// How long it may take to give one.
+    #[serde(with = "duration")]
     pub ping_timeout: Duration,
     /// How long streams may go on once this end is about to stop.
+    #[serde(with = "duration")]
     pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            streams: 250,
+            window: 1 << 20,
+            threads: 4,
+            ping_every: Duration::from_secs(5),
+            ping_timeout: Duration::from_secs(10),
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What every role of the tunnel is told.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// Bounds of sessions.
+    pub limits: Limits,
+    /// The mark of our own sockets, where they have one.
+    pub mark: Option<u32>,
 }
 
 /// An entry of the allow-list is none.

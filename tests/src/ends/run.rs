@@ -17,49 +17,20 @@ use tokio::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
-    identity::{Files, Role, Store},
+    identity::{Role, Store},
     model, telemetry,
     tunnel::{
-        Limits, Registry,
-        agent::{self, Agent},
-        gateway::{self, Gateway},
+        Common, Limits, Registry,
+        agent::Agent,
+        gateway::Gateway,
         ingress::{self, Ingress},
     },
 };
 
-use super::{AgentRecord, AgentSettings, Certificate, CloudRecord, CloudSettings, Session, Target};
+use super::{AgentRecord, AgentSettings, CloudRecord, CloudSettings, Target};
 
 /// What the ends log.
 const LOG: &str = "debug,h2=warn,rustls=warn";
-
-/// The threads of sessions, as many as `culvert` starts.
-const THREADS: usize = 4;
-
-impl From<&Session> for Limits {
-    fn from(session: &Session) -> Self {
-        let Session {
-            streams,
-            window,
-            ping_every,
-            ping_timeout,
-            drain,
-        } = session.clone();
-        Self {
-            streams,
-            window,
-            ping_every,
-            ping_timeout,
-            drain,
-        }
-    }
-}
-
-impl From<&Certificate> for Files {
-    fn from(certificate: &Certificate) -> Self {
-        let Certificate { ca, cert, key } = certificate.clone();
-        Self { ca, cert, key }
-    }
-}
 
 fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
     let settings = serde_json::from_slice(&fs::read(settings)?)?;
@@ -69,6 +40,11 @@ fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Run
         .enable_all()
         .build()?;
     Ok((settings, runtime))
+}
+
+/// What both ends are told: without rights, sockets have no mark.
+const fn common(limits: Limits) -> Common {
+    Common { limits, mark: None }
 }
 
 /// Runs a gateway with an ingress until SIGTERM.
@@ -82,18 +58,11 @@ pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
 }
 
 async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
-    let (store, identity) = Store::open(Files::from(&settings.certificate), Role::Gateway);
-    let registry = Registry::new();
+    let (store, identity) = Store::open(settings.certificate, Role::Gateway);
+    let (registry, common) = (Registry::new(), common(settings.session));
     let gateway = Gateway::bind(
-        gateway::Settings {
-            listen: settings.gateway,
-            sessions: settings.sessions,
-            handshakes: settings.handshakes,
-            handshake_timeout: settings.handshake_timeout,
-            threads: THREADS,
-            limits: Limits::from(&settings.session),
-            mark: None,
-        },
+        settings.gateway,
+        common.clone(),
         identity.clone(),
         Arc::clone(&registry),
     )?;
@@ -107,9 +76,8 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
         ingress::Settings {
             prefixes: vec![prefix],
             listen: settings.ingress,
-            limits: Limits::from(&settings.session),
-            mark: None,
         },
+        common,
         targets,
         inside,
         Arc::clone(&registry),
@@ -163,20 +131,8 @@ pub fn agent(settings: &Path, record: &Path) -> Result<()> {
 }
 
 async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
-    let (store, identity) = Store::open(Files::from(&settings.certificate), Role::Agent);
-    let agent = Agent::new(
-        agent::Settings {
-            gateways: settings.gateways,
-            allow: settings.allow,
-            connections: settings.connections,
-            dial_timeout: settings.dial_timeout,
-            dials: settings.dials,
-            threads: THREADS,
-            limits: Limits::from(&settings.session),
-            mark: None,
-        },
-        identity.clone(),
-    )?;
+    let (store, identity) = Store::open(settings.certificate, Role::Agent);
+    let agent = Agent::new(settings.agent, common(settings.session), identity.clone())?;
     let board = agent.board();
     let record = listen(record)?;
     let tell = || {

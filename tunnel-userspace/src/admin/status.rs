@@ -8,7 +8,8 @@ use super::{
     ready::{self, Readiness},
 };
 use crate::{
-    identity::State, net::View, reconcile::Stats, sockets::View as SocketsView, tunnel::NodeView,
+    bpf::KernelLog, identity::State, net::View, reconcile::Stats, sockets::View as SocketsView,
+    tunnel::NodeView,
 };
 
 /// What does not change while the daemon runs.
@@ -52,15 +53,6 @@ pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
         };
         Some((size, used))
     })
-}
-
-/// A kernel program whose events are logged.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct KernelLog {
-    /// The program.
-    pub program: String,
-    /// Up to which level.
-    pub level: String,
 }
 
 /// How long the steps of the start took, in seconds; nothing for one that isn't done yet.

@@ -5,19 +5,13 @@ use std::{collections::BTreeMap, error::Error, fs, future::Future, io};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{
-    stop::Stop,
-    tunnel::{files, limits},
-};
+use super::{stop::Stop, tunnel::common};
 use crate::{
     admin::{self, AgentSetup, AgentViews},
-    config::{self, Config},
+    config::Config,
     identity::{Role, Store},
     tasks::Tasks,
-    tunnel::{
-        self,
-        agent::{self, Agent},
-    },
+    tunnel::{self, agent::Agent},
 };
 
 /// How much longer than its streams an agent may take to stop.
@@ -52,13 +46,13 @@ pub async fn agent(config: Config) -> Result<(), AgentError> {
 
 /// Runs until that ends.
 async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let (Some(section), Some(files)) = (&config.tunnel.agent, files(&config)) else {
+    let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
         return Err(AgentError::Absent);
     };
-    let (store, identity) = Store::open(files, Role::Agent);
+    let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
     let patience = config.tunnel.session.drain.saturating_add(GRACE);
-    let settings = settings(&config, section);
-    let agent = Agent::new(settings, identity.clone()).map_err(AgentError::Settings)?;
+    let agent = Agent::new(section.clone(), common(&config), identity.clone());
+    let agent = agent.map_err(AgentError::Settings)?;
     let views = AgentViews {
         setup: AgentSetup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -97,20 +91,6 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Age
     end.send_replace(true);
     tasks.finish(GRACE).await;
     Ok(())
-}
-
-/// The settings of an agent.
-fn settings(config: &Config, section: &config::Agent) -> agent::Settings {
-    agent::Settings {
-        gateways: section.gateways.clone(),
-        allow: section.allow.clone(),
-        connections: section.connections,
-        dial_timeout: section.dial_timeout,
-        dials: section.dials,
-        threads: config.tunnel.session.threads,
-        limits: limits(config),
-        mark: Some(config.tunnel.mark),
-    }
 }
 
 /// The socket of the command line.
@@ -199,15 +179,5 @@ mod tests {
             ended = serve(config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
             told = story => drop(told.expect("not in time")),
         }
-    }
-
-    #[test]
-    fn an_agent_marks_its_sockets_as_the_config_says() {
-        let text = "tunnel: { mark: 0x20000, agent: { gateways: ['a:1'] }, \
-                    identity: { files: { ca: a, cert: b, key: c } } }";
-        let config = Config::parse(text).expect("good");
-        let section = config.tunnel.agent.as_ref().expect("an agent");
-
-        assert_eq!(settings(&config, section).mark, Some(0x2_0000));
     }
 }

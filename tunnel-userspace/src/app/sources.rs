@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use http::Uri;
 use tokio::sync::watch;
 
 use super::node::{NodeError, failed, steering_rules};
 use crate::{
-    config::{Config, SourceFile, SourceKube},
+    config::Config,
     events,
     model::{ExternalIps, TopologyKeys, Update},
     reconcile::Updates,
@@ -43,12 +42,11 @@ impl Sources {
             kube: None,
         };
         if let Some((wanted, overlay)) = file {
-            let source = file::start(file_settings(wanted), overlay).await;
+            let source = file::start(wanted, overlay).await;
             sources.file = Some(source.map_err(failed("cannot read the manifests"))?);
         }
         if let Some((wanted, overlay)) = kube {
-            let settings = kube_settings(config, wanted)?;
-            let source = kube::start(settings, overlay).await;
+            let source = kube::start(wanted.clone(), scope(config)?, overlay).await;
             sources.kube = Some(source.map_err(failed("cannot follow the API server"))?);
         }
         Ok(sources)
@@ -79,12 +77,8 @@ impl Sources {
             return;
         }
         views.concerns.push(kube.concerns());
-        let settings = events::Settings {
-            node: config.node_name.clone(),
-            burst: wanted.events.burst,
-            every: wanted.events.every,
-        };
-        let telling = events::run(settings, kube.client(), views, draining.clone());
+        let node = config.node_name.clone();
+        let telling = events::run(node, wanted.events, kube.client(), views, draining.clone());
         tasks.start("events", telling);
     }
 
@@ -106,44 +100,18 @@ impl Updates for Store {
     }
 }
 
-fn file_settings(wanted: SourceFile) -> file::Settings {
-    file::Settings {
-        path: wanted.path,
-        max_file_bytes: wanted.max_file_bytes,
-    }
-}
-
-fn kube_settings(config: &Config, wanted: &SourceKube) -> Result<kube::Settings, NodeError> {
-    let servers = wanted
-        .api_servers
-        .iter()
-        .map(|server| server.parse::<Uri>());
+/// What of the API server a node with that config reads.
+fn scope(config: &Config) -> Result<kube::Scope, NodeError> {
     let steering = steering_rules(config)?.map(|rules| kube::Steering {
         labels: rules.edge.keys().map(str::to_owned).collect(),
         config_map: rules.config_map,
     });
-    Ok(kube::Settings {
-        kubeconfig: wanted.kubeconfig.clone(),
-        api_servers: servers
-            .collect::<Result<_, _>>()
-            .map_err(failed("cannot use source.kube.apiServers"))?,
-        connect_timeout: wanted.connect_timeout,
-        watch_timeout: wanted.watch_timeout,
-        longest_pause: wanted.longest_pause,
-        page_size: wanted.page_size,
-        patience: wanted.patience,
-        kept: config.kept_objects(),
-        keep_every: wanted.keep_every,
+    Ok(kube::Scope {
         node: config.node_name.clone(),
         steering,
-        owners: match config.service.external_ips {
-            ExternalIps::Any => false,
-            ExternalIps::Owned => true,
-        },
-        pools: match config.service.topology_keys {
-            TopologyKeys::Ignore => false,
-            TopologyKeys::Honour => true,
-        },
+        owners: config.service.external_ips == ExternalIps::Owned,
+        pools: config.service.topology_keys == TopologyKeys::Honour,
+        kept: config.kept_objects(),
     })
 }
 
@@ -177,37 +145,17 @@ mod tests {
     }
 
     #[test]
-    fn it_matters_who_has_an_address_where_external_ips_must_be_owned() {
-        for (text, wanted) in [
-            ("source: { kube: {} }", false),
-            (
-                "{ source: { kube: {} }, service: { externalIPs: any } }",
-                false,
-            ),
-            (
-                "{ source: { kube: {} }, service: { externalIPs: owned } }",
-                true,
-            ),
-        ] {
-            let config = Config::parse(text).expect("good");
-            let wanted_of = config.source.kube.as_ref().expect("the API server");
-            let settings = kube_settings(&config, wanted_of).expect("settings");
-            assert_eq!(settings.owners, wanted, "{text}");
-        }
-    }
-
-    #[test]
-    fn it_matters_where_nodes_are_where_topology_keys_are_honoured() {
+    fn more_is_read_where_it_matters_who_has_an_address_or_where_nodes_are() {
         for (service, wanted) in [
-            ("{}", false),
-            ("{ topologyKeys: ignore }", false),
-            ("{ topologyKeys: honour }", true),
+            ("{}", [false, false]),
+            ("{ externalIPs: any, topologyKeys: ignore }", [false, false]),
+            ("{ externalIPs: owned }", [true, false]),
+            ("{ topologyKeys: honour }", [false, true]),
         ] {
             let text = format!("{{ source: {{ kube: {{}} }}, service: {service} }}");
             let config = Config::parse(&text).expect("good");
-            let wanted_of = config.source.kube.as_ref().expect("the API server");
-            let settings = kube_settings(&config, wanted_of).expect("settings");
-            assert_eq!(settings.pools, wanted, "{text}");
+            let scope = scope(&config).expect("a scope");
+            assert_eq!([scope.owners, scope.pools], wanted, "{text}");
         }
     }
 }

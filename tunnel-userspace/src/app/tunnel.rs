@@ -12,14 +12,14 @@ use tokio::sync::watch;
 
 use crate::{
     admin::TunnelViews,
-    config::{self, Config},
-    identity::{Files, Receiver, Role, Store},
+    config::Config,
+    identity::{Receiver, Role, Store},
     listen::{self, Waiting},
     model::Targets,
     tasks::Tasks,
     tunnel::{
-        Limits, Registry,
-        gateway::{self, Gateway},
+        Common, Registry,
+        gateway::Gateway,
         ingress::{self, Ingress},
     },
 };
@@ -43,8 +43,10 @@ impl Tunnel {
     /// Reads the certificate. One that can't be used stops nothing: it is told, and the gateway
     /// waits for a better one.
     pub(super) fn open(config: &Config) -> Self {
-        let files = config.tunnel.gateway.as_ref().and_then(|_| files(config));
-        let (store, identity) = files.map(|files| Store::open(files, Role::Gateway)).unzip();
+        let certificate = config.tunnel.identity.as_ref();
+        let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
+        let opened = certificate.map(|it| Store::open(it.files.clone(), Role::Gateway));
+        let (store, identity) = opened.unzip();
         Self {
             store,
             identity,
@@ -87,17 +89,12 @@ impl Tunnel {
         if let Some(store) = self.store.take() {
             tasks.start("identity", store.run(draining.clone()));
         }
-        let settings = gateway::Settings {
-            listen: gateway.listen,
-            sessions: gateway.sessions,
-            handshakes: gateway.handshakes,
-            handshake_timeout: gateway.handshake_timeout,
-            threads: config.tunnel.session.threads,
-            limits: limits(config),
-            mark: Some(config.tunnel.mark),
-        };
+        let (settings, common) = (gateway.clone(), common(config));
         let (identity, registry) = (identity.clone(), Arc::clone(&self.registry));
-        let bind = move || Gateway::bind(settings.clone(), identity.clone(), Arc::clone(&registry));
+        let bind = move || {
+            let (identity, registry) = (identity.clone(), Arc::clone(&registry));
+            Gateway::bind(settings.clone(), common.clone(), identity, registry)
+        };
         let name = format!("gateway {}", gateway.listen);
         let (waiting, draining) = (waiting.clone(), draining.clone());
         tasks.start("gateway", async move {
@@ -121,18 +118,16 @@ impl Tunnel {
             return;
         };
         let Steered { targets, inside } = steered;
-        let prefixes = steering.ranges();
         let listen = listen_address(steering.port);
         let settings = ingress::Settings {
-            prefixes,
+            prefixes: steering.ranges(),
             listen,
-            limits: limits(config),
-            mark: Some(config.tunnel.mark),
         };
-        let registry = Arc::clone(&self.registry);
+        let (common, registry) = (common(config), Arc::clone(&self.registry));
         let bind = move || {
             Ingress::bind(
                 settings.clone(),
+                common.clone(),
                 targets.clone(),
                 inside.clone(),
                 Arc::clone(&registry),
@@ -159,21 +154,22 @@ fn listen_address(port: u16) -> SocketAddr {
     }
 }
 
-/// The files of the certificate, if the config names them.
-pub(super) fn files(config: &Config) -> Option<Files> {
-    let identity = config.tunnel.identity.as_ref()?;
-    let config::IdentityFiles { ca, cert, key } = identity.files.clone();
-    Some(Files { ca, cert, key })
+/// What every role of the tunnel is told.
+pub(super) fn common(config: &Config) -> Common {
+    Common {
+        limits: config.tunnel.session.clone(),
+        mark: Some(config.tunnel.mark),
+    }
 }
 
-/// Bounds of a session.
-pub(super) const fn limits(config: &Config) -> Limits {
-    let session = &config.tunnel.session;
-    Limits {
-        streams: session.streams,
-        window: session.window,
-        ping_every: session.ping_every,
-        ping_timeout: session.ping_timeout,
-        drain: session.drain,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tunnel_marks_its_sockets_as_the_config_says() {
+        let config = Config::parse("tunnel: { mark: 0x20000 }").expect("good");
+
+        assert_eq!(common(&config).mark, Some(0x2_0000));
     }
 }

@@ -4,7 +4,7 @@
 use std::{
     convert::Infallible,
     error::Error,
-    io,
+    fmt, io,
     net::IpAddr,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
@@ -17,7 +17,8 @@ use std::{
 
 use aya::{Ebpf, EbpfLoader, programs::ProgramFd};
 use aya_log::EbpfLogger;
-use log::{Level, Log, Metadata, Record};
+use log::{Log, Metadata, Record};
+use serde::{Deserialize, Serialize};
 use tunnel_common::{
     addr::Protocol,
     reason::Reason,
@@ -41,13 +42,44 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// lost and counted where the ring is full.
 const BATCH: u32 = 100;
 
-/// Which program tells its events, and up to which level.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// A kernel program whose events are logged.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct KernelLog {
-    /// The name of the program.
+    /// The program, named as its hook.
     pub program: String,
-    /// The level, as [`tracing`] has it.
-    pub level: tracing::Level,
+    /// Up to which level.
+    #[serde(default)]
+    pub level: Level,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// What failed.
+    Error,
+    /// What may fail.
+    Warn,
+    /// What is new.
+    Info,
+    /// What was done.
+    #[default]
+    Debug,
+    /// What was left alone too.
+    Trace,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        })
+    }
 }
 
 /// A program could not be made to tell its events. The plain one is in its place.
@@ -129,7 +161,7 @@ impl DataPath {
     fn load_variant(
         &self,
         row: &Program,
-        level: tracing::Level,
+        level: Level,
     ) -> Result<Ebpf, Box<dyn Error + Send + Sync>> {
         let level = number(level);
         let mut loader = EbpfLoader::new();
@@ -174,13 +206,13 @@ impl Drop for Logging {
 }
 
 /// The level as the programs know it.
-fn number(level: tracing::Level) -> u8 {
+fn number(level: Level) -> u8 {
     let level = match level {
-        tracing::Level::ERROR => aya_log::Level::Error,
-        tracing::Level::WARN => aya_log::Level::Warn,
-        tracing::Level::INFO => aya_log::Level::Info,
-        tracing::Level::DEBUG => aya_log::Level::Debug,
-        tracing::Level::TRACE => aya_log::Level::Trace,
+        Level::Error => aya_log::Level::Error,
+        Level::Warn => aya_log::Level::Warn,
+        Level::Info => aya_log::Level::Info,
+        Level::Debug => aya_log::Level::Debug,
+        Level::Trace => aya_log::Level::Trace,
     };
     level.into()
 }
@@ -282,13 +314,13 @@ impl Pace {
     }
 }
 
-fn tell(level: Level, program: &str, text: &str) {
+fn tell(level: log::Level, program: &str, text: &str) {
     match level {
-        Level::Error => tracing::error!(target: "kernel", program, "{text}"),
-        Level::Warn => tracing::warn!(target: "kernel", program, "{text}"),
-        Level::Info => tracing::info!(target: "kernel", program, "{text}"),
-        Level::Debug => tracing::debug!(target: "kernel", program, "{text}"),
-        Level::Trace => tracing::trace!(target: "kernel", program, "{text}"),
+        log::Level::Error => tracing::error!(target: "kernel", program, "{text}"),
+        log::Level::Warn => tracing::warn!(target: "kernel", program, "{text}"),
+        log::Level::Info => tracing::info!(target: "kernel", program, "{text}"),
+        log::Level::Debug => tracing::debug!(target: "kernel", program, "{text}"),
+        log::Level::Trace => tracing::trace!(target: "kernel", program, "{text}"),
     }
 }
 
@@ -358,8 +390,8 @@ mod tests {
 
     #[test]
     fn levels_are_those_that_the_programs_compare_with() {
-        assert_eq!(number(tracing::Level::ERROR), 1);
-        assert_eq!(number(tracing::Level::DEBUG), 4);
-        assert_eq!(number(tracing::Level::TRACE), 5);
+        assert_eq!(number(Level::Error), 1);
+        assert_eq!(number(Level::Debug), 4);
+        assert_eq!(number(Level::Trace), 5);
     }
 }

@@ -97,7 +97,8 @@ fn ended_sockets(sockets: &View) -> Vec<String> {
     if sockets.protocols.is_empty() {
         return vec![row("sockets", "not ended when their backend goes")];
     }
-    let protocols = sockets.protocols.join(" and ");
+    let protocols: Vec<_> = sockets.protocols.iter().map(ToString::to_string).collect();
+    let protocols = protocols.join(" and ");
     let ended = sockets.ended;
     let mut lines = vec![row("sockets", format!("{protocols}: {ended} ended"))];
     match &sockets.pods {

@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 use self::{
     fields::{FIELDS, Field, Use},
     file::{File, Head, Mode},
-    read::{address, has_default, ip_of, range},
+    read::{address, has_default, ip_of},
 };
+use super::{Config, Refused};
 use crate::model::Algorithm;
 
 /// The group of the API, the versions of it that are known, and the kind.
@@ -39,9 +40,6 @@ impl fmt::Display for Warning {
         write!(f, "{}: {}", self.field, self.why)
     }
 }
-
-/// Why a file can't be used: field and reason.
-type Refusal = (String, String);
 
 /// What a file means here.
 #[derive(Debug, Default)]
@@ -69,18 +67,20 @@ pub(super) fn is_one(file: &Value) -> bool {
 }
 
 /// The field of kube-proxy's that a field of ours was read from.
-pub(super) fn named(ours: String) -> String {
-    let theirs = match ours.as_str() {
-        "nodeName" => "hostnameOverride",
-        "healthz.address" => "healthzBindAddress",
-        "admin.address" => "metricsBindAddress",
-        _ => return ours,
-    };
-    theirs.to_owned()
+fn named(ours: String) -> String {
+    let (field, index) = ours.split_at(ours.find('[').unwrap_or(ours.len()));
+    match field {
+        "nodeName" => "hostnameOverride".to_owned(),
+        "healthz.address" => "healthzBindAddress".to_owned(),
+        "admin.address" => "metricsBindAddress".to_owned(),
+        "service.nodePortAddresses" => format!("nodePortAddresses{index}"),
+        "service.clusterCIDRs" => "clusterCIDR".to_owned(),
+        _ => ours,
+    }
 }
 
 /// Reads a file. Paths in it that are relative are relative to its folder.
-pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refusal> {
+pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
     let head: Head = file::part(value)?;
     for (field, found, wanted) in [
         ("apiVersion", head.api_version, API_VERSION),
@@ -101,13 +101,17 @@ pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refusal> {
     }
     client(&file, folder, &mut meaning);
     ports(&file, &mut meaning)?;
-    node_ports(&file, &mut meaning)?;
+    node_ports(&file, &mut meaning);
     scheduler(&file, &mut meaning);
     traffic(&file, &mut meaning)?;
     meaning
         .warnings
         .sort_by(|one, other| one.field.cmp(&other.field));
-    Ok(meaning)
+    // It must be good by itself, as the other file may say nothing of it.
+    match Config::from_value(meaning.config.clone()) {
+        Ok(_) => Ok(meaning),
+        Err((field, reason)) => Err((named(field), reason)),
+    }
 }
 
 /// The fields that have no meaning here and are not at their default, and those that nobody knows.
@@ -174,7 +178,7 @@ fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
 }
 
 /// Health and metrics. Where a file doesn't name their addresses, the family of `bindAddress` does.
-fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
+fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     let own = match file.bind_address.as_str() {
         "" => "0.0.0.0",
         own => own,
@@ -213,17 +217,10 @@ fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
 }
 
 /// The addresses of node ports; none stands for what there is without the field.
-fn node_ports(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
-    const FIELD: &str = "nodePortAddresses";
+fn node_ports(file: &File, meaning: &mut Meaning) {
     const LOOPBACK: &str = "iptables.localhostNodePorts";
     const OURS: &str = "service.nodePortAddresses";
     let named = &file.node_port_addresses;
-    for (index, entry) in named.iter().enumerate() {
-        if !matches!(entry.as_str(), "primary" | "localhost" | "all") && range(entry).is_none() {
-            let reason = format!("`{entry}` is no range, and not primary, localhost or all");
-            return Err((format!("{FIELD}[{index}]"), reason));
-        }
-    }
     if !named.is_empty() {
         put(&mut meaning.config, OURS, json!(named));
     }
@@ -238,7 +235,6 @@ fn node_ports(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
             meaning.warn(LOOPBACK, "it counts in mode iptables only");
         }
     }
-    Ok(())
 }
 
 /// How a backend is chosen.
@@ -260,7 +256,7 @@ fn scheduler(file: &File, meaning: &mut Meaning) {
 }
 
 /// Which traffic is local, and what is masqueraded: taken over for the packet path.
-fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
+fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     match file.detect_local_mode.as_str() {
         "" => {}
         detect @ ("ClusterCIDR" | "NodeCIDR" | "BridgeInterface" | "InterfaceNamePrefix") => {
@@ -279,10 +275,6 @@ fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refusal> {
         .map(str::trim)
         .filter(|range| !range.is_empty())
         .collect();
-    if let Some(bad) = ranges.iter().find(|text| range(text).is_none()) {
-        let reason = format!("`{bad}` is no range such as 10.0.0.0/8");
-        return Err(("clusterCIDR".to_owned(), reason));
-    }
     if !ranges.is_empty() {
         put(&mut meaning.config, "service.clusterCIDRs", json!(ranges));
     }

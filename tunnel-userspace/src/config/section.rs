@@ -7,14 +7,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tunnel_common::table::Sizes;
 
-use super::duration;
+use super::{Refused, bounds::each};
 use crate::{
+    duration,
     model::{Algorithm, ExternalIps, TopologyKeys},
     plan::NodePortAddresses,
 };
-
-/// The most entries that a map may have.
-pub(super) const MOST_ENTRIES: u32 = 1 << 24;
 
 /// How Services are translated.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -87,46 +85,37 @@ impl Service {
         if named.is_empty() {
             return vec![NodePortAddresses::All];
         }
-        let read = |text: &String| match text.as_str() {
-            "all" => Some(NodePortAddresses::All),
-            "primary" => Some(NodePortAddresses::Primary),
-            "localhost" => Some(NodePortAddresses::Localhost),
-            range => cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length)),
-        };
-        named.iter().filter_map(read).collect()
+        named.iter().filter_map(|text| addresses(text)).collect()
     }
 
-    pub(super) fn check(&self) -> Result<(), (String, String)> {
-        let bounds = Duration::from_secs(1)..=Duration::from_secs(60);
-        if !bounds.contains(&self.look_for_listeners) {
-            let field = "service.lookForListeners".to_owned();
-            return Err((field, "must be from 1s to 60s".to_owned()));
-        }
-        for (index, cidr) in self.cluster_cidrs.iter().enumerate() {
-            if !is_cidr(cidr) {
-                let field = format!("service.clusterCIDRs[{index}]");
-                return Err((field, format!("`{cidr}` is no range such as 10.0.0.0/8")));
-            }
-        }
-        let addresses = self.node_port_addresses.iter().flatten();
-        for (index, address) in addresses.enumerate() {
-            let is_word = matches!(address.as_str(), "primary" | "localhost" | "all");
-            if !is_word && !is_cidr(address) {
-                let field = format!("service.nodePortAddresses[{index}]");
-                let reason = "is no range, and not primary, localhost or all";
-                return Err((field, format!("`{address}` {reason}")));
-            }
-        }
-        Ok(())
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        let is_range = |text: &str| cidr(text).is_some();
+        let reason = "is no range such as 10.0.0.0/8";
+        each(
+            "service.clusterCIDRs",
+            &self.cluster_cidrs,
+            is_range,
+            reason,
+        )?;
+        let named = self.node_port_addresses.as_deref().unwrap_or_default();
+        let reason = "is no range, and not primary, localhost or all";
+        let is_one = |text: &str| addresses(text).is_some();
+        each("service.nodePortAddresses", named, is_one, reason)
     }
 }
 
-fn is_cidr(text: &str) -> bool {
-    cidr(text).is_some()
+/// The addresses of a node that a text names.
+fn addresses(text: &str) -> Option<NodePortAddresses> {
+    match text {
+        "all" => Some(NodePortAddresses::All),
+        "primary" => Some(NodePortAddresses::Primary),
+        "localhost" => Some(NodePortAddresses::Localhost),
+        range => cidr(range).map(|(network, length)| NodePortAddresses::Range(network, length)),
+    }
 }
 
 /// A range: its address and the length of its prefix.
-pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
+fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u8>().ok()?);
     let longest = if address.is_ipv4() { 32 } else { 128 };

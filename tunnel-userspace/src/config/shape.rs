@@ -3,13 +3,11 @@
 
 use serde_json::{Map, Value};
 
-use super::{
-    Agent, Config, Gateway, Identity, KernelLog, Level, Log, Source, SourceFile, SourceKube,
-    Steering, Tunnel, WHOLE,
-};
+use super::{Config, Identity, Log, Refused, Source, Steering, Tunnel, WHOLE};
+use crate::bpf::{KernelLog, Level};
 
 /// Refuses whatever is no section where the config has one. One without fields has all defaults.
-pub(super) fn check(file: &mut Value) -> Result<(), (String, String)> {
+pub(super) fn check(file: &mut Value) -> Result<(), Refused> {
     compare(file, &every_section(), "")
 }
 
@@ -17,8 +15,8 @@ pub(super) fn check(file: &mut Value) -> Result<(), (String, String)> {
 fn every_section() -> Value {
     let config = Config {
         source: Source {
-            file: Some(SourceFile::default()),
-            kube: Some(SourceKube::default()),
+            file: Some(Default::default()),
+            kube: Some(Default::default()),
         },
         log: Log {
             kernel: Some(KernelLog {
@@ -28,8 +26,8 @@ fn every_section() -> Value {
         },
         tunnel: Tunnel {
             steering: Some(Steering::default()),
-            gateway: Some(Gateway::default()),
-            agent: Some(Agent::default()),
+            gateway: Some(Default::default()),
+            agent: Some(Default::default()),
             identity: Some(Identity::default()),
             ..Tunnel::default()
         },
@@ -38,7 +36,7 @@ fn every_section() -> Value {
     config.effective()[super::GROUP].take()
 }
 
-fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), (String, String)> {
+fn compare(found: &mut Value, known: &Value, path: &str) -> Result<(), Refused> {
     let Some(sections) = known.as_object() else {
         return Ok(());
     };

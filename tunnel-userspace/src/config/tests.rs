@@ -1,4 +1,8 @@
 use super::*;
+use crate::{
+    source::{file, kube},
+    tunnel::{agent, gateway},
+};
 
 mod documented;
 
@@ -41,10 +45,11 @@ fn a_value_that_cannot_be_is_refused_with_its_field() {
     assert_eq!(refusal("service: { fullSync: 0s }").0, "service.fullSync");
     for text in ["999ms", "60001ms"] {
         let text = format!("service: {{ lookForListeners: {text} }}");
-        let told = "must be from 1s to 60s".to_owned();
-        assert_eq!(
-            refusal(&text),
-            ("service.lookForListeners".to_owned(), told)
+        let (field, reason) = refusal(&text);
+        assert_eq!(field, "service.lookForListeners");
+        assert!(
+            reason.starts_with("must be from 1s to 60s, is "),
+            "{reason}"
         );
     }
     assert_eq!(refusal("sockets: { end: [sctp] }").0, "sockets.end[0]");
@@ -200,7 +205,7 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
 fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
     let file = |text: &str| Config::parse(text).expect("good").source.file();
 
-    assert_eq!(file(""), Some(SourceFile::default()));
+    assert_eq!(file(""), Some(file::Settings::default()));
     assert_eq!(file("source: { kube: {} }"), None);
     assert!(file("source: { kube: {}, file: { path: x } }").is_some());
 }
@@ -224,8 +229,8 @@ fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
     let others: Vec<u16> = others.collect();
     let ours = [
         Steering::default().port,
-        Gateway::default().listen.port(),
-        Agent::default().admin.port(),
+        gateway::Settings::default().listen.port(),
+        agent::Settings::default().admin.port(),
     ];
 
     assert!(ours.iter().all(|port| !others.contains(port)), "{ours:?}");

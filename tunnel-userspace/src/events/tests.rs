@@ -104,7 +104,7 @@ impl Case {
         let (concerns, following) = watch::channel(Arc::default());
         let (drain, draining) = watch::channel(false);
         let settings = Settings {
-            node: "edge-1".to_owned(),
+            enabled: true,
             burst: 5,
             every: Duration::from_secs(10),
         };
@@ -112,7 +112,13 @@ impl Case {
             concerns: vec![following],
             listening: ports,
         };
-        let running = run(settings, server.client(), views, draining);
+        let running = run(
+            "edge-1".to_owned(),
+            settings,
+            server.client(),
+            views,
+            draining,
+        );
         #[expect(
             clippy::disallowed_methods,
             reason = "it ends with the runtime of the test"

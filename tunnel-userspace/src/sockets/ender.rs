@@ -1,7 +1,8 @@
 //! Looks for sockets to end whenever a backend has gone.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     task::spawn_blocking,
@@ -23,32 +24,75 @@ use crate::{clock::monotonic, drain};
 /// not ended.
 const HELPER: Duration = Duration::from_secs(5);
 
-/// What is wanted.
-#[derive(Clone, Debug)]
+/// What becomes of connected sockets whose backend serves its Service no more.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Of which protocols sockets are ended.
-    pub protocols: Vec<Protocol>,
-    /// Whether those in pods are, too.
+    /// Of which protocols they are ended; empty for none.
+    pub end: Vec<Transport>,
+    /// Whether those in pods are ended, too.
     pub pods: bool,
-    /// Where the helper calls that ends those in pods where the daemon can't.
-    pub helper: PathBuf,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            end: vec![Transport::Udp],
+            pods: true,
+        }
+    }
+}
+
+/// A protocol whose sockets can be ended.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// A client that waits for an answer over UDP hears of the end at once, and asks another backend.
+    Udp,
+    /// A connection that goes on with a backend which left its Service, but lives, is cut off.
+    Tcp,
+}
+
+impl Transport {
+    /// The protocol as the kernel has it.
+    const fn protocol(self) -> Protocol {
+        match self {
+            Self::Udp => Protocol::UDP,
+            Self::Tcp => Protocol::TCP,
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+        })
+    }
 }
 
 /// Ends sockets.
 pub struct Ender<M> {
     memory: Arc<M>,
-    settings: Settings,
+    protocols: Vec<Protocol>,
+    pods: bool,
+    /// Where the helper calls that ends those in pods where the daemon can't.
+    helper: PathBuf,
     view: watch::Sender<View>,
     /// The number of the last look that was begun.
     looks: watch::Sender<u64>,
 }
 
 impl<M: Memory + 'static> Ender<M> {
-    /// Makes the ender; the view is to follow what it does.
-    pub fn new(settings: Settings, memory: M, view: watch::Sender<View>) -> Self {
+    /// Makes the ender; the view is to follow what it does. At `helper` a helper calls that ends
+    /// sockets in pods where the daemon can't.
+    pub fn new(settings: &Settings, helper: PathBuf, memory: M, view: watch::Sender<View>) -> Self {
         Self {
             memory: Arc::new(memory),
-            settings,
+            protocols: settings.end.iter().map(|it| it.protocol()).collect(),
+            pods: settings.pods,
+            helper,
             view,
             looks: watch::Sender::new(0),
         }
@@ -68,12 +112,12 @@ impl<M: Memory + 'static> Ender<M> {
         let looking = self.look_on(reach, gone, draining.clone());
         if has_desk {
             let desk = Desk {
-                protocols: self.settings.protocols.clone(),
+                protocols: self.protocols.clone(),
                 looks: self.looks.subscribe(),
                 view: self.view.clone(),
                 without: pods,
             };
-            let helper = link::serve(self.settings.helper.clone(), desk, draining.clone());
+            let helper = link::serve(self.helper.clone(), desk, draining.clone());
             tokio::join!(looking, helper, self.warn(draining));
         } else {
             looking.await;
@@ -123,7 +167,7 @@ impl<M: Memory + 'static> Ender<M> {
 
     /// Who can end sockets in pods.
     fn pods(&self) -> Pods {
-        if !self.settings.pods {
+        if !self.pods {
             return Pods::Off;
         }
         namespaces::obstacle().map_or(Pods::Daemon, Pods::Unreached)
@@ -131,7 +175,7 @@ impl<M: Memory + 'static> Ender<M> {
 
     /// Looks once; whether it failed in a way that may pass.
     async fn look(&self, reach: Reach) -> bool {
-        let (memory, protocols) = (Arc::clone(&self.memory), self.settings.protocols.clone());
+        let (memory, protocols) = (Arc::clone(&self.memory), self.protocols.clone());
         let start = monotonic();
         let made = spawn_blocking(move || round::make(reach, &protocols, &*memory)).await;
         let seconds = monotonic().saturating_sub(start).as_secs_f64();

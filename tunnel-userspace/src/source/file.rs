@@ -16,7 +16,7 @@ use std::{
 };
 
 use folder::{Fingerprint, Place, Target};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch as latest,
     task::spawn_blocking,
@@ -28,15 +28,23 @@ use watch::{Changes, Watch};
 use super::{Overlay, Problem, Report, Store, journal::Journal, store::Phase};
 use crate::{clock::monotonic, drain, latest::put, model::Update};
 
-/// Where manifests are.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// A folder or file of manifests.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
-    /// A folder of manifests, or one file.
+    /// The folder or file.
     pub path: PathBuf,
-    /// The size up to which a file is read.
-    #[serde(default = "default_max_file_bytes")]
+    /// The size up to which a file is read, in bytes.
     pub max_file_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            path: "/etc/culvert/manifests".into(),
+            max_file_bytes: 64 << 20,
+        }
+    }
 }
 
 impl Settings {
@@ -44,13 +52,9 @@ impl Settings {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
-            max_file_bytes: default_max_file_bytes(),
+            ..Self::default()
         }
     }
-}
-
-const fn default_max_file_bytes() -> u64 {
-    64 << 20
 }
 
 /// How often to look for what no event tells of.

@@ -10,7 +10,6 @@ mod view;
 
 use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc, time::Duration};
 
-use http::Uri;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Node, Service},
@@ -18,6 +17,7 @@ use k8s_openapi::api::{
     networking::v1::ServiceCIDR,
 };
 use kube::{Api, Client, Resource};
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{mpsc, watch},
     task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
@@ -25,17 +25,18 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-pub use self::client::AccessError;
+pub use self::client::{AccessError, ApiServer, NoApiServer};
 use self::{
-    client::{Access, Current},
-    follow::{Following, Heard, Pace},
+    client::Current,
+    follow::{Following, Heard},
     kept::Kept,
     view::{NodesKept, View},
 };
 use super::{Overlay, Report, Server, journal::Journal, store::Phase};
 use crate::{
     clock::monotonic,
-    drain,
+    drain, duration,
+    events::Settings as Events,
     k8s::Arriving,
     latest,
     model::{Concern, Kind, NODE_POOL, ObjectName, ZONE},
@@ -50,9 +51,6 @@ const NOT_OF_HEADLESS: &str = "!service.kubernetes.io/headless";
 
 /// How much may be heard before it is taken.
 const HEARD: usize = 1024;
-
-/// The first pause after a failure; it doubles from there.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// For how long a server does what it shouldn't, until that is taken for what it is.
 #[derive(Clone, Copy, Debug)]
@@ -77,28 +75,56 @@ const LIMITS: Limits = Limits {
     overtime: Duration::from_secs(30),
 };
 
-/// Where the API server is, and what of it is read.
-#[derive(Clone, Debug)]
+/// The API server of the cluster.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
     /// A kubeconfig; without one the service account of the pod is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
     /// The servers, in place of the one that the kubeconfig or the pod's environment names: the node
     /// must not need its own translation to learn what to translate.
-    pub api_servers: Vec<Uri>,
+    pub api_servers: Vec<ApiServer>,
     /// How long a connect may take.
+    #[serde(with = "duration")]
     pub connect_timeout: Duration,
-    /// How long one watch lasts.
+    /// How long one watch lasts, at most 290 s.
+    #[serde(with = "duration")]
     pub watch_timeout: Duration,
-    /// The longest pause after a failure.
+    /// The longest pause between two tries to reach the server.
+    #[serde(with = "duration")]
     pub longest_pause: Duration,
     /// Objects in a page, where the server doesn't stream lists.
     pub page_size: u32,
-    /// How long to wait for the server at a start, until what was known before is used.
+    /// How long to wait for the server at a start, until the last known state is used.
+    #[serde(with = "duration")]
     pub patience: Duration,
-    /// The file of what was known before.
-    pub kept: PathBuf,
-    /// How often that file is written at most.
+    /// How often the last known state is written, at most.
+    #[serde(with = "duration")]
     pub keep_every: Duration,
+    /// What an operator must act on, told as Events on Services and Nodes.
+    pub events: Events,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            api_servers: Vec::new(),
+            connect_timeout: Duration::from_secs(5),
+            watch_timeout: Duration::from_secs(290),
+            longest_pause: Duration::from_secs(10),
+            page_size: 500,
+            patience: Duration::from_secs(3),
+            keep_every: Duration::from_secs(10),
+            events: Events::default(),
+        }
+    }
+}
+
+/// What is read of the API server, and for whom.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
     /// The name of this node.
     pub node: String,
     /// What steering needs; nothing where it is off.
@@ -108,6 +134,8 @@ pub struct Settings {
     pub owners: bool,
     /// Whether it matters in which node pool a Node is: then all Nodes are read too.
     pub pools: bool,
+    /// The file of the last known state.
+    pub kept: PathBuf,
 }
 
 /// What steering needs of the API server.
@@ -125,27 +153,27 @@ pub struct Steering {
 /// # Errors
 ///
 /// The kubeconfig, or the service account of the pod, can't be used.
-pub async fn start(settings: Settings, overlay: Overlay) -> Result<KubeSource, AccessError> {
-    start_within(LIMITS, settings, overlay).await
+pub async fn start(
+    settings: Settings,
+    scope: Scope,
+    overlay: Overlay,
+) -> Result<KubeSource, AccessError> {
+    start_within(LIMITS, settings, scope, overlay).await
 }
 
 async fn start_within(
     limits: Limits,
     settings: Settings,
+    scope: Scope,
     overlay: Overlay,
 ) -> Result<KubeSource, AccessError> {
-    let access = Access {
-        kubeconfig: settings.kubeconfig.clone(),
-        servers: settings.api_servers.clone(),
-        connect_timeout: settings.connect_timeout,
-        patience: limits.silence,
-    };
-    let (client, current) = client::connect(&access).await?;
+    let settings = Arc::new(settings);
+    let (client, current) = client::connect(&settings, limits.silence).await?;
     let mut nodes = NodesKept {
-        own: settings.node.clone(),
+        own: scope.node.clone(),
         labels: BTreeSet::from([ZONE.to_owned()]),
     };
-    if settings.pools {
+    if scope.pools {
         nodes.labels.insert(NODE_POOL.to_owned());
     }
     let mut kinds = vec![
@@ -154,7 +182,7 @@ async fn start_within(
         Kind::Node,
         Kind::ServiceCidr,
     ];
-    if let Some(steering) = &settings.steering {
+    if let Some(steering) = &scope.steering {
         nodes.labels.extend(steering.labels.iter().cloned());
         kinds.push(Kind::ConfigMap);
     }
@@ -168,6 +196,7 @@ async fn start_within(
         journal: Journal::default(),
         limits,
         settings,
+        scope,
     };
     source.publish();
     Ok(source)
@@ -177,7 +206,8 @@ async fn start_within(
 pub struct KubeSource {
     client: Client,
     current: Current,
-    settings: Settings,
+    settings: Arc<Settings>,
+    scope: Scope,
     limits: Limits,
     view: View,
     overlay: Overlay,
@@ -254,13 +284,11 @@ impl KubeSource {
     /// Starts to follow every kind.
     fn follow(&self, heard: &mpsc::Sender<Heard>) -> JoinSet<()> {
         let mut following = JoinSet::new();
-        let Self {
-            client, settings, ..
-        } = self;
+        let Self { client, scope, .. } = self;
         let all = || client.clone();
-        let is_own_enough = settings.steering.is_none() && !settings.owners && !settings.pools;
-        let own = is_own_enough.then(|| format!("metadata.name={}", settings.node));
-        let proxied = (!settings.owners).then_some(NOT_OF_OTHER_PROXY);
+        let is_own_enough = scope.steering.is_none() && !scope.owners && !scope.pools;
+        let own = is_own_enough.then(|| format!("metadata.name={}", scope.node));
+        let proxied = (!scope.owners).then_some(NOT_OF_OTHER_PROXY);
         self.start::<Service>(
             &mut following,
             heard,
@@ -280,7 +308,7 @@ impl KubeSource {
             [None, own.as_deref()],
         );
         self.start::<ServiceCIDR>(&mut following, heard, Api::all(all()), [None, None]);
-        if let Some(Steering { config_map, .. }) = &settings.steering {
+        if let Some(Steering { config_map, .. }) = &scope.steering {
             let one = format!("metadata.name={}", config_map.name);
             let api = Api::namespaced(all(), &config_map.namespace);
             self.start::<ConfigMap>(&mut following, heard, api, [None, Some(&one)]);
@@ -303,14 +331,8 @@ impl KubeSource {
             api,
             labels: labels.map(str::to_owned),
             fields: fields.map(str::to_owned),
-            pace: Pace {
-                page_size: self.settings.page_size,
-                watch: self.settings.watch_timeout,
-                pause: (FIRST_PAUSE, self.settings.longest_pause),
-                lag: self.limits.lag,
-                probe: self.limits.probe,
-                overtime: self.limits.overtime,
-            },
+            settings: Arc::clone(&self.settings),
+            limits: self.limits,
             current: self.current.clone(),
             heard: heard.clone(),
         };
@@ -326,12 +348,12 @@ impl KubeSource {
 
     /// Goes on with what an earlier process knew.
     async fn use_kept(&mut self) {
-        let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
+        let (path, node) = (self.scope.kept.clone(), self.scope.node.clone());
         let read = spawn_blocking(move || kept::read(&path, &node)).await;
         let read = read.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         let kept: Option<Kept> = read.unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
-            let path = self.settings.kept.display();
+            let path = self.scope.kept.display();
             warn!(%path, error, "the last known state can't be used");
             None
         });
@@ -351,7 +373,7 @@ impl KubeSource {
     /// Begins to write down what is known.
     fn keep(&mut self) -> JoinHandle<io::Result<()>> {
         self.view.is_kept = true;
-        let (path, node) = (self.settings.kept.clone(), self.settings.node.clone());
+        let (path, node) = (self.scope.kept.clone(), self.scope.node.clone());
         let known = Kept {
             written: Timestamp::now(),
             objects: self.overlay.objects(),
@@ -363,7 +385,7 @@ impl KubeSource {
     fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
         if let Err(error) = written.map_err(io::Error::other).flatten() {
             self.view.is_kept = false;
-            warn!(path = %self.settings.kept.display(), %error, "cannot write the last known state");
+            warn!(path = %self.scope.kept.display(), %error, "cannot write the last known state");
         }
     }
 

@@ -1,8 +1,9 @@
 //! The end on an edge node: keeps connections to gateways up.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{Semaphore, oneshot, watch},
     task::JoinSet,
@@ -10,40 +11,53 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+pub use super::target::is_allowance;
 use super::{
-    BadAllowance, Board, ConnectionState, Limits,
+    BadAllowance, Board, Common, ConnectionState,
     backoff::Backoff,
     dial,
     serve::{self, News, Shared},
     target::AllowList,
     threads::{Seat, Threads},
 };
-use crate::{drain, failure::chain, identity};
+use crate::{drain, duration, failure::chain, identity};
 
 /// How many sessions a connection to a gateway may be, with those that are being replaced.
 const MOST: usize = 4;
 /// A session that lived shorter is replaced only after a pause, whatever its gateway said.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Settings of an agent.
-#[derive(Clone, Debug)]
+/// What an edge node serves.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
-    /// The gateways, each as host:port.
+    /// The gateways, each as host:port; at least one.
     pub gateways: Vec<String>,
-    /// What may be dialled: `self:PORT`, `localhost:PORT` or `ADDRESS:PORT`.
+    /// What may be dialled: `self:PORT` (an address of this node), `localhost:PORT`, or
+    /// `ADDRESS:PORT`.
     pub allow: Vec<String>,
-    /// Connections to each gateway.
+    /// Connections to each gateway, from 1 to 4.
     pub connections: u8,
     /// How long a target may take to answer a connect.
+    #[serde(with = "duration")]
     pub dial_timeout: Duration,
     /// How many connects to targets may be under way.
     pub dials: usize,
-    /// How many threads carry sessions, at most.
-    pub threads: usize,
-    /// Bounds of a session.
-    pub limits: Limits,
-    /// The mark of its sockets.
-    pub mark: Option<u32>,
+    /// The address of the agent's own `/metrics`, `/healthz` and `/readyz`.
+    pub admin: SocketAddr,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            gateways: Vec::new(),
+            allow: vec!["self:10250".to_owned(), "self:10255".to_owned()],
+            connections: 2,
+            dial_timeout: Duration::from_secs(5),
+            dials: 64,
+            admin: SocketAddr::from(([127, 0, 0, 1], 10_289)),
+        }
+    }
 }
 
 /// The end on an edge node.
@@ -59,7 +73,11 @@ impl Agent {
     /// # Errors
     ///
     /// If an entry of the allow-list is none.
-    pub fn new(settings: Settings, identity: identity::Receiver) -> Result<Self, BadAllowance> {
+    pub fn new(
+        settings: Settings,
+        common: Common,
+        identity: identity::Receiver,
+    ) -> Result<Self, BadAllowance> {
         let allow = AllowList::parse(&settings.allow)?;
         let slots = settings.gateways.iter().flat_map(|gateway| {
             (0..settings.connections).map(|connection| (gateway.clone(), connection))
@@ -72,6 +90,7 @@ impl Agent {
             dials: Semaphore::new(settings.dials.min(Semaphore::MAX_PERMITS)),
             boot: boot.unwrap_or_default().trim().to_owned(),
             settings,
+            common,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -90,7 +109,7 @@ impl Agent {
         let Self { shared, identity } = self;
         let mut keepers = JoinSet::new();
         let slots = shared.board.view().connections;
-        let threads = Threads::start(shared.settings.threads.min(slots.len()));
+        let threads = Threads::start(shared.common.limits.threads.min(slots.len()));
         for (slot, connection) in slots.into_iter().enumerate() {
             let keeper = Keeper {
                 slot,
@@ -188,7 +207,7 @@ impl Keeper {
 
     async fn begin(&self) -> Result<serve::Running, String> {
         self.identified().await;
-        let mark = self.shared.settings.mark;
+        let mark = self.shared.common.mark;
         let carrier = dial::gateway(&self.gateway, mark, &self.identity).await;
         let carrier = carrier.map_err(|error| chain(&error))?;
         Box::pin(serve::begin(&self.shared, carrier)).await

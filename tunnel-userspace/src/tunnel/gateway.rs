@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use h2::SendStream;
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use socket2::Socket as TcpSocket;
 use tokio::{
     io::AsyncWriteExt as _,
@@ -24,7 +25,7 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Limits, Registry, SessionView, TrafficView,
+    Common, Registry, SessionView, TrafficView,
     dial::set_mark,
     handshakes::Handshakes,
     hello,
@@ -34,7 +35,7 @@ use super::{
     threads::{Seat, Threads},
     wire::{self, Carrier},
 };
-use crate::{drain, failure::chain, identity, listen};
+use crate::{drain, duration, failure::chain, identity, listen};
 
 /// How long resets have to reach the other end before the connection goes.
 const GRACE: Duration = Duration::from_millis(500);
@@ -44,23 +45,30 @@ const LOOK: Duration = Duration::from_millis(20);
 /// 6): what a client gets while there is no certificate to show it.
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
-/// Settings of a gateway.
-#[derive(Clone, Debug)]
+/// Where agents connect to.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
     /// The address and port.
     pub listen: SocketAddr,
-    /// How many sessions there may be.
+    /// How many sessions of agents there may be.
     pub sessions: usize,
     /// How many handshakes may be under way.
     pub handshakes: usize,
     /// How long a handshake may take.
+    #[serde(with = "duration")]
     pub handshake_timeout: Duration,
-    /// How many threads carry sessions, at most.
-    pub threads: usize,
-    /// Bounds of a session.
-    pub limits: Limits,
-    /// The mark of its sockets.
-    pub mark: Option<u32>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([0, 0, 0, 0], 10_262)),
+            sessions: 10_000,
+            handshakes: 256,
+            handshake_timeout: Duration::from_secs(10),
+        }
+    }
 }
 
 /// Where agents connect to.
@@ -74,6 +82,7 @@ pub struct Gateway {
 #[derive(Debug)]
 struct Shared {
     settings: Settings,
+    common: Common,
     identity: identity::Receiver,
     registry: Arc<Registry>,
     handshakes: Handshakes,
@@ -102,14 +111,16 @@ impl Gateway {
     /// If the address can't be listened on.
     pub fn bind(
         settings: Settings,
+        common: Common,
         identity: identity::Receiver,
         registry: Arc<Registry>,
     ) -> io::Result<Self> {
-        let listener = listener(settings.listen, settings.mark, |_| Ok(()))?;
+        let listener = listener(settings.listen, common.mark, |_| Ok(()))?;
         let address = listener.local_addr().unwrap_or(settings.listen);
         let handshakes = Handshakes::new(settings.handshakes);
         let shared = Arc::new(Shared {
             settings,
+            common,
             identity,
             registry,
             handshakes,
@@ -135,7 +146,7 @@ impl Gateway {
             address,
         } = self;
         info!(%address, "gateway listens");
-        let threads = Threads::start(shared.settings.threads);
+        let threads = Threads::start(shared.common.limits.threads);
         let mut tasks = JoinSet::new();
         let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
             let seat = threads.seat();
@@ -264,7 +275,7 @@ async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
     let mut carrier = TlsStream::Server(tls);
     wire::accept_carrier(&mut carrier).map_err(Failed::handshake)?;
 
-    let builder = wire::client(&shared.settings.limits);
+    let builder = wire::client(&shared.common.limits);
     let (mut sender, mut connection) = builder
         .handshake(carrier)
         .await
@@ -284,7 +295,7 @@ async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
         certificate_expires: agent.expires,
         traffic: TrafficView::default(),
     };
-    let streams = shared.settings.limits.streams;
+    let streams = shared.common.limits.streams;
     Ok(Shaken {
         node: agent.node,
         view,
@@ -309,7 +320,7 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
         mut connection,
         meter,
     } = shaken;
-    let (registry, limits) = (&shared.registry, &shared.settings.limits);
+    let (registry, limits) = (&shared.registry, &shared.common.limits);
     let ping = connection.ping_pong();
     let traffic = Arc::new(Traffic::default());
     let (stop, stopped) = watch::channel(None);

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    Limits, Registry, arrival, copy,
+    Common, Registry, arrival, copy,
     gateway::listener,
     opener::Permit,
     socket::{prepare_end, seated},
@@ -50,10 +50,6 @@ pub struct Settings {
     pub prefixes: Vec<Prefix>,
     /// The address and port: one of IPv6 takes connects of IPv4 as well.
     pub listen: SocketAddr,
-    /// Bounds of a session.
-    pub limits: Limits,
-    /// The mark of its sockets.
-    pub mark: Option<u32>,
 }
 
 /// Where steered connects land.
@@ -67,6 +63,7 @@ pub struct Ingress {
 #[derive(Debug)]
 struct Shared {
     settings: Settings,
+    common: Common,
     targets: watch::Receiver<Arc<Targets>>,
     inside: watch::Receiver<Arc<BTreeSet<u32>>>,
     registry: Arc<Registry>,
@@ -81,12 +78,13 @@ impl Ingress {
     /// If the address can't be listened on.
     pub fn bind(
         settings: Settings,
+        common: Common,
         targets: watch::Receiver<Arc<Targets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
         registry: Arc<Registry>,
     ) -> io::Result<Self> {
         let is_v6 = settings.listen.is_ipv6();
-        let listener = listener(settings.listen, settings.mark, |socket| {
+        let listener = listener(settings.listen, common.mark, |socket| {
             arrival::remember(socket, is_v6)?;
             // Without the privilege, only addresses that are local anyway can be served.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
@@ -97,6 +95,7 @@ impl Ingress {
         let address = listener.local_addr().unwrap_or(settings.listen);
         let shared = Arc::new(Shared {
             settings,
+            common,
             targets,
             inside,
             registry,
@@ -137,7 +136,7 @@ impl Ingress {
         drop(listener);
         info!(clients = clients.len(), "ingress drains");
         let all = async { while clients.join_next().await.is_some() {} };
-        if timeout(shared.settings.limits.drain, all).await.is_err() {
+        if timeout(shared.common.limits.drain, all).await.is_err() {
             stop.send_replace(true);
             while clients.join_next().await.is_some() {}
         }

@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Board,
+    Board, Common,
     agent::Settings,
     code::{End, REASON, code_of, reason_of, reason_of_error, status_of},
     copy::{self, Stream},
@@ -41,6 +41,7 @@ const GRACE: std::time::Duration = std::time::Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: Settings,
+    pub(super) common: Common,
     pub(super) allow: AllowList,
     pub(super) dials: Semaphore,
     pub(super) board: Arc<Board>,
@@ -84,7 +85,7 @@ async fn greet(
     shared: &Shared,
     carrier: Carrier,
 ) -> Result<(h2::server::Connection<Carrier, Bytes>, RecvStream), String> {
-    let builder = wire::server(&shared.settings.limits);
+    let builder = wire::server(&shared.common.limits);
     let handshake = builder.handshake(carrier).await;
     let mut connection = handshake.map_err(|error| chain(&error))?;
     let first = connection.accept().await;
@@ -145,7 +146,7 @@ pub(super) async fn run(
     let mut news = Some(news);
     let mut hello = Some(hello);
     let mut streams = JoinSet::new();
-    let limits = &shared.settings.limits;
+    let limits = &shared.common.limits;
     let ping = connection.ping_pong();
     let mut quiet = std::pin::pin!(silence(ping, &meter, &traffic, limits));
     let mut deadline = draining.clone();
@@ -251,14 +252,12 @@ impl Shared {
         respond: &mut SendResponse<Bytes>,
     ) -> Result<TcpStream, Reason> {
         let place = self.allow.place(asked, is_own_address)?;
-        let Settings {
-            dial_timeout, mark, ..
-        } = self.settings;
+        let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
             // A burst has its turn when those before it are through.
             let turn = timeout(TURN, self.dials.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialsFull)?;
-            dial::target(place, mark, dial_timeout).await
+            dial::target(place, mark, limit).await
         };
         let tcp = tokio::select! {
             tcp = dialled => tcp?,

@@ -91,6 +91,12 @@ impl AllowList {
     }
 }
 
+/// Whether a text is an entry of an allow-list.
+#[must_use]
+pub fn is_allowance(text: &str) -> bool {
+    allowance(text).is_some()
+}
+
 fn allowance(text: &str) -> Option<Allowance> {
     let (host, port) = text.rsplit_once(':')?;
     let port = port.parse().ok().filter(|port| *port != 0)?;

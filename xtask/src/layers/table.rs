@@ -62,18 +62,24 @@ pub(super) const USERSPACE: &[Rule] = &[
     },
     Rule {
         module: "config",
-        // The parts' own settings types.
+        // The parts' own settings types, and what their texts are read as.
         may: &[
-            "crate::admin",
-            "crate::bpf",
-            "crate::identity",
+            "crate::bpf::KernelLog",
+            "crate::bpf::Level",
+            "crate::duration",
+            "crate::identity::Files",
+            "crate::identity::is_subdomain",
             "crate::model::Algorithm",
             "crate::model::ExternalIps",
             "crate::model::Selector",
             "crate::model::TopologyKeys",
-            "crate::net",
-            "crate::plan",
-            "crate::source",
+            "crate::plan::NodePortAddresses",
+            "crate::sockets",
+            "crate::source::file",
+            "crate::source::kube",
+            "crate::tunnel::Limits",
+            "crate::tunnel::agent",
+            "crate::tunnel::gateway",
         ],
         never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
     },
@@ -94,6 +100,11 @@ pub(super) const USERSPACE: &[Rule] = &[
     },
     Rule {
         module: "failure",
+        may: &[],
+        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
+    },
+    Rule {
+        module: "duration",
         may: &[],
         never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
     },
@@ -142,8 +153,10 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::k8s",
             "crate::model",
             "crate::source",
+            "crate::events::Settings",
             "crate::clock",
             "crate::drain",
+            "crate::duration",
             "crate::latest",
             "crate::failure",
             "crate::tasks",
@@ -236,6 +249,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::model",
             "crate::clock",
             "crate::drain",
+            "crate::duration",
             "crate::failure",
             "crate::listen",
             "crate::tasks",
@@ -245,13 +259,19 @@ pub(super) const USERSPACE: &[Rule] = &[
     Rule {
         module: "events",
         // What the parts are concerned with; `app` hands in the receiving ends.
-        may: &["crate::model", "crate::drain", "crate::failure"],
+        may: &[
+            "crate::model",
+            "crate::drain",
+            "crate::duration",
+            "crate::failure",
+        ],
         never: &[KERNEL],
     },
     Rule {
         module: "admin",
         // What the parts publish of themselves; `app` hands in the receiving ends.
         may: &[
+            "crate::bpf::KernelLog",
             "crate::identity::Receiver",
             "crate::identity::State",
             "crate::model",

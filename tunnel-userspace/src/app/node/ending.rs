@@ -2,13 +2,12 @@
 
 use tokio::sync::watch;
 use tracing::warn;
-use tunnel_common::addr::Protocol;
 
 use crate::{
     bpf::SocketMemory,
-    config::{Config, Transport},
+    config::Config,
     failure::chain,
-    sockets::{Ender, Settings, View},
+    sockets::{Ender, View},
     tasks::Tasks,
 };
 
@@ -21,36 +20,24 @@ pub(super) fn start(
     tasks: &mut Tasks,
     draining: &watch::Receiver<bool>,
 ) {
-    let settings = settings(config);
-    if settings.protocols.is_empty() {
+    let settings = &config.sockets;
+    if settings.end.is_empty() {
         return;
     }
-    let named = config.sockets.named();
+    let protocols = settings.end.clone();
     match SocketMemory::open(&config.bpf.bpffs) {
         Ok(memory) => {
-            view.send_modify(|view| view.protocols = named);
-            let ender = Ender::new(settings, memory, view);
+            view.send_modify(|view| view.protocols = protocols);
+            let ender = Ender::new(settings, config.helper_socket(), memory, view);
             tasks.start("sockets", ender.run(gone, draining.clone()));
         }
         Err(error) => {
             let problem = chain(&error);
             warn!(%problem, "no sockets are ended when their backend goes");
             view.send_modify(|view| {
-                view.protocols = named;
+                view.protocols = protocols;
                 view.problem = Some(problem);
             });
         }
-    }
-}
-
-fn settings(config: &Config) -> Settings {
-    let number = |transport: &Transport| match transport {
-        Transport::Udp => Protocol::UDP,
-        Transport::Tcp => Protocol::TCP,
-    };
-    Settings {
-        protocols: config.sockets.end.iter().map(number).collect(),
-        pods: config.sockets.pods,
-        helper: config.helper_socket(),
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 use tokio::sync::watch;
-use tracing::{Level, error, info, warn};
+use tracing::{error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::Part};
 
 use super::{
@@ -45,7 +45,7 @@ pub(super) struct Parts {
     wanted_log: Option<KernelLog>,
     logging: Option<Logging>,
     /// What is shown of it.
-    kernel_log: watch::Sender<Option<admin::KernelLog>>,
+    kernel_log: watch::Sender<Option<KernelLog>>,
     /// Held until the end, against another daemon.
     pins: Pins,
     _state: State,
@@ -99,7 +99,7 @@ impl Parts {
             targets,
             mark: config.tunnel.mark,
             steps,
-            wanted_log: config.log.kernel.as_ref().map(kernel_log),
+            wanted_log: config.log.kernel.clone(),
             logging: None,
             kernel_log: watch::Sender::default(),
             pins,
@@ -256,10 +256,7 @@ impl Parts {
         match self.data_path.log(wanted) {
             Ok(logging) => {
                 info!(program, up_to = %level, "events of a kernel program are logged");
-                self.kernel_log.send_replace(Some(admin::KernelLog {
-                    program: program.clone(),
-                    level: level.as_str().to_lowercase(),
-                }));
+                self.kernel_log.send_replace(Some(wanted.clone()));
                 self.logging = Some(logging);
             }
             Err(error) => {
@@ -331,19 +328,6 @@ fn switches(config: &Config) -> Switches {
     Switches {
         own_mark: config.tunnel.mark,
         prefixes: steering.map(config::Steering::ranges).unwrap_or_default(),
-    }
-}
-
-fn kernel_log(wanted: &config::KernelLog) -> KernelLog {
-    KernelLog {
-        program: wanted.program.clone(),
-        level: match wanted.level {
-            config::Level::Error => Level::ERROR,
-            config::Level::Warn => Level::WARN,
-            config::Level::Info => Level::INFO,
-            config::Level::Debug => Level::DEBUG,
-            config::Level::Trace => Level::TRACE,
-        },
     }
 }
 

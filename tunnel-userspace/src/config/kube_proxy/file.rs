@@ -3,10 +3,10 @@
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::Refusal;
+use crate::config::Refused;
 
 /// Reads a part of a file; a field without a value is one that isn't there.
-pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, Refusal> {
+pub(super) fn part<T: DeserializeOwned>(file: &Value) -> Result<T, Refused> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))
 }

@@ -21,11 +21,6 @@ pub(super) fn address(text: &str, port: u16) -> Option<SocketAddr> {
     whole.or_else(|| Some(SocketAddr::new(ip_of(text)?, port)))
 }
 
-/// A range: its address and the length of its prefix.
-pub(super) fn range(text: &str) -> Option<(IpAddr, u8)> {
-    crate::config::section::cidr(text)
-}
-
 /// Whether a field is as it is where a file doesn't name it.
 pub(super) fn has_default(value: &Value, field: &Field) -> bool {
     let shown = match value {

@@ -30,7 +30,7 @@ fn warned(fields: &str) -> Vec<String> {
     warnings.map(|warning| warning.field).collect()
 }
 
-fn refusal(text: &str) -> Refusal {
+fn refusal(text: &str) -> Refused {
     read(&file(text), Path::new("/")).expect_err("refused")
 }
 

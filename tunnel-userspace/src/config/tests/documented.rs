@@ -1,6 +1,10 @@
 //! The file of defaults that people begin with.
 
 use super::*;
+use crate::{
+    bpf::{KernelLog, Level},
+    identity::Files,
+};
 
 #[test]
 fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
@@ -71,14 +75,14 @@ fn uncommented(but: &[&str]) -> String {
 
 /// Of the fields that show an example.
 fn with_examples(config: Config) -> Config {
-    let files = IdentityFiles {
+    let files = Files {
         ca: "ca.pem".into(),
         cert: "node.pem".into(),
         key: "node.key".into(),
     };
-    let kube = SourceKube {
+    let kube = kube::Settings {
         kubeconfig: Some("/etc/culvert/kubeconfig".into()),
-        ..SourceKube::default()
+        ..kube::Settings::default()
     };
     let words = ["primary", "localhost"].map(ToOwned::to_owned);
     let kernel = KernelLog {
@@ -87,7 +91,7 @@ fn with_examples(config: Config) -> Config {
     };
     Config {
         source: Source {
-            file: Some(SourceFile::default()),
+            file: Some(file::Settings::default()),
             kube: Some(kube),
         },
         service: Service {
@@ -109,12 +113,12 @@ fn with_examples(config: Config) -> Config {
 fn the_documented_file_has_the_defaults_behind_its_signs_of_comment() {
     let node = Tunnel {
         steering: Some(Steering::default()),
-        gateway: Some(Gateway::default()),
+        gateway: Some(gateway::Settings::default()),
         ..Tunnel::default()
     };
-    let agent = Agent {
+    let agent = agent::Settings {
         gateways: vec!["gw.example:10262".to_owned()],
-        ..Agent::default()
+        ..agent::Settings::default()
     };
     let edge = Tunnel {
         agent: Some(agent),
@@ -144,7 +148,7 @@ fn a_section_without_fields_has_the_defaults() {
     let source = Config::parse("source:\n  kube:\n").expect("good").source;
     assert_eq!(
         (source.file, source.kube),
-        (None, Some(SourceKube::default()))
+        (None, Some(kube::Settings::default()))
     );
     assert_eq!(refusal("tunnel:\n  agent:\n").0, "tunnel.identity");
 }

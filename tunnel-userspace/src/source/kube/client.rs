@@ -25,11 +25,13 @@ use kube::{
     client::{Body, ConfigExt as _},
     config::{Config, InClusterError, KubeconfigError},
 };
+use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceBuilder};
 use tracing::{info, warn};
 
 use self::{answer::Answer, credentials::Files};
+use super::Settings;
 
 /// How long a connection may be silent until it is asked for a sign of life, how often it is asked
 /// then, and how long an answer may take: one that is dead is noticed within half a minute, not
@@ -38,17 +40,32 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
 const UNANSWERED: Duration = Duration::from_secs(20);
 
-/// How the API server is reached.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(super) struct Access {
-    /// A kubeconfig; without one the service account of the pod is used.
-    pub(super) kubeconfig: Option<PathBuf>,
-    /// The servers, in place of the one that the kubeconfig or the pod's environment names.
-    pub(super) servers: Vec<Uri>,
-    /// How long a connect may take.
-    pub(super) connect_timeout: Duration,
-    /// How long a server may stop in the middle of an answer that is no watch.
-    pub(super) patience: Duration,
+/// The address of an API server: `https://HOST:PORT`.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ApiServer(pub Uri);
+
+/// A text that is no address of an API server.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no https://HOST:PORT")]
+pub struct NoApiServer(String);
+
+impl TryFrom<String> for ApiServer {
+    type Error = NoApiServer;
+
+    fn try_from(text: String) -> Result<Self, NoApiServer> {
+        let url = text.parse::<Uri>().ok().filter(|url| {
+            let is_https = url.scheme_str() == Some("https");
+            is_https && url.host().is_some() && matches!(url.path(), "" | "/")
+        });
+        url.map(Self).ok_or(NoApiServer(text))
+    }
+}
+
+impl From<ApiServer> for String {
+    fn from(server: ApiServer) -> Self {
+        server.0.to_string()
+    }
 }
 
 /// How long an answer may take until it begins: a whole list of a large cluster may be a minute of
@@ -84,15 +101,20 @@ pub enum AccessError {
 }
 
 /// A client that goes to the next server where one fails, and the one that it goes to now.
-pub(super) async fn connect(access: &Access) -> Result<(Client, Current), AccessError> {
+/// A server may be silent for as long in the middle of an answer that is no watch.
+pub(super) async fn connect(
+    settings: &Arc<Settings>,
+    silence: Duration,
+) -> Result<(Client, Current), AccessError> {
     let mut files = Files::default();
-    let config = files.read(access).await?;
-    let (servers, clients) = clients(access, &config)?;
+    let config = files.read(settings).await?;
+    let (servers, clients) = clients(settings, &config)?;
     let current = Current {
         asked: Arc::new(Mutex::new(Asked { servers, index: 0 })),
     };
     let failover = Failover {
-        access: access.clone(),
+        settings: Arc::clone(settings),
+        silence,
         known: Arc::new(tokio::sync::Mutex::new(Known { files, clients })),
         is_refused: Arc::default(),
         current: current.clone(),
@@ -101,12 +123,12 @@ pub(super) async fn connect(access: &Access) -> Result<(Client, Current), Access
 }
 
 /// The servers, and the client of each.
-fn clients(access: &Access, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
-    let servers = if access.servers.is_empty() {
-        vec![config.cluster_url.clone()]
-    } else {
-        access.servers.clone()
-    };
+fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
+    let named = settings.api_servers.iter();
+    let mut servers: Vec<Uri> = named.map(|server| server.0.clone()).collect();
+    if servers.is_empty() {
+        servers.push(config.cluster_url.clone());
+    }
     let one = |server: &Uri| {
         let mut config = config.clone();
         config.cluster_url = server.clone();
@@ -200,7 +222,8 @@ struct Known {
 /// Clients of several servers as one.
 #[derive(Clone)]
 struct Failover {
-    access: Access,
+    settings: Arc<Settings>,
+    silence: Duration,
     known: Arc<tokio::sync::Mutex<Known>>,
     /// Whether a server has not believed us who we are.
     is_refused: Arc<AtomicBool>,
@@ -215,8 +238,8 @@ impl Failover {
         let mut known = self.known.lock().await;
         let have_changed = known.files.have_changed();
         if self.is_refused.swap(false, Ordering::Relaxed) || have_changed {
-            let config = known.files.read(&self.access).await;
-            match config.and_then(|config| clients(&self.access, &config)) {
+            let config = known.files.read(&self.settings).await;
+            match config.and_then(|config| clients(&self.settings, &config)) {
                 Ok((servers, clients)) => {
                     known.clients = clients;
                     self.current.replace(servers);
@@ -261,8 +284,7 @@ impl Failover {
             return Ok(answer.map(answer::plain));
         }
         let gave_up = move |why: &str| current.leave(index, why);
-        let patience = self.access.patience;
-        answer::with_pause(answer.map(|body| answer::impatient(body, patience, gave_up))).await
+        answer::with_pause(answer.map(|body| answer::impatient(body, self.silence, gave_up))).await
     }
 }
 

@@ -14,6 +14,8 @@ mod list;
 mod pace;
 mod watch;
 
+use std::sync::Arc;
+
 use kube::{Api, Resource, api::ListParams};
 use tokio::{
     sync::mpsc,
@@ -21,12 +23,11 @@ use tokio::{
 };
 use tracing::{debug, info};
 
-pub(super) use self::pace::Pace;
 use self::{
-    failure::{Failure, Stop},
+    failure::{Failure, Moment, Stop},
     pace::Round,
 };
-use super::{arriving::Incoming, client::Current};
+use super::{Limits, Settings, arriving::Incoming, client::Current};
 use crate::{
     clock::monotonic,
     failure::chain,
@@ -74,7 +75,8 @@ pub(super) struct Following<K> {
     pub(super) api: Api<Incoming<K>>,
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
-    pub(super) pace: Pace,
+    pub(super) settings: Arc<Settings>,
+    pub(super) limits: Limits,
     pub(super) current: Current,
     pub(super) heard: mpsc::Sender<Heard>,
 }
@@ -110,7 +112,7 @@ where
 {
     /// Follows until nobody listens.
     pub(super) async fn run(self) {
-        let mut round = Round::new(&self.pace);
+        let mut round = Round::new(self.settings.longest_pause, self.limits.lag);
         let mut refused = 0_u32;
         let mut lists = Lists::Streamed;
         loop {
@@ -179,7 +181,7 @@ where
         }
         let anew = self.recover(&failure, lists, round).await;
         // What broke off once may do so each time: pages are asked for one by one.
-        let is_cut = failure.is_of_list && !failure.is_start && lists == Lists::Streamed;
+        let is_cut = failure.at == Moment::List && lists == Lists::Streamed;
         anew.or_else(|| is_cut.then_some(Anew::NotStreamed { is_refused: false }))
     }
 
@@ -193,9 +195,9 @@ where
             sleep(round.pause().max(after)).await;
             let one = self.selected().limit(1);
             let server = self.current.index();
-            let Ok(listed) = timeout(self.pace.probe, self.api.list(&one)).await else {
+            let Ok(listed) = timeout(self.limits.probe, self.api.list(&one)).await else {
                 was_away = true;
-                let why = format!("no answer within {:?}", self.pace.probe);
+                let why = format!("no answer within {:?}", self.limits.probe);
                 self.current.leave(server, &why);
                 if let Some(over) = self.failed(why).await {
                     return Some(over);
@@ -213,7 +215,10 @@ where
                 Err(error) => error,
             };
             was_away = true;
-            let failure = Failure::of_list(error);
+            let failure = Failure {
+                error,
+                at: Moment::ListStart,
+            };
             after = failure.wanted_pause();
             if let Some(anew) = failure.judge(lists, K::READ_AS) {
                 return Some(anew);

@@ -7,7 +7,7 @@ mod server;
 
 use std::collections::BTreeMap;
 
-use server::{Asked, Reply, Script, Server, listed, status, watched};
+use server::{Asked, Reply, Script, Server, list_of_one, listed, status, watched};
 use tokio::time::timeout;
 
 use super::*;
@@ -43,7 +43,7 @@ impl Followed {
             overtime: limit,
         };
         let settings = Self::settings(servers, &folder);
-        Self::start(limits, settings, folder).await
+        Self::start(limits, settings, Scope::default(), folder).await
     }
 
     /// With the pauses of the product.
@@ -53,7 +53,7 @@ impl Followed {
             longest_pause: Duration::from_secs(10),
             ..Self::settings(servers, &folder)
         };
-        Self::start(LIMITS, settings, folder).await
+        Self::start(LIMITS, settings, Scope::default(), folder).await
     }
 
     /// Who asks, by a kubeconfig that is in a folder already.
@@ -66,7 +66,7 @@ impl Followed {
             patience,
             ..Self::settings(servers, &folder)
         };
-        Self::start(LIMITS, settings, folder).await
+        Self::start(LIMITS, settings, Scope::default(), folder).await
     }
 
     fn settings(servers: &[&Server], folder: &tempfile::TempDir) -> Settings {
@@ -76,24 +76,30 @@ impl Followed {
         }
         Settings {
             kubeconfig: Some(kubeconfig),
-            api_servers: servers.iter().map(|server| server.uri()).collect(),
+            api_servers: servers.iter().map(|it| ApiServer(it.uri())).collect(),
             connect_timeout: Duration::from_secs(2),
             watch_timeout: Duration::from_secs(60),
             longest_pause: Duration::from_millis(300),
             page_size: 2,
             patience: PATIENCE,
-            kept: folder.path().join("objects"),
             keep_every: Duration::from_millis(10),
-            node: "node-a".to_owned(),
-            steering: None,
-            owners: false,
-            pools: false,
+            ..Settings::default()
         }
     }
 
-    async fn start(limits: Limits, settings: Settings, folder: tempfile::TempDir) -> Self {
+    async fn start(
+        limits: Limits,
+        settings: Settings,
+        scope: Scope,
+        folder: tempfile::TempDir,
+    ) -> Self {
         let mut store = Store::default();
-        let source = start_within(limits, settings, store.overlay())
+        let scope = Scope {
+            node: "node-a".to_owned(),
+            kept: folder.path().join("objects"),
+            ..scope
+        };
+        let source = start_within(limits, settings, scope, store.overlay())
             .await
             .expect("a source");
         let (draining, stop) = watch::channel(false);
@@ -108,6 +114,12 @@ impl Followed {
             draining,
             running,
         }
+    }
+
+    /// Waits for these Services, and stops.
+    async fn ends_at(mut self, words: &str) {
+        self.until(words).await;
+        self.stop().await;
     }
 
     fn words(&self) -> String {
@@ -223,13 +235,11 @@ async fn a_server_that_refuses_to_stream_lists_is_read_in_pages() {
         }
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
 
-    followed
-        .until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
+    Followed::of(&[&server])
+        .await
+        .ends_at("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
         .await;
-
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -244,31 +254,25 @@ async fn a_server_that_fails_to_stream_a_list_is_read_in_pages() {
         listed(&[("a", "10.0.0.1")], 7, None)
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
 
-    followed.until("a=10.0.0.1").await;
-
-    followed.stop().await;
+    Followed::of(&[&server]).await.ends_at("a=10.0.0.1").await;
 }
 
 #[tokio::test]
 async fn a_watch_that_ends_goes_on_where_it_was_without_a_new_list() {
     let server = Server::start(Script::new(|asked| {
         if is_streamed(asked) {
-            return Reply::Closed(vec![
-                watched("ADDED", "a", "10.0.0.1", 5),
-                server::end_of_list(7),
-            ]);
+            return Reply::Closed(list_of_one("a", "10.0.0.1", 5, 7));
         }
         assert_eq!(asked.query["resourceVersion"], "7");
         Reply::Held(vec![watched("ADDED", "b", "10.0.0.2", 8)])
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
 
-    followed.until("a=10.0.0.1 b=10.0.0.2").await;
-
-    followed.stop().await;
+    Followed::of(&[&server])
+        .await
+        .ends_at("a=10.0.0.1 b=10.0.0.2")
+        .await;
 }
 
 #[tokio::test]
@@ -282,35 +286,23 @@ async fn a_version_that_is_too_old_leads_to_a_new_list() {
             ]);
         }
         if is_streamed(asked) {
-            return Reply::Held(vec![
-                watched("ADDED", "b", "10.0.0.2", 50),
-                server::end_of_list(51),
-            ]);
+            return Reply::Held(list_of_one("b", "10.0.0.2", 50, 51));
         }
         listed(&[], 51, None)
     }))
     .await;
-    let mut followed = Followed::of(&[&server]).await;
 
-    followed.until("b=10.0.0.2").await;
-
-    followed.stop().await;
+    Followed::of(&[&server]).await.ends_at("b=10.0.0.2").await;
 }
 
 #[tokio::test]
 async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
     let server = Server::start(Script::counting(|asked, times| {
         if is_streamed(asked) && times == 0 {
-            return Reply::Closed(vec![
-                watched("ADDED", "a", "10.0.0.1", 500),
-                server::end_of_list(700),
-            ]);
+            return Reply::Closed(list_of_one("a", "10.0.0.1", 500, 700));
         }
         if is_streamed(asked) {
-            return Reply::Held(vec![
-                watched("ADDED", "old", "10.0.0.2", 5),
-                server::end_of_list(7),
-            ]);
+            return Reply::Held(list_of_one("old", "10.0.0.2", 5, 7));
         }
         if is_watch(asked) {
             return status(500, "etcd is being restored");
@@ -334,10 +326,7 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
 async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
     let server = Server::start(Script::counting(|asked, times| {
         if is_streamed(asked) && times == 0 {
-            return Reply::Closed(vec![
-                watched("ADDED", "a", "10.0.0.1", 500),
-                server::end_of_list(700),
-            ]);
+            return Reply::Closed(list_of_one("a", "10.0.0.1", 500, 700));
         }
         if is_streamed(asked) {
             return Reply::Held(vec![server::end_of_list(7)]);
@@ -387,10 +376,7 @@ async fn a_server_that_wants_a_pause_gets_it() {
 async fn where_one_server_fails_the_next_is_asked() {
     let bad = Server::start(Script::all(|_| status(503, "starting"))).await;
     let good = Server::start(Script::new(|_| {
-        Reply::Held(vec![
-            watched("ADDED", "a", "10.0.0.1", 5),
-            server::end_of_list(7),
-        ])
+        Reply::Held(list_of_one("a", "10.0.0.1", 5, 7))
     }))
     .await;
     let mut followed = Followed::of(&[&bad, &good]).await;
@@ -475,10 +461,7 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
 
     server
         .open(Script::new(|_| {
-            Reply::Held(vec![
-                watched("ADDED", "b", "10.0.0.2", 6),
-                server::end_of_list(9),
-            ])
+            Reply::Held(list_of_one("b", "10.0.0.2", 6, 9))
         }))
         .await;
     loop {

@@ -24,7 +24,7 @@ use crate::{
     identity::{self, Role, ca},
     model::{Target, Targets},
     tunnel::{
-        Board, ConnectionState, ConnectionView, Limits, Registry,
+        Board, Common, ConnectionState, ConnectionView, Limits, Registry,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -38,9 +38,17 @@ pub(super) fn limits() -> Limits {
     Limits {
         streams: 250,
         window: 1 << 20,
+        threads: 2,
         ping_every: Duration::from_secs(1),
         ping_timeout: Duration::from_secs(2),
         drain: Duration::from_secs(5),
+    }
+}
+
+fn common(limits: &Limits) -> Common {
+    Common {
+        limits: limits.clone(),
+        mark: None,
     }
 }
 
@@ -116,34 +124,36 @@ impl Cloud {
             sessions: 100,
             handshakes: 16,
             handshake_timeout: Duration::from_secs(5),
-            threads: 2,
-            limits: limits.clone(),
-            mark: None,
         };
-        Self::with(settings, pki.gateway())
+        Self::with(settings, limits, pki.gateway())
     }
 
-    pub(super) fn with(settings: gateway::Settings, identity: identity::Receiver) -> Self {
+    pub(super) fn with(
+        settings: gateway::Settings,
+        limits: &Limits,
+        identity: identity::Receiver,
+    ) -> Self {
         let registry = Registry::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
         let ingress = ingress::Settings {
             prefixes: vec![Prefix::new(network, 16).expect("a range")],
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            limits: settings.limits.clone(),
-            mark: None,
         };
+        let common = common(limits);
         let targets = watch::Sender::new(Arc::default());
         // Loopback.
         let inside = watch::Sender::new(Arc::new(BTreeSet::from([1])));
         let draining = watch::Sender::new(false);
         let ingress = Ingress::bind(
             ingress,
+            common.clone(),
             targets.subscribe(),
             inside.subscribe(),
             Arc::clone(&registry),
         )
         .expect("an ingress");
-        let gateway = Gateway::bind(settings, identity, Arc::clone(&registry)).expect("a gateway");
+        let gateway =
+            Gateway::bind(settings, common, identity, Arc::clone(&registry)).expect("a gateway");
         let (at_gateway, at_ingress) = (gateway.local_addr(), ingress.local_addr());
         let mut tasks = JoinSet::new();
         tasks.spawn(gateway.run(draining.subscribe()));
@@ -245,16 +255,17 @@ pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> a
         allow: allow.iter().map(ToString::to_string).collect(),
         connections: 1,
         dial_timeout: Duration::from_secs(2),
-        dials: 64,
-        threads: 2,
-        limits: limits(),
-        mark: None,
+        ..agent::Settings::default()
     }
 }
 
 impl Edge {
     pub(super) fn new(settings: agent::Settings, identity: identity::Receiver) -> Self {
-        let agent = Agent::new(settings, identity).expect("an agent");
+        Self::with(settings, &limits(), identity)
+    }
+
+    fn with(settings: agent::Settings, limits: &Limits, identity: identity::Receiver) -> Self {
+        let agent = Agent::new(settings, common(limits), identity).expect("an agent");
         let draining = watch::Sender::new(false);
         let board = agent.board();
         let mut tasks = JoinSet::new();
@@ -315,9 +326,8 @@ impl World {
         let target = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let address = target.local_addr().expect("an address");
         let cloud = Cloud::new(&pki, of_cloud);
-        let mut settings = agent_settings(&[cloud.gateway], &[address]);
-        settings.limits = of_edge.clone();
-        let edge = Edge::new(settings, pki.agent(NODE));
+        let settings = agent_settings(&[cloud.gateway], &[address]);
+        let edge = Edge::with(settings, of_edge, pki.agent(NODE));
         let steered = cloud.steer(NODE, address);
         cloud.connected(NODE, 1).await;
         Self {

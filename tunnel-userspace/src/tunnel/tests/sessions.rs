@@ -117,11 +117,8 @@ async fn a_handshake_that_takes_too_long_is_ended() {
         sessions: 1,
         handshakes: 16,
         handshake_timeout: Duration::from_millis(100),
-        threads: 2,
-        limits: limits(),
-        mark: None,
     };
-    let cloud = Cloud::with(settings, pki.gateway());
+    let cloud = Cloud::with(settings, &limits(), pki.gateway());
     let mut slow = TcpStream::connect(cloud.gateway).await.expect("connected");
 
     rest(&mut slow).await;
@@ -289,11 +286,8 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
         sessions: 1,
         handshakes: 16,
         handshake_timeout: Duration::from_secs(5),
-        threads: 2,
-        limits: limits(),
-        mark: None,
     };
-    let cloud = Cloud::with(settings, pki.gateway());
+    let cloud = Cloud::with(settings, &limits(), pki.gateway());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
     settings.connections = 2;
     let _edge = Edge::new(settings, pki.agent(NODE));

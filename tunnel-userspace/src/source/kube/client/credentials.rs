@@ -10,7 +10,7 @@ use std::{
 
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
-use super::{Access, AccessError};
+use super::{AccessError, Settings};
 
 /// What the kubelet mounts into a pod (kube-client `config/incluster_config.rs` reads the same).
 const IN_POD: [&str; 2] = [
@@ -46,9 +46,9 @@ impl Files {
 
     /// Reads what they say. Each is seen before it is read, so one that changes meanwhile is read
     /// again the next time.
-    pub(super) async fn read(&mut self, access: &Access) -> Result<Config, AccessError> {
+    pub(super) async fn read(&mut self, settings: &Settings) -> Result<Config, AccessError> {
         self.0.clear();
-        let mut config = match &access.kubeconfig {
+        let mut config = match &settings.kubeconfig {
             Some(path) => {
                 let failed = |source| AccessError::Kubeconfig {
                     path: path.clone(),
@@ -66,7 +66,7 @@ impl Files {
                 Config::incluster().map_err(|source| AccessError::InCluster(Box::new(source)))?
             }
         };
-        config.connect_timeout = Some(access.connect_timeout);
+        config.connect_timeout = Some(settings.connect_timeout);
         Ok(config)
     }
 }

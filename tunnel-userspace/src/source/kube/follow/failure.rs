@@ -14,68 +14,48 @@ pub(super) enum Stop {
     Failed(Failure),
 }
 
+impl Stop {
+    /// Lets an error end what was going on.
+    pub(super) const fn at(at: Moment) -> impl FnOnce(kube::Error) -> Self {
+        move |error| Self::Failed(Failure { error, at })
+    }
+}
+
+/// What was going on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Moment {
+    /// A list, or a page of one, was asked for.
+    ListStart,
+    /// A list was coming.
+    List,
+    /// A watch was asked for.
+    WatchStart,
+    /// A watch was open.
+    Watch,
+}
+
 /// What failed.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: kube::Error,
-    /// Whether nothing had come of the answer.
-    pub(super) is_start: bool,
-    /// Whether objects were being listed.
-    pub(super) is_of_list: bool,
+    pub(super) at: Moment,
 }
 
 impl Failure {
-    /// A list, or a page of one, did not come.
-    pub(super) const fn of_list(error: kube::Error) -> Self {
-        Self {
-            error,
-            is_start: true,
-            is_of_list: true,
-        }
-    }
-
-    /// A list broke off.
-    pub(super) const fn in_list(error: kube::Error) -> Self {
-        Self {
-            error,
-            is_start: false,
-            is_of_list: true,
-        }
-    }
-
-    /// A watch did not begin.
-    pub(super) const fn of_watch(error: kube::Error) -> Self {
-        Self {
-            error,
-            is_start: true,
-            is_of_list: false,
-        }
-    }
-
-    /// A watch broke off.
-    pub(super) const fn in_watch(error: kube::Error) -> Self {
-        Self {
-            error,
-            is_start: false,
-            is_of_list: false,
-        }
-    }
-
     /// What it means beyond trying again.
     pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Option<Anew> {
         let status = status(&self.error)?;
         let is_streamed = lists == Lists::Streamed;
+        let is_start = matches!(self.at, Moment::ListStart | Moment::WatchStart);
         match status.code {
             // Only of this kind it means that: what stands before an API server says it of anything.
-            404 if self.is_start && kind == Kind::ServiceCidr => Some(Anew::Absent),
-            400 | 422 if self.is_start && is_streamed => {
-                Some(Anew::NotStreamed { is_refused: true })
-            }
+            404 if is_start && kind == Kind::ServiceCidr => Some(Anew::Absent),
+            400 | 422 if is_start && is_streamed => Some(Anew::NotStreamed { is_refused: true }),
             // Too large, from a server that is behind, or whose data is older.
             504 if is_too_large(status) => Some(Anew::Lost),
             // Some say it only then: an API server whose etcd can't tell how far it is (3.4.24 and
             // older) ends the list with an error. Pages show whether there is more to it.
-            _ if self.is_of_list && !self.is_start && is_streamed => {
+            _ if self.at == Moment::List && is_streamed => {
                 Some(Anew::NotStreamed { is_refused: false })
             }
             // Too old: of the watch, or of the page to go on from.

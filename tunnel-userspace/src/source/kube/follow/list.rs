@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::{
     Anew, Following, Lists, What,
-    failure::{Failure, Stop},
+    failure::{Moment, Stop},
     pace::Round,
     watch::Watch,
 };
@@ -67,7 +67,7 @@ where
         const NOT_STREAMED: Stop = Stop::Anew(Anew::NotStreamed { is_refused: false });
         // Without a version it is a consistent read.
         let opened = self.open(true, "").await;
-        let mut watch = opened.map_err(|error| Stop::Failed(Failure::of_list(error)))?;
+        let mut watch = opened.map_err(Stop::at(Moment::ListStart))?;
         self.told(What::ListBegins).await?;
         loop {
             let next = timeout(SILENCE, watch.events.next()).await;
@@ -75,7 +75,7 @@ where
             let Ok(Some(event)) = next else {
                 return Err(NOT_STREAMED);
             };
-            match event.map_err(|error| Stop::Failed(Failure::in_list(error)))? {
+            match event.map_err(Stop::at(Moment::List))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     self.told(What::Listed(Box::new(object.arrived))).await?;
                 }
@@ -91,8 +91,7 @@ where
                 // Nothing of a list is gone.
                 WatchEvent::Deleted(_) => {}
                 WatchEvent::Error(status) => {
-                    let error = kube::Error::Api(status);
-                    return Err(Stop::Failed(Failure::in_list(error)));
+                    return Err(Stop::at(Moment::List)(kube::Error::Api(status)));
                 }
             }
         }
@@ -100,11 +99,11 @@ where
 
     /// A list in pages.
     async fn paged(&self) -> Result<Listed<K>, Stop> {
-        let mut page = self.selected().limit(self.pace.page_size);
+        let mut page = self.selected().limit(self.settings.page_size);
         self.told(What::ListBegins).await?;
         loop {
             let listed = self.api.list(&page).await;
-            let listed = listed.map_err(|error| Stop::Failed(Failure::of_list(error)))?;
+            let listed = listed.map_err(Stop::at(Moment::ListStart))?;
             for object in listed.items {
                 self.told(What::Listed(Box::new(object.arrived))).await?;
             }

@@ -1,27 +1,13 @@
 use tokio::time::{Duration, Instant};
 
-/// How the server is asked.
-#[derive(Clone, Debug)]
-pub(in crate::source::kube) struct Pace {
-    /// Objects in a page, where lists come in pages.
-    pub(in crate::source::kube) page_size: u32,
-    /// How long one watch lasts.
-    pub(in crate::source::kube) watch: Duration,
-    /// The first and the longest pause after a failure.
-    pub(in crate::source::kube) pause: (Duration, Duration),
-    /// How long what a server has may be older than what was seen, until it is taken for restored.
-    pub(in crate::source::kube) lag: Duration,
-    /// How long a look at whether the server is back may take.
-    pub(in crate::source::kube) probe: Duration,
-    /// How much longer than it was to last a watch may be open.
-    pub(in crate::source::kube) overtime: Duration,
-}
+/// The first pause after a failure; it doubles from there.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What is known of the server over several rounds.
 #[derive(Debug)]
 pub(super) struct Round {
-    first: Duration,
-    last: Duration,
+    longest_pause: Duration,
+    /// How long what a server has may be older than what was seen, until it is taken for restored.
     lag: Duration,
     failures: u32,
     /// The version that what was seen is of; nothing where it is no number (from Kubernetes 1.35 on
@@ -32,12 +18,10 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) const fn new(pace: &Pace) -> Self {
-        let (first, last) = pace.pause;
+    pub(super) const fn new(longest_pause: Duration, lag: Duration) -> Self {
         Self {
-            first,
-            last,
-            lag: pace.lag,
+            longest_pause,
+            lag,
             failures: 0,
             seen: None,
             older_since: None,
@@ -97,10 +81,8 @@ impl Round {
     /// How long to wait after a failure: twice as long as after the one before, of which half is
     /// left to chance, so that not every node comes at once.
     pub(super) fn pause(&mut self) -> Duration {
-        let full = self
-            .first
-            .saturating_mul(1 << self.failures.min(16))
-            .min(self.last);
+        let full = FIRST_PAUSE * (1 << self.failures.min(16));
+        let full = full.min(self.longest_pause);
         self.failures = self.failures.saturating_add(1);
         full.mul_f64(fastrand::f64().mul_add(0.5, 0.5))
     }
@@ -111,14 +93,7 @@ mod tests {
     use super::*;
 
     fn round() -> Round {
-        Round::new(&Pace {
-            page_size: 1,
-            watch: Duration::from_secs(300),
-            pause: (Duration::from_millis(250), Duration::from_secs(30)),
-            probe: Duration::ZERO,
-            lag: Duration::from_secs(60),
-            overtime: Duration::from_secs(30),
-        })
+        Round::new(Duration::from_secs(30), Duration::from_secs(60))
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 
 use super::{
     Following, Incoming, What,
-    failure::{Failure, Stop},
+    failure::{Moment, Stop},
     pace::Round,
 };
 use crate::k8s::Arriving;
@@ -40,7 +40,7 @@ where
 {
     /// Opens a watch from a version on, with a list of what is there or without.
     pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<Watch<K>> {
-        let seconds = u32::try_from(self.pace.watch.as_secs()).unwrap_or(u32::MAX);
+        let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         // Not all watches of all nodes at once.
         let seconds = seconds
             .saturating_sub(fastrand::u32(0..=seconds / 10))
@@ -57,7 +57,7 @@ where
         Ok(Watch {
             events,
             since,
-            until: since + Duration::from_secs(seconds.into()) + self.pace.overtime,
+            until: since + Duration::from_secs(seconds.into()) + self.limits.overtime,
             is_new: false,
         })
     }
@@ -73,7 +73,7 @@ where
             Some(watch) => watch,
             None => {
                 let opened = self.open(false, version).await;
-                opened.map_err(|error| Stop::Failed(Failure::of_watch(error)))?
+                opened.map_err(Stop::at(Moment::WatchStart))?
             }
         };
         let ended = self.hear(&mut watch, version, round).await;
@@ -103,7 +103,7 @@ where
             let Some(event) = next else {
                 return Ok(());
             };
-            let (new, what) = match event.map_err(|error| Stop::Failed(Failure::in_watch(error)))? {
+            let (new, what) = match event.map_err(Stop::at(Moment::Watch))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     let arrived = Box::new(object.arrived);
                     (arrived.version.clone(), Some(What::Changed(arrived)))
@@ -114,8 +114,7 @@ where
                 }
                 WatchEvent::Bookmark(bookmark) => (bookmark.metadata.resource_version, None),
                 WatchEvent::Error(status) => {
-                    let error = kube::Error::Api(status);
-                    return Err(Stop::Failed(Failure::in_watch(error)));
+                    return Err(Stop::at(Moment::Watch)(kube::Error::Api(status)));
                 }
             };
             let is_new = round.moved(&new);

@@ -201,7 +201,7 @@ async fn a_watch_that_its_server_has_forgotten_is_opened_anew_where_it_was() {
         watch_timeout: Duration::from_secs(1),
         ..Followed::settings(&[&server], &folder)
     };
-    let mut followed = Followed::start(limits, settings, folder).await;
+    let mut followed = Followed::start(limits, settings, Scope::default(), folder).await;
 
     followed.until("a=10.0.0.1 b=10.0.0.2").await;
 

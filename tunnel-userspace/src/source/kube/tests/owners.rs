@@ -8,18 +8,16 @@ async fn all_nodes_and_services_of_other_proxies_are_read_where_owners_matter() 
         if is_watch(asked) && !is_streamed(asked) {
             return Reply::Held(Vec::new());
         }
-        Reply::Held(vec![
-            watched("ADDED", "a", "10.0.0.1", 5),
-            server::end_of_list(7),
-        ])
+        Reply::Held(list_of_one("a", "10.0.0.1", 5, 7))
     }))
     .await;
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = Settings {
+    let scope = Scope {
         owners: true,
-        ..Followed::settings(&[&server], &folder)
+        ..Scope::default()
     };
-    let mut followed = Followed::start(LIMITS, settings, folder).await;
+    let settings = Followed::settings(&[&server], &folder);
+    let mut followed = Followed::start(LIMITS, settings, scope, folder).await;
 
     followed.until("a=10.0.0.1").await;
 
@@ -52,11 +50,12 @@ async fn the_node_pools_of_all_nodes_are_read_where_they_matter() {
     }))
     .await;
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = Settings {
+    let scope = Scope {
         pools: true,
-        ..Followed::settings(&[&server], &folder)
+        ..Scope::default()
     };
-    let mut followed = Followed::start(LIMITS, settings, folder).await;
+    let settings = Followed::settings(&[&server], &folder);
+    let mut followed = Followed::start(LIMITS, settings, scope, folder).await;
 
     let update = followed.take().await;
 

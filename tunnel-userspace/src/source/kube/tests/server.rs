@@ -269,6 +269,11 @@ pub(super) fn watched(what: &str, name: &str, address: &str, version: u64) -> St
     line(what, &service(name, address, version))
 }
 
+/// The lines of a streamed list of one Service, and of the version of the list.
+pub(super) fn list_of_one(name: &str, address: &str, version: u64, list: u64) -> Vec<String> {
+    vec![watched("ADDED", name, address, version), end_of_list(list)]
+}
+
 /// The line after the last object of a streamed list.
 pub(super) fn end_of_list(version: u64) -> String {
     let metadata = json!({

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Duration, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(source)?;
     parse(&text).ok_or_else(|| {
         D::Error::custom(format!(
@@ -13,8 +13,12 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Durati
     })
 }
 
-pub(super) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
-    target.serialize_str(&format!("{}s", value.as_secs()))
+pub(crate) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
+    let text = match value.subsec_millis() {
+        0 => format!("{}s", value.as_secs()),
+        _ => format!("{}ms", value.as_millis()),
+    };
+    target.serialize_str(&text)
 }
 
 fn parse(text: &str) -> Option<Duration> {
@@ -34,6 +38,15 @@ fn parse(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_duration_is_written_as_it_is_read() {
+        for text in ["3600s", "250ms", "60001ms", "0s"] {
+            let duration = parse(text).expect("a duration");
+            let written = serialize(&duration, serde_json::value::Serializer);
+            assert_eq!(written.expect("text"), text);
+        }
+    }
 
     #[test]
     fn a_duration_is_a_number_and_a_unit() {

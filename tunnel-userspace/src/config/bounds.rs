@@ -1,0 +1,102 @@
+//! The bounds of numbers, durations and texts.
+
+use std::{fmt::Debug, ops::RangeInclusive, time::Duration};
+
+use super::{Config, Refused};
+
+/// The most entries that a map may have.
+const MOST_ENTRIES: u32 = 1 << 24;
+
+/// Refuses a number or duration that is out of its bounds.
+pub(super) fn check(config: &Config) -> Result<(), Refused> {
+    const SECOND: Duration = Duration::from_secs(1);
+    const AN_INSTANT: Duration = Duration::from_millis(1);
+    let Config {
+        source,
+        service,
+        bpf,
+        tunnel,
+        ..
+    } = config;
+    let seconds = |least, most| Duration::from_secs(least)..=Duration::from_secs(most);
+
+    for (size, entries) in bpf.maps.words() {
+        within(&format!("bpf.maps.{size}"), entries, 1..=MOST_ENTRIES)?;
+    }
+    at_least("service.fullSync", service.full_sync, SECOND)?;
+    let look = service.look_for_listeners;
+    within("service.lookForListeners", look, seconds(1, 60))?;
+    if let Some(kube) = &source.kube {
+        for (name, value, bounds) in [
+            ("connectTimeout", kube.connect_timeout, seconds(1, 60)),
+            ("watchTimeout", kube.watch_timeout, seconds(10, 290)),
+            ("longestPause", kube.longest_pause, seconds(1, 300)),
+            ("keepEvery", kube.keep_every, seconds(1, 86_400)),
+            ("patience", kube.patience, seconds(0, 3600)),
+            ("events.every", kube.events.every, seconds(1, 3600)),
+        ] {
+            within(&format!("source.kube.{name}"), value, bounds)?;
+        }
+        within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
+        within("source.kube.pageSize", kube.page_size, 10..=10_000)?;
+    }
+    if let Some(steering) = &tunnel.steering {
+        within("tunnel.steering.port", steering.port, 1..=u16::MAX)?;
+        // Up to 4 are the kernel's own (include/uapi/linux/rtnetlink.h).
+        let protocol = steering.route_protocol;
+        within("tunnel.steering.routeProtocol", protocol, 5..=u8::MAX)?;
+    }
+    if let Some(gateway) = &tunnel.gateway {
+        at_least("tunnel.gateway.sessions", gateway.sessions, 1)?;
+        at_least("tunnel.gateway.handshakes", gateway.handshakes, 1)?;
+        let timeout = gateway.handshake_timeout;
+        at_least("tunnel.gateway.handshakeTimeout", timeout, AN_INSTANT)?;
+    }
+    if let Some(agent) = &tunnel.agent {
+        within("tunnel.agent.connections", agent.connections, 1..=4)?;
+        at_least("tunnel.agent.dials", agent.dials, 1)?;
+        at_least("tunnel.agent.dialTimeout", agent.dial_timeout, AN_INSTANT)?;
+    }
+    let session = &tunnel.session;
+    within("tunnel.session.streams", session.streams, 1..=10_000)?;
+    within("tunnel.session.threads", session.threads, 1..=64)?;
+    at_least("tunnel.session.window", session.window, 65_535)?;
+    let (every, timeout) = (session.ping_every, session.ping_timeout);
+    at_least("tunnel.session.pingEvery", every, AN_INSTANT)?;
+    at_least("tunnel.session.pingTimeout", timeout, AN_INSTANT)
+}
+
+fn within<T: Debug + PartialOrd>(
+    field: &str,
+    value: T,
+    bounds: RangeInclusive<T>,
+) -> Result<(), Refused> {
+    if bounds.contains(&value) {
+        return Ok(());
+    }
+    let (least, most) = bounds.into_inner();
+    let reason = format!("must be from {least:?} to {most:?}, is {value:?}");
+    Err((field.to_owned(), reason))
+}
+
+fn at_least<T: Debug + PartialOrd>(field: &str, value: T, least: T) -> Result<(), Refused> {
+    if value >= least {
+        return Ok(());
+    }
+    let reason = format!("must be at least {least:?}, is {value:?}");
+    Err((field.to_owned(), reason))
+}
+
+/// Refuses the first text of a list that is none of what the list is of.
+pub(super) fn each(
+    field: &str,
+    texts: &[String],
+    is_one: impl Fn(&str) -> bool,
+    reason: &str,
+) -> Result<(), Refused> {
+    let mut texts = texts.iter().enumerate();
+    match texts.find(|(_, text)| !is_one(text)) {
+        Some((index, text)) => Err((format!("{field}[{index}]"), format!("`{text}` {reason}"))),
+        None => Ok(()),
+    }
+}

@@ -45,15 +45,6 @@ pub struct Taken {
     pub ignored: Vec<Invalid>,
 }
 
-impl From<Object> for Taken {
-    fn from(object: Object) -> Self {
-        Self {
-            object,
-            ignored: Vec::new(),
-        }
-    }
-}
-
 /// A manifest that was refused.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}{invalid}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
@@ -229,11 +220,11 @@ fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manife
 /// Takes the object of a kind, or nothing if Culvert has no part in it.
 fn convert(kind: Kind, name: ObjectName, value: Value) -> Result<Option<Taken>, Invalid> {
     match kind {
-        Kind::Service => typed::<v1::Service>(value)?.read(name),
-        Kind::EndpointSlice => typed::<discovery::EndpointSlice>(value)?.read(name),
-        Kind::Node => typed::<v1::Node>(value)?.read(name),
-        Kind::ConfigMap => typed::<v1::ConfigMap>(value)?.read(name),
-        Kind::ServiceCidr => typed::<networking::ServiceCIDR>(value)?.read(name),
+        Kind::Service => typed::<v1::Service>(value)?.take(name),
+        Kind::EndpointSlice => typed::<discovery::EndpointSlice>(value)?.take(name),
+        Kind::Node => typed::<v1::Node>(value)?.take(name),
+        Kind::ConfigMap => typed::<v1::ConfigMap>(value)?.take(name),
+        Kind::ServiceCidr => typed::<networking::ServiceCIDR>(value)?.take(name),
     }
 }
 

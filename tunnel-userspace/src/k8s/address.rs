@@ -52,13 +52,7 @@ pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, 
     } else {
         return Ok(address);
     };
-    Err(Invalid::new(
-        field(),
-        Reason::Unusable {
-            address: text.to_owned(),
-            what,
-        },
-    ))
+    Err(unusable(text, what, field()))
 }
 
 /// Reads an address that an endpoint may have: one that means the same on every node
@@ -76,13 +70,12 @@ pub(super) fn endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr,
     } else {
         return Ok(address);
     };
-    Err(Invalid::new(
-        field(),
-        Reason::Unusable {
-            address: text.to_owned(),
-            what,
-        },
-    ))
+    Err(unusable(text, what, field()))
+}
+
+fn unusable(address: &str, what: &'static str, field: String) -> Invalid {
+    let address = address.to_owned();
+    Invalid::new(field, Reason::Unusable { address, what })
 }
 
 fn v4(text: &str) -> Option<Ipv4Addr> {

@@ -2,14 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::{
-    Metadata,
-    api::{core::v1, discovery::v1 as discovery, networking::v1 as networking},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{Invalid, Reason, Taken, config_map, endpoint_slice, node, service, service_cidr};
+use super::{Invalid, Reason, Taken, endpoint_slice};
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// A type of the API server that Culvert reads.
@@ -17,63 +13,23 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// The kind.
     const READ_AS: Kind;
 
-    /// Takes the object, or nothing if Culvert has no part in it.
+    /// Takes the object, or nothing if Culvert has no part in it. Fields that are left out go to
+    /// `ignored`.
     ///
     /// # Errors
     ///
     /// Names the first field that can't be used.
-    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid>;
-}
+    fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid>;
 
-impl Arriving for v1::Service {
-    const READ_AS: Kind = Kind::Service;
-
-    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
+    /// Takes the object with the fields that are left out, or nothing if Culvert has no part in it.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field that can't be used.
+    fn take(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
         let mut ignored = Vec::new();
-        let object = service::read(name, self, &mut ignored)?;
-        Ok(object.map(|object| Taken {
-            object: Object::Service(Arc::new(object)),
-            ignored,
-        }))
-    }
-}
-
-impl Arriving for discovery::EndpointSlice {
-    const READ_AS: Kind = Kind::EndpointSlice;
-
-    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
-        let mut ignored = Vec::new();
-        let object = endpoint_slice::read(name, self, &mut ignored)?;
-        Ok(object.map(|object| Taken {
-            object: Object::EndpointSlice(Arc::new(object)),
-            ignored,
-        }))
-    }
-}
-
-impl Arriving for v1::Node {
-    const READ_AS: Kind = Kind::Node;
-
-    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
-        Ok(Some(Object::Node(Arc::new(node::read(name, self))).into()))
-    }
-}
-
-impl Arriving for v1::ConfigMap {
-    const READ_AS: Kind = Kind::ConfigMap;
-
-    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
-        let object = config_map::read(name, self);
-        Ok(Some(Object::ConfigMap(Arc::new(object)).into()))
-    }
-}
-
-impl Arriving for networking::ServiceCIDR {
-    const READ_AS: Kind = Kind::ServiceCidr;
-
-    fn read(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
-        let object = service_cidr::read(name, self)?;
-        Ok(Some(Object::ServiceCidr(Arc::new(object)).into()))
+        let object = self.read(name, &mut ignored)?;
+        Ok(object.map(|object| Taken { object, ignored }))
     }
 }
 
@@ -124,20 +80,23 @@ pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);
     let owner = owner::<K>(metadata.labels.as_ref());
-    let name = ObjectName::new(
-        model::namespace(metadata.namespace.as_deref().unwrap_or_default()),
-        metadata.name.take().unwrap_or_default(),
-    );
+    let name = metadata.name.take().unwrap_or_default();
+    let id = id::<K>(metadata.namespace.as_deref(), name);
+    let name = id.name.clone();
     Ok(Arrived {
-        id: ObjectId {
-            kind: K::READ_AS,
-            name: name.clone(),
-        },
+        id,
         version,
         uid,
         owner,
-        object: object.read(name),
+        object: object.take(name),
     })
+}
+
+fn id<K: Arriving>(namespace: Option<&str>, name: String) -> ObjectId {
+    ObjectId {
+        kind: K::READ_AS,
+        name: ObjectName::new(model::namespace(namespace.unwrap_or_default()), name),
+    }
 }
 
 /// The Service that an object of this kind belongs to.
@@ -172,13 +131,7 @@ fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
         }),
     };
     Ok(Arrived {
-        id: ObjectId {
-            kind: K::READ_AS,
-            name: ObjectName::new(
-                model::namespace(namespace.as_deref().unwrap_or_default()),
-                name,
-            ),
-        },
+        id: id::<K>(namespace.as_deref(), name),
         version: resource_version,
         uid,
         owner: owner::<K>(labels.as_ref()),
@@ -188,6 +141,8 @@ fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1;
+
     use super::*;
 
     fn service(json: &str) -> Arrived {

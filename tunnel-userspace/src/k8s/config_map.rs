@@ -1,10 +1,15 @@
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1;
 
-use crate::model::{ConfigMap, ObjectName};
+use super::{Arriving, Invalid};
+use crate::model::{ConfigMap, Kind, Object, ObjectName};
 
-pub(super) fn read(name: ObjectName, object: v1::ConfigMap) -> ConfigMap {
-    ConfigMap {
-        name,
-        data: object.data.unwrap_or_default(),
+impl Arriving for v1::ConfigMap {
+    const READ_AS: Kind = Kind::ConfigMap;
+
+    fn read(self, name: ObjectName, _: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+        let data = self.data.unwrap_or_default();
+        Ok(Some(Object::ConfigMap(Arc::new(ConfigMap { name, data }))))
     }
 }

@@ -2,8 +2,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::api::discovery::v1;
 
-use super::{Invalid, Reason, address, good, port, protocol};
-use crate::model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, ObjectName};
+use super::{Arriving, Invalid, Reason, address, good, port, protocol};
+use crate::model::{
+    Endpoint, EndpointPort, EndpointSlice, Family, Hints, Kind, Object, ObjectName,
+};
 
 /// The label that names the Service of a slice.
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -17,50 +19,48 @@ const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// How many endpoints, and how many ports, of a slice are named that can't be used.
 const NOTED: usize = 8;
 
-/// Takes an EndpointSlice, or nothing if it says nothing of a Service that is served here: it is
-/// no Service's, a headless one's, or holds host names. An endpoint or a port of it that can't be used
-/// is left out, and noted in `ignored`, as kube-proxy passes over one by itself (`addEndpoints` in
-/// `pkg/proxy/endpointslicecache.go`).
-pub(super) fn read(
-    name: ObjectName,
-    object: v1::EndpointSlice,
-    ignored: &mut Vec<Invalid>,
-) -> Result<Option<EndpointSlice>, Invalid> {
-    let annotations = object.metadata.annotations.unwrap_or_default();
-    // It is read for a metric only; one that is no time is as good as none.
-    let triggered = annotations
-        .get(TRIGGERED)
-        .and_then(|text| text.parse().ok());
-    let labels = object.metadata.labels.unwrap_or_default();
-    let Some(service) = labels
-        .get(SERVICE_NAME)
-        .filter(|service| !service.is_empty())
-    else {
-        return Ok(None);
-    };
-    if labels.contains_key(HEADLESS) {
-        return Ok(None);
-    }
-    let family = match object.address_type.as_str() {
-        "IPv4" => Family::V4,
-        "IPv6" => Family::V6,
-        "FQDN" => return Ok(None),
-        "" => return Err(Invalid::new("addressType", Reason::Missing)),
-        other => {
-            return Err(Invalid::new(
-                "addressType",
-                Reason::AddressType(other.to_owned()),
-            ));
+impl Arriving for v1::EndpointSlice {
+    const READ_AS: Kind = Kind::EndpointSlice;
+
+    /// Takes an EndpointSlice, or nothing if it says nothing of a Service that is served here: it is
+    /// no Service's, a headless one's, or holds host names. An endpoint or a port of it that can't be used
+    /// is left out, and noted in `ignored`, as kube-proxy passes over one by itself (`addEndpoints` in
+    /// `pkg/proxy/endpointslicecache.go`).
+    fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+        let annotations = self.metadata.annotations.unwrap_or_default();
+        // It is read for a metric only; one that is no time is as good as none.
+        let triggered = annotations
+            .get(TRIGGERED)
+            .and_then(|text| text.parse().ok());
+        let labels = self.metadata.labels.unwrap_or_default();
+        let Some(service) = labels
+            .get(SERVICE_NAME)
+            .filter(|service| !service.is_empty())
+        else {
+            return Ok(None);
+        };
+        if labels.contains_key(HEADLESS) {
+            return Ok(None);
         }
-    };
-    Ok(Some(EndpointSlice {
-        service: ObjectName::new(Arc::clone(&name.namespace), service.as_str()),
-        name,
-        family,
-        ports: ports(&object.ports.unwrap_or_default(), ignored),
-        endpoints: endpoints(object.endpoints.unwrap_or_default(), family, ignored),
-        triggered,
-    }))
+        let family = match self.address_type.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            "FQDN" => return Ok(None),
+            "" => return Err(Invalid::new("addressType", Reason::Missing)),
+            other => {
+                let reason = Reason::AddressType(other.to_owned());
+                return Err(Invalid::new("addressType", reason));
+            }
+        };
+        Ok(Some(Object::EndpointSlice(Arc::new(EndpointSlice {
+            service: ObjectName::new(Arc::clone(&name.namespace), service.as_str()),
+            name,
+            family,
+            ports: ports(&self.ports.unwrap_or_default(), ignored),
+            endpoints: endpoints(self.endpoints.unwrap_or_default(), family, ignored),
+            triggered,
+        }))))
+    }
 }
 
 /// The ports. One without a number stands for no port of a Service, and is left out. A port

@@ -87,7 +87,7 @@ fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
     let namespace = metadata.namespace.as_deref();
     let namespace = namespace.filter(|namespace| !namespace.is_empty());
     let id = named(T::READ_AS, name, namespace).ok()?;
-    let read = object.read(id.name.clone());
+    let read = object.take(id.name.clone());
     Some(manifest(id, read))
 }
 

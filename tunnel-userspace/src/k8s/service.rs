@@ -5,72 +5,74 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1;
 
-use super::{Invalid, Reason, address, port, protocol};
-use crate::model::{Family, ObjectName, Service, ServicePort, TrafficPolicy};
+use super::{Arriving, Invalid, Reason, address, port, protocol};
+use crate::model::{Family, Kind, Object, ObjectName, Service, ServicePort, TrafficPolicy};
 
 /// The label that gives a Service to another proxy, whatever its value.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
-/// Takes a Service. Of one that isn't served here, as it has no cluster IP or is another proxy's, only
-/// the addresses of its load balancer are taken, and nothing if there are none. What is left out of one
-/// that is served is told.
-pub(super) fn read(
-    name: ObjectName,
-    object: v1::Service,
-    ignored: &mut Vec<Invalid>,
-) -> Result<Option<Service>, Invalid> {
-    let v1::Service {
-        metadata,
-        spec,
-        status,
-    } = object;
-    let spec = spec.unwrap_or_default();
-    let is_of_other_proxy = metadata
-        .labels
-        .as_ref()
-        .is_some_and(|labels| labels.contains_key(OTHER_PROXY));
-    if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
-        return Ok(unserved(name, status.as_ref()));
-    }
-    let Some(cluster_ips) = cluster_ips(&spec)? else {
-        return Ok(unserved(name, status.as_ref()));
-    };
-    let is_of_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
-    let external = spec.external_traffic_policy.as_deref();
-    let external_policy = reach::policy("spec.externalTrafficPolicy", external, ignored);
-    let internal = spec.internal_traffic_policy.as_deref();
-    Ok(Some(Service {
-        name,
-        uid: metadata.uid.as_deref().map(Arc::from),
-        created: metadata
-            .creation_timestamp
+impl Arriving for v1::Service {
+    const READ_AS: Kind = Kind::Service;
+
+    /// Takes a Service. Of one that isn't served here, as it has no cluster IP or is another proxy's, only
+    /// the addresses of its load balancer are taken, and nothing if there are none. What is left out of one
+    /// that is served is told.
+    fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+        let Self {
+            metadata,
+            spec,
+            status,
+        } = self;
+        let spec = spec.unwrap_or_default();
+        let is_of_other_proxy = metadata
+            .labels
             .as_ref()
-            .map(|time| time.0.as_second()),
-        cluster_ips,
-        external_ips: reach::external_ips(&spec, ignored),
-        load_balancer_ips: reach::load_balancer_ips(status.as_ref(), ignored),
-        unserved_ips: reach::proxied_ips(status.as_ref()),
-        source_ranges: reach::source_ranges(&spec, ignored),
-        ports: ports(spec.ports.as_deref().unwrap_or_default(), ignored)?,
-        internal_policy: reach::policy("spec.internalTrafficPolicy", internal, ignored),
-        external_policy,
-        affinity: reach::affinity(&spec, ignored),
-        health_check_port: (is_of_load_balancer && external_policy == TrafficPolicy::Local)
-            .then(|| reach::health_check_port(&spec, ignored))
-            .flatten(),
-        algorithm: choice::algorithm(&metadata, ignored),
-        weights: choice::weights(&metadata, ignored),
-        not_for_sockets: choice::is_not_for_sockets(&metadata, ignored),
-        keep_to: choice::keep_to(&metadata, ignored),
-    }))
+            .is_some_and(|labels| labels.contains_key(OTHER_PROXY));
+        if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
+            return Ok(unserved(name, status.as_ref()));
+        }
+        let Some(cluster_ips) = cluster_ips(&spec)? else {
+            return Ok(unserved(name, status.as_ref()));
+        };
+        let is_of_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+        let external = spec.external_traffic_policy.as_deref();
+        let external_policy = reach::policy("spec.externalTrafficPolicy", external, ignored);
+        let internal = spec.internal_traffic_policy.as_deref();
+        Ok(Some(Object::Service(Arc::new(Service {
+            name,
+            uid: metadata.uid.as_deref().map(Arc::from),
+            created: metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0.as_second()),
+            cluster_ips,
+            external_ips: reach::external_ips(&spec, ignored),
+            load_balancer_ips: reach::load_balancer_ips(status.as_ref(), ignored),
+            unserved_ips: reach::proxied_ips(status.as_ref()),
+            source_ranges: reach::source_ranges(&spec, ignored),
+            ports: ports(spec.ports.as_deref().unwrap_or_default(), ignored)?,
+            internal_policy: reach::policy("spec.internalTrafficPolicy", internal, ignored),
+            external_policy,
+            affinity: reach::affinity(&spec, ignored),
+            health_check_port: (is_of_load_balancer && external_policy == TrafficPolicy::Local)
+                .then(|| reach::health_check_port(&spec, ignored))
+                .flatten(),
+            algorithm: choice::algorithm(&metadata, ignored),
+            weights: choice::weights(&metadata, ignored),
+            not_for_sockets: choice::is_not_for_sockets(&metadata, ignored),
+            keep_to: choice::keep_to(&metadata, ignored),
+        }))))
+    }
 }
 
 /// What counts of a Service that isn't served here.
-fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Service> {
+fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Object> {
     let unserved_ips = reach::ingress_ips(status);
-    (!unserved_ips.is_empty()).then(|| Service {
-        unserved_ips,
-        ..Service::named(name)
+    (!unserved_ips.is_empty()).then(|| {
+        Object::Service(Arc::new(Service {
+            unserved_ips,
+            ..Service::named(name)
+        }))
     })
 }
 

@@ -1,18 +1,27 @@
+use std::sync::Arc;
+
 use k8s_openapi::api::networking::v1;
 
-use super::{Invalid, Reason, address};
-use crate::model::{ObjectName, ServiceCidr};
+use super::{Arriving, Invalid, Reason, address};
+use crate::model::{Kind, Object, ObjectName, ServiceCidr};
 
-pub(super) fn read(name: ObjectName, object: v1::ServiceCIDR) -> Result<ServiceCidr, Invalid> {
-    let ranges = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
-    let cidrs = ranges
-        .iter()
-        .enumerate()
-        .map(|(i, text)| {
-            address::cidr(text).ok_or_else(|| {
-                Invalid::new(format!("spec.cidrs[{i}]"), Reason::Cidr(text.to_owned()))
-            })
-        })
-        .collect::<Result<_, _>>()?;
-    Ok(ServiceCidr { name, cidrs })
+impl Arriving for v1::ServiceCIDR {
+    const READ_AS: Kind = Kind::ServiceCidr;
+
+    fn read(self, name: ObjectName, _: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
+        let ranges = self.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
+        let read = |(i, text): (usize, &String)| {
+            let refused = || Invalid::new(format!("spec.cidrs[{i}]"), Reason::Cidr(text.clone()));
+            address::cidr(text).ok_or_else(refused)
+        };
+        let cidrs = ranges
+            .iter()
+            .enumerate()
+            .map(read)
+            .collect::<Result<_, _>>()?;
+        Ok(Some(Object::ServiceCidr(Arc::new(ServiceCidr {
+            name,
+            cidrs,
+        }))))
+    }
 }

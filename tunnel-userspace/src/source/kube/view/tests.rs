@@ -9,6 +9,13 @@ use crate::{
 
 const AT: Duration = Duration::from_secs(1);
 
+fn taken(object: Object) -> Taken {
+    Taken {
+        object,
+        ignored: Vec::new(),
+    }
+}
+
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).expect("a time")
 }
@@ -32,7 +39,7 @@ fn arrived(name: &str, object: Result<Option<Object>, Invalid>) -> Box<Arrived> 
         version: "1".to_owned(),
         uid: Some(Arc::from("1-2-3")),
         owner: None,
-        object: object.map(|object| object.map(Taken::from)),
+        object: object.map(|object| object.map(taken)),
     })
 }
 
@@ -325,7 +332,7 @@ fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
             version: "1".to_owned(),
             uid: None,
             owner: None,
-            object: Ok(Some(Object::Node(Arc::new(node)).into())),
+            object: Ok(Some(taken(Object::Node(Arc::new(node))))),
         };
         let what = What::Changed(Box::new(arrived));
         case.hear(Kind::Node, what);

@@ -14,7 +14,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_common::service::{Backend, Front, Set};
+use tunnel_common::{
+    decide::Traffic,
+    service::{Backend, Front, Set},
+};
 use tunnel_userspace::{
     config::{self, Config},
     model::Algorithm,
@@ -173,8 +176,8 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
 fn policies(front: &Front) -> String {
     let mut words = String::new();
     for (chosen, who) in [
-        (front.of_sockets(), "sockets"),
-        (front.of_packets(), "packets"),
+        (Traffic::Sockets.set(front), "sockets"),
+        (Traffic::Packets.set(front), "packets"),
     ] {
         let flag = if who == "sockets" {
             Front::SOCKETS_LOCAL

@@ -182,19 +182,6 @@ pub struct Overflow {
     pub origin: Origin,
 }
 
-#[cfg(feature = "user")]
-mod pod {
-    #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
-
-    use super::{Overflow, OverflowKey};
-
-    // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes`
-    // that every bit pattern is a value.
-    unsafe impl aya::Pod for OverflowKey {}
-    // SAFETY: as for `OverflowKey`.
-    unsafe impl aya::Pod for Overflow {}
-}
-
 const _: () = {
     assert!(size_of::<Origin>() == 64);
     assert!(offset_of!(Origin, vip) == 8);

@@ -165,23 +165,17 @@ mod tests {
     use super::*;
     use crate::{
         addr::{Port, Protocol},
-        origin::ORIGIN_VERSION,
+        service::FrontKey,
     };
 
     fn origin(service: u32, state: State, used: u64) -> Origin {
+        let key = FrontKey::new(Address::UNSPECIFIED, Port::from_host(53), Protocol::UDP);
         Origin {
             used,
-            vip: Address::UNSPECIFIED,
-            backend: Address::UNSPECIFIED,
             index: 7,
             state,
             service,
-            vip_port: Port::from_host(53),
-            backend_port: Port::from_host(5353),
-            protocol: Protocol::UDP,
-            version: ORIGIN_VERSION,
-            flags: 0,
-            reserved: 0,
+            ..Origin::new(&key, Address::UNSPECIFIED, Port::from_host(5353))
         }
     }
 

@@ -200,50 +200,6 @@ impl Front {
     /// Flag: from which of its addresses the host's own sockets would come is not known, so they are
     /// looked at as those of pods are. It says something where only some clients may use the front.
     pub const HOST_UNKNOWN: u8 = 32;
-
-    /// The set that packets from elsewhere choose from.
-    #[inline(always)]
-    #[must_use]
-    pub const fn of_packets(&self) -> Set {
-        if self.flags & Self::PACKETS_LOCAL == 0 {
-            self.cluster
-        } else {
-            self.local
-        }
-    }
-
-    /// The set that sockets of this node choose from.
-    #[inline(always)]
-    #[must_use]
-    pub const fn of_sockets(&self) -> Set {
-        if self.flags & Self::SOCKETS_LOCAL == 0 {
-            self.cluster
-        } else {
-            self.local
-        }
-    }
-
-    /// The set that sockets of this node choose from, as backends know it.
-    #[inline(always)]
-    #[must_use]
-    pub const fn membership_of_sockets(&self) -> Membership {
-        if self.flags & Self::SOCKETS_LOCAL == 0 {
-            Membership::CLUSTER
-        } else {
-            Membership::LOCAL
-        }
-    }
-
-    /// The set that packets from elsewhere choose from, as backends know it.
-    #[inline(always)]
-    #[must_use]
-    pub const fn membership_of_packets(&self) -> Membership {
-        if self.flags & Self::PACKETS_LOCAL == 0 {
-            Membership::CLUSTER
-        } else {
-            Membership::LOCAL
-        }
-    }
 }
 
 /// Value of the array `slot`: a write-once place in a set.
@@ -409,27 +365,6 @@ const _: () = {
     assert!(offset_of!(Backend, service) == 20);
     assert!(offset_of!(Backend, state) == 24);
 };
-
-#[cfg(feature = "user")]
-mod pod {
-    #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
-
-    use super::{Backend, Front, FrontKey, Slot, Source, Tally};
-
-    // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes`
-    // that every bit pattern is a value.
-    unsafe impl aya::Pod for FrontKey {}
-    // SAFETY: as for `FrontKey`.
-    unsafe impl aya::Pod for Front {}
-    // SAFETY: as for `FrontKey`.
-    unsafe impl aya::Pod for Slot {}
-    // SAFETY: as for `FrontKey`.
-    unsafe impl aya::Pod for Source {}
-    // SAFETY: as for `FrontKey`.
-    unsafe impl aya::Pod for Backend {}
-    // SAFETY: as for `FrontKey`.
-    unsafe impl aya::Pod for Tally {}
-}
 
 #[cfg(test)]
 mod tests {

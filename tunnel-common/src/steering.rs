@@ -86,18 +86,6 @@ const _: () = {
     assert!(offset_of!(Steered, to_port) == 44);
 };
 
-#[cfg(feature = "user")]
-#[expect(unsafe_code, reason = "aya takes keys and values by their bytes")]
-mod pod {
-    use super::{Steered, SteeringKey};
-
-    // SAFETY: `IntoBytes` proves that the type has no padding and no pointer, and `FromBytes` that
-    // every bit pattern is a value.
-    unsafe impl aya::Pod for SteeringKey {}
-    // SAFETY: as for `SteeringKey`.
-    unsafe impl aya::Pod for Steered {}
-}
-
 /// A range of addresses of one family, whose addresses are numbered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prefix {

@@ -1,11 +1,11 @@
 //! Everything that touches aya or the kernel's BPF.
 //!
 //! - `probe`: what this kernel can do
-//! - `pins`: the folder of pins, checked and held
+//! - `pins`: the folder of pins, checked and held; `pin`: one of them, whether it is ours
 //! - `folders`: the folders of maps, and the steps from one set of maps to another (pure)
 //! - `beside`: maps of other sizes, or in the place of an older layout's, made beside those in use
 //! - `rights`: the capabilities that are needed
-//! - `shapes`: maps as the table has them: their shapes, and handles of their kinds
+//! - `shapes`: the shapes of maps, as the table has them and as the kernel tells them
 //! - `load`: the object, loaded on the pinned maps
 //! - `programs`: the programs of an object, loaded, for those who attach them
 //! - `attach`: programs at their hooks, by pinned links
@@ -38,6 +38,7 @@ mod logging;
 mod maps;
 mod memory;
 mod mounts;
+mod pin;
 mod pins;
 mod probe;
 mod programs;

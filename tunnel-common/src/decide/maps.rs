@@ -22,9 +22,10 @@ impl Traffic {
     #[inline(always)]
     #[must_use]
     pub const fn set(self, front: &Front) -> Set {
-        match self {
-            Self::Sockets => front.of_sockets(),
-            Self::Packets => front.of_packets(),
+        if self.is_local(front) {
+            front.local
+        } else {
+            front.cluster
         }
     }
 
@@ -32,10 +33,20 @@ impl Traffic {
     #[inline(always)]
     #[must_use]
     pub const fn membership(self, front: &Front) -> Membership {
-        match self {
-            Self::Sockets => front.membership_of_sockets(),
-            Self::Packets => front.membership_of_packets(),
+        if self.is_local(front) {
+            Membership::LOCAL
+        } else {
+            Membership::CLUSTER
         }
+    }
+
+    #[inline(always)]
+    const fn is_local(self, front: &Front) -> bool {
+        let flag = match self {
+            Self::Sockets => Front::SOCKETS_LOCAL,
+            Self::Packets => Front::PACKETS_LOCAL,
+        };
+        front.flags & flag != 0
     }
 
     /// Whether the record itself has the backends of the set.
@@ -43,13 +54,8 @@ impl Traffic {
     #[must_use]
     pub const fn is_near(self, front: &Front) -> bool {
         // As long as both kinds choose from one set, `near` holds that set.
-        let is_held = match self {
-            Self::Sockets => true,
-            Self::Packets => front
-                .membership_of_packets()
-                .is(front.membership_of_sockets()),
-        };
-        is_held && is_few(self.set(front).len)
+        let held = Self::Sockets.membership(front);
+        self.membership(front).is(held) && is_few(self.set(front).len)
     }
 }
 
@@ -245,5 +251,25 @@ impl Kept {
             index,
             is_old: word & Self::OLD != 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_goes_through_a_word_unchanged() {
+        for kept in [
+            None,
+            Some((0, false)),
+            Some((u32::MAX, true)),
+            Some((7, true)),
+            Some((7, false)),
+        ] {
+            let kept = kept.map(|(index, is_old)| Kept { index, is_old });
+
+            assert_eq!(Kept::from_word(Kept::to_word(kept)), kept);
+        }
     }
 }

@@ -126,8 +126,8 @@ fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
         return Ok(None);
     }
     let found = sys::open_pin(&pin).and_then(|map| sys::shape(map.as_fd()));
-    let shape = found.map_err(failed("look at", &pin))?;
-    Ok(Some(shape.entries))
+    let (_, entries) = found.map_err(failed("look at", &pin))?;
+    Ok(Some(entries))
 }
 
 fn carry_steering(

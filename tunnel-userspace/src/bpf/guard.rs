@@ -10,12 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::{
-    maps::{Array, MapData},
-    programs::{
-        SchedClassifier, TcAttachType, TcError, TestRun as _, TestRunOptions,
-        tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
-    },
+use aya::programs::{
+    SchedClassifier, TcAttachType, TcError, TestRun as _, TestRunOptions,
+    tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
 use nix::net::if_::if_indextoname;
 use tunnel_common::{steering::Steered, table::GUARD};
@@ -24,7 +21,7 @@ use super::{
     attach::{self, Put},
     probe::Features,
     programs::{Programs, to_io},
-    sys::{self, Target},
+    sys::{self, Handle, Target},
 };
 use crate::net::Keeper;
 
@@ -52,7 +49,7 @@ pub struct Guard {
     features: Features,
     /// The devices on which this process has put it.
     placed: BTreeSet<u32>,
-    host: Array<MapData, u64>,
+    host: Handle<u32, u64>,
     /// The families that the programs were told.
     admitted: Option<u64>,
 }
@@ -60,7 +57,7 @@ pub struct Guard {
 impl Guard {
     pub(super) const fn new(
         programs: Programs,
-        host: Array<MapData, u64>,
+        host: Handle<u32, u64>,
         links: PathBuf,
         features: Features,
     ) -> Self {
@@ -184,13 +181,12 @@ impl Keeper for Guard {
         if self.admitted == Some(families) {
             return Ok(());
         }
-        self.host
-            .set(FAMILIES, families, 0)
-            .map_err(|error| GuardError {
-                step: "open the way behind",
-                device: "any".to_owned(),
-                source: io::Error::other(error),
-            })?;
+        let put = self.host.put(&FAMILIES, &families);
+        put.map_err(|error| GuardError {
+            step: "open the way behind",
+            device: "any".to_owned(),
+            source: io::Error::other(error),
+        })?;
         self.admitted = Some(families);
         Ok(())
     }

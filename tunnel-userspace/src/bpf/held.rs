@@ -3,20 +3,17 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     panic::resume_unwind,
     sync::mpsc::{SyncSender, sync_channel},
     thread::{Builder, JoinHandle},
 };
 
-use aya::maps::{IterableMap as _, MapData};
 use tunnel_common::{
     service::{Backend, Front, FrontKey, Slot},
     table,
 };
-use zerocopy::{Immutable, IntoBytes};
 
-use super::{maps::KernelMaps, sys};
+use super::maps::{KernelMaps, Services};
 use crate::reconcile::WriteError;
 
 /// How many of them go together at most, but for those of the last port.
@@ -38,10 +35,10 @@ pub(super) struct Held {
 /// there.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) backends: Entries<u32, Backend>,
-    pub(super) slots: Entries<u32, Slot>,
-    pub(super) fronts: Entries<u32, Front>,
-    pub(super) keys: Entries<FrontKey, u32>,
+    pub(super) backends: Vec<(u32, Backend)>,
+    pub(super) slots: Vec<(u32, Slot)>,
+    pub(super) fronts: Vec<(u32, Front)>,
+    pub(super) keys: Vec<(FrontKey, u32)>,
 }
 
 impl Batch {
@@ -56,31 +53,11 @@ impl Batch {
         records.saturating_add(keys).saturating_add(sets)
     }
 
-    fn write(&self, maps: &Maps) -> Result<(), WriteError> {
-        self.backends.write(maps.be.as_fd(), table::BE.name).1?;
-        self.slots.write(maps.slot.as_fd(), table::SLOT.name).1?;
-        self.fronts.write(maps.front.as_fd(), table::FRONT.name).1?;
-        self.keys.write(maps.svc.as_fd(), table::SVC.name).1
-    }
-}
-
-/// The maps that are written, for the thread.
-struct Maps {
-    be: OwnedFd,
-    slot: OwnedFd,
-    front: OwnedFd,
-    svc: OwnedFd,
-}
-
-impl Maps {
-    fn of(maps: &KernelMaps) -> io::Result<Self> {
-        let own = |data: &MapData| data.fd().as_fd().try_clone_to_owned();
-        Ok(Self {
-            be: own(maps.be.map())?,
-            slot: own(maps.slot.map())?,
-            front: own(maps.front.map())?,
-            svc: own(maps.svc.map())?,
-        })
+    fn write(&self, maps: &Services) -> Result<(), WriteError> {
+        maps.be.put_many(&self.backends).1?;
+        maps.slot.put_many(&self.slots).1?;
+        maps.front.put_many(&self.fronts).1?;
+        maps.svc.put_many(&self.keys).1
     }
 }
 
@@ -92,7 +69,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn begin(maps: Maps) -> io::Result<Self> {
+    fn begin(maps: Services) -> io::Result<Self> {
         let (batches, coming) = sync_channel::<Batch>(AHEAD);
         let builder = Builder::new().name("first writes".to_owned());
         let thread =
@@ -105,47 +82,6 @@ impl Writer {
         drop(self.batches);
         let ended = self.thread.join();
         ended.unwrap_or_else(|panic| resume_unwind(panic))
-    }
-}
-
-/// Entries of a map, as the kernel takes many of them: keys and values apart.
-#[derive(Debug)]
-pub(super) struct Entries<K, V> {
-    keys: Vec<K>,
-    values: Vec<V>,
-}
-
-impl<K, V> Default for Entries<K, V> {
-    fn default() -> Self {
-        Self {
-            keys: Vec::new(),
-            values: Vec::new(),
-        }
-    }
-}
-
-impl<K, V> Extend<(K, V)> for Entries<K, V> {
-    fn extend<T: IntoIterator<Item = (K, V)>>(&mut self, entries: T) {
-        for (key, value) in entries {
-            self.keys.push(key);
-            self.values.push(value);
-        }
-    }
-}
-
-impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Entries<K, V> {
-    const fn len(&self) -> usize {
-        self.keys.len()
-    }
-
-    /// Writes them with one call; says how many were written, and what ended it if not all.
-    pub(super) fn write(
-        &self,
-        fd: BorrowedFd<'_>,
-        map: &'static str,
-    ) -> (usize, Result<(), WriteError>) {
-        let (written, result) = sys::write_many(fd, &self.keys, &self.values);
-        (written, result.map_err(|source| WriteError { map, source }))
     }
 }
 
@@ -172,7 +108,7 @@ impl KernelMaps {
     }
 
     fn writer(&self) -> Result<Writer, WriteError> {
-        let writer = Maps::of(self).and_then(Writer::begin);
+        let writer = Writer::begin(self.services.clone());
         writer.map_err(|source| WriteError {
             map: table::BE.name,
             source,

@@ -24,7 +24,7 @@ use super::{
     pins::{PinError, Pins},
     probe::Features,
     programs::{self, Programs},
-    shapes,
+    sys::Handle,
 };
 use crate::reconcile::{CarryError, Grace, ReadError, Sizes, WriteError};
 
@@ -275,7 +275,7 @@ impl DataPath {
     ///
     /// Its map can't be opened.
     pub fn guard(&self) -> Result<Guard, ReadError> {
-        let host = shapes::open(&self.maps, &table::HOST)?;
+        let host = Handle::open(&self.maps, &table::HOST)?;
         let (programs, links) = (self.at_uplinks.clone(), self.links.clone());
         Ok(Guard::new(programs, host, links, self.features))
     }
@@ -302,10 +302,7 @@ impl DataPath {
     /// One can't be opened.
     pub fn open_maps(&self) -> Result<(KernelMaps, Counters), ReadError> {
         let conns = || Arc::clone(&self.conns);
-        let maps = KernelMaps {
-            is_new: self.is_new,
-            ..KernelMaps::open_with(&self.maps, conns())?
-        };
+        let maps = KernelMaps::open_with(&self.maps, conns(), self.is_new)?;
         Ok((maps, Counters::open(&self.maps, conns())?))
     }
 

@@ -2,7 +2,6 @@
 
 use std::{io, os::fd::AsFd as _, path::Path};
 
-use aya::maps::{HashMap, MapData, MapError};
 use tunnel_common::{
     LAYOUT_VERSION,
     lookup::{Lookup, look_up},
@@ -14,9 +13,8 @@ use tunnel_common::{
 use super::{
     folders::{Folder, Stage},
     load,
-    maps::{KernelMaps, to_io},
-    shapes::open,
-    sys,
+    maps::KernelMaps,
+    sys::{self, Handle},
     walk::{Record, Walk},
 };
 use crate::{
@@ -45,7 +43,7 @@ fn cause(error: ReadError) -> io::Error {
 /// The maps that are read for it.
 pub struct SocketMemory {
     walk: Walk,
-    overflow: HashMap<MapData, OverflowKey, Overflow>,
+    overflow: Handle<OverflowKey, Overflow>,
     maps: KernelMaps,
 }
 
@@ -65,7 +63,7 @@ impl SocketMemory {
                 source,
             })?;
         Ok(Self {
-            overflow: open(&folder, &table::OVERFLOW)?,
+            overflow: Handle::open(&folder, &table::OVERFLOW)?,
             maps: KernelMaps::open(&folder)?,
             walk: Walk::over(origin.as_fd()).map_err(SocketMemoryError::Walk)?,
         })
@@ -91,22 +89,20 @@ impl Memory for SocketMemory {
     }
 
     fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
-        if index >= self.maps.be.len() {
+        if index >= self.maps.services.be.entries() {
             return Ok(None);
         }
         self.maps.backend(index).map(Some).map_err(cause)
     }
 
     fn backends(&self) -> io::Result<Vec<Backend>> {
-        self.maps.backends(self.maps.be.len()).map_err(cause)
+        self.maps
+            .backends(self.maps.services.be.entries())
+            .map_err(cause)
     }
 
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
-        let index_of = |front: &FrontKey| match self.maps.svc.get(front, 0) {
-            Ok(index) => Ok(Some(index)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(to_io(error)),
-        };
+        let index_of = |front: &FrontKey| self.maps.services.svc.find(front).map_err(cause);
         let record_at = |index| self.maps.front(index).map(Some).map_err(cause);
         match look_up(front, index_of, record_at)? {
             Lookup::Found((_, record)) => Ok(Some(record.service)),
@@ -116,11 +112,9 @@ impl Memory for SocketMemory {
     }
 
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
-        match self.overflow.get(key, 0) {
-            // An element may be reused for another key while it is read.
-            Ok(overflow) => Ok((overflow.key == *key).then_some(overflow.origin)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(to_io(error)),
-        }
+        let found = self.overflow.find(key).map_err(cause)?;
+        // An element may be reused for another key while it is read.
+        let found = found.filter(|overflow| overflow.key == *key);
+        Ok(found.map(|overflow| overflow.origin))
     }
 }

@@ -1,11 +1,11 @@
 //! The folder of pins: `v<layout>/<map>` and `links/<program>`. What is in it is checked before
-//! anything is touched; `folders` says which folders of maps there may be.
+//! anything is touched, each pin by `pin`; `folders` says which folders of maps there may be.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -15,13 +15,12 @@ use nix::{
 };
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{MAPS, Map, Place, Sizes},
+    table::{MAPS, Sizes},
 };
 
 use super::{
-    attach,
     folders::{self, Folder, Stage, Step},
-    guard, shapes, sys,
+    pin::Pin,
 };
 
 /// The folder can't be used.
@@ -194,7 +193,7 @@ impl Pins {
         }
         let whole = folders::whole(&folders, LAYOUT_VERSION);
         let found = match whole {
-            Some(folder) => self.entries_of(folder)?,
+            Some(folder) => self.check_maps(folder)?,
             None => BTreeMap::new(),
         };
         let missing = MAPS.iter().find(|map| !found.contains_key(map.name));
@@ -230,7 +229,7 @@ impl Pins {
     /// The folders of maps. Anything else but the links is an error.
     fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
         let mut found = BTreeSet::new();
-        for (name, path) in entries(&self.root)? {
+        for Pin { name, path } in Pin::all(&self.root)? {
             if path == self.links() {
                 continue;
             }
@@ -252,25 +251,17 @@ impl Pins {
     }
 
     fn check_links(&self) -> Result<usize, PinError> {
-        let links = entries(&self.links())?;
-        links
-            .iter()
-            .try_for_each(|(name, path)| check_link(name, path))?;
+        let links = Pin::all(&self.links())?;
+        links.iter().try_for_each(Pin::check_link)?;
         Ok(links.len())
     }
 
-    fn check_maps(&self, folder: Folder) -> Result<(), PinError> {
-        let maps = entries(&self.path(folder))?;
-        maps.iter()
-            .try_for_each(|(name, path)| check_map(folder, name, path).map(drop))
-    }
-
-    /// The maps in a folder of this layout, and how many entries they have.
-    fn entries_of(&self, folder: Folder) -> Result<BTreeMap<String, u32>, PinError> {
-        let maps = entries(&self.path(folder))?.into_iter();
-        maps.map(|(name, path)| {
-            let shape = check_map(folder, &name, &path)?;
-            Ok((name, shape.entries))
+    /// Checks the maps in a folder; gives how many entries each has.
+    fn check_maps(&self, folder: Folder) -> Result<BTreeMap<String, u32>, PinError> {
+        let maps = Pin::all(&self.path(folder))?.into_iter();
+        maps.map(|pin| {
+            let entries = pin.check_map(folder)?;
+            Ok((pin.name, entries))
         })
         .collect()
     }
@@ -329,9 +320,8 @@ impl Pins {
         for step in steps {
             match step {
                 Step::Remove(folder) => {
-                    let is_map = |name: &str, path: &Path| check_map(folder, name, path).map(drop);
-                    let mut foreign = Vec::new();
-                    remove_known(&self.path(folder), is_map, &mut foreign)?;
+                    let is_map = |pin: &Pin| pin.check_map(folder);
+                    remove_known(&self.path(folder), is_map, &mut Vec::new())?;
                 }
                 Step::Rename(from, to) => {
                     let (from, to) = (self.path(from), self.path(to));
@@ -353,7 +343,7 @@ impl Pins {
         let mut foreign = Vec::new();
         let mut known = Vec::new();
         let mut is_newer = false;
-        for (name, path) in entries(&self.root)? {
+        for Pin { name, path } in Pin::all(&self.root)? {
             match Folder::of_name(&name) {
                 Some(folder) if folder.layout <= LAYOUT_VERSION => known.push(folder),
                 Some(_) => {
@@ -368,10 +358,10 @@ impl Pins {
         if is_newer {
             foreign.push(self.links());
         } else {
-            remove_known(&self.links(), check_link, &mut foreign)?;
+            remove_known(&self.links(), Pin::check_link, &mut foreign)?;
         }
         for folder in known {
-            let is_map = |name: &str, path: &Path| check_map(folder, name, path).map(drop);
+            let is_map = |pin: &Pin| pin.check_map(folder);
             remove_known(&self.path(folder), is_map, &mut foreign)?;
         }
         if foreign.is_empty() {
@@ -381,100 +371,24 @@ impl Pins {
     }
 }
 
-/// Removes the entries of a folder that pass a check, and the folder if nothing is left.
-fn remove_known(
+/// Removes the pins of a folder that pass a check, and the folder if nothing is left.
+fn remove_known<T>(
     folder: &Path,
-    check: impl Fn(&str, &Path) -> Result<(), PinError>,
+    check: impl Fn(&Pin) -> Result<T, PinError>,
     foreign: &mut Vec<PathBuf>,
 ) -> Result<(), PinError> {
     let before = foreign.len();
-    for (name, path) in entries(folder)? {
-        if check(&name, &path).is_err() {
-            foreign.push(path);
-            continue;
+    for pin in Pin::all(folder)? {
+        if check(&pin).is_ok() {
+            pin.remove()?;
+        } else {
+            foreign.push(pin.path);
         }
-        if let Some((_, Some(device))) = attach::of_pin(&name) {
-            guard::remove_filter(&path, device).map_err(failed("take off", &path))?;
-        }
-        let pin = sys::open_pin(&path).map_err(failed("open", &path))?;
-        // A map has nothing to detach, and a link whose cgroup is gone is off its hook already.
-        if let Err(error) = sys::detach_link(pin.as_fd()) {
-            tracing::debug!(%error, pin = %path.display(), "nothing to detach");
-        }
-        fs::remove_file(&path).map_err(failed("remove", &path))?;
     }
     if foreign.len() == before && folder.exists() {
         fs::remove_dir(folder).map_err(failed("remove", folder))?;
     }
     Ok(())
-}
-
-/// Checks that a pinned link is one of ours.
-fn check_link(name: &str, path: &Path) -> Result<(), PinError> {
-    let foreign = |what: String| PinError::Foreign {
-        path: path.to_owned(),
-        what,
-    };
-    let known = attach::of_pin(name);
-    let (program, device) = known.ok_or_else(|| foreign("no program of that name".to_owned()))?;
-    if let Some(device) = device {
-        return match guard::is_guard(path, device) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(foreign(format!("it is no guard of device {device}"))),
-            Err(error) => Err(failed("look at", path)(error)),
-        };
-    }
-    let link = sys::open_pin(path).map_err(failed("open", path))?;
-    let found = sys::link(link.as_fd()).map_err(failed("look at", path))?;
-    match found {
-        Some(link) if (link.place, link.hook) == (Place::Cgroup, program.hook) => Ok(()),
-        Some(_) | None => Err(foreign(format!("it is no link of a cgroup's {name} hook"))),
-    }
-}
-
-/// Checks that a pinned map has the shape that its name promises; the number of entries is free.
-/// Of an older layout only those that last are known by their shape.
-fn check_map(folder: Folder, name: &str, path: &Path) -> Result<sys::Shape, PinError> {
-    let foreign = |what: String| PinError::Foreign {
-        path: path.to_owned(),
-        what,
-    };
-    let is_older = folder.layout < LAYOUT_VERSION;
-    let wanted = Map::named(name).filter(|map| map.lasts || !is_older);
-    if wanted.is_none() && !is_older {
-        return Err(foreign("no map of that name".to_owned()));
-    }
-    // A folder, or what is no object of BPF.
-    let map = sys::open_pin(path).map_err(failed("open", path))?;
-    let found = sys::shape(map.as_fd()).map_err(|_not_a_map| foreign("it is no map".to_owned()))?;
-    let Some(wanted) = wanted.map(shapes::of) else {
-        return Ok(found);
-    };
-    if (found.kind, found.key, found.value, found.flags)
-        != (wanted.kind, wanted.key, wanted.value, wanted.flags)
-    {
-        return Err(foreign(format!("it is {found}, not {wanted}")));
-    }
-    Ok(found)
-}
-
-/// The entries of a folder, sorted; none if the folder is not there.
-fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, PinError> {
-    let read = match fs::read_dir(folder) {
-        Ok(read) => read,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed("read", folder)(error)),
-    };
-    let mut found = Vec::new();
-    for entry in read {
-        let entry = entry.map_err(failed("read", folder))?;
-        found.push((
-            entry.file_name().to_string_lossy().into_owned(),
-            entry.path(),
-        ));
-    }
-    found.sort();
-    Ok(found)
 }
 
 pub(super) fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> PinError {

@@ -1,42 +1,47 @@
-//! Maps as the table has them: their shapes, and handles of their kinds.
+//! The shapes of maps, as the table has them and as the kernel tells them.
 
-use std::path::Path;
+use std::fmt;
 
-use aya::maps::{Map as Handle, MapData, MapError};
-use tunnel_common::table::{Kind, Map};
+use tunnel_common::table::Map;
 
-use super::{maps::to_io, sys::Shape};
-use crate::reconcile::ReadError;
+/// What a map is; its entries are for the config to decide.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Shape {
+    /// `BPF_MAP_TYPE_…`.
+    pub(super) kind: u32,
+    /// Bytes of a key.
+    pub(super) key: u32,
+    /// Bytes of a value.
+    pub(super) value: u32,
+    /// `BPF_F_…`.
+    pub(super) flags: u32,
+}
 
-/// The shape of a map; its entries are for the config to decide.
-pub(super) const fn of(map: &Map) -> Shape {
-    Shape {
-        kind: map.kind.number(),
-        key: map.key,
-        value: map.value,
-        entries: 0,
-        flags: map.flags,
+impl Shape {
+    /// The shape of a map of the table.
+    pub(super) const fn of(map: &Map) -> Self {
+        Self {
+            kind: map.kind.number(),
+            key: map.key,
+            value: map.value,
+            flags: map.flags,
+        }
     }
 }
 
-/// Opens a map by its pin.
-pub(super) fn open<M: TryFrom<Handle, Error = MapError>>(
-    folder: &Path,
-    map: &Map,
-) -> Result<M, ReadError> {
-    let of_kind = match map.kind {
-        Kind::Hash => Handle::HashMap,
-        Kind::Array => Handle::Array,
-        Kind::PerCpuArray => Handle::PerCpuArray,
-        Kind::LruHash => Handle::LruHashMap,
-        Kind::SocketStorage => Handle::SkStorage,
-    };
-    let data = MapData::from_pin(folder.join(map.name));
-    let opened = data.and_then(|data| M::try_from(of_kind(data)));
-    opened.map_err(|error| ReadError {
-        map: map.name,
-        source: to_io(error),
-    })
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind,
+            key,
+            value,
+            flags,
+        } = self;
+        write!(
+            f,
+            "a map of kind {kind} with keys of {key} and values of {value} bytes, flags {flags:#x}"
+        )
+    }
 }
 
 #[cfg(test)]
@@ -46,7 +51,7 @@ mod tests {
     use aya_obj::{Object, ProgramSection};
     use tunnel_common::{
         LAYOUT_VERSION,
-        table::{Entries, MAPS, PROGRAMS, Type},
+        table::{Entries, Kind, MAPS, PROGRAMS, Type},
     };
 
     use super::*;
@@ -60,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_objects_declare_the_maps_of_the_table_and_no_others() {
-        let wanted: BTreeMap<_, _> = MAPS.iter().map(|map| (map.name, of(map))).collect();
+        let wanted: BTreeMap<_, _> = MAPS.iter().map(|map| (map.name, Shape::of(map))).collect();
         for object in objects() {
             let maps = object.maps.iter();
             let found: BTreeMap<_, _> = maps
@@ -71,7 +76,6 @@ mod tests {
                         kind: map.map_type(),
                         key: map.key_size(),
                         value: map.value_size(),
-                        entries: 0,
                         flags: map.map_flags(),
                     };
                     (name.as_str(), shape)

@@ -2,12 +2,12 @@
 //! (aya 0.16 has them), information on what a pin is, map-in-map without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
-mod arrays;
+mod handle;
 mod words;
 
 use std::{
     ffi::CString,
-    fmt, io,
+    io,
     os::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
@@ -18,10 +18,8 @@ use std::{
 use aya::programs::ProgramFd;
 use tunnel_common::table::{GUARD, Place, Type};
 
-pub(super) use self::{
-    arrays::{array_values, write_many},
-    words::Words,
-};
+pub(super) use self::{handle::Handle, words::Words};
+use super::shapes::Shape;
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
@@ -279,52 +277,20 @@ fn kind_of(object: BorrowedFd<'_>) -> io::Result<Kind> {
     })
 }
 
-/// What a map is.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Shape {
-    /// `BPF_MAP_TYPE_…`.
-    pub(super) kind: u32,
-    /// Bytes of a key.
-    pub(super) key: u32,
-    /// Bytes of a value.
-    pub(super) value: u32,
-    /// Entries.
-    pub(super) entries: u32,
-    /// `BPF_F_…`.
-    pub(super) flags: u32,
-}
-
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            key,
-            value,
-            entries: _,
-            flags,
-        } = self;
-        write!(
-            f,
-            "a map of kind {kind} with keys of {key} and values of {value} bytes, "
-        )?;
-        write!(f, "flags {flags:#x}")
-    }
-}
-
-/// Reads what a map is.
+/// Reads what a map is, and how many entries it has room for.
 ///
 /// `struct bpf_map_info`: type, id, key size, value size, entries, flags.
-pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
+pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
     let info = object_info(map)?;
     let [kind, _, key, value] = words(&info, 0);
     let [entries, flags, _, _] = words(&info, 16);
-    Ok(Shape {
+    let shape = Shape {
         kind,
         key,
         value,
-        entries,
         flags,
-    })
+    };
+    Ok((shape, entries))
 }
 
 /// How much is read of what the kernel tells of an object.

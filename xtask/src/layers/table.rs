@@ -311,7 +311,7 @@ pub(super) struct Closed {
 pub(super) const CLOSED: &[Closed] = &[
     Closed {
         folder: "tunnel-common",
-        may: &["core", "zerocopy", "aya", "serde"],
+        may: &["core", "zerocopy", "serde"],
     },
     Closed {
         folder: "tunnel-ebpf",

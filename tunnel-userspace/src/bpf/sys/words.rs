@@ -10,7 +10,7 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-use tunnel_common::table::{Kind, MMAPABLE};
+use tunnel_common::table::CONNS;
 
 use super::{Shape, open_pin, shape};
 
@@ -27,19 +27,13 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// Maps the array that is pinned at a path.
+    /// Maps an array of the shape of `conns` that is pinned at a path.
     pub(in crate::bpf) fn open(pin: &Path) -> io::Result<Self> {
         let map: OwnedFd = open_pin(pin)?;
-        let found = shape(map.as_fd())?;
-        let Shape {
-            kind,
-            key: _,
-            value,
-            entries,
-            flags,
-        } = found;
-        if (kind, value, flags) != (Kind::Array.number(), 8, MMAPABLE) {
-            return Err(io::Error::other(format!("{found} is no array of numbers")));
+        let (found, entries) = shape(map.as_fd())?;
+        let wanted = Shape::of(&CONNS);
+        if found != wanted {
+            return Err(io::Error::other(format!("it is {found}, not {wanted}")));
         }
         let count = usize::try_from(entries).map_err(io::Error::other)?;
         // SAFETY: a new mapping, wherever the kernel likes; of a file that is open.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::{
+    decide::Traffic,
     service::{Backend, Front, FrontKey, NEAR, Near, Set},
     table::Sizes,
 };
@@ -138,7 +139,7 @@ impl<R: MapReader> Reading<'_, R> {
 
     /// Whether the backends that a record holds itself are those of its set.
     fn is_near(&self, record: &Front) -> bool {
-        let of_sockets = record.of_sockets();
+        let of_sockets = Traffic::Sockets.set(record);
         let held = self.actual.sets.get(&of_sockets.base);
         let indices = held
             .filter(|_| (1..=NEAR).contains(&count(of_sockets.len)))

@@ -7,8 +7,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tunnel_common::service::{
-    Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State, Tally,
+use tunnel_common::{
+    decide::Traffic,
+    service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State, Tally},
 };
 
 use super::{Counts, MapReader, MapWriter, ReadError, Sizes, WriteError};
@@ -105,7 +106,7 @@ impl Memory {
     pub(crate) fn read(&self, key: &FrontKey) -> Option<Vec<Backend>> {
         let front = self.front.get(self.svc.get(key)?)?;
         assert_eq!(front.key, *key, "a record of another front");
-        let set = front.of_sockets();
+        let set = Traffic::Sockets.set(front);
         let places = set.base..set.base + set.len;
         let backends = places
             .map(|place| self.be[&self.slot[&place].backend])

@@ -5,7 +5,6 @@ use std::{
 
 use tunnel_common::{
     addr::{Address, Port},
-    origin::ORIGIN_VERSION,
     service::Membership,
 };
 
@@ -120,19 +119,12 @@ fn backend(protocol: Protocol, state: State) -> Backend {
 }
 
 fn origin(protocol: Protocol, state: State) -> Origin {
+    let key = FrontKey::new(address("10.96.0.10"), Port::from_host(53), protocol);
     Origin {
-        used: 0,
-        vip: address("10.96.0.10"),
-        backend: address("10.0.0.9"),
         index: INDEX,
         state,
         service: 3,
-        vip_port: Port::from_host(53),
-        backend_port: Port::from_host(5353),
-        protocol,
-        version: ORIGIN_VERSION,
-        flags: 0,
-        reserved: 0,
+        ..Origin::new(&key, address("10.0.0.9"), Port::from_host(5353))
     }
 }
 

@@ -1,0 +1,202 @@
+//! A map of the table, opened by its pin, with the types of its keys and values.
+
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    ptr,
+    sync::Arc,
+};
+
+use tunnel_common::table::Map;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::{Attr, BPF_MAP_UPDATE_ELEM, Shape, open_pin, shape};
+use crate::reconcile::{ReadError, WriteError};
+
+const BPF_MAP_LOOKUP_ELEM: i64 = 1;
+const BPF_MAP_DELETE_ELEM: i64 = 3;
+const BPF_MAP_GET_NEXT_KEY: i64 = 4;
+const BPF_MAP_LOOKUP_BATCH: i64 = 24;
+const BPF_MAP_UPDATE_BATCH: i64 = 26;
+
+/// Plain bytes, as the kernel takes and gives them.
+pub(in crate::bpf) trait Plain: Copy + FromBytes + Immutable + IntoBytes {}
+
+impl<T: Copy + FromBytes + Immutable + IntoBytes> Plain for T {}
+
+/// A map, checked to have the shape of its row, and keys and values of these sizes.
+#[derive(Debug)]
+pub(in crate::bpf) struct Handle<K, V> {
+    row: &'static Map,
+    fd: Arc<OwnedFd>,
+    entries: u32,
+    types: PhantomData<fn() -> (K, V)>,
+}
+
+impl<K, V> Clone for Handle<K, V> {
+    fn clone(&self) -> Self {
+        Self {
+            fd: Arc::clone(&self.fd),
+            ..*self
+        }
+    }
+}
+
+impl<K: Plain, V: Plain> Handle<K, V> {
+    /// Opens the map that is pinned in a folder.
+    pub(in crate::bpf) fn open(folder: &Path, row: &'static Map) -> Result<Self, ReadError> {
+        let open = || -> io::Result<Self> {
+            let fd = open_pin(&folder.join(row.name))?;
+            let (found, entries) = shape(fd.as_fd())?;
+            let sizes = [row.key, row.value].map(usize::try_from);
+            let wanted = Shape::of(row);
+            if found != wanted || sizes != [Ok(size_of::<K>()), Ok(size_of::<V>())] {
+                return Err(io::Error::other(format!("it is {found}, not {wanted}")));
+            }
+            Ok(Self {
+                row,
+                fd: Arc::new(fd),
+                entries,
+                types: PhantomData,
+            })
+        };
+        open().map_err(|source| ReadError {
+            map: row.name,
+            source,
+        })
+    }
+
+    /// How many entries there is room for.
+    pub(in crate::bpf) const fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// Reads the value of a key, if it has one.
+    pub(in crate::bpf) fn find(&self, key: &K) -> Result<Option<V>, ReadError> {
+        let mut value = V::new_zeroed();
+        let attr = self.of_key(key).pointer(16, &raw mut value);
+        // SAFETY: key and value have the sizes of the map, and outlive the call.
+        match unsafe { attr.call(BPF_MAP_LOOKUP_ELEM) } {
+            Ok(_) => Ok(Some(value)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.unread(error)),
+        }
+    }
+
+    /// Reads the value of a key that must have one.
+    pub(in crate::bpf) fn get(&self, key: &K) -> Result<V, ReadError> {
+        let found = self.find(key)?;
+        found.ok_or_else(|| self.unread(io::ErrorKind::NotFound.into()))
+    }
+
+    /// Reads all entries of a hash.
+    pub(in crate::bpf) fn all(&self) -> Result<Vec<(K, V)>, ReadError> {
+        let mut found = Vec::new();
+        let mut last = None;
+        // Ends behind the last key.
+        while let Some(key) = self.key_after(last.as_ref())? {
+            found.extend(self.find(&key)?.map(|value| (key, value)));
+            last = Some(key);
+        }
+        Ok(found)
+    }
+
+    fn key_after(&self, last: Option<&K>) -> Result<Option<K>, ReadError> {
+        let mut next = K::new_zeroed();
+        let attr = Attr::new()
+            .fd(0, self.fd.as_fd())
+            .pointer(8, last.map_or(ptr::null(), ptr::from_ref))
+            .pointer(16, &raw mut next);
+        // SAFETY: the keys have the size of those of the map, the first may be null, and both outlive
+        // the call.
+        match unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) } {
+            Ok(_) => Ok(Some(next)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.unread(error)),
+        }
+    }
+
+    /// Reads the values of an array from its beginning, as many as there are of so many, with one call.
+    pub(in crate::bpf) fn first(&self, count: u32) -> Result<Vec<V>, ReadError> {
+        let length =
+            usize::try_from(count).map_err(|error| self.unread(io::Error::other(error)))?;
+        let (mut keys, mut values) = (vec![K::new_zeroed(); length], vec![V::new_zeroed(); length]);
+        let mut next = K::new_zeroed();
+        let mut attr = Attr::new()
+            .pointer(8, &raw mut next)
+            .pointer(16, keys.as_mut_ptr())
+            .pointer(24, values.as_mut_ptr())
+            .u32(32, count)
+            .fd(36, self.fd.as_fd());
+        // SAFETY: both buffers have room for as many keys and values as the attribute says, of the sizes
+        // of those of the map.
+        match unsafe { attr.call_mut(BPF_MAP_LOOKUP_BATCH) } {
+            Ok(_) => Ok(values),
+            // There are no more behind them.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(values),
+            Err(error) => Err(self.unread(error)),
+        }
+    }
+
+    /// Writes the value of a key.
+    pub(in crate::bpf) fn put(&self, key: &K, value: &V) -> Result<(), WriteError> {
+        let attr = self.of_key(key).pointer(16, ptr::from_ref(value));
+        // SAFETY: key and value have the sizes of the map, and outlive the call.
+        let put = unsafe { attr.call(BPF_MAP_UPDATE_ELEM) };
+        put.map(drop).map_err(|error| self.unwritten(error))
+    }
+
+    /// Writes many with one call. Says how many were written, in their order, and what ended it if those
+    /// are not all.
+    pub(in crate::bpf) fn put_many(&self, entries: &[(K, V)]) -> (usize, Result<(), WriteError>) {
+        let (keys, values): (Vec<K>, Vec<V>) = entries.iter().copied().unzip();
+        let Ok(count) = u32::try_from(entries.len()) else {
+            return (0, Err(self.unwritten(io::Error::other("too many values"))));
+        };
+        if count == 0 {
+            return (0, Ok(()));
+        }
+        let mut attr = Attr::new()
+            .pointer(16, keys.as_ptr())
+            .pointer(24, values.as_ptr())
+            .u32(32, count)
+            .fd(36, self.fd.as_fd());
+        // SAFETY: both hold as many keys and values as the attribute says, of the sizes of those of the
+        // map. The kernel only reads them.
+        match unsafe { attr.call_mut(BPF_MAP_UPDATE_BATCH) } {
+            Ok(_) => (entries.len(), Ok(())),
+            // The kernel writes down how many it came to, unless it didn't come to any.
+            Err(error) => {
+                let written = usize::try_from(attr.read_u32(32)).ok();
+                let written = written.filter(|written| *written < entries.len());
+                (written.unwrap_or(0), Err(self.unwritten(error)))
+            }
+        }
+    }
+
+    /// Removes a key; that it is absent is no error.
+    pub(in crate::bpf) fn remove(&self, key: &K) -> Result<(), WriteError> {
+        // SAFETY: the key has the size of those of the map, and outlives the call.
+        match unsafe { self.of_key(key).call(BPF_MAP_DELETE_ELEM) } {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.unwritten(error)),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    fn of_key(&self, key: &K) -> Attr {
+        let attr = Attr::new().fd(0, self.fd.as_fd());
+        attr.pointer(8, ptr::from_ref(key))
+    }
+
+    const fn unread(&self, source: io::Error) -> ReadError {
+        let map = self.row.name;
+        ReadError { map, source }
+    }
+
+    const fn unwritten(&self, source: io::Error) -> WriteError {
+        let map = self.row.name;
+        WriteError { map, source }
+    }
+}

@@ -11,29 +11,41 @@ pub(super) struct Rule {
     pub(super) never: &'static [&'static str],
 }
 
-/// What only some modules may name.
+/// The crates that only some modules may name.
 const KERNEL: &str = "aya";
 const OBJECTS: &str = "k8s_openapi";
 const CLIENT: &str = "kube";
-const RUNTIME: &str = "tokio";
+/// None of them.
+const NO_OTHER: &[&str] = &[KERNEL, OBJECTS, CLIENT];
+/// Nor a runtime.
+const NO_RUNTIME: &[&str] = &[KERNEL, OBJECTS, CLIENT, "tokio"];
+
+const fn rule(
+    module: &'static str,
+    never: &'static [&'static str],
+    may: &'static [&'static str],
+) -> Rule {
+    Rule { module, may, never }
+}
 
 /// The modules of `tunnel-userspace`.
 pub(super) const USERSPACE: &[Rule] = &[
-    Rule {
-        module: "main",
-        may: &[
+    rule(
+        "main",
+        NO_OTHER,
+        &[
             "crate::app",
             "crate::cli",
             "crate::config",
             "crate::memory",
             "crate::telemetry",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "cli",
-        // The views are what the client of `admin` returns.
-        may: &[
+    ),
+    // The views are what the client of `admin` returns.
+    rule(
+        "cli",
+        NO_OTHER,
+        &[
             "crate::admin",
             "crate::bpf",
             "crate::config",
@@ -47,23 +59,18 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::sockets::View",
             "crate::source::Report",
             "crate::source::Server",
-            "crate::tunnel::ConnectionState",
             "crate::tunnel::ConnectionView",
             "crate::tunnel::NodeView",
             "crate::tunnel::SessionView",
             "crate::tunnel::TrafficView",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "app",
-        may: &["crate"],
-        never: &[],
-    },
-    Rule {
-        module: "config",
-        // The parts' own settings types, and what their texts are read as.
-        may: &[
+    ),
+    rule("app", &[], &["crate"]),
+    // The parts' own settings types, and what their texts are read as.
+    rule(
+        "config",
+        NO_RUNTIME,
+        &[
             "crate::bpf::KernelLog",
             "crate::bpf::Level",
             "crate::duration",
@@ -81,61 +88,21 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tunnel::agent",
             "crate::tunnel::gateway",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "memory",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "telemetry",
-        may: &["crate::config"],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "clock",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "failure",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "duration",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "parallel",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "drain",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "latest",
-        may: &[],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "listen",
-        may: &["crate::drain"],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "tasks",
-        may: &["crate::clock", "crate::drain"],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "source",
-        may: &[
+    ),
+    rule("memory", NO_RUNTIME, &[]),
+    rule("telemetry", NO_OTHER, &[]),
+    rule("clock", NO_RUNTIME, &[]),
+    rule("failure", NO_RUNTIME, &[]),
+    rule("duration", NO_RUNTIME, &[]),
+    rule("parallel", NO_RUNTIME, &[]),
+    rule("drain", NO_OTHER, &[]),
+    rule("latest", NO_OTHER, &[]),
+    rule("listen", NO_OTHER, &["crate::drain"]),
+    rule("tasks", NO_OTHER, &[]),
+    rule(
+        "source",
+        &[KERNEL, CLIENT, "tunnel_common::service"],
+        &[
             "crate::k8s",
             "crate::model",
             "crate::clock",
@@ -145,11 +112,11 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::parallel",
             "crate::tasks",
         ],
-        never: &[KERNEL, CLIENT, "tunnel_common::service"],
-    },
-    Rule {
-        module: "source::kube",
-        may: &[
+    ),
+    rule(
+        "source::kube",
+        &[KERNEL, "tunnel_common::service"],
+        &[
             "crate::k8s",
             "crate::model",
             "crate::source",
@@ -161,26 +128,20 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::failure",
             "crate::tasks",
         ],
-        never: &[KERNEL, "tunnel_common::service"],
-    },
-    Rule {
-        module: "k8s",
-        may: &["crate::model"],
-        never: &[KERNEL, CLIENT, RUNTIME],
-    },
-    Rule {
-        module: "model",
-        may: &["tunnel_common::addr", "tunnel_common::reason"],
-        never: &[KERNEL, OBJECTS, CLIENT, RUNTIME, "tunnel_common"],
-    },
-    Rule {
-        module: "plan",
-        may: &["crate::model"],
-        never: &[
+    ),
+    rule("k8s", &[KERNEL, CLIENT, "tokio"], &["crate::model"]),
+    rule(
+        "model",
+        &[KERNEL, OBJECTS, CLIENT, "tokio", "tunnel_common"],
+        &["tunnel_common::addr", "tunnel_common::reason"],
+    ),
+    rule(
+        "plan",
+        &[
             KERNEL,
             OBJECTS,
             CLIENT,
-            RUNTIME,
+            "tokio",
             // No I/O, no clock, no chance.
             "rand",
             "std::env",
@@ -194,10 +155,12 @@ pub(super) const USERSPACE: &[Rule] = &[
             "std::time::Instant",
             "std::time::SystemTime",
         ],
-    },
-    Rule {
-        module: "reconcile",
-        may: &[
+        &["crate::model"],
+    ),
+    rule(
+        "reconcile",
+        NO_OTHER,
+        &[
             "crate::model",
             "crate::plan",
             "crate::clock",
@@ -206,17 +169,17 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::parallel",
             "crate::tasks",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
+    ),
     // `reconcile` and `sockets` for the traits that are implemented here.
-    Rule {
-        module: "bpf",
-        may: &["crate::net", "crate::reconcile", "crate::sockets"],
-        never: &[OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "net",
-        may: &[
+    rule(
+        "bpf",
+        &[OBJECTS, CLIENT],
+        &["crate::net", "crate::reconcile", "crate::sockets"],
+    ),
+    rule(
+        "net",
+        NO_OTHER,
+        &[
             "crate::model",
             "crate::clock",
             "crate::drain",
@@ -224,27 +187,27 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::failure",
             "crate::tasks",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "sockets",
-        may: &[
+    ),
+    rule(
+        "sockets",
+        NO_OTHER,
+        &[
             "crate::net",
             "crate::clock",
             "crate::drain",
             "crate::failure",
             "crate::listen",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "identity",
-        may: &["crate::clock", "crate::drain", "crate::tasks"],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "tunnel",
-        may: &[
+    ),
+    rule(
+        "identity",
+        NO_OTHER,
+        &["crate::clock", "crate::drain", "crate::tasks"],
+    ),
+    rule(
+        "tunnel",
+        NO_OTHER,
+        &[
             "crate::identity",
             "crate::model",
             "crate::clock",
@@ -254,23 +217,23 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::listen",
             "crate::tasks",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
-    Rule {
-        module: "events",
-        // What the parts are concerned with; `app` hands in the receiving ends.
-        may: &[
+    ),
+    // What the parts are concerned with; `app` hands in the receiving ends.
+    rule(
+        "events",
+        &[KERNEL],
+        &[
             "crate::model",
             "crate::drain",
             "crate::duration",
             "crate::failure",
         ],
-        never: &[KERNEL],
-    },
-    Rule {
-        module: "admin",
-        // What the parts publish of themselves; `app` hands in the receiving ends.
-        may: &[
+    ),
+    // What the parts publish of themselves; `app` hands in the receiving ends.
+    rule(
+        "admin",
+        NO_OTHER,
+        &[
             "crate::bpf::KernelLog",
             "crate::identity::Receiver",
             "crate::identity::State",
@@ -296,8 +259,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::latest",
             "crate::tasks",
         ],
-        never: &[KERNEL, OBJECTS, CLIENT],
-    },
+    ),
 ];
 
 /// A crate whose `use` lines may begin with nothing but these names.

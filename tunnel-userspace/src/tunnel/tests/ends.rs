@@ -21,30 +21,6 @@ async fn stuff(stream: &mut TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_of_the_client_resets_the_target() {
-    let world = World::new().await;
-    let (client, mut target) = world.pair().await;
-
-    reset(client);
-
-    until_reset(&mut target).await;
-    world.cloud.counted(Reason::ClientReset, 1).await;
-    world.edge.counted(Reason::ClientReset, 1).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_of_the_target_resets_the_client() {
-    let world = World::new().await;
-    let (mut client, target) = world.pair().await;
-
-    reset(target);
-
-    until_reset(&mut client).await;
-    world.cloud.counted(Reason::TargetReset, 1).await;
-    world.edge.counted(Reason::TargetReset, 1).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reset_is_noticed_while_the_stream_has_no_window() {
     let world = World::new().await;
     let (mut client, mut target) = world.pair().await;

@@ -105,6 +105,35 @@ fn open(files: identity::Files, role: Role) -> identity::Receiver {
 /// The node whose agent it is.
 pub(super) const NODE: &str = "edge-7";
 
+/// Tasks, and their drain.
+#[derive(Default)]
+pub(super) struct Run {
+    draining: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Run {
+    pub(super) fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    pub(super) async fn drained(mut self) {
+        self.drain();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.expect("no panic");
+        }
+    }
+}
+
+pub(super) fn gateway_settings() -> gateway::Settings {
+    gateway::Settings {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        sessions: 100,
+        handshakes: 16,
+        handshake_timeout: Duration::from_secs(5),
+    }
+}
+
 /// A gateway with its ingress, and what is steered to it.
 pub(super) struct Cloud {
     pub(super) registry: Arc<Registry>,
@@ -112,20 +141,12 @@ pub(super) struct Cloud {
     ingress: SocketAddr,
     targets: watch::Sender<Arc<Targets>>,
     pub(super) inside: watch::Sender<Arc<BTreeSet<u32>>>,
-    draining: watch::Sender<bool>,
-    tasks: JoinSet<()>,
+    pub(super) run: Run,
 }
 
 impl Cloud {
     pub(super) fn new(pki: &Pki, limits: &Limits) -> Self {
-        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let settings = gateway::Settings {
-            listen,
-            sessions: 100,
-            handshakes: 16,
-            handshake_timeout: Duration::from_secs(5),
-        };
-        Self::with(settings, limits, pki.gateway())
+        Self::with(gateway_settings(), limits, pki.gateway())
     }
 
     pub(super) fn with(
@@ -143,7 +164,6 @@ impl Cloud {
         let targets = watch::Sender::new(Arc::default());
         // Loopback.
         let inside = watch::Sender::new(Arc::new(BTreeSet::from([1])));
-        let draining = watch::Sender::new(false);
         let ingress = Ingress::bind(
             ingress,
             common.clone(),
@@ -155,17 +175,16 @@ impl Cloud {
         let gateway =
             Gateway::bind(settings, common, identity, Arc::clone(&registry)).expect("a gateway");
         let (at_gateway, at_ingress) = (gateway.local_addr(), ingress.local_addr());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(gateway.run(draining.subscribe()));
-        tasks.spawn(ingress.run(draining.subscribe()));
+        let mut run = Run::default();
+        run.tasks.spawn(gateway.run(run.draining.subscribe()));
+        run.tasks.spawn(ingress.run(run.draining.subscribe()));
         Self {
             registry,
             gateway: at_gateway,
             ingress: at_ingress,
             targets,
             inside,
-            draining,
-            tasks,
+            run,
         }
     }
 
@@ -202,14 +221,7 @@ impl Cloud {
     }
 
     pub(super) async fn counted(&self, reason: Reason, times: u64) {
-        let wait = async {
-            while self.count(reason) < times {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        if timeout(SOON, wait).await.is_err() {
-            panic!("{times} of {reason:?} in {:?}", self.registry.counts());
-        }
+        until(reason.label(), || self.count(reason) >= times).await;
         assert_eq!(self.count(reason), times, "{}", reason.label());
     }
 
@@ -229,24 +241,12 @@ impl Cloud {
     pub(super) async fn connected(&self, node: &str, sessions: usize) {
         until("connected", || self.sessions(node) == sessions).await;
     }
-
-    pub(super) fn drain(&self) {
-        self.draining.send_replace(true);
-    }
-
-    pub(super) async fn drained(mut self) {
-        self.drain();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.expect("no panic");
-        }
-    }
 }
 
 /// A running agent.
 pub(super) struct Edge {
     board: Arc<Board>,
-    draining: watch::Sender<bool>,
-    tasks: JoinSet<()>,
+    pub(super) run: Run,
 }
 
 pub(super) fn agent_settings(gateways: &[SocketAddr], allow: &[SocketAddr]) -> agent::Settings {
@@ -266,26 +266,10 @@ impl Edge {
 
     fn with(settings: agent::Settings, limits: &Limits, identity: identity::Receiver) -> Self {
         let agent = Agent::new(settings, common(limits), identity).expect("an agent");
-        let draining = watch::Sender::new(false);
         let board = agent.board();
-        let mut tasks = JoinSet::new();
-        tasks.spawn(agent.run(draining.subscribe()));
-        Self {
-            board,
-            draining,
-            tasks,
-        }
-    }
-
-    pub(super) fn drain(&self) {
-        self.draining.send_replace(true);
-    }
-
-    pub(super) async fn drained(mut self) {
-        self.drain();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.expect("no panic");
-        }
+        let mut run = Run::default();
+        run.tasks.spawn(agent.run(run.draining.subscribe()));
+        Self { board, run }
     }
 
     pub(super) fn state(&self) -> ConnectionState {

@@ -28,40 +28,6 @@ async fn refused(at: std::net::SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_does_not_listen_is_refused_with_its_name_and_reason() {
-    let world = World::new().await;
-    let address = world.target.local_addr().expect("an address");
-    drop(world.target);
-
-    refused(world.steered).await;
-
-    world.cloud.counted(Reason::DialRefused, 1).await;
-    world.edge.counted(Reason::DialRefused, 1).await;
-    assert_eq!(
-        world.cloud.last_error(NODE),
-        format!("edge-7 ({address}): the target refused the agent's connect")
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_on_the_allow_list_is_never_dialled() {
-    let world = World::new().await;
-    let other = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-    let address = other.local_addr().expect("an address");
-
-    refused(world.cloud.steer(NODE, address)).await;
-
-    world.cloud.counted(Reason::TargetDenied, 1).await;
-    world.edge.counted(Reason::TargetDenied, 1).await;
-    assert_eq!(
-        world.cloud.last_error(NODE),
-        format!("edge-7 ({address}): refused by the agent: not on its allow-list")
-    );
-    let other = other.into_std().expect("a listener");
-    other.accept().expect_err("nobody dialled");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_session_a_client_is_reset_at_once_and_told_since_when() {
     let world = World::new().await;
     let never = "10.1.2.3:10250".parse().expect("an address");
@@ -71,7 +37,7 @@ async fn without_a_session_a_client_is_reset_at_once_and_told_since_when() {
         "edge-8 (10.1.2.3:10250): agent not connected, never seen"
     );
 
-    world.edge.drained().await;
+    world.edge.run.drained().await;
     world.cloud.connected(NODE, 0).await;
     refused(world.steered).await;
 
@@ -105,24 +71,6 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     assert!(early.is_err(), "not known yet");
     world.cloud.inside.send_replace(Arc::new([loopback].into()));
     pair.await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_too_many_is_refused_and_not_queued() {
-    let mut few = limits();
-    few.streams = 3;
-    let world = World::with(&limits(), &few).await;
-    let mut open = Vec::new();
-    for _ in 0..3 {
-        open.push(world.pair().await);
-    }
-
-    refused(world.steered).await;
-    world.cloud.counted(Reason::StreamsFull, 1).await;
-
-    drop(open.pop());
-    world.cloud.counted(Reason::StreamServed, 1).await;
-    open.push(world.pair().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

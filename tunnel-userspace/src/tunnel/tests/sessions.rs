@@ -3,7 +3,7 @@
 use std::{future::poll_fn, task::Poll, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     sync::watch,
     time::{Instant, timeout},
@@ -11,11 +11,12 @@ use tokio::{
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, limits, read, rest, until, until_reset,
+    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, gateway_settings, limits, read, rest,
+    until, until_reset,
 };
 use crate::{
     model::Target,
-    tunnel::{ConnectionState, Registry, gateway, ingress::carry},
+    tunnel::{ConnectionState, gateway, ingress::carry},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,70 +61,11 @@ async fn a_second_connection_stands_beside_the_first_and_takes_its_share() {
     let edge = Edge::new(settings, pki.agent(NODE));
     cloud.connected(NODE, 2).await;
 
-    edge.drained().await;
+    edge.run.drained().await;
     cloud.connected(NODE, 0).await;
     let nodes = cloud.registry.nodes();
     assert!(nodes[0].last_seen.is_some());
-    cloud.drained().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_no_certificate_of_an_agent_gets_no_session() {
-    let (pki, stranger) = (Pki::new(), Pki::new());
-    let cloud = Cloud::new(&pki, &limits());
-
-    let other_ca = Edge::new(agent_settings(&[cloud.gateway], &[]), stranger.agent(NODE));
-    until("refused", || !other_ca.last_error().is_empty()).await;
-    assert!(
-        other_ca.last_error().contains("TLS"),
-        "{}",
-        other_ca.last_error()
-    );
-
-    let mut garbage = TcpStream::connect(cloud.gateway).await.expect("connected");
-    garbage
-        .write_all(b"GET / HTTP/1.1\r\n\r\n")
-        .await
-        .expect("written");
-    drop(
-        timeout(SOON, garbage.read_to_end(&mut Vec::new()))
-            .await
-            .expect("closed"),
-    );
-    until("counted", || cloud.count(Reason::HandshakeFailed) >= 2).await;
-    assert_eq!(cloud.sessions(NODE), 0);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_handshakes_that_stall_do_not_keep_an_agent_out() {
-    let pki = Pki::new();
-    let cloud = Cloud::new(&pki, &limits());
-    let mut stalled = Vec::new();
-    for _ in 0..200 {
-        stalled.push(TcpStream::connect(cloud.gateway).await.expect("connected"));
-    }
-
-    let _edge = Edge::new(agent_settings(&[cloud.gateway], &[]), pki.agent(NODE));
-
-    cloud.connected(NODE, 1).await;
-    assert!(cloud.count(Reason::HandshakesFull) > 100);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handshake_that_takes_too_long_is_ended() {
-    let pki = Pki::new();
-    let settings = gateway::Settings {
-        listen: "127.0.0.1:0".parse().expect("an address"),
-        sessions: 1,
-        handshakes: 16,
-        handshake_timeout: Duration::from_millis(100),
-    };
-    let cloud = Cloud::with(settings, &limits(), pki.gateway());
-    let mut slow = TcpStream::connect(cloud.gateway).await.expect("connected");
-
-    rest(&mut slow).await;
-
-    cloud.counted(Reason::HandshakeTimedOut, 1).await;
+    cloud.run.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,7 +75,7 @@ async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     // A replacement within the first second would count as one that flaps.
     tokio::time::sleep(Duration::from_millis(1100)).await;
 
-    world.cloud.drain();
+    world.cloud.run.drain();
 
     world.cloud.connected(NODE, 0).await;
     client.write_all(b"still").await.expect("written");
@@ -143,7 +85,9 @@ async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     drop(client);
     rest(&mut target).await;
     drop(target);
-    timeout(SOON, world.cloud.drained()).await.expect("drained");
+    timeout(SOON, world.cloud.run.drained())
+        .await
+        .expect("drained");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,7 +97,9 @@ async fn streams_that_outlast_the_drain_are_reset() {
     let world = World::with(&brief, &limits()).await;
     let (mut client, mut target) = world.pair().await;
 
-    timeout(SOON, world.cloud.drained()).await.expect("drained");
+    timeout(SOON, world.cloud.run.drained())
+        .await
+        .expect("drained");
 
     until_reset(&mut client).await;
     until_reset(&mut target).await;
@@ -164,7 +110,7 @@ async fn streams_that_outlast_the_drain_are_reset() {
 async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
     let world = World::new().await;
     let (mut client, mut target) = world.pair().await;
-    world.edge.drain();
+    world.edge.run.drain();
     until("draining", || {
         world.edge.state() == ConnectionState::Draining
     })
@@ -179,7 +125,7 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
     rest(&mut target).await;
     drop(target);
 
-    timeout(SOON, world.edge.drained()).await.expect("gone");
+    timeout(SOON, world.edge.run.drained()).await.expect("gone");
     world.cloud.counted(Reason::StreamServed, 1).await;
 }
 
@@ -256,36 +202,11 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_a_session_that_is_lost_are_reset_at_both_ends() {
-    let World {
-        cloud,
-        edge,
-        target,
-        steered,
-        ..
-    } = World::new().await;
-    let mut client = TcpStream::connect(steered).await.expect("connected");
-    client.write_all(b"!").await.expect("written");
-    let (mut target, _) = target.accept().await.expect("accepted");
-    read(&mut target, 1).await;
-
-    // All its tasks go at once, as with SIGKILL.
-    drop(edge);
-
-    until_reset(&mut client).await;
-    until_reset(&mut target).await;
-    cloud.counted(Reason::AgentLost, 1).await;
-    cloud.connected(NODE, 0).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_are_bounded_and_one_too_many_is_refused() {
     let pki = Pki::new();
     let settings = gateway::Settings {
-        listen: "127.0.0.1:0".parse().expect("an address"),
         sessions: 1,
-        handshakes: 16,
-        handshake_timeout: Duration::from_secs(5),
+        ..gateway_settings()
     };
     let cloud = Cloud::with(settings, &limits(), pki.gateway());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
@@ -296,10 +217,4 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
     let refused = || cloud.count(Reason::HandshakesFull) > 0;
     until("refused", refused).await;
     assert_eq!(cloud.sessions(NODE), 1);
-}
-
-#[test]
-fn a_registry_is_shared_between_threads() {
-    const fn shared<T: Send + Sync>(_: &T) {}
-    shared(&Registry::new());
 }

@@ -6,8 +6,8 @@
 //! - `ready`: the one answer to the question if the node is ready
 //! - `health`: what load balancers and probes ask
 //! - `checks`: what load balancers ask of a Service
-//! - `server`: HTTP on sockets and ports
-//! - `node`, `agent`: what those roles answer
+//! - `server`: HTTP on sockets and ports, for a site
+//! - `node`, `agent`: the sites of those roles
 //! - `client`: the command line's end of the admin socket
 //! - `fixture`: views for tests
 
@@ -26,15 +26,16 @@ mod status;
 use std::collections::BTreeMap;
 
 use tokio::sync::watch;
+use tracing::warn;
 use tunnel_common::reason::Reason;
 
 pub use self::{
-    agent::{AgentSetup, AgentStatus, AgentViews, serve_agent, serve_agent_socket},
+    agent::{AgentSetup, AgentStatus, AgentViews},
     checks::{Checks, ChecksView},
     client::{AskError, ask},
-    node::{Endpoint, serve, serve_socket},
+    node::{Answers, Endpoint, Node},
     ready::log_readiness,
-    server::SocketError,
+    server::{Site, SocketError, Span, serve_path, serve_port},
     status::{Setup, StartTimes, Status, used},
 };
 use crate::{
@@ -113,4 +114,14 @@ pub struct Views {
     pub listening: Waiting,
     /// Health check ports of Services.
     pub checks: watch::Sender<ChecksView>,
+}
+
+impl Views {
+    /// The kernel's counters; none where they can't be read, which is logged.
+    fn kernel_counts(&self) -> Vec<(Reason, u64)> {
+        (self.counters)().unwrap_or_else(|error| {
+            warn!(%error, "cannot read the kernel's counters");
+            Vec::new()
+        })
+    }
 }

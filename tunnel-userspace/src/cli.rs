@@ -292,7 +292,7 @@ struct Headline {
 fn status(args: &LookArgs) -> Result<(), LookError> {
     let config = Config::read(&args.config.config)?;
     let body = match fetch(&config.admin_socket(), "/status") {
-        Err(LookError::Ask(AskError::NoDaemon { .. })) if config.tunnel.agent.is_some() => {
+        Err(LookError::Ask(AskError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
             let body = fetch(&config.agent_socket(), "/status")?;
             present(args, &body, agent::render)?;
             body

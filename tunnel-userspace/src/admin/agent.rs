@@ -1,17 +1,16 @@
 //! What an agent shows and answers.
 
-use std::{future::Future, net::SocketAddr, path::Path, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use super::{
     metrics,
     ready::Readiness,
-    server::{self, Site, SocketError, json, respond, text},
+    server::{Site, json, text},
 };
 use crate::{
     identity::{Receiver, State},
@@ -78,10 +77,7 @@ impl AgentViews {
         } else {
             Some("no gateway is connected".to_owned())
         };
-        let listening = self.listening.borrow();
-        let ports = listening.iter();
-        let ports = ports.map(|(port, why)| format!("cannot listen on {port}: {why}"));
-        Readiness::because(why.into_iter().chain(ports).collect())
+        Readiness::because(why.into_iter(), &self.listening.borrow())
     }
 
     fn status(&self) -> AgentStatus {
@@ -96,43 +92,19 @@ impl AgentViews {
     }
 }
 
-/// Serves a port of an agent until the drain begins: metrics, status, `/healthz` (it runs) and
-/// `/readyz` (a gateway is connected).
-pub async fn serve_agent(address: SocketAddr, views: AgentViews, draining: watch::Receiver<bool>) {
-    let waiting = views.listening.clone();
-    server::serve_port("agent", address, views, waiting, draining).await;
-}
-
-/// Binds the socket of an agent; the second value serves it until the drain begins.
-///
-/// # Errors
-///
-/// The folder or the socket can't be made.
-pub fn serve_agent_socket(
-    path: &Path,
-    views: AgentViews,
-    draining: watch::Receiver<bool>,
-) -> Result<impl Future<Output = ()> + Send + use<>, SocketError> {
-    server::serve_path(path, views, draining)
-}
-
 impl Site for AgentViews {
-    fn paths(&self) -> Option<&'static [&'static str]> {
-        Some(&["/status", "/metrics", "/healthz", "/readyz"])
-    }
-
-    async fn answer(&self, path: &str, _query: &str) -> Response<Full<Bytes>> {
-        match path {
+    async fn answer(&self, path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
+        Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
-            "/metrics" => match metrics::render_agent(&self.status()) {
-                Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
-                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-            },
+            "/metrics" => metrics::answer(metrics::render_agent(&self.status())),
+            // It runs.
+            "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
+            // A gateway is connected.
             "/readyz" => match self.readiness().summary() {
                 Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
                 None => text(StatusCode::OK, "ok\n".to_owned()),
             },
-            _ => text(StatusCode::OK, "ok\n".to_owned()),
-        }
+            _ => return None,
+        })
     }
 }

@@ -221,12 +221,9 @@ impl Site for Check {
     // Those who come to ask are many, and come seldom.
     const KEEPS_ALIVE: bool = false;
     const SPAN: Span = Span::Family;
+    const TAKES_ANY_METHOD: bool = true;
 
-    fn paths(&self) -> Option<&'static [&'static str]> {
-        None
-    }
-
-    async fn answer(&self, _path: &str, _query: &str) -> Response<Full<Bytes>> {
+    async fn answer(&self, _path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
         let board = Arc::clone(&self.board.borrow());
         let family = Family::of(self.address.ip());
         let told = board.owners.get(&self.address).and_then(|owner| {
@@ -235,10 +232,10 @@ impl Site for Check {
         });
         let Some((service, local)) = told else {
             let body = "this port is no Service's any more\n".to_owned();
-            return text(StatusCode::SERVICE_UNAVAILABLE, body);
+            return Some(text(StatusCode::SERVICE_UNAVAILABLE, body));
         };
         let is_healthy = health::of(&self.views, false).healthy;
-        answer(service, local, is_healthy)
+        Some(answer(service, local, is_healthy))
     }
 }
 

@@ -1,7 +1,8 @@
 //! The command line's end of the admin socket.
 
 use std::{
-    io,
+    error::Error,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -17,43 +18,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest answer: the services of the largest clusters.
 const MOST_BYTES: usize = 1 << 30;
 
-/// The daemon gave no answer.
+/// The daemon on a socket gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No daemon listens.
-    #[error("no culvert node is running with this config: nobody answers on {path}")]
-    NoDaemon {
-        /// The socket.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    #[error("no culvert node is running with this config: nobody answers on {0}")]
+    NoDaemon(PathBuf, #[source] io::Error),
     /// The socket may not be used.
-    #[error("cannot talk to the daemon on {path}")]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// The daemon refuses to answer.
-    #[error("the daemon on {path} refuses: {reason}")]
-    Refused {
-        /// The socket.
-        path: PathBuf,
-        /// What it says.
-        reason: String,
-    },
+    #[error("cannot talk to the daemon on {0}")]
+    Connect(PathBuf, #[source] io::Error),
+    /// The daemon refuses to answer, and says why.
+    #[error("the daemon on {0} refuses: {1}")]
+    Refused(PathBuf, String),
     /// The daemon is there but does not answer as it should.
-    #[error("the daemon on {path} does not answer: {reason}")]
-    NoAnswer {
-        /// The socket.
-        path: PathBuf,
-        /// What went wrong.
-        reason: String,
-    },
+    #[error("the daemon on {0} does not answer: {1}")]
+    NoAnswer(PathBuf, String),
 }
 
 /// Asks the daemon for a path and gives the body of its answer.
@@ -62,65 +41,46 @@ pub enum AskError {
 ///
 /// No daemon runs, or it does not answer.
 pub async fn ask(socket: &Path, path: &str) -> Result<Bytes, AskError> {
-    let no_answer = |reason: String| AskError::NoAnswer {
-        path: socket.to_owned(),
-        reason,
-    };
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|source| no_connection(socket, source))?;
-    let exchange = async {
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| e.to_string())?;
-        let request = Request::get(path)
-            .header(HOST, "culvert")
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| error.to_string())?;
-        let answer = async move {
-            let response = sender
-                .send_request(request)
-                .await
-                .map_err(|e| e.to_string())?;
-            let code = response.status();
-            let body = Limited::new(response.into_body(), MOST_BYTES)
-                .collect()
-                .await;
-            let body = body.map_err(|error| error.to_string())?.to_bytes();
-            Ok::<_, String>((code, body))
-        };
-        let (answer, _closed) = tokio::join!(answer, connection);
-        answer
-    };
-    match timeout(PATIENCE, exchange).await {
-        Ok(Ok((StatusCode::OK, body))) => Ok(body),
-        Ok(Ok((StatusCode::SERVICE_UNAVAILABLE, body))) => Err(AskError::Refused {
-            path: socket.to_owned(),
-            reason: String::from_utf8_lossy(&body).trim().to_owned(),
-        }),
-        Ok(Ok((code, body))) => {
-            let text = String::from_utf8_lossy(&body);
-            Err(no_answer(format!("{code}: {}", text.trim())))
+    let at = socket.to_owned();
+    let stream = UnixStream::connect(socket).await.map_err(|error| {
+        let nobody = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
+        if nobody.contains(&error.kind()) {
+            AskError::NoDaemon(at.clone(), error)
+        } else {
+            AskError::Connect(at.clone(), error)
         }
-        Ok(Err(reason)) => Err(no_answer(reason)),
-        Err(_) => Err(no_answer(format!(
-            "nothing came in {} s",
-            PATIENCE.as_secs()
-        ))),
+    })?;
+    let (code, body) = match timeout(PATIENCE, exchange(stream, path)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => return Err(AskError::NoAnswer(at, error.to_string())),
+        Err(_) => {
+            let why = format!("nothing came in {} s", PATIENCE.as_secs());
+            return Err(AskError::NoAnswer(at, why));
+        }
+    };
+    let text = || String::from_utf8_lossy(&body).trim().to_owned();
+    match code {
+        StatusCode::OK => Ok(body),
+        StatusCode::SERVICE_UNAVAILABLE => Err(AskError::Refused(at, text())),
+        _ => Err(AskError::NoAnswer(at, format!("{code}: {}", text()))),
     }
 }
 
-fn no_connection(socket: &Path, source: io::Error) -> AskError {
-    let path = socket.to_owned();
-    let is_absent = matches!(
-        source.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-    );
-    if is_absent {
-        AskError::NoDaemon { path, source }
-    } else {
-        AskError::Connect { path, source }
-    }
+type Answer = Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>>;
+
+async fn exchange(stream: UnixStream, path: &str) -> Answer {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get(path)
+        .header(HOST, "culvert")
+        .body(Empty::<Bytes>::new())?;
+    let answer = async move {
+        let response = sender.send_request(request).await?;
+        let code = response.status();
+        let body = Limited::new(response.into_body(), MOST_BYTES).collect();
+        Ok((code, body.await?.to_bytes()))
+    };
+    let (answer, _closed) = tokio::join!(answer, connection);
+    answer
 }
 
 #[cfg(test)]

@@ -6,32 +6,44 @@ mod service_ports;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Response, StatusCode};
 use jiff::Timestamp;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, text},
+    encoding::{DescriptorEncoder, text::encode},
     registry::Registry,
 };
 use tunnel_common::{reason::Reason, table::Size};
 
 use self::out::{Out, number};
 use super::{
-    AgentStatus, StartTimes, Views,
+    AgentStatus, Views,
     ready::{self, Readiness},
+    server::{respond, text},
     used,
 };
 use crate::{
     identity::State,
     reconcile::{Counted, Stats},
     source::{Report, Server},
-    tunnel::{ConnectionState, NodeView},
+    tunnel::{AgentView, ConnectionState, NodeView},
 };
 
 /// The media type of the text format.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Counts of answers by health endpoint and code.
 pub(super) type Answers = BTreeMap<(&'static str, u16), u64>;
+
+/// Answers with the text, if there is one.
+pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Bytes>> {
+    match rendered {
+        Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body.into()),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
 
 /// Every metric, as text.
 pub(super) fn render(
@@ -55,7 +67,7 @@ fn collect(collector: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(collector));
     let mut text = String::new();
-    text::encode(&mut text, &registry)?;
+    encode(&mut text, &registry)?;
     Ok(text)
 }
 
@@ -65,43 +77,25 @@ struct AgentMetrics(AgentStatus);
 impl Collector for AgentMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
-        let AgentStatus {
-            ready,
-            not_ready: _,
-            setup: _,
-            tunnel,
-            identity,
-        } = &self.0;
+        let Self(status) = self;
+        let AgentView {
+            connections,
+            counts,
+        } = &status.tunnel;
         let help = "Whether a gateway is connected";
-        out.gauge("culvert_ready", help, u32::from(*ready))?;
-        let labelled = tunnel
-            .counts
-            .iter()
-            .map(|(word, n)| ([("reason", word.as_str())], *n));
+        out.gauge("culvert_ready", help, status.ready)?;
+        let labelled = counts.iter().map(|(word, n)| ([("reason", word)], *n));
         out.counters("culvert_reason", "How streams ended", labelled)?;
-        let count = |state: ConnectionState| {
-            let all = tunnel.connections.iter();
-            number(all.filter(|connection| connection.state == state).count())
-        };
-        let states = [
-            ("connecting", count(ConnectionState::Connecting)),
-            ("connected", count(ConnectionState::Connected)),
-            ("waiting", count(ConnectionState::Waiting)),
-            ("draining", count(ConnectionState::Draining)),
-        ];
+        let states = ConnectionState::ALL.map(|state| {
+            let all = connections.iter().filter(|its| its.state == state);
+            ([("state", state.label())], number(all.count()))
+        });
         let help = "Connections to gateways";
-        out.gauges("culvert_tunnel_connections", help, "state", states)?;
-        let streams = tunnel
-            .connections
-            .iter()
-            .map(|connection| connection.traffic.streams);
+        out.gauges("culvert_tunnel_connections", help, states)?;
+        let streams = connections.iter().map(|its| its.traffic.streams);
         let help = "Streams that are open";
-        out.gauge(
-            "culvert_tunnel_streams",
-            help,
-            f64::from(streams.sum::<u32>()),
-        )?;
-        certificate(&mut out, identity)
+        out.gauge("culvert_tunnel_streams", help, streams.sum::<u32>())?;
+        certificate(&mut out, &status.identity)
     }
 }
 
@@ -111,29 +105,22 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
         return Ok(());
     };
     let help = "Whether the API server can be asked";
-    let is_asked = u32::from(server.trouble.is_none());
-    out.gauge("culvert_api_server_up", help, is_asked)?;
+    out.gauge("culvert_api_server_up", help, server.trouble.is_none())?;
     let help =
         "Whether what is served is what was known before this process, the API server being away";
-    out.gauge(
-        "culvert_source_stale",
-        help,
-        u32::from(server.stale.is_some()),
-    )
+    out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
 
 /// How long certificates last.
 fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
     let days = |at: Timestamp| at.duration_since(Timestamp::now()).as_secs_f64() / 86_400.0;
-    let known = [("cert", state.expires), ("ca", state.ca_expires)];
-    let known = known
-        .iter()
-        .filter_map(|(file, at)| Some((*file, days((*at)?))));
+    let files = [("cert", state.expires), ("ca", state.ca_expires)];
+    let known = files.into_iter();
+    let known = known.filter_map(|(file, at)| Some(([("file", file)], days(at?))));
     let help = "Days until the certificate in use expires";
-    out.gauges("culvert_certificate_expiry_days", help, "file", known)?;
+    out.gauges("culvert_certificate_expiry_days", help, known)?;
     let help = "Whether the files of the certificate can't be used as they are";
-    let has_problem = u32::from(state.problem.is_some());
-    out.gauge("culvert_certificate_problem", help, has_problem)
+    out.gauge("culvert_certificate_problem", help, state.problem.is_some())
 }
 
 struct Metrics {
@@ -151,53 +138,37 @@ impl fmt::Debug for Metrics {
 impl Collector for Metrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
-        let stats = self.views.stats.borrow().clone();
-        let is_ready = u32::from(Readiness::of(&self.views).ready);
-        out.gauge(
-            "culvert_ready",
-            "Whether Services are translated as they should be",
-            is_ready,
-        )?;
+        let views = &self.views;
+        let stats = views.stats.borrow().clone();
+        let help = "Whether Services are translated as they should be";
+        out.gauge("culvert_ready", help, Readiness::of(views).ready)?;
         let help = "Whether the name of this node is that of no Node";
-        let is_nameless = ready::nameless(&self.views).is_some();
-        out.gauge("culvert_node_missing", help, u32::from(is_nameless))?;
+        out.gauge(
+            "culvert_node_missing",
+            help,
+            ready::nameless(views).is_some(),
+        )?;
         self.start(&mut out)?;
-        let source = (self.views.source)();
+        let source = (views.source)();
         self.reasons(&mut out, &stats, &source)?;
         self.maps(&mut out, &stats)?;
-        out.gauge(
-            "culvert_services",
-            "Services that were read",
-            number(stats.services),
-        )?;
+        let help = "Services that were read";
+        out.gauge("culvert_services", help, number(stats.services))?;
         let refused = source.problems.iter().filter(|problem| !problem.ignored);
-        let objects = refused.count();
-        out.gauge(
-            "culvert_objects_refused",
-            "Objects that were not read",
-            number(objects),
-        )?;
-        let refused = self.views.checks.borrow().refused.len();
-        out.gauge(
-            "culvert_health_checks_refused",
-            "Services whose health check port is not served",
-            number(refused),
-        )?;
+        let help = "Objects that were not read";
+        out.gauge("culvert_objects_refused", help, number(refused.count()))?;
+        let refused = number(views.checks.borrow().refused.len());
+        let help = "Services whose health check port is not served";
+        out.gauge("culvert_health_checks_refused", help, refused)?;
         api_server(&mut out, source.server.as_ref())?;
         let drift = [([("map", "all")], stats.drift)];
-        out.counters(
-            "culvert_map_drift",
-            "Differences between the maps and what was known",
-            drift,
-        )?;
+        let help = "Differences between the maps and what was known";
+        out.counters("culvert_map_drift", help, drift)?;
         let help = "Services that were planned";
         out.total("culvert_planned_services", help, stats.sync.planned)?;
+        let help = "From the last change to its last write";
         let delay = stats.last_delay_seconds;
-        out.gauge(
-            "culvert_program_delay_seconds",
-            "From the last change to its last write",
-            delay,
-        )?;
+        out.gauge("culvert_program_delay_seconds", help, delay)?;
         self.sockets(&mut out, &stats)?;
         service_ports::encode(&mut out, &self.counted)?;
         self.steering(&mut out, &stats)?;
@@ -208,78 +179,57 @@ impl Collector for Metrics {
 
 impl Metrics {
     fn start(&self, out: &mut Out<'_>) -> fmt::Result {
-        let StartTimes {
-            load,
-            read,
-            write,
-            attach,
-        } = *self.views.start.borrow();
+        let took = *self.views.start.borrow();
         let steps = [
-            ("load", load),
-            ("read", read),
-            ("write", write),
-            ("attach", attach),
+            ("load", took.load),
+            ("read", took.read),
+            ("write", took.write),
+            ("attach", took.attach),
         ];
-        let done = steps
-            .into_iter()
-            .filter_map(|(step, took)| Some((step, took?)));
+        let steps = steps.into_iter();
+        let done = steps.filter_map(|(step, took)| Some(([("step", step)], took?)));
         let help = "How long the steps of the start took";
-        out.gauges("culvert_start_seconds", help, "step", done)
+        out.gauges("culvert_start_seconds", help, done)
     }
 
     fn reasons(&self, out: &mut Out<'_>, stats: &Stats, source: &Report) -> fmt::Result {
-        let mut counts: Vec<(Reason, u64)> = (self.views.counters)().unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read the kernel's counters");
-            Vec::new()
-        });
-        let tunnel = (self.views.tunnel.counts)();
-        let checks = self.views.checks.borrow().clone();
-        for reason in Reason::ALL
-            .into_iter()
-            .filter(|reason| !reason.is_of_kernel())
-        {
-            let of_one = [
-                (Reason::ObjectRefused, source.refused_total),
-                (Reason::FieldIgnored, source.ignored_total),
-                (Reason::SocketEnded, self.views.sockets.borrow().ended),
-                (Reason::HealthPortTaken, checks.refused_total),
-            ];
-            let of_one = of_one.into_iter().find(|(its, _)| *its == reason);
-            let of_one = of_one.map_or(0, |(_, total)| total);
-            let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
-            let of_tunnel = tunnel.get(&reason).copied().unwrap_or(0);
-            let count = of_one.saturating_add(of_maps).saturating_add(of_tunnel);
-            counts.push((reason, count));
+        let mut counts = self.views.kernel_counts();
+        let mut of_daemon = (self.views.tunnel.counts)();
+        let ended = self.views.sockets.borrow().ended;
+        let taken = self.views.checks.borrow().refused_total;
+        for (reason, total) in [
+            (Reason::ObjectRefused, source.refused_total),
+            (Reason::FieldIgnored, source.ignored_total),
+            (Reason::SocketEnded, ended),
+            (Reason::HealthPortTaken, taken),
+        ] {
+            *of_daemon.entry(reason).or_default() += total;
         }
-        let labelled = counts
-            .iter()
-            .map(|(reason, n)| ([("reason", reason.label())], *n));
-        out.counters(
-            "culvert_reason",
-            "How connects, datagrams and objects ended",
-            labelled,
-        )
+        for reason in Reason::ALL.into_iter().filter(|it| !it.is_of_kernel()) {
+            let of_maps = stats.counts.get(reason.label()).copied().unwrap_or(0);
+            let others = of_daemon.get(&reason).copied().unwrap_or(0);
+            counts.push((reason, of_maps + others));
+        }
+        let labelled = counts.into_iter();
+        let labelled = labelled.map(|(reason, n)| ([("reason", reason.label())], n));
+        let help = "How connects, datagrams and objects ended";
+        out.counters("culvert_reason", help, labelled)
     }
 
     fn maps(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
         let maps = used(stats).filter_map(|(size, used)| Some((size.array()?.name, size, used)));
-        let used = maps.clone().map(|(map, _, used)| (map, number(used)));
-        out.gauges("culvert_map_entries", "Entries in use", "map", used)?;
+        let used = maps.clone();
+        let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
+        out.gauges("culvert_map_entries", "Entries in use", used)?;
         let sizes = &self.views.setup.maps;
         let room = |size: Size| sizes.get(size.word()).copied().map_or(0.0, f64::from);
-        let room = maps.map(|(map, size, _)| (map, room(size)));
-        out.gauges(
-            "culvert_map_capacity_entries",
-            "Entries there is room for",
-            "map",
-            room,
-        )?;
-        let refused = stats
-            .problems
-            .iter()
-            .map(|(reason, n)| (reason, number(*n)));
+        let room = maps.map(|(map, size, _)| ([("map", map)], room(size)));
+        let help = "Entries there is room for";
+        out.gauges("culvert_map_capacity_entries", help, room)?;
+        let refused = stats.problems.iter();
+        let refused = refused.map(|(reason, n)| ([("reason", reason)], number(*n)));
         let help = "Service ports that are not programmed as planned";
-        out.gauges("culvert_service_ports_refused", help, "reason", refused)
+        out.gauges("culvert_service_ports_refused", help, refused)
     }
 
     fn sockets(&self, out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
@@ -312,7 +262,7 @@ impl Metrics {
         let problems = number(steering.problems.len());
         out.gauge("culvert_steering_problems", help, problems)?;
         let help = "Whether uplinks can't be guarded, or routes to steering prefixes be kept";
-        let has_problem = u32::from(self.views.network.borrow().problem.is_some());
+        let has_problem = self.views.network.borrow().problem.is_some();
         out.gauge("culvert_steering_network_problem", help, has_problem)
     }
 
@@ -326,7 +276,7 @@ impl Metrics {
         out.gauge("culvert_tunnel_sessions", help, number(sessions().count()))?;
         let streams: u32 = sessions().map(|session| session.traffic.streams).sum();
         let help = "Streams that are open";
-        out.gauge("culvert_tunnel_streams", help, f64::from(streams))?;
+        out.gauge("culvert_tunnel_streams", help, streams)?;
         (self.views.tunnel.identity)().map_or(Ok(()), |state| certificate(out, &state))
     }
 }

@@ -2,21 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    future::Future,
-    net::SocketAddr,
-    path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Response, StatusCode};
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use super::{
     Views, health, metrics,
     ready::Readiness,
-    server::{self, Site, SocketError, json, respond, text},
+    server::{Site, json, text},
     status::Status,
 };
 
@@ -32,37 +29,13 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    const fn name(self) -> &'static str {
+    /// Its name in logs, and of its task.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Socket => "socket",
+            Self::Socket => "admin socket",
             Self::Admin => "admin",
             Self::Healthz => "healthz",
-        }
-    }
-
-    const fn paths(self) -> &'static [&'static str] {
-        match self {
-            Self::Socket => &[
-                "/status",
-                "/services",
-                "/nodes",
-                "/metrics",
-                "/healthz",
-                "/livez",
-                "/readyz",
-                "/proxyMode",
-                "/configz",
-            ],
-            Self::Admin => &[
-                "/status",
-                "/services",
-                "/nodes",
-                "/metrics",
-                "/healthz",
-                "/proxyMode",
-                "/configz",
-            ],
-            Self::Healthz => &["/healthz", "/livez", "/readyz"],
         }
     }
 }
@@ -70,92 +43,52 @@ impl Endpoint {
 /// How Services are translated, where kube-proxy says `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
-type Answers = Arc<Mutex<metrics::Answers>>;
+/// Counts of answers about health, which all endpoints share.
+pub type Answers = Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>;
 
-struct Node {
-    endpoint: Endpoint,
-    views: Arc<Views>,
-    answers: Answers,
-}
-
-/// Serves a TCP port until the drain begins. A port that is taken, by another proxy that still
-/// runs, is tried again until it is free.
-pub async fn serve(
-    endpoint: Endpoint,
-    address: SocketAddr,
-    views: Arc<Views>,
-    answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
-    draining: watch::Receiver<bool>,
-) {
-    let waiting = views.listening.clone();
-    let site = Node {
-        endpoint,
-        views,
-        answers,
-    };
-    server::serve_port(endpoint.name(), address, site, waiting, draining).await;
-}
-
-/// Binds the admin socket, which only its owner may use. A socket that an earlier daemon left
-/// behind is replaced: that it is gone is known, since the pins are held. The second value serves
-/// it until the drain begins.
-///
-/// # Errors
-///
-/// The folder or the socket can't be made.
-pub fn serve_socket(
-    path: &Path,
-    views: Arc<Views>,
-    answers: Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>,
-    draining: watch::Receiver<bool>,
-) -> Result<impl Future<Output = ()> + Send + use<>, SocketError> {
-    let site = Node {
-        endpoint: Endpoint::Socket,
-        views,
-        answers,
-    };
-    server::serve_path(path, site, draining)
+/// What a listener of a node answers.
+#[expect(missing_debug_implementations, reason = "views are functions")]
+pub struct Node {
+    /// The listener.
+    pub endpoint: Endpoint,
+    /// What is shown.
+    pub views: Arc<Views>,
+    /// Counts of answers about health.
+    pub answers: Answers,
 }
 
 impl Site for Node {
-    fn paths(&self) -> Option<&'static [&'static str]> {
-        Some(self.endpoint.paths())
-    }
-
-    async fn answer(&self, path: &str, query: &str) -> Response<Full<Bytes>> {
-        match path {
-            "/status" => json(StatusCode::OK, &Status::of(&self.views)),
-            "/services" => self.services(query).await,
-            "/nodes" => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
-            "/metrics" => self.metrics().await,
-            "/proxyMode" => text(StatusCode::OK, PROXY_MODE.to_owned()),
-            "/configz" => json(StatusCode::OK, &self.views.config),
+    async fn answer(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
+        Some(match (self.endpoint, path) {
             // Beside the metrics it says no more than that somebody answers, as kube-proxy's does.
-            "/healthz" if self.endpoint == Endpoint::Admin => text(StatusCode::OK, "ok".to_owned()),
-            "/healthz" => self.health("/healthz", true),
-            "/readyz" => {
+            (Endpoint::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
+            (Endpoint::Admin, "/livez" | "/readyz") => return None,
+            (_, "/healthz") => self.health("/healthz", true),
+            (_, "/livez") => self.health("/livez", false),
+            (_, "/readyz") => {
                 let readiness = Readiness::of(&self.views);
                 json(code(readiness.ready), &readiness)
             }
-            _ => self.health("/livez", false),
-        }
+            (Endpoint::Healthz, _) => return None,
+            (_, "/status") => json(StatusCode::OK, &Status::of(&self.views)),
+            (_, "/services") => self.services(query).await,
+            (_, "/nodes") => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
+            (_, "/metrics") => self.metrics().await,
+            (_, "/proxyMode") => text(StatusCode::OK, PROXY_MODE.to_owned()),
+            (_, "/configz") => json(StatusCode::OK, &self.views.config),
+            _ => return None,
+        })
     }
 }
 
 impl Node {
-    /// Whether the start is over.
-    fn is_running(&self) -> bool {
-        self.views.starting.borrow().is_none()
-    }
-
     /// All Services, or those of the name that is asked for.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
-        if !self.is_running() {
+        let is_starting = self.views.starting.borrow().is_some();
+        if is_starting {
             let why = Readiness::of(&self.views).summary().unwrap_or_default();
-            return text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("not ready: {why}\n"),
-            );
+            let body = format!("not ready: {why}\n");
+            return text(StatusCode::SERVICE_UNAVAILABLE, body);
         }
         let mut asked = query.split('&');
         let name = asked.find_map(|asked| asked.strip_prefix("name="));
@@ -172,10 +105,7 @@ impl Node {
             .clone();
         self.answer_aside(move |views| {
             let counted = (views.counted)(views.service_metrics);
-            match metrics::render(views, answers, counted) {
-                Ok(body) => respond(StatusCode::OK, metrics::CONTENT_TYPE, body.into()),
-                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-            }
+            metrics::answer(metrics::render(views, answers, counted))
         })
         .await
     }

@@ -37,8 +37,14 @@ impl Readiness {
         )
     }
 
-    /// Ready, unless there are reasons.
-    pub(super) const fn because(reasons: Vec<String>) -> Self {
+    /// Ready, unless there are reasons, or ports that are not ours yet.
+    pub(super) fn because(
+        reasons: impl Iterator<Item = String>,
+        listening: &BTreeMap<String, String>,
+    ) -> Self {
+        let ports = listening.iter();
+        let ports = ports.map(|(port, why)| format!("cannot listen on {port}: {why}"));
+        let reasons: Vec<_> = reasons.chain(ports).collect();
         Self {
             ready: reasons.is_empty(),
             reasons,
@@ -74,11 +80,9 @@ fn judge(
         let stale = stale.unwrap_or("what it says now is being written");
         format!("the API server was not heard of since the start: {stale}")
     });
-    let ports = listening.iter();
-    let ports = ports.map(|(port, why)| format!("cannot listen on {port}: {why}"));
     let reasons = [starting, unsynced, failing, stale, trouble];
     let reasons = reasons.into_iter().flatten().chain(unwritten(stats));
-    Readiness::because(reasons.chain(ports).collect())
+    Readiness::because(reasons, listening)
 }
 
 /// What is in no map. An address that another Service has is left out by the rules, and waits for

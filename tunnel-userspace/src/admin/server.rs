@@ -41,7 +41,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What else than its address a port listens on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Span {
+pub enum Span {
     /// The unspecified address of a family stands for all addresses of that family.
     Family,
     /// The unspecified address of either family stands for all addresses of both, as kube-proxy's
@@ -50,7 +50,7 @@ pub(super) enum Span {
 }
 
 /// What is answered, by path.
-pub(super) trait Site: Send + Sync + 'static {
+pub trait Site: Send + Sync + 'static {
     /// Connections that are served at once on one listener. One more ends the oldest.
     const MOST_CONNECTIONS: usize = 64;
 
@@ -60,22 +60,21 @@ pub(super) trait Site: Send + Sync + 'static {
     /// What else than its address its port listens on.
     const SPAN: Span = Span::Wildcard;
 
-    /// The paths that there are, to be asked by GET; nothing where any path is one, and may be asked
-    /// by any method.
-    fn paths(&self) -> Option<&'static [&'static str]>;
+    /// Whether it answers any method; else only GET and HEAD.
+    const TAKES_ANY_METHOD: bool = false;
 
-    /// The answer to one of them, with what stands behind its question mark.
-    fn answer(&self, path: &str, query: &str)
-    -> impl Future<Output = Response<Full<Bytes>>> + Send;
-}
-
-struct Server<S> {
-    site: S,
+    /// The answer to a path, with what stands behind its question mark; nothing where there is no such
+    /// path.
+    fn answer(
+        &self,
+        path: &str,
+        query: &str,
+    ) -> impl Future<Output = Option<Response<Full<Bytes>>>> + Send;
 }
 
 /// Serves a TCP port until the drain begins. A port that is taken, by another proxy that still
 /// runs, is tried again until it is free.
-pub(super) async fn serve_port<S: Site>(
+pub async fn serve_port<S: Site>(
     name: &'static str,
     address: SocketAddr,
     site: S,
@@ -87,8 +86,7 @@ pub(super) async fn serve_port<S: Site>(
     let bound = listen::bound(&shown, bind, &waiting, &mut draining).await;
     let Some(listener) = bound else { return };
     info!(endpoint = name, %address, "listening");
-    let server = Arc::new(Server { site });
-    server.serve(|| listener.accept(), draining).await;
+    serve(site, || listener.accept(), draining).await;
 }
 
 fn bind(address: SocketAddr, span: Span) -> io::Result<TcpListener> {
@@ -133,7 +131,7 @@ pub struct SocketError {
 /// # Errors
 ///
 /// The folder or the socket can't be made.
-pub(super) fn serve_path<S: Site>(
+pub fn serve_path<S: Site>(
     path: &Path,
     site: S,
     draining: watch::Receiver<bool>,
@@ -145,79 +143,67 @@ pub(super) fn serve_path<S: Site>(
     let listener = listen::unix(path).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
-        let server = Arc::new(Server { site });
-        server.serve(|| listener.accept(), draining).await;
+        serve(site, || listener.accept(), draining).await;
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "the admin socket was gone already");
         }
     })
 }
 
-impl<S: Site> Server<S> {
-    /// Serves each connection that is accepted, until the drain begins.
-    async fn serve<T, P, F>(
-        self: Arc<Self>,
-        accept: impl Fn() -> F,
-        draining: watch::Receiver<bool>,
-    ) where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        F: Future<Output = io::Result<(T, P)>>,
-    {
-        // In the order in which they came.
-        let mut order: VecDeque<AbortHandle> = VecDeque::new();
-        let admit = |connections: &mut JoinSet<()>, (stream, _)| {
-            order.retain(|connection| !connection.is_finished());
-            // Who came first had most time to ask. A client that says nothing is not to keep others
-            // out.
-            if order.len() >= S::MOST_CONNECTIONS
-                && let Some(oldest) = order.pop_front()
-            {
-                oldest.abort();
-            }
-            order.push_back(connections.spawn(Arc::clone(&self).connection(stream)));
-        };
-        listen::accept_all(accept, &mut JoinSet::new(), draining, admit).await;
-    }
+/// Serves each connection that is accepted, until the drain begins.
+async fn serve<S: Site, T, P, F>(site: S, accept: impl Fn() -> F, draining: watch::Receiver<bool>)
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    F: Future<Output = io::Result<(T, P)>>,
+{
+    let site = Arc::new(site);
+    // In the order in which they came.
+    let mut order: VecDeque<AbortHandle> = VecDeque::new();
+    let admit = |connections: &mut JoinSet<()>, (stream, _)| {
+        order.retain(|connection| !connection.is_finished());
+        // Who came first had most time to ask. A client that says nothing is not to keep others out.
+        if order.len() >= S::MOST_CONNECTIONS
+            && let Some(oldest) = order.pop_front()
+        {
+            oldest.abort();
+        }
+        order.push_back(connections.spawn(converse(Arc::clone(&site), stream)));
+    };
+    listen::accept_all(accept, &mut JoinSet::new(), draining, admit).await;
+}
 
-    async fn connection<T>(self: Arc<Self>, stream: T)
-    where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let service = service_fn(move |request| {
-            let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.answer(&request).await) }
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .title_case_headers(true)
-            .keep_alive(S::KEEPS_ALIVE)
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(16 * 1024)
-            .serve_connection(TokioIo::new(stream), service);
-        match timeout(CONNECTION_TIMEOUT, connection).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => debug!(%error, "a client broke off"),
-            Err(_) => debug!("a client took too long"),
-        }
+async fn converse<S: Site, T>(site: Arc<S>, stream: T)
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let service = service_fn(move |request| {
+        let site = Arc::clone(&site);
+        async move { Ok::<_, Infallible>(answer(&*site, &request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .title_case_headers(true)
+        .keep_alive(S::KEEPS_ALIVE)
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(16 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    match timeout(CONNECTION_TIMEOUT, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a client broke off"),
+        Err(_) => debug!("a client took too long"),
     }
+}
 
-    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        let path = request.uri().path();
-        let query = request.uri().query().unwrap_or_default();
-        let Some(paths) = self.site.paths() else {
-            return self.site.answer(path, query).await;
-        };
-        if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "only GET is answered\n".into(),
-            );
-        }
-        if !paths.contains(&path) {
-            return text(StatusCode::NOT_FOUND, format!("there is no {path} here\n"));
-        }
-        self.site.answer(path, query).await
+async fn answer<S: Site>(site: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let is_asked = [Method::GET, Method::HEAD].contains(request.method());
+    if !is_asked && !S::TAKES_ANY_METHOD {
+        let body = "only GET is answered\n".to_owned();
+        return text(StatusCode::METHOD_NOT_ALLOWED, body);
     }
+    let path = request.uri().path();
+    let query = request.uri().query().unwrap_or_default();
+    let answer = site.answer(path, query).await;
+    answer.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("there is no {path} here\n")))
 }
 
 pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {

@@ -118,16 +118,8 @@ impl Status {
     /// The status now.
     pub(super) fn of(views: &Views) -> Self {
         let readiness = Readiness::of(views);
-        let reasons = match (views.counters)() {
-            Ok(counts) => counts
-                .into_iter()
-                .map(|(reason, n)| (reason.label().to_owned(), n))
-                .collect(),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the kernel's counters");
-                BTreeMap::new()
-            }
-        };
+        let counts = views.kernel_counts().into_iter();
+        let reasons = counts.map(|(reason, n)| (reason.label().to_owned(), n));
         let source = serde_json::to_value((views.source)());
         Self {
             ready: readiness.ready,
@@ -142,7 +134,7 @@ impl Status {
             nodes: (views.tunnel.nodes)(),
             identity: (views.tunnel.identity)(),
             source: source.unwrap_or_default(),
-            reasons,
+            reasons: reasons.collect(),
             connections: (views.connections)(),
             not_listening: views.listening.borrow().clone(),
             health_checks: views.checks.borrow().clone(),

@@ -75,7 +75,9 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Age
             "`culvert status` will not find this agent: give it a stateDir of its own"
         ),
     }
-    tasks.start("admin", admin::serve_agent(section.admin, views, ending));
+    let waiting = views.listening.clone();
+    let admin = admin::serve_port("agent", section.admin, views, waiting, ending);
+    tasks.start("admin", admin);
     tasks.start("identity", store.run(draining.clone()));
     let mut work = Tasks::default();
     work.start("agent", agent.run(draining));
@@ -100,12 +102,8 @@ fn socket(
     ending: &watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send + use<>, Box<dyn Error>> {
     fs::create_dir_all(&config.state_dir)?;
-    let path = config.agent_socket();
-    Ok(admin::serve_agent_socket(
-        &path,
-        views.clone(),
-        ending.clone(),
-    )?)
+    let (path, views) = (config.agent_socket(), views.clone());
+    Ok(admin::serve_path(&path, views, ending.clone())?)
 }
 
 #[cfg(test)]

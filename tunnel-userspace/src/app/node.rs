@@ -4,12 +4,7 @@ mod ending;
 mod parts;
 mod steps;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
@@ -21,7 +16,7 @@ use super::{
     tunnel::{Steered, Tunnel},
 };
 use crate::{
-    admin::{self, Checks, Endpoint, Views},
+    admin::{self, Answers, Checks, Endpoint, Views},
     bpf::Guard,
     config::Config,
     events,
@@ -235,25 +230,23 @@ fn serve(
     tasks: &mut Tasks,
     draining: &watch::Receiver<bool>,
 ) -> Result<(), NodeError> {
-    let answers = Arc::new(Mutex::new(BTreeMap::new()));
-    let socket = admin::serve_socket(
-        &config.admin_socket(),
-        Arc::clone(views),
-        Arc::clone(&answers),
-        draining.clone(),
-    )
-    .map_err(failed("cannot serve the admin socket"))?;
-    tasks.start("admin socket", socket);
-    let ports = [
-        ("admin", Endpoint::Admin, config.admin.address),
-        ("healthz", Endpoint::Healthz, config.healthz.address),
-    ];
-    for (name, endpoint, address) in ports {
-        let (views, answers) = (Arc::clone(views), Arc::clone(&answers));
-        tasks.start(
-            name,
-            admin::serve(endpoint, address, views, answers, draining.clone()),
-        );
+    let answers = Answers::default();
+    let site = |endpoint| admin::Node {
+        endpoint,
+        views: Arc::clone(views),
+        answers: Arc::clone(&answers),
+    };
+    let socket = site(Endpoint::Socket);
+    let socket = admin::serve_path(&config.admin_socket(), socket, draining.clone());
+    let socket = socket.map_err(failed("cannot serve the admin socket"))?;
+    tasks.start(Endpoint::Socket.name(), socket);
+    for (endpoint, address) in [
+        (Endpoint::Admin, config.admin.address),
+        (Endpoint::Healthz, config.healthz.address),
+    ] {
+        let (name, waiting) = (endpoint.name(), views.listening.clone());
+        let port = admin::serve_port(name, address, site(endpoint), waiting, draining.clone());
+        tasks.start(name, port);
     }
     Ok(())
 }

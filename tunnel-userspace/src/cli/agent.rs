@@ -1,8 +1,5 @@
-use super::table;
-use crate::{
-    admin::AgentStatus,
-    tunnel::{ConnectionState, ConnectionView},
-};
+use super::table::{self, Rows};
+use crate::{admin::AgentStatus, tunnel::ConnectionView};
 
 pub(super) fn render(status: &AgentStatus) -> String {
     let setup = &status.setup;
@@ -10,53 +7,27 @@ pub(super) fn render(status: &AgentStatus) -> String {
         None => "connected".to_owned(),
         Some(reason) => format!("not ready: {reason}"),
     };
-    let mut lines = vec![
-        format!("culvert agent {}: {ready}", setup.version),
-        format!("  process      {}, started {}", setup.pid, setup.started),
-        format!("  allowed      {}", setup.allow.join(" ")),
-    ];
-    if let Some(expires) = status.identity.expires {
-        let name = status.identity.name.as_deref().unwrap_or_default();
-        lines.push(format!("  certificate  {name}, expires {expires}"));
+    let mut rows = Rows::under(format!("culvert agent {}: {ready}", setup.version));
+    let process = format!("{}, started {}", setup.pid, setup.started);
+    rows.add("process", process);
+    rows.add("allowed", setup.allow.join(" "));
+    let identity = &status.identity;
+    if let Some(expires) = identity.expires {
+        let name = identity.name.as_deref().unwrap_or_default();
+        rows.add("certificate", format!("{name}, expires {expires}"));
     }
-    if let Some(problem) = &status.identity.problem {
-        lines.push(format!("  refused      {problem}"));
-    }
-    lines.extend(
-        status
-            .identity
-            .warnings
-            .iter()
-            .map(|warning| format!("  warning      {warning}")),
-    );
-    let reasons: Vec<_> = status
-        .tunnel
-        .counts
-        .iter()
-        .map(|(reason, count)| format!("{reason} {count}"))
-        .collect();
-    if !reasons.is_empty() {
-        lines.push(format!("  reasons      {}", reasons.join(", ")));
-    }
-    let rows: Vec<_> = status.tunnel.connections.iter().map(row).collect();
-    lines.push(String::new());
-    lines.push(table::render(
-        &["GATEWAY", "STATE", "SINCE", "STREAMS", "LAST ERROR"],
-        &rows,
-    ));
-    lines.join("\n")
+    rows.add_each("refused", &identity.problem);
+    rows.add_each("warning", &identity.warnings);
+    rows.add_counts("reasons", &status.tunnel.counts);
+    let connections: Vec<_> = status.tunnel.connections.iter().map(row).collect();
+    let head = ["GATEWAY", "STATE", "SINCE", "STREAMS", "LAST ERROR"];
+    format!("{rows}\n\n{}", table::render(&head, &connections))
 }
 
 fn row(connection: &ConnectionView) -> Vec<String> {
-    let state = match connection.state {
-        ConnectionState::Connecting => "connecting",
-        ConnectionState::Connected => "connected",
-        ConnectionState::Waiting => "waiting",
-        ConnectionState::Draining => "draining",
-    };
     vec![
         format!("{} #{}", connection.gateway, connection.connection),
-        state.to_owned(),
+        connection.state.label().to_owned(),
         connection
             .since
             .map_or_else(|| "-".to_owned(), |since| since.to_string()),

@@ -1,3 +1,45 @@
+use std::{collections::BTreeMap, fmt};
+
+/// Rows of a name and a value, under a headline.
+pub(super) struct Rows(String);
+
+impl Rows {
+    pub(super) const fn under(headline: String) -> Self {
+        Self(headline)
+    }
+
+    pub(super) fn add(&mut self, name: &str, value: impl fmt::Display) {
+        self.0.push_str(&format!("\n  {name:<13}{value}"));
+    }
+
+    pub(super) fn add_each<V: fmt::Display>(
+        &mut self,
+        name: &str,
+        values: impl IntoIterator<Item = V>,
+    ) {
+        for value in values {
+            self.add(name, value);
+        }
+    }
+
+    /// Adds a row of those that were counted, if any were.
+    pub(super) fn add_counts(&mut self, name: &str, counts: &BTreeMap<String, u64>) {
+        let counted = counts.iter().filter(|(_, count)| **count > 0);
+        let counted: Vec<_> = counted
+            .map(|(what, count)| format!("{what} {count}"))
+            .collect();
+        if !counted.is_empty() {
+            self.add(name, counted.join(", "));
+        }
+    }
+}
+
+impl fmt::Display for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// Columns as wide as their widest cell.
 pub(super) fn render(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {

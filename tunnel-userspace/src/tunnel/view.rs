@@ -60,6 +60,27 @@ pub enum ConnectionState {
     Draining,
 }
 
+impl ConnectionState {
+    /// Every one of them.
+    pub const ALL: [Self; 4] = [
+        Self::Connecting,
+        Self::Connected,
+        Self::Waiting,
+        Self::Draining,
+    ];
+
+    /// The word for it, as in JSON.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Connected => "connected",
+            Self::Waiting => "waiting",
+            Self::Draining => "draining",
+        }
+    }
+}
+
 /// What an agent is at, as its parts tell it.
 #[derive(Debug)]
 pub struct Board {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use prometheus_client::{
-    encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
@@ -13,41 +13,49 @@ pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Out<'_> {
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl Into<f64>) -> fmt::Result {
-        let encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let kind = MetricType::Gauge;
+        let encoder = self.0.encode_descriptor(name, help, None, kind)?;
         ConstGauge::new(value.into()).encode(encoder)
     }
 
-    pub(super) fn gauges<W: AsRef<str>>(
+    pub(super) fn gauges<L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (W, f64)>,
+        values: impl IntoIterator<Item = (L, f64)>,
     ) -> fmt::Result {
-        let mut encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (word, value) in values {
-            let labels = [(label, word.as_ref())];
-            ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
-        }
-        Ok(())
+        let values = values.into_iter();
+        let values = values.map(|(labels, value)| (labels, ConstGauge::new(value)));
+        self.family(name, help, MetricType::Gauge, values)
     }
 
-    /// As [`Self::gauges`], with several labels.
-    pub(super) fn labelled_gauges<'a, const N: usize>(
+    pub(super) fn total(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let kind = MetricType::Counter;
+        let encoder = self.0.encode_descriptor(name, help, None, kind)?;
+        ConstCounter::new(value).encode(encoder)
+    }
+
+    pub(super) fn counters<L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
-        values: impl IntoIterator<Item = ([(&'a str, &'a str); N], f64)>,
+        values: impl IntoIterator<Item = (L, u64)>,
     ) -> fmt::Result {
-        let mut encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let values = values.into_iter();
+        let values = values.map(|(labels, value)| (labels, ConstCounter::new(value)));
+        self.family(name, help, MetricType::Counter, values)
+    }
+
+    fn family<L: EncodeLabelSet, M: EncodeMetric>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        values: impl Iterator<Item = (L, M)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, kind)?;
         for (labels, value) in values {
-            ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
+            value.encode(encoder.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -56,39 +64,14 @@ impl Out<'_> {
         &mut self,
         name: &str,
         help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (&'a str, &'a Histogram)>,
+        values: impl IntoIterator<Item = ([(&'a str, &'a str); 1], &'a Histogram)>,
     ) -> fmt::Result {
-        let mut encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (word, histogram) in values {
-            let labels = [(label, word)];
+        let kind = MetricType::Histogram;
+        let mut encoder = self.0.encode_descriptor(name, help, None, kind)?;
+        for (labels, histogram) in values {
             let mut encoder = encoder.encode_family(&labels)?;
             let (sum, count) = (histogram.sum(), histogram.count());
             encoder.encode_histogram::<NoLabelSet>(sum, count, histogram.buckets(), None)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn total(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(encoder)
-    }
-
-    pub(super) fn counters<'a, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'a str, &'a str); N], u64)>,
-    ) -> fmt::Result {
-        let mut encoder = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ pub(super) fn encode(out: &mut Out<'_>, counted: &Counted) -> fmt::Result {
     out.counters("culvert_service_refused", help, each(|port| port.refused))?;
     let help = "Open sockets that were sent to a backend of a service port";
     let open = each(|port| port.open).map(|(labels, open)| (labels, saturated(open)));
-    out.labelled_gauges("culvert_service_open_connections", help, open)?;
+    out.gauges("culvert_service_open_connections", help, open)?;
     let help = "Service ports that have no counts of their own here";
     let left_out = number(counted.left_out);
     out.gauge("culvert_service_ports_left_out", help, left_out)

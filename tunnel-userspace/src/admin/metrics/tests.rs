@@ -5,7 +5,7 @@ use tunnel_common::addr::Protocol;
 
 use super::*;
 use crate::{
-    admin::{AgentSetup, TunnelViews, fixture},
+    admin::{AgentSetup, StartTimes, TunnelViews, fixture},
     model::{Family, ObjectName},
     plan::PortName,
     reconcile::PortCounts,
@@ -91,7 +91,7 @@ fn agent() -> String {
             started: String::new(),
             allow: Vec::new(),
         },
-        tunnel: crate::tunnel::AgentView {
+        tunnel: AgentView {
             connections: Vec::new(),
             counts: BTreeMap::from([("target_denied".to_owned(), 3)]),
         },

@@ -1,5 +1,5 @@
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
@@ -7,12 +7,16 @@ use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
 
 use super::*;
-use crate::{admin::fixture, reconcile::Stats};
+use crate::{
+    admin::{fixture, serve_port},
+    reconcile::Stats,
+};
 
 const LOOPBACKS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -44,13 +48,13 @@ async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
     let views = Arc::new(fixture::views(shown));
     let address = SocketAddr::new(ip, port);
     let mut task = JoinSet::new();
-    task.spawn(serve(
+    let waiting = views.listening.clone();
+    let site = Node {
         endpoint,
-        address,
         views,
-        Arc::clone(&answers),
-        draining,
-    ));
+        answers: Arc::clone(&answers),
+    };
+    task.spawn(serve_port("test", address, site, waiting, draining));
     Served {
         port,
         stats,
@@ -172,7 +176,7 @@ fn node(views: Views) -> Node {
 }
 
 async fn asked(node: &Node, path: &str) -> (u16, String) {
-    let answer = node.answer(path, "").await;
+    let answer = node.answer(path, "").await.expect("a path");
     let code = answer.status().as_u16();
     let body = answer.into_body().collect().await.expect("a body");
     (code, String::from_utf8_lossy(&body.to_bytes()).into_owned())

@@ -50,29 +50,13 @@ pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     let rows: Vec<Row> = Check::value_variants()
         .iter()
         .filter(|check| checks.is_empty() || checks.contains(check))
-        .map(|check| progress::part(check.name(), || check.run(fix)))
+        .map(|check| progress::part(&progress::word(check), || check.run(fix)))
         .collect();
     ensure!(progress::summarise("check", &rows), "a check failed");
     Ok(())
 }
 
 impl Check {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Format => "format",
-            Self::Clippy => "clippy",
-            Self::ClippyBpf => "clippy-bpf",
-            Self::Atomics => "atomics",
-            Self::Doc => "doc",
-            Self::Layers => "layers",
-            Self::Length => "length",
-            Self::Deny => "deny",
-            Self::Advisories => "advisories",
-            Self::Typos => "typos",
-            Self::Taplo => "taplo",
-        }
-    }
-
     fn run(self, fix: bool) -> Result<Outcome> {
         let root = workspace::root();
         match self {

@@ -159,15 +159,7 @@ fn run(command: Command) -> Result<()> {
         Command::Ebpf => ebpf::show(),
         Command::Test { tier, args } => test::run(tier, &args),
         Command::Demo { keep, args } => demo::demo(keep, &args),
-        Command::Bench { which, args } => {
-            let which = match which {
-                Bench::Api => "api",
-                Bench::Connect => "connect",
-                Bench::Program => "program",
-                Bench::Tunnel => "tunnel",
-            };
-            demo::bench(which, &args)
-        }
+        Command::Bench { which, args } => demo::bench(&progress::word(&which), &args),
         Command::Vm {
             kernel,
             offline,

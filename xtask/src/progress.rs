@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 
 /// The last lines of a failed step that are shown.
 const TAIL: usize = 40;
@@ -79,14 +80,20 @@ impl From<bool> for Outcome {
 /// One line of the table at the end.
 #[derive(Debug)]
 pub(crate) struct Row {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
 }
 
+/// The word for a value on the command line.
+pub(crate) fn word(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// Runs a part between a line at its start and its row of the table. An error fails the part, not
 /// the parts after it.
-pub(crate) fn part(name: &'static str, run: impl FnOnce() -> Result<Outcome>) -> Row {
+pub(crate) fn part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
     println!("== {name}");
     let clock = Clock::start();
     let outcome = run().unwrap_or_else(|error| {
@@ -94,7 +101,7 @@ pub(crate) fn part(name: &'static str, run: impl FnOnce() -> Result<Outcome>) ->
         Outcome::Failed
     });
     Row {
-        name,
+        name: name.to_owned(),
         outcome,
         took: clock.elapsed(),
     }

@@ -97,7 +97,7 @@ pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     let run = |tier: &Tier| progress::part(tier.name(), || run_tier(*tier, args));
     rows.extend(able.iter().map(run));
     rows.extend(left_out.iter().map(|tier| Row {
-        name: tier.name(),
+        name: tier.name().to_owned(),
         outcome: Outcome::LeftOut("needs root"),
         took: Duration::ZERO,
     }));

@@ -1,6 +1,10 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
-use tokio::sync::watch;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::watch,
+};
 
 use super::{Setup, TunnelViews, Views};
 use crate::{
@@ -48,4 +52,14 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         listening: watch::Sender::new(BTreeMap::new()),
         checks: watch::Sender::default(),
     }
+}
+
+/// Asks, and reads the whole answer; nothing if nobody listens.
+pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
+    stream.write_all(text.as_bytes()).await.expect("asked");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("answered");
+    Some(answer)
 }

@@ -28,6 +28,18 @@ enum Broken {
     There(Reason),
 }
 
+impl Broken {
+    /// The TCP connection of this end was reset.
+    const fn here(local: End) -> Self {
+        Self::Here(local.reset())
+    }
+
+    /// The stream of this end failed.
+    fn there(error: &h2::Error, local: End) -> Self {
+        Self::There(reason_of_error(error, local.other()))
+    }
+}
+
 /// A stream that was answered.
 pub(super) struct Stream {
     pub(super) send: SendStream<Bytes>,
@@ -66,7 +78,7 @@ pub(super) async fn run(
             return Poll::Ready(Ok(()));
         }
         if failed.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(Broken::Here(local.reset())));
+            return Poll::Ready(Err(Broken::here(local)));
         }
         Poll::Pending
     })

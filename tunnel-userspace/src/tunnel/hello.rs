@@ -75,11 +75,11 @@ pub(super) enum Error {
 }
 
 /// The protocol to speak with a gateway whose newest one is this.
-const fn agree(newest: u32) -> Result<u32, Error> {
+fn agree(newest: u32) -> Result<u32, Error> {
     if newest < OLDEST {
         return Err(Error::Protocol(newest));
     }
-    Ok(if newest < NEWEST { newest } else { NEWEST })
+    Ok(newest.min(NEWEST))
 }
 
 /// The gateway's end: asks, and keeps the body of the request open. It ends when the gateway is

@@ -67,10 +67,7 @@ pub(super) struct Running {
 
 /// Begins a session: HTTP/2, then the hello, which the gateway asks for.
 pub(super) async fn begin(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
-    let meter = match &carrier {
-        Carrier::Client(client) => client.get_ref().0.meter(),
-        Carrier::Server(server) => server.get_ref().0.meter(),
-    };
+    let meter = carrier.get_ref().0.meter();
     let begun = timeout(HELLO, Box::pin(greet(shared, carrier))).await;
     let (connection, hello) = begun.map_err(|_elapsed| "no hello came in time".to_owned())??;
     Ok(Running {

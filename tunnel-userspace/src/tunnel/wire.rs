@@ -75,19 +75,11 @@ pub(super) fn server(limits: &Limits) -> h2::server::Builder {
 
 /// Checks what the handshake of TLS agreed on, and prepares the connection for bulk.
 pub(super) fn accept_carrier(carrier: &mut Carrier) -> io::Result<()> {
-    let protocol = match carrier {
-        TlsStream::Client(client) => {
-            let connection = client.get_mut().1;
-            connection.set_buffer_limit(Some(TLS_BUFFER));
-            connection.alpn_protocol()
-        }
-        TlsStream::Server(server) => {
-            let connection = server.get_mut().1;
-            connection.set_buffer_limit(Some(TLS_BUFFER));
-            connection.alpn_protocol()
-        }
-    };
-    if protocol == Some(ALPN) {
+    match carrier {
+        TlsStream::Client(client) => client.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
+        TlsStream::Server(server) => server.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
+    }
+    if carrier.get_ref().1.alpn_protocol() == Some(ALPN) {
         Ok(())
     } else {
         Err(io::Error::other("the other end does not speak culvert/1"))

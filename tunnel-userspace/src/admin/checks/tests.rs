@@ -10,7 +10,11 @@ use tokio::{
 };
 
 use super::*;
-use crate::{admin::fixture, plan::HealthCheck, reconcile::Stats};
+use crate::{
+    admin::fixture::{ask, views},
+    plan::HealthCheck,
+    reconcile::Stats,
+};
 
 const LOOPBACKS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -38,7 +42,7 @@ impl Daemon {
             node_eligible: true,
             ..Stats::default()
         });
-        let views = Arc::new(fixture::views(shown));
+        let views = Arc::new(views(shown));
         let (drain, draining) = watch::channel(false);
         let served = Checks::new(follower, Arc::clone(&views), draining);
         let concerns = served.concerns();
@@ -96,16 +100,6 @@ async fn free_port() -> u16 {
             return port;
         }
     }
-}
-
-/// What is answered to a request; nothing if nobody listens.
-async fn ask(request: &str, address: SocketAddr) -> Option<String> {
-    let mut stream = TcpStream::connect(address).await.ok()?;
-    let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
-    stream.write_all(text.as_bytes()).await.expect("asked");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("answered");
-    Some(answer)
 }
 
 /// Waits until an answer has those parts; nothing: until nobody listens.

@@ -5,8 +5,7 @@ use std::{
 
 use http_body_util::BodyExt as _;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -67,11 +66,8 @@ async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
 impl Served {
     /// What is answered at an address: head and body; nothing if nobody listens.
     async fn ask(&self, ip: IpAddr, path: &str) -> Option<(String, String)> {
-        let mut stream = TcpStream::connect((ip, self.port)).await.ok()?;
-        let text = format!("GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
-        stream.write_all(text.as_bytes()).await.expect("asked");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.expect("answered");
+        let request = format!("GET {path}");
+        let answer = fixture::ask(&request, (ip, self.port).into()).await?;
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
         Some((head.to_lowercase(), body.to_owned()))
     }

@@ -31,10 +31,7 @@ fn a_node_is_ready_when_the_maps_hold_what_the_api_server_has_told() {
         failing_since: Some(Timestamp::UNIX_EPOCH),
         ..good()
     };
-    let is_ready = |starting: Option<&str>, stats: &Stats| {
-        let starting = starting.map(str::to_owned);
-        judge(starting, stats, None, &BTreeMap::new()).ready
-    };
+    let is_ready = |starting, stats: &Stats| reasons(starting, stats, None).is_empty();
 
     assert!(is_ready(None, &good()));
     assert!(!is_ready(Some("waiting"), &good()));

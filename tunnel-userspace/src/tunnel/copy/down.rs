@@ -12,7 +12,7 @@ use h2::RecvStream;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-use super::{Broken, End, Traffic, reason_of_error};
+use super::{Broken, End, Traffic};
 
 /// Pieces below this are put together while they wait: each keeps the buffer alive that it was
 /// read into, and `h2` counts what it holds of them.
@@ -53,11 +53,11 @@ impl Down {
                 }
                 SockRef::from(tcp)
                     .shutdown(Shutdown::Write)
-                    .map_err(|_error| self.broken())?;
+                    .map_err(|_error| Broken::here(self.local))?;
                 self.is_shut = true;
                 break;
             }
-            ready!(tcp.poll_write_ready(cx)).map_err(|_error| self.broken())?;
+            ready!(tcp.poll_write_ready(cx)).map_err(|_error| Broken::here(self.local))?;
             self.write(tcp)?;
         }
         Poll::Ready(Ok(()))
@@ -72,10 +72,7 @@ impl Down {
                     traffic.count_received(bytes.len());
                     self.waiting.push(bytes);
                 }
-                Poll::Ready(Some(Err(error))) => {
-                    let reason = reason_of_error(&error, self.local.other());
-                    return Err(Broken::There(reason));
-                }
+                Poll::Ready(Some(Err(error))) => return Err(Broken::there(&error, self.local)),
                 Poll::Ready(None) => self.has_ended = true,
                 Poll::Pending => break,
             }
@@ -94,15 +91,11 @@ impl Down {
                 self.recv
                     .flow_control()
                     .release_capacity(written)
-                    .map_err(|error| Broken::There(reason_of_error(&error, self.local.other())))
+                    .map_err(|error| Broken::there(&error, self.local))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(_) => Err(self.broken()),
+            Err(_) => Err(Broken::here(self.local)),
         }
-    }
-
-    const fn broken(&self) -> Broken {
-        Broken::Here(self.local.reset())
     }
 }
 

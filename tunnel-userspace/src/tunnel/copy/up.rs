@@ -10,7 +10,7 @@ use h2::SendStream;
 use tokio::{io::AsyncReadExt as _, net::tcp::ReadHalf};
 use tunnel_common::reason::Reason;
 
-use super::{Broken, End, Traffic, code_of, reason_of, reason_of_error};
+use super::{Broken, End, Traffic, code_of, reason_of};
 use crate::tunnel::size::Size;
 
 pub(super) struct Up {
@@ -43,11 +43,10 @@ impl Up {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Broken>> {
         if let Poll::Ready(code) = self.send.poll_reset(cx) {
-            let reason = match code {
-                Ok(code) => reason_of(code, self.local.other()),
-                Err(error) => self.lost(&error),
-            };
-            return Poll::Ready(Err(Broken::There(reason)));
+            return Poll::Ready(Err(match code {
+                Ok(code) => Broken::There(reason_of(code, self.local.other())),
+                Err(error) => Broken::there(&error, self.local),
+            }));
         }
         while !self.has_ended {
             let room = ready!(self.poll_room(cx))?;
@@ -66,7 +65,7 @@ impl Up {
         }
         match ready!(self.send.poll_capacity(cx)) {
             Some(Ok(room)) => Poll::Ready(Ok(room)),
-            Some(Err(error)) => Poll::Ready(Err(Broken::There(self.lost(&error)))),
+            Some(Err(error)) => Poll::Ready(Err(Broken::there(&error, self.local))),
             None => Poll::Ready(Err(Broken::There(Reason::AgentLost))),
         }
     }
@@ -103,21 +102,13 @@ impl Up {
                 let bytes = self.buffer.split().freeze();
                 self.send(bytes, false)
             }
-            Err(_) => Err(self.broken()),
+            Err(_) => Err(Broken::here(self.local)),
         })
     }
 
     fn send(&mut self, bytes: Bytes, is_last: bool) -> Result<(), Broken> {
         self.send
             .send_data(bytes, is_last)
-            .map_err(|error| Broken::There(self.lost(&error)))
-    }
-
-    fn lost(&self, error: &h2::Error) -> Reason {
-        reason_of_error(error, self.local.other())
-    }
-
-    const fn broken(&self) -> Broken {
-        Broken::Here(self.local.reset())
+            .map_err(|error| Broken::there(&error, self.local))
     }
 }

@@ -1,58 +1,42 @@
 //! `culvert agent`: serves an edge node through the tunnel.
 
-use std::{collections::BTreeMap, error::Error, fs, future::Future, io};
+use std::{collections::BTreeMap, error::Error, fs, future::Future};
 
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{stop::Stop, tunnel::common};
+use super::{RoleError, failed, stop::Stop, tunnel::common};
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
     identity::{Role, Store},
     tasks::Tasks,
-    tunnel::{self, agent::Agent},
+    tunnel::agent::Agent,
 };
 
 /// How much longer than its streams an agent may take to stop.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
-
-/// An agent could not start, or stopped by itself.
-#[derive(Debug, thiserror::Error)]
-pub enum AgentError {
-    /// The config has no agent.
-    #[error("the config has no tunnel.agent with a tunnel.identity, so there is no agent to run")]
-    Absent,
-    /// Its settings can't be used.
-    #[error("cannot use tunnel.agent")]
-    Settings(#[source] tunnel::BadAllowance),
-    /// Signals can't be waited for.
-    #[error("cannot wait for signals")]
-    Signals(#[source] io::Error),
-    /// A task ended that should not.
-    #[error("task {0} ended")]
-    TaskEnded(String),
-}
 
 /// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams go on for `tunnel.session.drain`.
 ///
 /// # Errors
 ///
 /// The config can't be used.
-pub async fn agent(config: Config) -> Result<(), AgentError> {
-    let mut stop = Stop::new().map_err(AgentError::Signals)?;
+pub async fn agent(config: Config) -> Result<(), RoleError> {
+    let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     serve(config, async move { stop.wait().await }).await
 }
 
 /// Runs until that ends.
-async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
+async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
     let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
-        return Err(AgentError::Absent);
+        let why = "the config has no tunnel.agent with a tunnel.identity";
+        return Err(failed("there is no agent to run")(why));
     };
     let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
     let patience = config.tunnel.session.drain.saturating_add(GRACE);
     let agent = Agent::new(section.clone(), common(&config), identity.clone());
-    let agent = agent.map_err(AgentError::Settings)?;
+    let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
     let views = AgentViews {
         setup: AgentSetup {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -84,8 +68,8 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Age
     info!(gateways = ?section.gateways, allow = ?section.allow, "agent started");
     tokio::select! {
         () = stop => {}
-        name = tasks.ended() => return Err(AgentError::TaskEnded(name)),
-        name = work.ended() => return Err(AgentError::TaskEnded(name)),
+        name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
+        name = work.ended() => return Err(RoleError::TaskEnded { name }),
     }
     info!("stopping; streams may go on for a while");
     drain.send_replace(true);

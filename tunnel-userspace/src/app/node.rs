@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use self::parts::{Parts, Running};
 use super::{
+    RoleError, failed,
     sources::Sources,
     stop::Stop,
     tunnel::{Steered, Tunnel},
@@ -29,38 +30,8 @@ use crate::{
 /// How long tasks may take to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// A node could not start, or stopped by itself.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// A step of the start failed.
-    #[error("{step}")]
-    Start {
-        /// What was tried.
-        step: &'static str,
-        /// Why it failed.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// A task ended that should not.
-    #[error("task {name} ended")]
-    TaskEnded {
-        /// Its name.
-        name: String,
-    },
-}
-
-pub(super) fn failed<E>(step: &'static str) -> impl FnOnce(E) -> NodeError
-where
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    move |source| NodeError::Start {
-        step,
-        source: source.into(),
-    }
-}
-
 /// What is steered, as the config says; nothing where it is off.
-pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, NodeError> {
+pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, RoleError> {
     let Some(steering) = &config.tunnel.steering else {
         return Ok(None);
     };
@@ -87,7 +58,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, N
 /// # Errors
 ///
 /// A step of the start failed; what an earlier daemon programmed goes on as it was.
-pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeError> {
+pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
     let (mut parts, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let (drain, draining) = watch::channel(false);
     let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
@@ -122,10 +93,10 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
     let first = tokio::select! {
         update = parts.first(&mut store, &steps) => match update {
             Some(update) => Some(update),
-            None => return Err(NodeError::TaskEnded { name: tasks.ended().await }),
+            None => return Err(RoleError::TaskEnded { name: tasks.ended().await }),
         },
         () = stop.wait() => None,
-        name = tasks.ended() => return Err(NodeError::TaskEnded { name }),
+        name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
     };
     if let Some(first) = first {
         let services = first.services.len();
@@ -154,7 +125,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
         started();
         tokio::select! {
             () = stop.wait() => {}
-            name = tasks.ended() => return Err(NodeError::TaskEnded { name }),
+            name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
         }
     }
     info!("stopping; the data path stays as it is");
@@ -168,7 +139,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), NodeErro
 
 /// Loads the data path in a thread of its own, as it waits for the kernel, and reads much: other
 /// things go on.
-async fn load(config: &Config) -> Result<Parts, NodeError> {
+async fn load(config: &Config) -> Result<Parts, RoleError> {
     let config = config.clone();
     let loaded = spawn_blocking(move || Parts::load(&config)).await;
     loaded.map_err(failed("cannot load the data path"))?
@@ -179,7 +150,7 @@ async fn follow(
     config: &Config,
     tasks: &mut Tasks,
     draining: &watch::Receiver<bool>,
-) -> Result<(Addresses, watch::Receiver<Network>), NodeError> {
+) -> Result<(Addresses, watch::Receiver<Network>), RoleError> {
     let follower = Follower::open(config.tunnel.steering.is_some())
         .await
         .map_err(failed(
@@ -199,7 +170,7 @@ async fn steer(
     guard: Guard,
     links: watch::Receiver<Network>,
     view: watch::Sender<net::View>,
-) -> Result<Option<Followed>, NodeError> {
+) -> Result<Option<Followed>, RoleError> {
     let record = net::record(&config.state_dir);
     let Some(steering) = &config.tunnel.steering else {
         if let Err(error) = Net::clear(guard, &record).await {
@@ -229,7 +200,7 @@ fn serve(
     views: &Arc<Views>,
     tasks: &mut Tasks,
     draining: &watch::Receiver<bool>,
-) -> Result<(), NodeError> {
+) -> Result<(), RoleError> {
     let answers = Answers::default();
     let site = |endpoint| admin::Node {
         endpoint,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::node::{NodeError, failed, steering_rules};
+use super::{RoleError, failed, node::steering_rules};
 use crate::{
     config::Config,
     events,
@@ -28,7 +28,7 @@ pub(super) struct Sources {
 impl Sources {
     /// Reads the files and begins with the API server. Where both say something of one object, the
     /// file counts.
-    pub(super) async fn start(config: &Config) -> Result<Self, NodeError> {
+    pub(super) async fn start(config: &Config) -> Result<Self, RoleError> {
         let mut store = Store::default();
         let file = config.source.file();
         let kube = config.source.kube.as_ref();
@@ -101,7 +101,7 @@ impl Updates for Store {
 }
 
 /// What of the API server a node with that config reads.
-fn scope(config: &Config) -> Result<kube::Scope, NodeError> {
+fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
     let steering = steering_rules(config)?.map(|rules| kube::Steering {
         labels: rules.edge.keys().map(str::to_owned).collect(),
         config_map: rules.config_map,

@@ -7,13 +7,15 @@ use tracing::{error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::Part};
 
 use super::{
-    NodeError, failed, steering_rules,
+    steering_rules,
     steps::{Step, Steps},
 };
 use crate::{
     admin::{self, Setup, TunnelViews, Views},
     app::{
+        RoleError,
         canary::{self, CanaryError},
+        failed,
         state::State,
     },
     bpf::{
@@ -53,7 +55,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Everything up to, and without, the first write and the first attached program.
-    pub(super) fn load(config: &Config) -> Result<Self, NodeError> {
+    pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut steps = Steps::begin();
         let cgroup = match &config.bpf.cgroup.0 {
             Some(path) => path.clone(),
@@ -193,7 +195,7 @@ impl Parts {
     }
 
     /// Writes the maps, attaches the programs, and sends the canary.
-    pub(super) async fn program(&mut self, first: Update) -> Result<(), NodeError> {
+    pub(super) async fn program(&mut self, first: Update) -> Result<(), RoleError> {
         self.owner.apply(first).await;
         if self.owner.is_in_doubt() {
             let error = io::Error::other("what they hold is not known");
@@ -267,7 +269,7 @@ impl Parts {
     }
 
     /// Shows the programs the network namespace of the host: that which this connect comes from.
-    fn find_host(&mut self) -> Result<(), NodeError> {
+    fn find_host(&mut self) -> Result<(), RoleError> {
         let steering = self.owner.steering();
         let key = canary::steering_key();
         steering
@@ -286,7 +288,7 @@ impl Parts {
     }
 
     /// What is left once everything is attached: the guard, and the loop to run.
-    pub(super) fn into_running(self) -> Result<Running, NodeError> {
+    pub(super) fn into_running(self) -> Result<Running, RoleError> {
         Ok(Running {
             guard: self
                 .data_path
@@ -331,7 +333,7 @@ fn switches(config: &Config) -> Switches {
     }
 }
 
-fn steering_settings(config: &Config) -> Result<SteeringSettings, NodeError> {
+fn steering_settings(config: &Config) -> Result<SteeringSettings, RoleError> {
     let steering = config.tunnel.steering.as_ref();
     Ok(SteeringSettings {
         rules: steering_rules(config)?,

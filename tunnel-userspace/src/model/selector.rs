@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     str::FromStr,
 };
 
@@ -159,38 +158,6 @@ fn is_value(value: &str) -> bool {
             .all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.'))
 }
 
-impl fmt::Display for Selector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (
-            number,
-            Requirement {
-                key,
-                values,
-                negated,
-            },
-        ) in self.requirements.iter().enumerate()
-        {
-            let comma = if number == 0 { "" } else { "," };
-            let word = match (values.is_some(), *negated) {
-                (true, true) => " notin ",
-                (true, false) => " in ",
-                (false, _) => "",
-            };
-            let sign = if values.is_none() && *negated {
-                "!"
-            } else {
-                ""
-            };
-            write!(f, "{comma}{sign}{key}{word}")?;
-            if let Some(values) = values {
-                let list: Vec<_> = values.iter().map(String::as_str).collect();
-                write!(f, "({})", list.join(","))?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,12 +205,5 @@ mod tests {
                 "{bad}: {error}"
             );
         }
-    }
-
-    #[test]
-    fn a_selector_that_was_printed_reads_the_same() {
-        let selector: Selector = "a=b,c!=d,e in (x,y),f,!g".parse().expect("a selector");
-
-        assert_eq!(selector.to_string().parse(), Ok(selector));
     }
 }

@@ -21,9 +21,11 @@ impl Journal {
             .iter()
             .map(|problem| (problem.without_place(), problem.clone()))
             .collect();
-        for (
-            _,
-            Problem {
+        let new = problems
+            .iter()
+            .filter(|(key, _)| !self.problems.contains_key(*key));
+        for (_, problem) in new {
+            let Problem {
                 origin,
                 document,
                 line,
@@ -31,41 +33,33 @@ impl Journal {
                 field,
                 reason,
                 ignored,
-            },
-        ) in problems
-            .iter()
-            .filter(|(key, _)| !self.problems.contains_key(*key))
-        {
+            } = problem;
             if *ignored {
-                self.ignored_total = self.ignored_total.saturating_add(1);
+                self.ignored_total += 1;
                 warn!(
                     origin,
                     document, line, object, field, reason, "field ignored"
                 );
             } else {
-                self.refused_total = self.refused_total.saturating_add(1);
+                self.refused_total += 1;
                 warn!(
                     origin,
                     document, line, object, field, reason, "manifest refused"
                 );
             }
         }
-        for (
-            _,
-            Problem {
+        let over = self
+            .problems
+            .iter()
+            .filter(|(key, _)| !problems.contains_key(*key));
+        for (_, problem) in over {
+            let Problem {
                 origin,
-                document: _,
-                line: _,
                 object,
                 field,
                 reason,
-                ignored: _,
-            },
-        ) in self
-            .problems
-            .iter()
-            .filter(|(key, _)| !problems.contains_key(*key))
-        {
+                ..
+            } = problem;
             info!(origin, object, field, reason, "problem resolved");
         }
         self.problems = problems;

@@ -62,11 +62,11 @@ impl Report {
         for report in reports {
             for (kind, count) in &report.objects {
                 let total = merged.objects.entry(*kind).or_default();
-                *total = total.saturating_add(*count);
+                *total += *count;
             }
             merged.problems.extend_from_slice(&report.problems);
-            merged.refused_total = merged.refused_total.saturating_add(report.refused_total);
-            merged.ignored_total = merged.ignored_total.saturating_add(report.ignored_total);
+            merged.refused_total += report.refused_total;
+            merged.ignored_total += report.ignored_total;
             merged
                 .unknown_kinds
                 .extend_from_slice(&report.unknown_kinds);

@@ -196,7 +196,7 @@ impl Checks {
                 .filter(|(service, note)| view.refused.get(*service) != Some(note));
             for (service, note) in fresh {
                 warn!(%service, note, "{}", Reason::HealthPortTaken.meaning());
-                view.refused_total = view.refused_total.saturating_add(1);
+                view.refused_total += 1;
             }
             view.services = board.checks.services.len();
             view.refused = refused;

@@ -127,7 +127,7 @@ impl Node {
         let code = code(health.is_good);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let count = answers.entry((path, code.as_u16())).or_default();
-        *count = count.saturating_add(1);
+        *count += 1;
         drop(answers);
         json(code, &health)
     }

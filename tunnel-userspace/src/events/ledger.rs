@@ -66,7 +66,7 @@ impl Ledger {
             return None;
         }
         while self.tokens < self.burst && now.duration_since(self.since) >= self.every {
-            self.tokens = self.tokens.saturating_add(1);
+            self.tokens += 1;
             self.since += self.every;
         }
         if self.tokens == self.burst {

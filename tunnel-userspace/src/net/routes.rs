@@ -193,7 +193,7 @@ async fn take_over(
         let stays = old.protocol == ours.protocol && settings.prefixes.contains(&prefix);
         if !stays {
             let gone = remove_from(kernel, scene, prefix, old.protocol).await?;
-            removed = removed.saturating_add(gone);
+            removed += gone;
         }
     }
     ours.write(&settings.record)?;
@@ -219,7 +219,7 @@ async fn remove_from(
     let mut removed: usize = 0;
     for route in scene.local_to(prefix, protocol) {
         kernel.remove(route).await?;
-        removed = removed.saturating_add(1);
+        removed += 1;
     }
     Ok(removed)
 }
@@ -243,7 +243,7 @@ pub async fn remove(record: &Path) -> Result<usize, NetError> {
     let mut removed: usize = 0;
     for prefix in ours.prefixes() {
         let gone = remove_from(&kernel, &scene, prefix, ours.protocol).await?;
-        removed = removed.saturating_add(gone);
+        removed += gone;
     }
     fs::remove_file(record).map_err(|source| NetError::Record {
         path: record.to_owned(),

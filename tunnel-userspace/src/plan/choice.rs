@@ -91,7 +91,7 @@ fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
             if free == 0 {
                 break;
             }
-            walk.credit = walk.credit.saturating_add(walk.weight);
+            walk.credit += walk.weight;
             if walk.credit < most {
                 continue;
             }

@@ -87,7 +87,7 @@ pub fn steering(
     let ports = ports::read(config_map, &mut plan.problems);
     let owners = owners(nodes, rules);
     for node in nodes.values().filter(|node| rules.is_edge(node)) {
-        plan.edge_nodes = plan.edge_nodes.saturating_add(1);
+        plan.edge_nodes += 1;
         for address in own_addresses(node, &owners, rules, &mut plan.problems) {
             for (port, is_loopback) in &ports {
                 let key = SteeringKey::new(Address::from_ip(address), Port::from_host(*port));

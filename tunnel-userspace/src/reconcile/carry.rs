@@ -130,7 +130,7 @@ impl CarriedServices {
             bases.insert(*base, next);
             for slot in slots(&set.backends) {
                 to.write_slot(next, slot)?;
-                next = next.saturating_add(1);
+                next += 1;
             }
         }
         let moved = |set: Set| match bases.get(&set.base) {
@@ -143,7 +143,7 @@ impl CarriedServices {
             places.insert(base, next);
             for range in ranges {
                 to.write_source(next, range)?;
-                next = next.saturating_add(1);
+                next += 1;
             }
         }
         let placed = |set: Set| match places.get(&set.base) {

@@ -323,7 +323,7 @@ impl Desired {
             gaps.internal = (gaps.internal + new.internal).saturating_sub(old.internal);
             gaps.external = (gaps.external + new.external).saturating_sub(old.external);
         }
-        self.planned = self.planned.saturating_add(1);
+        self.planned += 1;
         if plan.is_none() {
             self.plans.remove(name);
         }

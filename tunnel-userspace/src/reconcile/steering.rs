@@ -373,7 +373,7 @@ impl<M: SteeringMaps> Steering<M> {
                 text,
             } = problem;
             let count = self.counts.entry(*reason).or_default();
-            *count = count.saturating_add(1);
+            *count += 1;
             tracing::warn!(
                 reason = reason.label(),
                 object,

@@ -240,7 +240,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         if differences > 0 {
             self.dirty.extend(desired.plans.keys().cloned());
             self.dirty.extend(self.ports.actual.ids.keys().cloned());
-            self.drift = self.drift.saturating_add(differences);
+            self.drift += differences;
         }
         Ok(differences)
     }

@@ -27,7 +27,7 @@ impl Retry {
             return None;
         }
         let doubled = 2_u32.checked_pow(self.failures).unwrap_or(u32::MAX);
-        self.failures = self.failures.saturating_add(1);
+        self.failures += 1;
         (self.failures <= MOST).then(|| FIRST.saturating_mul(doubled).min(LAST))
     }
 }

@@ -91,7 +91,7 @@ impl Suspects {
     }
 
     fn len(&self) -> usize {
-        self.by_cookie.len().saturating_add(self.unnamed.len())
+        self.by_cookie.len() + self.unnamed.len()
     }
 
     /// Whether there are some of a protocol.
@@ -206,8 +206,8 @@ impl Round {
     }
 
     fn merge(&mut self, other: Self) {
-        self.ended = self.ended.saturating_add(other.ended);
-        self.left = self.left.saturating_add(other.left);
+        self.ended += other.ended;
+        self.left += other.left;
         self.is_retryable |= other.is_retryable;
         self.problem = self.problem.take().or(other.problem);
     }

@@ -30,7 +30,7 @@ impl Backoff {
         let most = FIRST
             .saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX))
             .min(LONGEST);
-        self.failures = self.failures.saturating_add(1).min(16);
+        self.failures = (self.failures + 1).min(16);
         most.mul_f64(chance.clamp(0.0, 1.0))
     }
 }

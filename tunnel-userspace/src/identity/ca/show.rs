@@ -105,7 +105,7 @@ fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> 
         (false, Some(Role::Agent), Some(node)) => (Kind::Agent, Some(node)),
         (false, _, _) => (Kind::Other, None),
     };
-    let seconds = facts.until.as_second().saturating_sub(now.as_second());
+    let seconds = facts.until.as_second() - now.as_second();
     View {
         file: path.to_owned(),
         role,

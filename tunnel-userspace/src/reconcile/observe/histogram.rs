@@ -20,7 +20,7 @@ impl Histogram {
     pub(super) fn observe(&mut self, value: f64) {
         let place = self.buckets.partition_point(|(bound, _)| *bound < value);
         if let Some((_, count)) = self.buckets.get_mut(place) {
-            *count = count.saturating_add(1);
+            *count += 1;
             self.sum += value;
         }
     }

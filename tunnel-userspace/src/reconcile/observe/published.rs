@@ -48,13 +48,13 @@ impl Published {
         for (name, shown) in services {
             let old = match (known.entry(name), shown) {
                 (Entry::Occupied(mut entry), Some(shown)) => {
-                    *ports = ports.saturating_add(shown.ports.len());
+                    *ports += shown.ports.len();
                     Some(entry.insert(shown))
                 }
                 (Entry::Occupied(entry), None) => Some(entry.remove()),
                 (Entry::Vacant(entry), shown) => {
                     if let Some(shown) = shown {
-                        *ports = ports.saturating_add(shown.ports.len());
+                        *ports += shown.ports.len();
                         entry.insert(shown);
                     }
                     None

@@ -82,7 +82,7 @@ impl Stats {
         for problem in sync.problems() {
             let label = problem.reason.label().to_owned();
             let count = self.problems.entry(label).or_default();
-            *count = count.saturating_add(1);
+            *count += 1;
         }
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
         self.counts = sync.faults.counts().iter().map(counted).collect();

@@ -175,7 +175,7 @@ impl Actual {
         if let Some(known) = self.sets.get_mut(&set.base)
             && set.len > 0
         {
-            known.records = known.records.saturating_add(1);
+            known.records += 1;
         }
     }
 

@@ -173,7 +173,7 @@ impl Diff {
         let mut uses = BTreeMap::<_, (u32, Set)>::new();
         for set in records.map(|front| front.record.sources) {
             let (uses, known) = uses.entry((set.base, set.len)).or_insert((0, set));
-            *uses = uses.saturating_add(1);
+            *uses += 1;
             *known = set;
         }
         let left = uses.into_values();

@@ -29,7 +29,7 @@ impl Faults {
     /// Counts a reason.
     pub(super) fn count(&mut self, reason: Reason) {
         let count = self.counts.entry(reason).or_default();
-        *count = count.saturating_add(1);
+        *count += 1;
     }
 
     /// Takes the problems of a Service as they are now, and logs those that were not known before. Where

@@ -141,7 +141,7 @@ impl<W: MapWriter> Order<'_, W> {
             }
             self.actual.set_state(*index, backend.state);
             self.actual.set_sets_of(*index, backend.sets);
-            self.actual.used_backends = self.actual.used_backends.saturating_add(1);
+            self.actual.used_backends += 1;
             self.actual
                 .ports
                 .entry(id)
@@ -185,7 +185,7 @@ impl<W: MapWriter> Order<'_, W> {
             self.actual.free_slots.give(base, len);
             return Err(error.into());
         }
-        self.actual.used_slots = self.actual.used_slots.saturating_add(len);
+        self.actual.used_slots += len;
         self.actual.sets.insert(
             base,
             SetUse {

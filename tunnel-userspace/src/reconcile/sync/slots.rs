@@ -12,7 +12,7 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     let looked_up = if backends.len() > FEW { backends } else { &[] };
     for backend in looked_up {
         let share = shares.entry(*backend).or_default();
-        *share = share.saturating_add(1);
+        *share += 1;
     }
     let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
     let slot = move |backend: &u32| Slot {

@@ -19,7 +19,7 @@ pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let mut documents: Vec<Document<'_>> = Vec::new();
     let mut close = |start: usize, end: usize, line: usize| {
         if let Some(text) = text.get(start..end).filter(|text| has_content(text)) {
-            let number = documents.len().saturating_add(1);
+            let number = documents.len() + 1;
             documents.push(Document { number, line, text });
         }
     };
@@ -29,9 +29,9 @@ pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     for (line, content) in (1..).zip(text.split_inclusive('\n')) {
         if is_marker(content) {
             close(start.0, offset, start.1);
-            start = (offset.saturating_add("---".len()), line);
+            start = (offset + "---".len(), line);
         }
-        offset = offset.saturating_add(content.len());
+        offset += content.len();
     }
     close(start.0, offset, start.1);
     documents

@@ -99,7 +99,7 @@ pub(super) fn of_yaml(text: &str, last: Option<&Memory>) -> (Vec<Statement>, Mem
         };
         statements.extend(said.iter().map(|(line, said)| Statement {
             document: document.number,
-            line: document.line.saturating_add(*line),
+            line: document.line + *line,
             said: said.clone(),
         }));
         memory.said.insert(key, said);

@@ -215,11 +215,7 @@ impl View {
             }
             let last = self.unsettled.get(&path).copied().unwrap_or_default();
             let is_same = last.quiet > 0 && last.fingerprint == fingerprint;
-            let quiet = if is_same {
-                last.quiet.saturating_add(1)
-            } else {
-                1
-            };
+            let quiet = if is_same { last.quiet + 1 } else { 1 };
             let enough = if writing.contains(&path) {
                 QUIET_WRITER
             } else {

@@ -121,7 +121,7 @@ where
             match anew {
                 Anew::Over => return,
                 Anew::NotStreamed { is_refused } => {
-                    refused = refused.saturating_add(if is_refused { REFUSED } else { 1 });
+                    refused += if is_refused { REFUSED } else { 1 };
                     lists = Lists::Paged;
                     info!(kind = %K::READ_AS, "the API server doesn't stream this list, reading it in pages");
                 }

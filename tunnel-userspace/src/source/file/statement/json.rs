@@ -110,10 +110,9 @@ impl<'a> Lines<'a> {
     /// The line of the first thing at or after an offset.
     fn of_next(&mut self, offset: usize) -> usize {
         let rest = self.text.get(offset..).unwrap_or_default();
-        let blank = rest.len().saturating_sub(rest.trim_start().len());
-        let end = offset.saturating_add(blank);
+        let end = offset + (rest.len() - rest.trim_start().len());
         let passed = self.text.get(self.offset..end).unwrap_or_default();
-        self.line = self.line.saturating_add(passed.matches('\n').count());
+        self.line += passed.matches('\n').count();
         self.offset = end;
         self.line
     }

@@ -83,7 +83,7 @@ impl Round {
     pub(super) fn pause(&mut self) -> Duration {
         let full = FIRST_PAUSE * (1 << self.failures.min(16));
         let full = full.min(self.longest_pause);
-        self.failures = self.failures.saturating_add(1);
+        self.failures += 1;
         full.mul_f64(fastrand::f64().mul_add(0.5, 0.5))
     }
 }

@@ -42,9 +42,7 @@ where
     pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<Watch<K>> {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         // Not all watches of all nodes at once.
-        let seconds = seconds
-            .saturating_sub(fastrand::u32(0..=seconds / 10))
-            .max(1);
+        let seconds = (seconds - fastrand::u32(0..=seconds / 10)).max(1);
         let wanted = WatchParams {
             label_selector: self.labels.clone(),
             field_selector: self.fields.clone(),

@@ -34,7 +34,7 @@ use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
 pub use self::{
-    diag::{Diag, DiagError, Place, is_connected},
+    diag::{Diag, DiagError, Place, Stage, is_connected},
     follower::{Follower, Network},
     listeners::Listeners,
     netlink::NetError,

@@ -20,8 +20,8 @@ use nix::{
 };
 use tunnel_common::addr::Protocol;
 
-use self::message::{Answer, FAMILIES, Stage};
-pub use self::message::{Place, is_connected};
+use self::message::{Answer, FAMILIES};
+pub use self::message::{Place, Stage, is_connected};
 
 /// How long the kernel may take for a part of an answer. It answers at once; the bound is against a
 /// message that was lost.
@@ -123,35 +123,13 @@ impl Diag {
         })
     }
 
-    /// Shows every connected socket of a protocol, of both families. Sockets that are made or closed
-    /// meanwhile may be among them or not.
+    /// Shows every socket of a protocol that is at a stage, of both families. Sockets that are made or
+    /// closed meanwhile may be among them or not.
     ///
     /// # Errors
     ///
     /// The kernel can't list them, or breaks off.
-    pub fn connected(
-        &mut self,
-        protocol: Protocol,
-        show: impl FnMut(Place),
-    ) -> Result<(), DiagError> {
-        self.list(protocol, Stage::Connected, show)
-    }
-
-    /// Shows every socket of a protocol that waits for whoever comes, of both families: TCP sockets
-    /// that listen, UDP sockets that are bound and not connected.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::connected`].
-    pub fn open_to_all(
-        &mut self,
-        protocol: Protocol,
-        show: impl FnMut(Place),
-    ) -> Result<(), DiagError> {
-        self.list(protocol, Stage::Open, show)
-    }
-
-    fn list(
+    pub fn list(
         &mut self,
         protocol: Protocol,
         stage: Stage,

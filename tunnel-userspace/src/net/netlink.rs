@@ -142,15 +142,10 @@ impl Kernel {
 
     /// Links and addresses, and routes if asked for, as they are now.
     pub(super) async fn scene(&self, with_routes: bool) -> Result<Scene, NetError> {
-        let links: Vec<LinkMessage> = self
-            .handle
-            .link()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .map_err(failed("list the links"))?;
-        let addresses = self.address_messages().await?;
+        let links = self.handle.link().get().execute().try_collect().await;
+        let links: Vec<LinkMessage> = links.map_err(failed("list the links"))?;
+        let addresses = self.handle.address().get().execute().try_collect().await;
+        let addresses: Vec<AddressMessage> = addresses.map_err(failed("list the addresses"))?;
         let mut routes = Vec::new();
         let families: &[AddressFamily] = if with_routes {
             &[AddressFamily::Inet, AddressFamily::Inet6]
@@ -160,20 +155,11 @@ impl Kernel {
         for family in families {
             let mut asked = RouteMessage::default();
             asked.header.address_family = *family;
-            let found = self.handle.route().get(asked).execute();
-            let found: Vec<RouteMessage> = found
-                .try_collect()
-                .await
-                .map_err(failed("list the routes"))?;
+            let found = self.handle.route().get(asked).execute().try_collect().await;
+            let found: Vec<RouteMessage> = found.map_err(failed("list the routes"))?;
             routes.extend(found);
         }
         Ok(Scene::of(&links, &addresses, routes))
-    }
-
-    async fn address_messages(&self) -> Result<Vec<AddressMessage>, NetError> {
-        let asked = self.handle.address().get().execute();
-        let found = asked.try_collect().await;
-        found.map_err(failed("list the addresses"))
     }
 
     /// Adds a route, or puts it in the place of ours to the same destination.
@@ -184,10 +170,7 @@ impl Kernel {
     }
 
     pub(super) async fn remove(&self, route: &RouteMessage) -> Result<(), NetError> {
-        let request = self.handle.route().del(route.clone());
-        request
-            .execute()
-            .await
-            .map_err(failed("remove an old route of ours"))
+        let removed = self.handle.route().del(route.clone()).execute().await;
+        removed.map_err(failed("remove an old route of ours"))
     }
 }

@@ -1,13 +1,10 @@
 //! A route that makes a steering prefix local.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::{fmt, net::IpAddr};
 
-use rtnetlink::{
-    RouteMessageBuilder,
-    packet_route::route::{RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
+use rtnetlink::packet_route::{
+    AddressFamily,
+    route::{RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
 };
 use tunnel_common::steering::Prefix;
 
@@ -39,34 +36,24 @@ impl Route {
     }
 
     pub(super) fn message(&self) -> RouteMessage {
-        let length = self.prefix.length();
-        let mut message = match self.prefix.network().to_ip() {
-            IpAddr::V4(network) => {
-                let route = RouteMessageBuilder::<Ipv4Addr>::new();
-                let route = route.destination_prefix(network, length);
-                match self.source {
-                    Some(IpAddr::V4(source)) => route.pref_source(source).build(),
-                    Some(IpAddr::V6(_)) | None => route.build(),
-                }
-            }
-            IpAddr::V6(network) => {
-                let route = RouteMessageBuilder::<Ipv6Addr>::new();
-                let route = route.destination_prefix(network, length);
-                match self.source {
-                    Some(IpAddr::V6(source)) => route.pref_source(source).build(),
-                    Some(IpAddr::V4(_)) | None => route.build(),
-                }
-            }
+        let network = self.prefix.network().to_ip();
+        let mut message = RouteMessage::default();
+        (message.header.address_family, message.header.scope) = match network {
+            IpAddr::V4(_) => (AddressFamily::Inet, RouteScope::Host),
+            IpAddr::V6(_) => (AddressFamily::Inet6, RouteScope::Universe),
         };
+        message.header.destination_prefix_length = self.prefix.length();
         message.header.table = TABLE_LOCAL;
         message.header.kind = RouteType::Local;
-        message.header.scope = if self.prefix.is_v4() {
-            RouteScope::Host
-        } else {
-            RouteScope::Universe
-        };
         message.header.protocol = RouteProtocol::from(self.protocol);
-        message.attributes.push(RouteAttribute::Oif(self.loopback));
+        message.attributes = vec![
+            RouteAttribute::Destination(network.into()),
+            RouteAttribute::Oif(self.loopback),
+        ];
+        let source = self
+            .source
+            .map(|source| RouteAttribute::PrefSource(source.into()));
+        message.attributes.extend(source);
         message
     }
 }

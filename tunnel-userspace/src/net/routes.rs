@@ -69,18 +69,14 @@ impl Record {
 
     /// What an earlier process wrote; nothing if there is no file.
     fn read(path: &Path) -> Result<Option<Self>, NetError> {
-        let failed = |source| NetError::Record {
-            path: path.to_owned(),
-            source,
-        };
-        match fs::read(path) {
-            Ok(bytes) => {
-                let record = serde_json::from_slice(&bytes);
-                record.map(Some).map_err(|error| failed(error.into()))
-            }
+        let record = match fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(io::Error::from),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(error)),
-        }
+            Err(error) => Err(error),
+        };
+        record.map_err(unusable(path))
     }
 
     fn write(&self, path: &Path) -> Result<(), NetError> {
@@ -89,10 +85,7 @@ impl Record {
             fs::write(&draft, serde_json::to_vec(self)?)?;
             fs::rename(&draft, path)
         };
-        write().map_err(|source| NetError::Record {
-            path: path.to_owned(),
-            source,
-        })
+        write().map_err(unusable(path))
     }
 
     fn prefixes(&self) -> impl Iterator<Item = Prefix> {
@@ -137,24 +130,20 @@ pub(super) async fn keep(
         };
         is_any = true;
         let is_there = if scene.has(&route) {
-            true
+            Ok(true)
         } else if let Some(conflict) = scene.conflict(&route) {
             let hint = "give tunnel.steering.prefixes another range";
-            routed
-                .problems
-                .push(format!("{prefix}: {conflict}; {hint}"));
-            false
+            Err(format!("{prefix}: {conflict}; {hint}"))
         } else if may_add {
-            match kernel.add(&route).await {
-                Ok(()) => true,
-                Err(error) => {
-                    routed.problems.push(chain(&error));
-                    false
-                }
-            }
+            let added = kernel.add(&route).await;
+            added.map(|()| true).map_err(|error| chain(&error))
         } else {
-            false
+            Ok(false)
         };
+        let is_there = is_there.unwrap_or_else(|problem| {
+            routed.problems.push(problem);
+            false
+        });
         if is_there {
             routed.routes.push(route.to_string());
             let [v4, v6] = &mut routed.families;
@@ -204,10 +193,12 @@ async fn take_over(
 }
 
 fn here(record: &Path) -> Result<Place, NetError> {
-    Place::here().map_err(|source| NetError::Record {
-        path: record.to_owned(),
-        source,
-    })
+    Place::here().map_err(unusable(record))
+}
+
+fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
+    let path = record.to_owned();
+    |source| NetError::Record { path, source }
 }
 
 async fn remove_from(
@@ -245,10 +236,7 @@ pub async fn remove(record: &Path) -> Result<usize, NetError> {
         let gone = remove_from(&kernel, &scene, prefix, ours.protocol).await?;
         removed += gone;
     }
-    fs::remove_file(record).map_err(|source| NetError::Record {
-        path: record.to_owned(),
-        source,
-    })?;
+    fs::remove_file(record).map_err(unusable(record))?;
     Ok(removed)
 }
 

@@ -136,14 +136,12 @@ impl Scene {
         prefix: Prefix,
         protocol: u8,
     ) -> impl Iterator<Item = &RouteMessage> {
-        self.local().filter(move |found| {
-            u8::from(found.header.protocol) == protocol && is_to(found, prefix)
+        self.routes.iter().filter(move |found| {
+            table_of(found) == u32::from(TABLE_LOCAL)
+                && u8::from(found.header.protocol) == protocol
+                && found.header.destination_prefix_length == prefix.length()
+                && destination_of(found) == Some(prefix.network())
         })
-    }
-
-    fn local(&self) -> impl Iterator<Item = &RouteMessage> {
-        let is_local = |route: &&RouteMessage| table_of(route) == u32::from(TABLE_LOCAL);
-        self.routes.iter().filter(is_local)
     }
 }
 
@@ -247,11 +245,6 @@ fn default_link(routes: &[RouteMessage], is_v4: bool) -> Option<u32> {
             && route.header.kind == RouteType::Unicast
     });
     defaults.find_map(|route| gateway_links(route).first().copied())
-}
-
-fn is_to(route: &RouteMessage, prefix: Prefix) -> bool {
-    route.header.destination_prefix_length == prefix.length()
-        && destination_of(route) == Some(prefix.network())
 }
 
 fn destination_of(route: &RouteMessage) -> Option<Address> {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     failure::chain,
-    net::{Diag, DiagError, Place},
+    net::{Diag, DiagError, Place, Stage},
 };
 
 const PROC: &str = "/proc";
@@ -240,7 +240,7 @@ impl Round {
         namespace: u32,
         diag: &mut Diag,
     ) -> Result<(), LookError> {
-        diag.connected(protocol, |_place| {})?;
+        diag.list(protocol, Stage::Connected, |_place| {})?;
         let mut named = look.suspects().map_err(LookError::Memory)?;
         named.remove(&namespace).map_or(Ok(()), |suspects| {
             self.end_some(protocol, look, &suspects, diag)
@@ -255,7 +255,7 @@ impl Round {
         diag: &mut Diag,
     ) -> Result<(), LookError> {
         let mut found = Vec::new();
-        diag.connected(protocol, |place: Place| {
+        diag.list(protocol, Stage::Connected, |place: Place| {
             if let Some(origin) = suspects.by_cookie.get(&place.cookie()) {
                 found.push((place, *origin));
             }

@@ -71,10 +71,10 @@ pub fn is_connected(protocol: Protocol, state: u32) -> bool {
 
 /// Which sockets a list is to hold.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Stage {
+pub enum Stage {
     /// Those that are connected.
     Connected,
-    /// Those that wait for any peer: they listen, or are bound and not connected.
+    /// Those that wait for any peer: TCP sockets that listen, UDP sockets that are bound and not connected.
     Open,
 }
 

@@ -168,13 +168,14 @@ fn a_reset_of_the_client_reaches_the_server_as_one() -> Result<()> {
 
 #[test]
 fn a_reset_of_the_server_reaches_the_client_as_one() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Reset)?;
+    let (server, mut tunnel) = tunnel_to(Act::Reset)?;
     let mut stream = tunnel.connect(server.at())?;
 
     stream.write_all(b"x")?;
     expect_reset(&mut stream)?;
 
-    tunnel.until_counted("target_reset", 1)
+    tunnel.until_counted("target_reset", 1)?;
+    tunnel.until_agent_counted("a", "target_reset")
 }
 
 /// A kubelet behind a tunnel, and a client of it that dialled the address of its node.

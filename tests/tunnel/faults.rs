@@ -51,8 +51,8 @@ fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
         "{error}"
     );
     echo(&mut old, b"hello").expect_err("its stream has ended");
-    wait::until(ANSWER, || server.reset() + server.ended() == 1)
-        .context("the target's connection is still open")?;
+    wait::until(ANSWER, || server.reset() == 1)
+        .with_context(|| format!("the target saw {} ends and no reset", server.ended()))?;
 
     tunnel.start_cloud()?;
     let took = until_served(&tunnel, server.at())?;
@@ -101,6 +101,9 @@ fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
         "{:?}",
         start.elapsed()
     );
+    wait::until(ANSWER, || server.reset() == 1)
+        .with_context(|| format!("the target saw {} ends and no reset", server.ended()))?;
+    tunnel.until_counted("agent_lost", 1)?;
     tunnel.until_disconnected("a")?;
     tunnel.start_agent("a")?;
     echo(&mut tunnel.connect(server.at())?, b"hello")

@@ -26,9 +26,19 @@ fn what_is_not_on_the_allow_list_is_denied_by_the_agent() -> Result<()> {
     let (server, other) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
     let mut plan = Plan::of(&[server.at(), other.at()]);
     plan.allow = Some(vec![other.at()]);
-    let tunnel = plan.start()?;
+    let mut tunnel = plan.start()?;
 
     expect(&tunnel, tunnel.way_to(server.at())?, "target_denied")?;
+    tunnel.until_agent_counted("a", "target_denied")?;
+    let said = format!(
+        "a ({}): refused by the agent: not on its allow-list",
+        server.at()
+    );
+    ensure!(
+        tunnel.last_error("a")? == said,
+        "{}",
+        tunnel.last_error("a")?
+    );
 
     ensure!(server.accepted() == 0);
     echo(&mut tunnel.connect(other.at())?, b"hello")
@@ -46,6 +56,13 @@ fn each_refusal_has_one_word() -> Result<()> {
     tunnel.start_agent("a")?;
 
     expect(&tunnel, tunnel.way_to(nobody)?, "dial_refused")?;
+    tunnel.until_agent_counted("a", "dial_refused")?;
+    let said = format!("a ({nobody}): the target refused the agent's connect");
+    ensure!(
+        tunnel.last_error("a")? == said,
+        "{}",
+        tunnel.last_error("a")?
+    );
     expect(&tunnel, tunnel.way_to(hole.at())?, "dial_timed_out")?;
     expect(
         &tunnel,

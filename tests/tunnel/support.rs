@@ -237,8 +237,26 @@ impl Tunnel {
         self.cloud()?.cloud()
     }
 
+    /// The last error of a node, as the product shows it.
+    pub(crate) fn last_error(&self, node: &str) -> Result<String> {
+        let nodes = self.record()?.nodes;
+        let mut nodes = nodes.as_array().into_iter().flatten();
+        let node = nodes
+            .find(|it| it["node"] == node)
+            .context("no such node")?;
+        Ok(node["lastError"].as_str().unwrap_or_default().to_owned())
+    }
+
     pub(crate) fn count(&self, reason: &str) -> Result<u64> {
         Ok(self.record()?.count(reason))
+    }
+
+    /// Waits until the agent of a node has counted a reason.
+    pub(crate) fn until_agent_counted(&mut self, node: &str, reason: &str) -> Result<()> {
+        let agent = self.agent(node)?;
+        let counts = || agent.agent().map(|record| record.view["counts"].clone());
+        let counted = || counts().is_ok_and(|counts| counts[reason].as_u64() > Some(0));
+        wait::until(ANSWER, counted).with_context(|| format!("{reason}: {:?}", counts()))
     }
 
     /// Waits until a reason was counted so often.

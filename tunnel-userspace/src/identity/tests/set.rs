@@ -14,6 +14,11 @@ fn then() -> Timestamp {
     "2026-03-01T12:00:00Z".parse().expect("a time")
 }
 
+/// An agent's files are refused with this.
+fn assert_refused(files: &Files, wanted: &str) {
+    assert_eq!(refusal(files, Role::Agent, then()), wanted);
+}
+
 #[test]
 fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
     let site = Site::at(then());
@@ -30,9 +35,9 @@ fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
         refusal(&agent, Role::Gateway, then()),
         "cert.pem: is the certificate of an agent, not of a gateway"
     );
-    assert_eq!(
-        refusal(&gateway, Role::Agent, then()),
-        "cert.pem: is the certificate of a gateway, not of an agent"
+    assert_refused(
+        &gateway,
+        "cert.pem: is the certificate of a gateway, not of an agent",
     );
 }
 
@@ -79,10 +84,7 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
         .concat();
 
     copy(&old.path("ca.pem"), &agent.ca);
-    assert_eq!(
-        refusal(&agent, Role::Agent, then()),
-        "ca.pem: expired on 2026-02-28T12:00:00Z"
-    );
+    assert_refused(&agent, "ca.pem: expired on 2026-02-28T12:00:00Z");
 
     fs::write(&agent.ca, both).expect("written");
     let good = verified(&agent, Role::Agent, then()).expect("one of them is valid");
@@ -113,10 +115,7 @@ fn a_ca_of_the_same_name_with_another_key_is_another_ca() {
     verified(&agent, Role::Agent, then()).expect("good by itself");
     copy(&twin.path().join("ca.pem"), &agent.ca);
 
-    assert_eq!(
-        refusal(&agent, Role::Agent, then()),
-        "cert.pem: was issued by another CA: CN=foreign"
-    );
+    assert_refused(&agent, "cert.pem: was issued by another CA: CN=foreign");
 }
 
 #[test]
@@ -125,10 +124,7 @@ fn a_key_of_another_certificate_is_refused() {
     let (one, two) = (site.agent("edge-1"), site.agent("edge-2"));
     copy(&two.key, &one.key);
 
-    assert_eq!(
-        refusal(&one, Role::Agent, then()),
-        "key.pem: does not belong to the certificate"
-    );
+    assert_refused(&one, "key.pem: does not belong to the certificate");
 }
 
 #[test]
@@ -139,24 +135,18 @@ fn swapped_files_are_told_by_what_they_lack() {
     let Files { ca, cert, key } = agent;
 
     let swapped = with(ca.clone(), key.clone(), cert.clone());
-    assert_eq!(
-        refusal(&swapped, Role::Agent, then()),
-        "key.pem: has no certificate in it"
-    );
+    assert_refused(&swapped, "key.pem: has no certificate in it");
     let swapped = with(cert.clone(), cert.clone(), key.clone());
-    assert_eq!(
-        refusal(&swapped, Role::Agent, then()),
-        "cert.pem: has a certificate that is not an authority's: O=culvert:agents, CN=edge-1"
+    assert_refused(
+        &swapped,
+        "cert.pem: has a certificate that is not an authority's: O=culvert:agents, CN=edge-1",
     );
     let swapped = with(ca.clone(), ca.clone(), key);
     assert!(
         refusal(&swapped, Role::Agent, then()).starts_with("ca.pem: can't be used: its subject, "),
     );
     let swapped = with(ca, cert.clone(), cert);
-    assert_eq!(
-        refusal(&swapped, Role::Agent, then()),
-        "cert.pem: has no private key in it"
-    );
+    assert_refused(&swapped, "cert.pem: has no private key in it");
 }
 
 #[test]

@@ -27,93 +27,82 @@ struct Followed {
     running: JoinSet<()>,
 }
 
-impl Followed {
-    async fn of(servers: &[&Server]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        Self::keeping(servers, folder, PATIENCE).await
+/// A source that is about to follow servers on loopback, quickly.
+struct Setup {
+    limits: Limits,
+    settings: Settings,
+    scope: Scope,
+    folder: tempfile::TempDir,
+}
+
+impl Setup {
+    fn of(servers: &[&Server]) -> Self {
+        Self::within(tempfile::tempdir().expect("a folder"), servers)
     }
 
-    /// With a limit for what shouldn't last.
-    async fn within(limit: Duration, servers: &[&Server]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let limits = Limits {
-            silence: limit,
-            lag: limit,
-            probe: limit,
-            overtime: limit,
-        };
-        let settings = Self::settings(servers, &folder);
-        Self::start(limits, settings, Scope::default(), folder).await
-    }
-
-    /// With the pauses of the product.
-    async fn patient(servers: &[&Server]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let settings = Settings {
-            longest_pause: Duration::from_secs(10),
-            ..Self::settings(servers, &folder)
-        };
-        Self::start(LIMITS, settings, Scope::default(), folder).await
-    }
-
-    /// Who asks, by a kubeconfig that is in a folder already.
-    async fn by(folder: tempfile::TempDir, server: &Server) -> Self {
-        Self::keeping(&[server], folder, PATIENCE).await
-    }
-
-    async fn keeping(servers: &[&Server], folder: tempfile::TempDir, patience: Duration) -> Self {
-        let settings = Settings {
-            patience,
-            ..Self::settings(servers, &folder)
-        };
-        Self::start(LIMITS, settings, Scope::default(), folder).await
-    }
-
-    fn settings(servers: &[&Server], folder: &tempfile::TempDir) -> Settings {
+    /// In a folder, which may have a kubeconfig that says who asks.
+    fn within(folder: tempfile::TempDir, servers: &[&Server]) -> Self {
         let kubeconfig = folder.path().join("kubeconfig");
         if !kubeconfig.exists() {
             std::fs::write(&kubeconfig, server::kubeconfig(servers[0])).expect("written");
         }
-        Settings {
-            kubeconfig: Some(kubeconfig),
-            api_servers: servers.iter().map(|it| ApiServer(it.uri())).collect(),
-            connect_timeout: Duration::from_secs(2),
-            watch_timeout: Duration::from_secs(60),
-            longest_pause: Duration::from_millis(300),
-            page_size: 2,
-            patience: PATIENCE,
-            keep_every: Duration::from_millis(10),
-            ..Settings::default()
+        Self {
+            limits: LIMITS,
+            settings: Settings {
+                kubeconfig: Some(kubeconfig),
+                api_servers: servers.iter().map(|it| ApiServer(it.uri())).collect(),
+                connect_timeout: Duration::from_secs(2),
+                watch_timeout: Duration::from_secs(60),
+                longest_pause: Duration::from_millis(300),
+                page_size: 2,
+                patience: PATIENCE,
+                keep_every: Duration::from_millis(10),
+                ..Settings::default()
+            },
+            scope: Scope {
+                node: "node-a".to_owned(),
+                kept: folder.path().join("objects"),
+                ..Scope::default()
+            },
+            folder,
         }
     }
 
-    async fn start(
-        limits: Limits,
-        settings: Settings,
-        scope: Scope,
-        folder: tempfile::TempDir,
-    ) -> Self {
+    async fn start(self) -> Followed {
         let mut store = Store::default();
-        let scope = Scope {
-            node: "node-a".to_owned(),
-            kept: folder.path().join("objects"),
-            ..scope
-        };
-        let source = start_within(limits, settings, scope, store.overlay())
+        let source = start_within(self.limits, self.settings, self.scope, store.overlay())
             .await
             .expect("a source");
         let (draining, stop) = watch::channel(false);
         let report = source.report();
         let mut running = JoinSet::new();
         running.spawn(source.run(stop));
-        Self {
+        Followed {
             store,
             report,
             known: BTreeMap::new(),
-            folder,
+            folder: self.folder,
             draining,
             running,
         }
+    }
+}
+
+impl Followed {
+    async fn of(servers: &[&Server]) -> Self {
+        Setup::of(servers).start().await
+    }
+
+    /// With a limit for what shouldn't last.
+    async fn within(limit: Duration, servers: &[&Server]) -> Self {
+        let mut setup = Setup::of(servers);
+        setup.limits = Limits {
+            silence: limit,
+            lag: limit,
+            probe: limit,
+            overtime: limit,
+        };
+        setup.start().await
     }
 
     /// Waits for these Services, and stops.
@@ -154,16 +143,13 @@ impl Followed {
 
     async fn until_trouble(&mut self, words: &str) {
         let is_told = |report: &Arc<Report>| {
-            let trouble = report
-                .server
-                .as_ref()
-                .and_then(|server| server.trouble.as_ref());
+            let server = report.server.as_ref();
+            let trouble = server.and_then(|server| server.trouble.as_ref());
             trouble.is_some_and(|trouble| trouble.contains(words))
         };
-        let waited = timeout(PATIENCE, self.report.wait_for(is_told))
-            .await
-            .is_ok();
-        assert!(waited, "{:?}", self.report.borrow());
+        let told = timeout(PATIENCE, self.report.wait_for(is_told));
+        let is_told = told.await.is_ok();
+        assert!(is_told, "{:?}", self.report.borrow());
     }
 
     async fn stop(mut self) -> tempfile::TempDir {
@@ -221,41 +207,29 @@ async fn a_streamed_list_is_followed_by_what_changes() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_to_stream_lists_is_read_in_pages() {
-    let server = Server::start(Script::new(|asked| {
-        if is_streamed(asked) {
-            return status(422, "sendInitialEvents is forbidden for watch");
-        }
-        if is_watch(asked) {
-            return Reply::Held(vec![watched("ADDED", "d", "10.0.0.4", 9)]);
-        }
-        match asked.query.get("continue").map(String::as_str) {
-            None => listed(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
-            Some(_) => listed(&[("c", "10.0.0.3")], 7, None),
-        }
-    }))
-    .await;
-
-    Followed::of(&[&server])
-        .await
-        .ends_at("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
+async fn a_server_that_refuses_or_fails_to_stream_a_list_is_read_in_pages() {
+    let refusals: [fn() -> Reply; 2] = [
+        || status(422, "sendInitialEvents is forbidden for watch"),
+        || Reply::Closed(vec![server::failed(500, "a storage feature is disabled")]),
+    ];
+    for refusal in refusals {
+        let server = Server::start(Script::new(move |asked| {
+            if is_streamed(asked) {
+                return refusal();
+            }
+            if is_watch(asked) {
+                return Reply::Held(vec![watched("ADDED", "d", "10.0.0.4", 9)]);
+            }
+            match asked.query.get("continue").map(String::as_str) {
+                None => listed(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
+                Some(_) => listed(&[("c", "10.0.0.3")], 7, None),
+            }
+        }))
         .await;
-}
 
-#[tokio::test]
-async fn a_server_that_fails_to_stream_a_list_is_read_in_pages() {
-    let server = Server::start(Script::new(|asked| {
-        if is_streamed(asked) {
-            return Reply::Closed(vec![server::failed(500, "a storage feature is disabled")]);
-        }
-        if is_watch(asked) {
-            return Reply::Held(Vec::new());
-        }
-        listed(&[("a", "10.0.0.1")], 7, None)
-    }))
-    .await;
-
-    Followed::of(&[&server]).await.ends_at("a=10.0.0.1").await;
+        let all = "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4";
+        Followed::of(&[&server]).await.ends_at(all).await;
+    }
 }
 
 #[tokio::test]
@@ -269,10 +243,8 @@ async fn a_watch_that_ends_goes_on_where_it_was_without_a_new_list() {
     }))
     .await;
 
-    Followed::of(&[&server])
-        .await
-        .ends_at("a=10.0.0.1 b=10.0.0.2")
-        .await;
+    let both = "a=10.0.0.1 b=10.0.0.2";
+    Followed::of(&[&server]).await.ends_at(both).await;
 }
 
 #[tokio::test]
@@ -318,7 +290,6 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
 
     // Not before it has stayed there for a while.
     assert!(before.elapsed() >= A_LITTLE);
-
     followed.stop().await;
 }
 
@@ -432,7 +403,6 @@ async fn a_kind_that_the_server_doesnt_have_is_done_without() {
     let mut followed = Followed::of(&[&server]).await;
 
     assert!(followed.take().await.whole);
-
     followed.stop().await;
 }
 
@@ -452,7 +422,9 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
 
     // Nobody listens at first.
     let server = Server::reserved();
-    let mut followed = Followed::keeping(&[&server], folder, Duration::from_millis(50)).await;
+    let mut setup = Setup::within(folder, &[&server]);
+    setup.settings.patience = Duration::from_millis(50);
+    let mut followed = setup.start().await;
     let update = followed.take().await;
     assert_eq!(followed.words(), "a=10.0.0.1 b=10.0.0.2");
     assert!(update.synced && !update.whole && update.stale);

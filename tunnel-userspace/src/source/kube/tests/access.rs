@@ -58,7 +58,7 @@ async fn a_token_that_is_rotated_is_used_at_once() {
     let token = secret.path().join("token");
     replace(&token, "first");
     let folder = folder_of(&server, &json!({"tokenFile": token}));
-    let mut followed = Followed::by(folder, &server).await;
+    let mut followed = Setup::within(folder, &[&server]).start().await;
     followed.until("a=10.0.0.1").await;
 
     replace(&token, "second");
@@ -74,7 +74,7 @@ async fn a_token_that_is_no_longer_believed_is_read_again() {
     let token = secret.path().join("token");
     replace(&token, "first");
     let folder = folder_of(&server, &json!({"tokenFile": token}));
-    let mut followed = Followed::by(folder, &server).await;
+    let mut followed = Setup::within(folder, &[&server]).start().await;
     followed.until_trouble("Unauthorized").await;
 
     replace(&token, "second");
@@ -104,7 +104,7 @@ async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
         "interactiveMode": "Never",
     });
     let folder = folder_of(&server, &json!({"exec": plugin}));
-    let mut followed = Followed::by(folder, &server).await;
+    let mut followed = Setup::within(folder, &[&server]).start().await;
     followed.until_trouble("Unauthorized").await;
 
     says("second");
@@ -117,7 +117,7 @@ async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
 async fn a_kubeconfig_that_changes_is_read_again_and_the_last_good_one_stays() {
     let server = believing(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]).await;
     let folder = folder_of(&server, &json!({"token": "first"}));
-    let mut followed = Followed::by(folder, &server).await;
+    let mut followed = Setup::within(folder, &[&server]).start().await;
     let kubeconfig = followed.folder.path().join("kubeconfig");
     followed.until("a=10.0.0.1").await;
 

@@ -116,7 +116,9 @@ async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() 
         one_of(asked, "a", "10.0.0.1", 7, vec![failed(410, "Expired")])
     }))
     .await;
-    let mut followed = Followed::patient(&[&server]).await;
+    let mut setup = Setup::of(&[&server]);
+    setup.settings.longest_pause = Duration::from_secs(10);
+    let mut followed = setup.start().await;
     followed.until("a=10.0.0.1").await;
 
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -143,11 +145,11 @@ async fn a_server_that_is_silent_is_left_for_the_next() {
         Reply::Held(Vec::new())
     }))
     .await;
-    let mut followed = Followed::within(A_LITTLE, &[&first, &frozen, &good]).await;
 
-    followed.until("b=10.0.0.2").await;
-
-    followed.stop().await;
+    Followed::within(A_LITTLE, &[&first, &frozen, &good])
+        .await
+        .ends_at("b=10.0.0.2")
+        .await;
 }
 
 #[tokio::test]
@@ -192,16 +194,10 @@ async fn a_watch_that_its_server_has_forgotten_is_opened_anew_where_it_was() {
         }
     }))
     .await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let limits = Limits {
-        overtime: A_LITTLE,
-        ..LIMITS
-    };
-    let settings = Settings {
-        watch_timeout: Duration::from_secs(1),
-        ..Followed::settings(&[&server], &folder)
-    };
-    let mut followed = Followed::start(limits, settings, Scope::default(), folder).await;
+    let mut setup = Setup::of(&[&server]);
+    setup.limits.overtime = A_LITTLE;
+    setup.settings.watch_timeout = Duration::from_secs(1);
+    let mut followed = setup.start().await;
 
     followed.until("a=10.0.0.1 b=10.0.0.2").await;
 

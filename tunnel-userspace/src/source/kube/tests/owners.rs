@@ -11,13 +11,9 @@ async fn all_nodes_and_services_of_other_proxies_are_read_where_owners_matter() 
         Reply::Held(list_of_one("a", "10.0.0.1", 5, 7))
     }))
     .await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let scope = Scope {
-        owners: true,
-        ..Scope::default()
-    };
-    let settings = Followed::settings(&[&server], &folder);
-    let mut followed = Followed::start(LIMITS, settings, scope, folder).await;
+    let mut setup = Setup::of(&[&server]);
+    setup.scope.owners = true;
+    let mut followed = setup.start().await;
 
     followed.until("a=10.0.0.1").await;
 
@@ -49,13 +45,9 @@ async fn the_node_pools_of_all_nodes_are_read_where_they_matter() {
         Reply::Held(vec![server::line("ADDED", &node), server::end_of_list(7)])
     }))
     .await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let scope = Scope {
-        pools: true,
-        ..Scope::default()
-    };
-    let settings = Followed::settings(&[&server], &folder);
-    let mut followed = Followed::start(LIMITS, settings, scope, folder).await;
+    let mut setup = Setup::of(&[&server]);
+    setup.scope.pools = true;
+    let mut followed = setup.start().await;
 
     let update = followed.take().await;
 

@@ -21,18 +21,11 @@ const BESIDE: &str = "/sys/fs/cgroup/unified";
 /// A file system can't be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The place can't be looked at.
-    #[error("cannot look at {path}")]
-    Look {
-        /// The place.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// The place can't be made.
-    #[error("cannot make {path}")]
-    Make {
+    /// The place can't be looked at, or made.
+    #[error("cannot {step} {path}")]
+    Place {
+        /// What was tried.
+        step: &'static str,
         /// The place.
         path: PathBuf,
         /// What the system said.
@@ -87,18 +80,18 @@ pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
 }
 
 fn kind(path: &Path) -> Result<FsType, MountError> {
-    let found = statfs(path).map_err(|error| MountError::Look {
-        path: path.to_owned(),
-        source: error.into(),
-    })?;
+    let found = statfs(path).map_err(io::Error::from);
+    let found = found.map_err(failed("look at", path))?;
     Ok(found.filesystem_type())
 }
 
+fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
+    let path = path.to_owned();
+    move |source| MountError::Place { step, path, source }
+}
+
 fn mount_on(point: &Path, kind: &'static str) -> Result<PathBuf, MountError> {
-    let path = point.to_owned();
-    if let Err(source) = fs::create_dir_all(point) {
-        return Err(MountError::Make { path, source });
-    }
+    fs::create_dir_all(point).map_err(failed("make", point))?;
     // As systemd mounts both.
     let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let mut options = None;
@@ -107,6 +100,7 @@ fn mount_on(point: &Path, kind: &'static str) -> Result<PathBuf, MountError> {
     } else {
         flags |= MsFlags::MS_RELATIME;
     }
+    let path = point.to_owned();
     match mount(Some(kind), point, Some(kind), flags, options) {
         Ok(()) => Ok(path),
         Err(error) => Err(MountError::Mount {

@@ -144,11 +144,12 @@ impl PortPlan {
     /// The same plan with other clients, as they are programmed; without any, the fronts that only
     /// some may use are left out.
     #[must_use]
-    pub fn with_sources(&self, programmed: Option<Vec<Source>>) -> Self {
+    pub fn with_sources(&self, programmed: &[Source]) -> Self {
         let mut plan = self.clone();
-        match programmed {
-            Some(sources) => plan.sources = sources,
-            None => plan.fronts.retain(|_, front| !self.is_restricted(front)),
+        if programmed.is_empty() {
+            plan.fronts.retain(|_, front| !self.is_restricted(front));
+        } else {
+            plan.sources = programmed.to_vec();
         }
         plan
     }
@@ -169,19 +170,14 @@ impl PortPlan {
             let chosen = known.filter(|target| !slots_are_short || seen.insert(*target));
             chosen.collect()
         };
-        let mut fronts = self.fronts.clone();
-        fronts.retain(|key, _| has(key));
-        Self {
-            fronts,
+        let mut plan = Self {
             cluster: only(&self.cluster),
             local: only(&self.local),
-            has_endpoints: self.has_endpoints,
             serving: only(&self.serving),
-            algorithm: self.algorithm,
-            affinity: self.affinity,
-            for_sockets: self.for_sockets,
-            sources: self.sources.clone(),
-        }
+            ..self.clone()
+        };
+        plan.fronts.retain(|key, _| has(key));
+        plan
     }
 }
 

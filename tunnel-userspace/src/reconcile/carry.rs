@@ -2,10 +2,7 @@
 //! remembers is kept: sockets remember the index of a backend and the id of its service port,
 //! steering addresses that of a record.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
 use tunnel_common::{
     addr::{Address, Port, Protocol},
@@ -17,7 +14,7 @@ use tunnel_common::{
 use super::{
     access::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
     steering::{QUARANTINE, nanos},
-    sync::{Actual, read, slots},
+    sync::{Actual, Lists, read, slots},
 };
 
 /// Contents can't be carried over.
@@ -95,8 +92,8 @@ impl CarriedServices {
         let fronts = u32::try_from(self.actual.fronts.len()).unwrap_or(u32::MAX);
         let backends = self.actual.used_backends;
         fit(Size::Fronts, wanted, fronts.max(room_up_to(ids)))?;
-        fit(Size::Slots, wanted, self.actual.used_slots)?;
-        fit(Size::Sources, wanted, self.actual.sources.used())?;
+        fit(Size::Slots, wanted, self.actual.sets.used)?;
+        fit(Size::Sources, wanted, self.actual.sources.used)?;
         fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
     }
 
@@ -123,39 +120,20 @@ impl CarriedServices {
         }
         write_unused(to, known, sizes, unused)?;
         // Slots and records close up, since only other entries of these maps lead to them.
-        let mut bases = HashMap::new();
-        let mut next = 0_u32;
-        let sets: BTreeMap<_, _> = self.actual.sets.iter().collect();
-        for (base, set) in sets {
-            bases.insert(*base, next);
-            for slot in slots(&set.backends) {
-                to.write_slot(next, slot)?;
-                next += 1;
-            }
-        }
-        let moved = |set: Set| match bases.get(&set.base) {
-            Some(base) if set.len > 0 => Set { base: *base, ..set },
-            Some(_) | None => Set::default(),
-        };
-        let mut places = HashMap::new();
-        let mut next = 0_u32;
-        for (base, ranges) in self.actual.sources.lists() {
-            places.insert(base, next);
-            for range in ranges {
-                to.write_source(next, range)?;
-                next += 1;
-            }
-        }
-        let placed = |set: Set| match places.get(&set.base) {
-            Some(base) if set.len > 0 => Set { base: *base, ..set },
-            Some(_) | None => Set::default(),
-        };
+        let sets = closed_up(&self.actual.sets, |base, backends| {
+            let slots: Vec<_> = slots(backends).collect();
+            to.write_slots(base, &slots)
+        })?;
+        let sources = closed_up(&self.actual.sources, |base, ranges| {
+            let mut ranges = (base..).zip(ranges);
+            ranges.try_for_each(|(place, range)| to.write_source(place, range))
+        })?;
         let fronts: BTreeMap<_, _> = self.actual.fronts.iter().collect();
         for (index, (key, front)) in (0..).zip(fronts) {
             let record = Front {
-                cluster: moved(front.record.cluster),
-                local: moved(front.record.local),
-                sources: placed(front.record.sources),
+                cluster: moved(&sets, front.record.cluster),
+                local: moved(&sets, front.record.local),
+                sources: moved(&sources, front.record.sources),
                 ..front.record
             };
             to.write_front(index, &record)?;
@@ -163,6 +141,28 @@ impl CarriedServices {
         }
         Ok(())
     }
+}
+
+/// Writes lists one behind another; where each came to be, by where it was.
+fn closed_up<T: Eq + Hash>(
+    lists: &Lists<T>,
+    mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
+) -> Result<BTreeMap<u32, u32>, WriteError> {
+    let mut next = 0_usize;
+    let mut bases = BTreeMap::new();
+    for (base, items) in lists.all() {
+        let place = u32::try_from(next).unwrap_or(u32::MAX);
+        write(place, items)?;
+        bases.insert(base, place);
+        next = next.saturating_add(items.len());
+    }
+    Ok(bases)
+}
+
+/// A list where it came to be.
+fn moved(bases: &BTreeMap<u32, u32>, set: Set) -> Set {
+    let base = bases.get(&set.base).filter(|_| set.len > 0);
+    base.map_or_else(Set::default, |base| Set { base: *base, ..set })
 }
 
 /// Makes every index of backends from `first` on begin with the state `unused`.

@@ -5,13 +5,13 @@ mod alloc;
 mod canary;
 mod diff;
 mod faults;
+mod lists;
 mod mode;
 mod occupied;
 mod order;
 mod ports;
 mod reading;
 mod slots;
-mod sources;
 mod unclaimed;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,7 @@ use tunnel_common::{reason::Reason, table::Sizes};
 
 pub(super) use self::{
     actual::{Actual, PortUse},
+    lists::Lists,
     ports::Ports,
     reading::read,
     slots::slots,

@@ -90,7 +90,7 @@ impl Shown {
 
 impl Programmed {
     fn of(id: u32, port: &PortUse, desired: &Desired, actual: &Actual) -> Self {
-        let placed = placed(port, actual);
+        let placed = placed(id, actual);
         let fronts = port.fronts.keys();
         let backend = |(target, index): (&Target, &u32)| ShownBackend {
             target: *target,
@@ -103,19 +103,14 @@ impl Programmed {
                 .map(|key| (*key, desired.listeners.has(key)))
                 .collect(),
             backends: port.backends.iter().map(backend).collect(),
-            sources: actual.sources_of(id).unwrap_or_default().into(),
+            sources: actual.sources_of(id).into(),
         }
     }
 }
 
 /// The backends that the sets of a port lead to.
-fn placed(port: &PortUse, actual: &Actual) -> BTreeSet<u32> {
-    let fronts = port.fronts.keys();
-    fronts
-        .filter_map(|key| actual.fronts.get(key))
-        .flat_map(|front| [front.record.cluster, front.record.local])
-        .filter(|set| set.len > 0)
-        .filter_map(|set| actual.sets.get(&set.base))
-        .flat_map(|set| set.backends.iter().copied())
-        .collect()
+fn placed(id: u32, actual: &Actual) -> BTreeSet<u32> {
+    let sets = actual.records(id).flat_map(|it| [it.cluster, it.local]);
+    let backends = sets.flat_map(|set| actual.sets.items(set));
+    backends.copied().collect()
 }

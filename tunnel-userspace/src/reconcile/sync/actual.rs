@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
 use tunnel_common::{
-    service::{Front, FrontKey, Membership, Set, Source, State},
+    service::{Front, FrontKey, Membership, Source, State},
     table::Sizes,
 };
 
 use super::{
-    alloc::{Indices, Ranges, count},
+    alloc::{Indices, count},
+    lists::Lists,
     occupied::Occupied,
-    sources::Sources,
 };
 use crate::{
     model::ObjectName,
@@ -27,15 +27,6 @@ pub(crate) struct Programmed {
     pub(crate) index: u32,
     /// Its record.
     pub(crate) record: Front,
-}
-
-/// A range of slots that records use.
-#[derive(Debug)]
-pub(crate) struct SetUse {
-    /// How many records use it.
-    pub(crate) records: u32,
-    /// The backends of its slots.
-    pub(crate) backends: Vec<u32>,
 }
 
 /// What is programmed for one service id.
@@ -59,17 +50,17 @@ pub(super) struct Standing {
 pub(crate) struct Actual {
     pub(crate) sizes: Sizes,
     pub(crate) fronts: HashMap<FrontKey, Programmed>,
-    pub(crate) sets: HashMap<u32, SetUse>,
-    pub(in crate::reconcile) sources: Sources,
+    /// The backends of each set.
+    pub(in crate::reconcile) sets: Lists<u32>,
+    /// The clients that may use restricted fronts.
+    pub(in crate::reconcile) sources: Lists<Source>,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
     pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
     /// The last standing of each backend index, 0 of one that was never used.
     pub(super) standings: Vec<Standing>,
-    pub(crate) used_slots: u32,
     pub(crate) used_backends: u32,
     pub(crate) free_fronts: Indices,
-    pub(crate) free_slots: Ranges,
     pub(crate) free_backends: Indices,
     /// Neither in use nor free.
     pub(super) occupied: Occupied,
@@ -83,15 +74,13 @@ impl Actual {
         Self {
             sizes,
             fronts: HashMap::new(),
-            sets: HashMap::new(),
-            sources: Sources::new(sizes.source_entries()),
+            sets: Lists::new(sizes.slot_entries()),
+            sources: Lists::shared(sizes.source_entries()),
             ports: HashMap::new(),
             ids: HashMap::new(),
             standings: vec![Standing::default(); count(sizes.backend_entries())],
-            used_slots: 0,
             used_backends: 0,
             free_fronts: Indices::new(sizes.front_entries(), &none),
-            free_slots: Ranges::new(sizes.slot_entries()),
             free_backends: Indices::new(sizes.backend_entries(), &none),
             occupied: Occupied::default(),
             free_ids: Indices::new(sizes.front_entries(), &none),
@@ -162,37 +151,34 @@ impl Actual {
         self.ports.get(&id)?.backends.get(target).copied()
     }
 
-    /// The clients that may use some front of a port, as they are programmed.
-    pub(crate) fn sources_of(&self, id: u32) -> Option<Vec<Source>> {
-        let fronts = self.ports.get(&id)?.fronts.keys();
-        let mut fronts = fronts.filter_map(|key| self.fronts.get(key));
-        let sources = fronts.find_map(|front| self.sources.ranges(front.record.sources))?;
-        Some(sources.to_vec())
+    /// The records of a port.
+    pub(crate) fn records(&self, id: u32) -> impl Iterator<Item = &Front> {
+        let ports = self.ports.get(&id).into_iter();
+        let keys = ports.flat_map(|port| port.fronts.keys());
+        keys.filter_map(|key| Some(&self.fronts.get(key)?.record))
     }
 
-    /// Counts one more record that uses a set.
-    pub(crate) fn hold(&mut self, set: Set) {
-        if let Some(known) = self.sets.get_mut(&set.base)
-            && set.len > 0
-        {
-            known.records += 1;
-        }
+    /// The clients that may use some front of a port, as they are programmed; none where all may use
+    /// all.
+    pub(crate) fn sources_of(&self, id: u32) -> &[Source] {
+        let mut lists = self.records(id).map(|it| self.sources.items(it.sources));
+        lists.find(|list| !list.is_empty()).unwrap_or_default()
     }
 
-    /// Counts one record less that uses a set, and retires the set with the last.
-    pub(crate) fn release(&mut self, set: Set, retired: &mut Retired) {
-        let Some(known) = self.sets.get_mut(&set.base) else {
-            return;
-        };
-        if set.len == 0 {
-            return;
-        }
-        known.records = known.records.saturating_sub(1);
-        if known.records == 0 {
-            self.sets.remove(&set.base);
-            self.used_slots = self.used_slots.saturating_sub(set.len);
-            retired.slots.push(set);
-        }
+    /// Counts one more record that uses its lists.
+    pub(crate) fn hold(&mut self, record: &Front) {
+        self.sets.hold(record.cluster);
+        self.sets.hold(record.local);
+        self.sources.hold(record.sources);
+    }
+
+    /// Counts one record less, and retires each list with the last.
+    pub(crate) fn release(&mut self, record: &Front, retired: &mut Retired) {
+        let sets = [record.cluster, record.local].into_iter();
+        retired
+            .slots
+            .extend(sets.filter_map(|set| self.sets.release(set)));
+        retired.sources.extend(self.sources.release(record.sources));
     }
 
     /// Finds the indices of backends that an earlier process, or a program that ran until now, left
@@ -221,7 +207,7 @@ impl Actual {
     /// Makes room for so many Services, so that they are put there in one go.
     pub(crate) fn make_room(&mut self, services: usize) {
         self.fronts.reserve(services);
-        self.sets.reserve(services);
+        self.sets.make_room(services);
         self.ports.reserve(services);
         self.ids.reserve(services);
     }
@@ -247,7 +233,7 @@ impl Actual {
             self.free_fronts.give(*index);
         }
         for set in &retired.slots {
-            self.free_slots.give(set.base, set.len);
+            self.sets.give(*set);
         }
         for set in &retired.sources {
             self.sources.give(*set);
@@ -265,21 +251,24 @@ impl Actual {
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             fronts: self.fronts.len(),
-            slots: self.used_slots,
-            sources: self.sources.used(),
+            slots: self.sets.used,
+            sources: self.sources.used,
             backends: self.used_backends,
         }
     }
 
     /// How many fronts and service ids differ between two readings.
     pub(crate) fn differences(&self, other: &Self) -> usize {
+        let lists = |of: &Self, record: &Front| {
+            let sets = [record.cluster, record.local].map(|set| of.sets.items(set).to_vec());
+            (sets, of.sources.items(record.sources).to_vec())
+        };
+        let is_same = |known: &Programmed, front: &Programmed| {
+            known == front && lists(self, &front.record) == lists(other, &front.record)
+        };
         let fronts = self.fronts.iter().filter(|(key, front)| {
-            let same = |known: &&Programmed| {
-                let (own, others) = (self.backends_of(front), other.backends_of(front));
-                let sources = |it: &Self| it.sources.ranges(front.record.sources).cloned();
-                known == front && own == others && sources(self) == sources(other)
-            };
-            other.fronts.get(key).filter(same).is_none()
+            let known = other.fronts.get(key);
+            known.is_none_or(|known| !is_same(known, front))
         });
         let missing = other
             .fronts
@@ -295,13 +284,6 @@ impl Actual {
             .count()
             .saturating_add(missing.count())
             .saturating_add(ports.count())
-    }
-
-    fn backends_of(&self, front: &Programmed) -> [Option<&Vec<u32>>; 2] {
-        [front.record.cluster, front.record.local].map(|set| {
-            let known = self.sets.get(&set.base).filter(|_| set.len > 0);
-            known.map(|set| &set.backends)
-        })
     }
 
     /// Takes the names of the ids that are programmed from an earlier reading.

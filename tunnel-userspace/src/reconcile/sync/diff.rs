@@ -1,6 +1,6 @@
 //! What must change so that the maps hold what a plan says. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tunnel_common::{
     reason::Reason,
@@ -136,7 +136,7 @@ impl Diff {
             .saturating_add(self.new_backends.len())
             .saturating_sub(self.gone.len());
         let new_slots = self.cluster.new_len().saturating_add(self.local.new_len());
-        let slots = count(actual.used_slots)
+        let slots = count(actual.sets.used)
             .saturating_add(new_slots)
             .saturating_sub(self.old_slots(actual));
         if new_keys > 0 && fronts > count(actual.sizes.fronts) {
@@ -148,9 +148,10 @@ impl Diff {
         if new_slots > 0 && slots > count(actual.sizes.slots) {
             return Err(Shortage::Lasting(Reason::SlotsFull));
         }
-        let sources = count(actual.sources.used())
+        let of_records = actual.records(self.id).map(|record| record.sources);
+        let sources = count(actual.sources.used)
             .saturating_add(self.new_sources.len())
-            .saturating_sub(self.old_sources(actual));
+            .saturating_sub(actual.sources.left(of_records));
         let most = count(actual.sizes.sources.min(SOURCES_OF_FRONT));
         if !self.new_sources.is_empty() && (sources > most || self.new_sources.len() > most) {
             return Err(Shortage::Lasting(Reason::SourcesFull));
@@ -164,42 +165,15 @@ impl Diff {
         Ok(())
     }
 
-    /// How many ranges of clients the change leaves behind: those that no other port uses.
-    fn old_sources(&self, actual: &Actual) -> usize {
-        let Some(port) = actual.ports.get(&self.id) else {
-            return 0;
-        };
-        let records = port.fronts.keys().filter_map(|key| actual.fronts.get(key));
-        let mut uses = BTreeMap::<_, (u32, Set)>::new();
-        for set in records.map(|front| front.record.sources) {
-            let (uses, known) = uses.entry((set.base, set.len)).or_insert((0, set));
-            *uses += 1;
-            *known = set;
-        }
-        let left = uses.into_values();
-        left.filter(|(uses, set)| *uses == actual.sources.records(*set))
-            .map(|(_, set)| count(set.len))
-            .sum()
-    }
-
     /// How many slots the change leaves behind.
     fn old_slots(&self, actual: &Actual) -> usize {
-        let Some(port) = actual.ports.get(&self.id) else {
-            return 0;
-        };
-        let mut left = BTreeSet::new();
-        for key in port.fronts.keys() {
-            let Some(front) = actual.fronts.get(key) else {
-                continue;
-            };
-            if matches!(self.cluster, SetChange::Write(_)) {
-                left.insert((front.record.cluster.base, front.record.cluster.len));
-            }
-            if matches!(self.local, SetChange::Write(_)) {
-                left.insert((front.record.local.base, front.record.local.len));
-            }
-        }
-        left.into_iter().map(|(_, len)| count(len)).sum()
+        let replaced = |change: &SetChange| matches!(change, SetChange::Write(_));
+        let (cluster, local) = (replaced(&self.cluster), replaced(&self.local));
+        let of_records = actual.records(self.id).flat_map(|record| {
+            let cluster = cluster.then_some(record.cluster);
+            cluster.into_iter().chain(local.then_some(record.local))
+        });
+        actual.sets.left(of_records)
     }
 }
 
@@ -309,21 +283,8 @@ fn set_change(
     else {
         return SetChange::Write(targets.to_vec());
     };
-    let fronts = actual
-        .ports
-        .get(&id)
-        .into_iter()
-        .flat_map(|port| port.fronts.keys());
-    let known = fronts
-        .filter_map(|key| actual.fronts.get(key))
-        .map(|front| of(&front.record))
-        // An empty set leads nowhere, whatever its base says.
-        .filter(|set| set.len > 0)
-        .find(|set| {
-            actual
-                .sets
-                .get(&set.base)
-                .is_some_and(|known| known.backends == indices)
-        });
-    known.map_or_else(|| SetChange::Write(targets.to_vec()), SetChange::Keep)
+    let mut known = actual.records(id).map(of);
+    known
+        .find(|set| actual.sets.items(*set) == indices)
+        .map_or_else(|| SetChange::Write(targets.to_vec()), SetChange::Keep)
 }

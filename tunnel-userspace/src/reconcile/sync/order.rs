@@ -9,7 +9,7 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, Programmed, SetUse},
+    actual::{Actual, Programmed},
     diff::{Diff, SetChange, Shortage, record},
     slots::slots,
 };
@@ -56,6 +56,11 @@ impl Refused {
     }
 }
 
+/// No room until the old is freed.
+const fn full(reason: Reason) -> Refused {
+    Refused::Full(Shortage::Passing(reason))
+}
+
 /// The maps, what is known of them, and what was taken out of reach.
 pub(crate) struct Order<'a, W> {
     pub(crate) actual: &'a mut Actual,
@@ -86,10 +91,10 @@ impl<W: MapWriter> Order<'_, W> {
                 let sets = (cluster, local);
                 self.write_front(record(self.actual, *key, diff.id, plan, sets))
             });
-            self.drop_unused(local);
+            self.actual.sets.drop_unused(local);
             fronts
         });
-        self.drop_unused(cluster);
+        self.actual.sets.drop_unused(cluster);
         self.actual.sources.drop_unused(sources);
         written?;
         // Only now, so that clients which keep their backend are not sent off before the others.
@@ -141,17 +146,13 @@ impl<W: MapWriter> Order<'_, W> {
             }
             self.actual.set_state(*index, backend.state);
             self.actual.set_sets_of(*index, backend.sets);
-            self.actual.used_backends += 1;
-            self.actual
-                .ports
-                .entry(id)
-                .or_default()
-                .backends
-                .insert(*target, *index);
+            self.actual.used_backends = self.actual.used_backends.saturating_add(1);
+            let port = self.actual.ports.entry(id).or_default();
+            port.backends.insert(*target, *index);
         }
         result?;
         if backends.len() < wanted.len() {
-            return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
+            return Err(full(Reason::BackendsFull));
         }
         Ok(())
     }
@@ -168,74 +169,38 @@ impl<W: MapWriter> Order<'_, W> {
             SetChange::Keep(set) => return Ok(*set),
             SetChange::Write(targets) => targets,
         };
-        let len = u32::try_from(targets.len())
-            .map_err(|_too_long| Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
-        let base = self
-            .actual
-            .free_slots
-            .take(len)
-            .ok_or(Refused::Full(Shortage::Passing(Reason::SlotsFull)))?;
         let backends = targets.iter().map(|target| self.actual.backend(id, target));
         let Some(backends) = backends.collect::<Option<Vec<_>>>() else {
-            self.actual.free_slots.give(base, len);
-            return Err(Refused::Full(Shortage::Passing(Reason::BackendsFull)));
+            return Err(full(Reason::BackendsFull));
         };
+        let room = self.actual.sets.take(backends.len());
+        let set = room.ok_or_else(|| full(Reason::SlotsFull))?;
         let slots: Vec<_> = slots(&backends).collect();
-        if let Err(error) = self.writer.write_slots(base, &slots) {
-            self.actual.free_slots.give(base, len);
+        if let Err(error) = self.writer.write_slots(set.base, &slots) {
+            self.actual.sets.give(set);
             return Err(error.into());
         }
-        self.actual.used_slots += len;
-        self.actual.sets.insert(
-            base,
-            SetUse {
-                records: 0,
-                backends,
-            },
-        );
-        Ok(Set { base, len })
+        self.actual.sets.put(set, backends);
+        Ok(set)
     }
 
     /// Writes ranges of clients. Nothing leads to them before a record does.
     fn write_sources(&mut self, ranges: &[Source]) -> Result<Set, Refused> {
-        let Some(set) = u32::try_from(ranges.len())
-            .ok()
-            .and_then(|len| self.actual.sources.take(len))
-        else {
-            return Err(Refused::Full(Shortage::Passing(Reason::SourcesFull)));
-        };
+        let room = self.actual.sources.take(ranges.len());
+        let set = room.ok_or_else(|| full(Reason::SourcesFull))?;
         for (place, range) in (set.base..).zip(ranges) {
             if let Err(error) = self.writer.write_source(place, range) {
                 self.actual.sources.give(set);
                 return Err(error.into());
             }
         }
-        if !ranges.is_empty() {
-            self.actual.sources.put(set, ranges);
-        }
+        self.actual.sources.put(set, ranges.to_vec());
         Ok(set)
     }
 
-    /// Gives back a set that no record came to use.
-    fn drop_unused(&mut self, set: Set) {
-        let is_unused = self
-            .actual
-            .sets
-            .get(&set.base)
-            .is_some_and(|known| known.records == 0);
-        if is_unused && set.len > 0 {
-            self.actual.sets.remove(&set.base);
-            self.actual.used_slots = self.actual.used_slots.saturating_sub(set.len);
-            self.actual.free_slots.give(set.base, set.len);
-        }
-    }
-
     fn write_front(&mut self, record: Front) -> Result<(), Refused> {
-        let index = self
-            .actual
-            .free_fronts
-            .take()
-            .ok_or(Refused::Full(Shortage::Passing(Reason::FrontsFull)))?;
+        let room = self.actual.free_fronts.take();
+        let index = room.ok_or_else(|| full(Reason::FrontsFull))?;
         let key = record.key;
         let written = self
             .writer
@@ -245,28 +210,18 @@ impl<W: MapWriter> Order<'_, W> {
             self.actual.free_fronts.give(index);
             return Err(error.into());
         }
-        self.actual.hold(record.cluster);
-        self.actual.hold(record.local);
-        self.actual.sources.hold(record.sources);
+        self.actual.hold(&record);
         if let Some(old) = self.actual.fronts.insert(key, Programmed { index, record }) {
             self.retire_front(&old);
         }
-        self.actual
-            .ports
-            .entry(record.service)
-            .or_default()
-            .fronts
-            .insert(key, ());
+        let port = self.actual.ports.entry(record.service).or_default();
+        port.fronts.insert(key, ());
         Ok(())
     }
 
     fn delete_front(&mut self, id: u32, key: &FrontKey) -> Result<(), Refused> {
-        let is_own = self
-            .actual
-            .fronts
-            .get(key)
-            .is_some_and(|front| front.record.service == id);
-        if !is_own {
+        let known = self.actual.fronts.get(key);
+        if known.is_none_or(|front| front.record.service != id) {
             return Ok(());
         }
         self.writer.delete_svc(key)?;
@@ -281,20 +236,11 @@ impl<W: MapWriter> Order<'_, W> {
             port.fronts.remove(&old.record.key);
         }
         self.retired.fronts.push(old.index);
-        self.actual.release(old.record.cluster, self.retired);
-        self.actual.release(old.record.local, self.retired);
-        if self.actual.sources.release(old.record.sources) {
-            self.retired.sources.push(old.record.sources);
-        }
+        self.actual.release(&old.record, self.retired);
     }
 
     fn retire_backend(&mut self, id: u32, target: &Target, index: u32) -> Result<(), Refused> {
-        let is_current = self
-            .actual
-            .ports
-            .get(&id)
-            .is_some_and(|port| port.backends.get(target) == Some(&index));
-        if !is_current {
+        if self.actual.backend(id, target) != Some(index) {
             return Ok(());
         }
         self.writer.retire_backend(index)?;

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::{
     decide::Traffic,
+    select::SOURCES_OF_FRONT,
     service::{Backend, Front, FrontKey, NEAR, Near, Set},
     table::Sizes,
 };
 
 use super::{
-    actual::{Actual, Programmed, SetUse, Standing},
-    alloc::{Indices, count},
+    actual::{Actual, Programmed, Standing},
+    alloc::Indices,
     slots::{near, slots},
 };
 use crate::{
@@ -91,13 +92,11 @@ impl<R: MapReader> Reading<'_, R> {
             && record.service < entries
             && self.adopt_set(&record, record.cluster)?
             && self.adopt_set(&record, record.local)?
-            && self.actual.sources.adopt(self.reader, record.sources)?
+            && self.adopt_sources(record.sources)?
             && self.is_near(&record);
         if is_sound {
             let actual = &mut self.actual;
-            actual.hold(record.cluster);
-            actual.hold(record.local);
-            actual.sources.hold(record.sources);
+            actual.hold(&record);
             actual.fronts.insert(key, Programmed { index, record });
             let port = actual.ports.entry(record.service).or_default();
             port.fronts.insert(key, ());
@@ -106,46 +105,38 @@ impl<R: MapReader> Reading<'_, R> {
     }
 
     fn adopt_set(&mut self, record: &Front, set: Set) -> Result<bool, ReadError> {
-        if set.len == 0 {
-            return Ok(true);
-        }
-        if let Some(known) = self.actual.sets.get(&set.base) {
-            return Ok(u32::try_from(known.backends.len()) == Ok(set.len));
-        }
-        let end = set.base.checked_add(set.len);
-        if end.is_none_or(|end| end > self.actual.sizes.slot_entries()) {
-            return Ok(false);
-        }
-        let places = set.base..set.base.saturating_add(set.len);
-        let held = places.map(|place| self.reader.slot(place));
-        let held = held.collect::<Result<Vec<_>, _>>()?;
-        let backends: Vec<_> = held.iter().map(|slot| slot.backend).collect();
+        let (reader, serving) = (self.reader, &self.backends);
         let is_own = |backend: &Backend| backend.service == record.service;
-        let are_own = |index: &u32| self.backends.get(index).is_some_and(is_own);
-        if !backends.iter().all(are_own) || !slots(&backends).eq(held) {
-            return Ok(false);
-        }
-        if !self.actual.free_slots.take_at(set.base, set.len) {
-            return Ok(false);
-        }
-        self.actual.used_slots = self.actual.used_slots.saturating_add(set.len);
-        let used = SetUse {
-            records: 0,
-            backends,
-        };
-        self.actual.sets.insert(set.base, used);
-        Ok(true)
+        self.actual.sets.adopt(set, |places| {
+            let held = places.map(|place| reader.slot(place));
+            let held = held.collect::<Result<Vec<_>, _>>()?;
+            let backends: Vec<_> = held.iter().map(|slot| slot.backend).collect();
+            let mut indices = backends.iter();
+            let are_own = indices.all(|index| serving.get(index).is_some_and(is_own));
+            let is_sound = are_own && slots(&backends).eq(held);
+            Ok(is_sound.then_some(backends))
+        })
+    }
+
+    fn adopt_sources(&mut self, set: Set) -> Result<bool, ReadError> {
+        self.actual.sources.adopt(set, |places| {
+            if set.len > SOURCES_OF_FRONT {
+                return Ok(None);
+            }
+            let ranges = places.map(|place| self.reader.source(place));
+            let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+            let is_sound = ranges.iter().all(|range| range.first <= range.last)
+                && ranges.is_sorted_by(|one, next| one.last < next.first);
+            Ok(is_sound.then_some(ranges))
+        })
     }
 
     /// Whether the backends that a record holds itself are those of its set.
     fn is_near(&self, record: &Front) -> bool {
-        let of_sockets = Traffic::Sockets.set(record);
-        let held = self.actual.sets.get(&of_sockets.base);
-        let indices = held
-            .filter(|_| (1..=NEAR).contains(&count(of_sockets.len)))
-            .map(|set| set.backends.as_slice());
+        let indices = self.actual.sets.items(Traffic::Sockets.set(record));
+        let indices = if indices.len() > NEAR { &[] } else { indices };
         let mut wanted = [Near::NONE; NEAR];
-        for (place, slot) in wanted.iter_mut().zip(slots(indices.unwrap_or_default())) {
+        for (place, slot) in wanted.iter_mut().zip(slots(indices)) {
             let Some(backend) = self.backends.get(&slot.backend) else {
                 return false;
             };
@@ -156,8 +147,8 @@ impl<R: MapReader> Reading<'_, R> {
 
     /// Takes over the backends that serve a front; gives the others.
     fn adopt_backends(&mut self) -> Vec<u32> {
-        let sets = self.actual.sets.values();
-        let placed: BTreeSet<u32> = sets.flat_map(|set| set.backends.iter().copied()).collect();
+        let sets = self.actual.sets.all();
+        let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut stray = Vec::new();
         // A backend that is in a set goes before one that only finishes what it has.
         let (first, second): (Vec<_>, Vec<_>) = self

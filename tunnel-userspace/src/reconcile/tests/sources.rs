@@ -135,7 +135,10 @@ fn used(reconciler: &Reconciler<Memory>) -> usize {
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
     let entries = reconciler.sync.ports.maps.sizes.source_entries();
-    let has = |len: &u32| reconciler.sync.ports.actual.sources.take(*len).is_some();
+    let has = |len: &u32| {
+        let room = reconciler.sync.ports.actual.sources.take(*len as usize);
+        room.is_some()
+    };
     (0..=entries).rev().find(has).unwrap_or(0)
 }
 

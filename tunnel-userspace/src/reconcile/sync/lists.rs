@@ -1,0 +1,178 @@
+//! Lists that records lead to, and their places in an array: the backends of sets in the slots, and
+//! ranges of clients.
+
+use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
+
+use foldhash::{HashMap, HashMapExt as _};
+use tunnel_common::service::Set;
+
+use super::alloc::{Ranges, count};
+
+/// A list that records use.
+#[derive(Debug)]
+struct Used<T> {
+    records: u32,
+    items: Arc<[T]>,
+}
+
+/// An array of lists, as it is used.
+#[derive(Debug)]
+pub(in crate::reconcile) struct Lists<T> {
+    by_base: HashMap<u32, Used<T>>,
+    /// Where each list is that others may use, too.
+    shared: Option<HashMap<Arc<[T]>, Set>>,
+    free: Ranges,
+    entries: u32,
+    /// How many entries are in use.
+    pub(in crate::reconcile) used: u32,
+}
+
+impl<T: Eq + Hash> Lists<T> {
+    /// An array of so many entries, none of them used.
+    pub(super) fn new(entries: u32) -> Self {
+        Self {
+            by_base: HashMap::new(),
+            shared: None,
+            free: Ranges::new(entries),
+            entries,
+            used: 0,
+        }
+    }
+
+    /// The same, of lists that are there once, however many records they belong to.
+    pub(super) fn shared(entries: u32) -> Self {
+        Self {
+            shared: Some(HashMap::new()),
+            ..Self::new(entries)
+        }
+    }
+
+    /// Makes room for so many lists, so that they are put there in one go.
+    pub(super) fn make_room(&mut self, lists: usize) {
+        self.by_base.reserve(lists);
+    }
+
+    /// Takes over what a record names, as it is read; says whether it makes sense.
+    pub(super) fn adopt<E>(
+        &mut self,
+        set: Set,
+        read: impl FnOnce(Range<u32>) -> Result<Option<Vec<T>>, E>,
+    ) -> Result<bool, E> {
+        if set.len == 0 {
+            return Ok(true);
+        }
+        if let Some(known) = self.by_base.get(&set.base) {
+            return Ok(known.items.len() == count(set.len));
+        }
+        let end = set.base.checked_add(set.len);
+        let Some(end) = end.filter(|end| *end <= self.entries) else {
+            return Ok(false);
+        };
+        let Some(items) = read(set.base..end)? else {
+            return Ok(false);
+        };
+        let is_free = self.free.take_at(set.base, set.len);
+        if is_free {
+            self.put(set, items);
+        }
+        Ok(is_free)
+    }
+
+    /// Where a list is that others may use, too, if it is there.
+    pub(super) fn find(&self, items: &[T]) -> Option<Set> {
+        if items.is_empty() {
+            return Some(Set::default());
+        }
+        self.shared.as_ref()?.get(items).copied()
+    }
+
+    /// The list that a record names. An empty one leads nowhere, whatever its base says.
+    pub(in crate::reconcile) fn items(&self, set: Set) -> &[T] {
+        self.used(set).map_or(&[], |used| &used.items)
+    }
+
+    /// Takes room for a list, which nothing leads to yet.
+    pub(in crate::reconcile) fn take(&mut self, len: usize) -> Option<Set> {
+        let len = u32::try_from(len).ok()?;
+        let base = self.free.take(len)?;
+        Some(Set { base, len })
+    }
+
+    /// Notes that a list was written where room was taken for it.
+    pub(super) fn put(&mut self, set: Set, items: Vec<T>) {
+        if set.len == 0 {
+            return;
+        }
+        let items: Arc<[T]> = items.into();
+        self.used = self.used.saturating_add(set.len);
+        if let Some(shared) = &mut self.shared {
+            shared.insert(Arc::clone(&items), set);
+        }
+        self.by_base.insert(set.base, Used { records: 0, items });
+    }
+
+    /// Counts one more record that uses a list.
+    pub(super) fn hold(&mut self, set: Set) {
+        if let Some(used) = self.by_base.get_mut(&set.base)
+            && set.len > 0
+        {
+            used.records = used.records.saturating_add(1);
+        }
+    }
+
+    /// Counts one record less. Gives the list with the last of them: it is to be freed once no program
+    /// reads it.
+    pub(super) fn release(&mut self, set: Set) -> Option<Set> {
+        let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
+        used.records = used.records.saturating_sub(1);
+        self.remove_unused(set)
+    }
+
+    /// Gives back a list that no record came to use.
+    pub(super) fn drop_unused(&mut self, set: Set) {
+        if let Some(unused) = self.remove_unused(set) {
+            self.give(unused);
+        }
+    }
+
+    fn remove_unused(&mut self, set: Set) -> Option<Set> {
+        self.used(set).filter(|used| used.records == 0)?;
+        let used = self.by_base.remove(&set.base)?;
+        self.used = self.used.saturating_sub(set.len);
+        if let Some(shared) = &mut self.shared {
+            shared.remove(&used.items);
+        }
+        Some(set)
+    }
+
+    /// Gives room back that no program reads any more.
+    pub(super) fn give(&mut self, set: Set) {
+        self.free.give(set.base, set.len);
+    }
+
+    /// How many entries are left behind once a port's records lead nowhere any more: those of its lists
+    /// that no other port's records use.
+    pub(super) fn left(&self, of_records: impl Iterator<Item = Set>) -> usize {
+        let mut records = BTreeMap::<_, u32>::new();
+        for set in of_records {
+            let known = records.entry((set.base, set.len)).or_default();
+            *known = known.saturating_add(1);
+        }
+        let is_left = |((base, len), records): ((u32, u32), u32)| {
+            let used = self.used(Set { base, len })?;
+            (used.records == records).then_some(used.items.len())
+        };
+        records.into_iter().filter_map(is_left).sum()
+    }
+
+    /// Each list with its place, in the order of the array.
+    pub(in crate::reconcile) fn all(&self) -> impl Iterator<Item = (u32, &[T])> {
+        let all = self.by_base.iter();
+        let all: BTreeMap<_, _> = all.map(|(base, used)| (*base, &*used.items)).collect();
+        all.into_iter()
+    }
+
+    fn used(&self, set: Set) -> Option<&Used<T>> {
+        self.by_base.get(&set.base).filter(|_| set.len > 0)
+    }
+}

@@ -34,8 +34,8 @@ mod sync;
 pub use tunnel_common::table::Sizes;
 
 pub use self::{
-    access::{Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
-    carry::{CarriedServices, CarriedSteering, CarryError, Misfit, write_unused},
+    access::{AdoptError, Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    carry::{CarriedServices, CarriedSteering, Misfit, write_unused},
     desired::Settings,
     grace::{Grace, Retired},
     looks::{Found, LookError},
@@ -46,8 +46,8 @@ pub use self::{
     owner::Reconciler,
     problems::Problem,
     run::{Loop, Updates},
-    steering::{AdoptSteeringError, QUARANTINE, Steering, SteeringSettings, SteeringView},
-    sync::{AdoptError, Canary},
+    steering::{QUARANTINE, Steering, SteeringSettings, SteeringView},
+    sync::Canary,
 };
 
 #[cfg(test)]

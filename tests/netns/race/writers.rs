@@ -285,13 +285,11 @@ impl Hasty {
         for (slot, number) in (base..).zip(change.endpoints()) {
             let index = backend_index(change.service) + u32::from(number);
             let address = field::backend(self.family, change.service, number);
-            self.maps.write_slot(
-                slot,
-                Slot {
-                    backend: index,
-                    share: 1,
-                },
-            )?;
+            let held = Slot {
+                backend: index,
+                share: 1,
+            };
+            self.maps.write_slots(slot, &[held])?;
             if let Some(near) = near.get_mut(usize::try_from(len)?) {
                 *near = Near {
                     address: Address::from_ip(address),
@@ -322,20 +320,18 @@ impl Hasty {
     fn write_backends(&mut self, service: u8) -> Result<()> {
         let (_, _, port) = field::port(service);
         let addresses = Change::whole(service).addresses(self.family);
-        for (index, address) in (backend_index(service)..).zip(addresses) {
-            self.maps.write_backend(
-                index,
-                &Backend {
-                    address: Address::from_ip(address),
-                    port: Port::from_host(port),
-                    protocol: Protocol::UDP,
-                    flags: 0,
-                    service: service.into(),
-                    state: State::default().next_use(),
-                    sets: Membership::NONE,
-                },
-            )?;
-        }
+        let backend = |address| Backend {
+            address: Address::from_ip(address),
+            port: Port::from_host(port),
+            protocol: Protocol::UDP,
+            flags: 0,
+            service: service.into(),
+            state: State::default().next_use(),
+            sets: Membership::NONE,
+        };
+        let backends = (backend_index(service)..).zip(addresses.map(backend));
+        let (_, written) = self.maps.write_backends(&backends.collect::<Vec<_>>());
+        written?;
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ use super::{
     programs::{self, Programs},
     sys::Handle,
 };
-use crate::reconcile::{CarryError, Grace, ReadError, Sizes, WriteError};
+use crate::reconcile::{AdoptError, Grace, ReadError, Sizes, WriteError};
 
 /// The object, as the build script compiled it.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
@@ -45,7 +45,7 @@ pub enum LoadError {
     Write(#[from] WriteError),
     /// What the maps hold can't be carried over.
     #[error(transparent)]
-    Carry(#[from] CarryError),
+    Carry(#[from] AdoptError),
     /// The CPUs can't be counted.
     #[error("cannot count the CPUs")]
     Cpus(#[source] io::Error),

@@ -108,10 +108,6 @@ impl MapWriter for KernelMaps {
         self.services.front.put(&index, front)
     }
 
-    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
-        self.services.slot.put(&index, &slot)
-    }
-
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
         self.source.put(&index, source)
     }
@@ -124,10 +120,6 @@ impl MapWriter for KernelMaps {
         }
         let (_, written) = self.services.slot.put_many(&slots.collect::<Vec<_>>());
         written
-    }
-
-    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
-        self.services.be.put(&index, backend)
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeSet, HashMap, hash_map::Entry},
+    hash::Hash,
     net::IpAddr,
     sync::Arc,
 };
@@ -14,20 +15,59 @@ use crate::model::{ExternalIps, Node, ObjectName, Service, ServiceState};
 #[derive(Debug, Default)]
 pub struct Owners {
     rule: ExternalIps,
-    /// The addresses of each owner that has any.
-    owned: HashMap<Owner, BTreeSet<IpAddr>>,
-    /// How many owners an address has; never 0.
-    counts: HashMap<IpAddr, usize>,
+    owned: Addresses<Owner>,
     /// The external IPs of each Service that has any.
-    wanted: HashMap<ObjectName, BTreeSet<IpAddr>>,
-    /// The Services that have an address as external IP; never empty.
-    wanting: HashMap<IpAddr, BTreeSet<ObjectName>>,
+    wanted: Addresses<ObjectName>,
     /// Addresses that got their first owner or lost their last one since the last look.
     moved: BTreeSet<IpAddr>,
 }
 
+/// The addresses of each that has any, and all that have an address. No set is empty.
+#[derive(Debug)]
+struct Addresses<K> {
+    of: HashMap<K, BTreeSet<IpAddr>>,
+    by: HashMap<IpAddr, BTreeSet<K>>,
+}
+
+impl<K> Default for Addresses<K> {
+    fn default() -> Self {
+        Self {
+            of: HashMap::new(),
+            by: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Addresses<K> {
+    /// Takes all addresses of one that has them. Gives those that nobody had before, or nobody has now.
+    fn set(&mut self, key: &K, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
+        let old = self.of.remove(key).unwrap_or_default();
+        let mut moved = Vec::new();
+        for address in old.difference(&new) {
+            if let Entry::Occupied(mut all) = self.by.entry(*address) {
+                all.get_mut().remove(key);
+                if all.get().is_empty() {
+                    all.remove();
+                    moved.push(*address);
+                }
+            }
+        }
+        for address in new.difference(&old) {
+            let all = self.by.entry(*address).or_default();
+            if all.is_empty() {
+                moved.push(*address);
+            }
+            all.insert(key.clone());
+        }
+        if !new.is_empty() {
+            self.of.insert(key.clone(), new);
+        }
+        moved
+    }
+}
+
 /// Who has an address.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 enum Owner {
     /// A Service, by its load balancer.
     Service(ObjectName),
@@ -52,7 +92,7 @@ impl Owners {
         }
         let addresses = node.into_iter();
         let addresses = addresses.flat_map(|node| node.internal_ips.iter().chain(&node.other_ips));
-        self.set_owned(Owner::Node(name.clone()), addresses.copied().collect());
+        self.set_owned(&Owner::Node(name.clone()), addresses.copied().collect());
     }
 
     /// Takes a Service as it is now: the addresses of its load balancer are owned, also those that
@@ -63,16 +103,16 @@ impl Owners {
         }
         let addresses = service.into_iter();
         let addresses = addresses.flat_map(Service::ingress_ips);
-        self.set_owned(Owner::Service(name.clone()), addresses.collect());
+        self.set_owned(&Owner::Service(name.clone()), addresses.collect());
         let wanted = service.into_iter();
         let wanted = wanted.flat_map(|service| service.external_ips.iter().copied());
-        self.set_wanted(name, wanted.collect());
+        self.wanted.set(name, wanted.collect());
     }
 
     /// The Services whose external IPs are served since the last look, or no longer.
     pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
         let moved = std::mem::take(&mut self.moved).into_iter();
-        let wanting = moved.filter_map(|address| self.wanting.get(&address));
+        let wanting = moved.filter_map(|address| self.wanted.by.get(&address));
         wanting.flatten().cloned().collect()
     }
 
@@ -99,7 +139,7 @@ impl Owners {
     }
 
     fn is_served(&self, external_ip: &IpAddr) -> bool {
-        !self.is_asked() || self.counts.contains_key(external_ip)
+        !self.is_asked() || self.owned.by.contains_key(external_ip)
     }
 
     /// Whether it matters whose an address is.
@@ -111,55 +151,12 @@ impl Owners {
         }
     }
 
-    fn set_owned(&mut self, owner: Owner, new: BTreeSet<IpAddr>) {
-        let old = self.owned.remove(&owner).unwrap_or_default();
-        for address in old.difference(&new) {
-            if let Entry::Occupied(mut count) = self.counts.entry(*address) {
-                if *count.get() > 1 {
-                    *count.get_mut() -= 1;
-                } else {
-                    count.remove();
-                    self.note_move(*address);
-                }
+    fn set_owned(&mut self, owner: &Owner, addresses: BTreeSet<IpAddr>) {
+        for address in self.owned.set(owner, addresses) {
+            // An address that moves back is as it was.
+            if !self.moved.remove(&address) {
+                self.moved.insert(address);
             }
-        }
-        for address in new.difference(&old) {
-            match self.counts.entry(*address) {
-                Entry::Occupied(mut count) => *count.get_mut() += 1,
-                Entry::Vacant(none) => {
-                    none.insert(1);
-                    self.note_move(*address);
-                }
-            }
-        }
-        if !new.is_empty() {
-            self.owned.insert(owner, new);
-        }
-    }
-
-    /// An address that moves back is as it was.
-    fn note_move(&mut self, address: IpAddr) {
-        if !self.moved.remove(&address) {
-            self.moved.insert(address);
-        }
-    }
-
-    fn set_wanted(&mut self, name: &ObjectName, new: BTreeSet<IpAddr>) {
-        let old = self.wanted.remove(name).unwrap_or_default();
-        for address in old.difference(&new) {
-            if let Entry::Occupied(mut wanting) = self.wanting.entry(*address) {
-                wanting.get_mut().remove(name);
-                if wanting.get().is_empty() {
-                    wanting.remove();
-                }
-            }
-        }
-        for address in new.difference(&old) {
-            let wanting = self.wanting.entry(*address).or_default();
-            wanting.insert(name.clone());
-        }
-        if !new.is_empty() {
-            self.wanted.insert(name.clone(), new);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! restricted. If nothing of a family is named, or all of it (`IsZeroCIDR` in
 //! `pkg/proxy/serviceport.go`), all of it may.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use tunnel_common::{addr::Address, service::Source};
 
@@ -53,32 +53,16 @@ fn holds(range: &Source, ip: IpAddr) -> bool {
 
 /// The addresses of a range; a length beyond that of an address is that of one.
 fn range(ip: IpAddr, length: u8) -> Source {
-    let (first, last) = match ip {
-        IpAddr::V4(ip) => {
-            let (bits, mask) = (ip.to_bits(), mask(u128::from(u32::MAX), 32, length));
-            let mask = u32::try_from(mask).unwrap_or(0);
-            (
-                IpAddr::V4(Ipv4Addr::from_bits(bits & !mask)),
-                IpAddr::V4(Ipv4Addr::from_bits(bits | mask)),
-            )
-        }
-        IpAddr::V6(ip) => {
-            let (bits, mask) = (ip.to_bits(), mask(u128::MAX, 128, length));
-            (
-                IpAddr::V6(Ipv6Addr::from_bits(bits & !mask)),
-                IpAddr::V6(Ipv6Addr::from_bits(bits | mask)),
-            )
-        }
-    };
+    // The bits before those of its family are the same in all of it.
+    let before = if ip.is_ipv4() { 96 } else { 0 };
+    let fixed = length.saturating_add(before);
+    let open = u128::MAX.checked_shr(fixed.into()).unwrap_or(0);
+    let bits = number(Address::from_ip(ip));
+    let address = |bits| Address::from_ip(Ipv6Addr::from_bits(bits).into());
     Source {
-        first: Address::from_ip(first),
-        last: Address::from_ip(last),
+        first: address(bits & !open),
+        last: address(bits | open),
     }
-}
-
-/// The bits of an address that a range leaves open.
-fn mask(all: u128, width: u8, length: u8) -> u128 {
-    all.checked_shr(length.min(width).into()).unwrap_or(0)
 }
 
 /// Ranges in ascending order; those that overlap or touch are one.

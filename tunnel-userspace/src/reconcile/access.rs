@@ -29,6 +29,20 @@ pub struct ReadError {
     pub source: io::Error,
 }
 
+/// What maps hold could not be taken over, into this process or into other maps.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// A map can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A map can't be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The kernel gives no grace period.
+    #[error("cannot wait for the kernel's grace period")]
+    Grace(#[source] io::Error),
+}
+
 /// Writes single entries of the service maps.
 pub trait MapWriter: Send {
     /// Points a front key at a record.
@@ -41,28 +55,14 @@ pub trait MapWriter: Send {
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
     /// Writes a record that nothing leads to.
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
-    /// Writes a slot that nothing leads to.
-    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError>;
     /// Writes a range of clients that nothing leads to.
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
     /// Writes slots that nothing leads to, one behind another from the first place on. Where one
     /// fails, others may be written.
-    fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
-        let mut slots = (first..).zip(slots);
-        slots.try_for_each(|(index, slot)| self.write_slot(index, *slot))
-    }
-    /// Writes a backend that nothing leads to.
-    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError>;
+    fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError>;
     /// Writes backends that nothing leads to, each at its index, in their order. Says how many were
     /// written, and what ended it if those are not all.
-    fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
-        for (written, (index, backend)) in backends.iter().enumerate() {
-            if let Err(error) = self.write_backend(*index, backend) {
-                return (written, Err(error));
-            }
-        }
-        (backends.len(), Ok(()))
-    }
+    fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>);
     /// Says which sets a backend is in, which may be in use.
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
     /// Marks a backend as gone.

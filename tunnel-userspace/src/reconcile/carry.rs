@@ -12,21 +12,10 @@ use tunnel_common::{
 };
 
 use super::{
-    access::{MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
     steering::{QUARANTINE, nanos},
     sync::{Actual, Lists, read, slots},
 };
-
-/// Contents can't be carried over.
-#[derive(Debug, thiserror::Error)]
-pub enum CarryError {
-    /// The old maps can't be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// The new maps can't be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
 
 /// A size that has no room for what is there.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -109,15 +98,15 @@ impl CarriedServices {
         to: &mut impl MapWriter,
         sizes: Sizes,
         unused: State,
-    ) -> Result<(), CarryError> {
+    ) -> Result<(), AdoptError> {
         let known = self.actual.sizes.backend_entries();
         let backends = from.backends(known.min(sizes.backend_entries()))?;
-        for (index, backend) in (0..).zip(backends) {
+        let backends = (0..).zip(backends).filter_map(|(index, backend)| {
             let state = self.actual.state(index);
-            if state != State::default() {
-                to.write_backend(index, &Backend { state, ..backend })?;
-            }
-        }
+            (state != State::default()).then_some((index, Backend { state, ..backend }))
+        });
+        let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
+        written?;
         write_unused(to, known, sizes, unused)?;
         // Slots and records close up, since only other entries of these maps lead to them.
         let sets = closed_up(&self.actual.sets, |base, backends| {
@@ -185,7 +174,9 @@ pub fn write_unused(
         state: unused.gone(),
         sets: Membership::NONE,
     };
-    (first..sizes.backend_entries()).try_for_each(|index| to.write_backend(index, &backend))
+    let all = (first..sizes.backend_entries()).map(|index| (index, backend));
+    let (_, written) = to.write_backends(&all.collect::<Vec<_>>());
+    written
 }
 
 /// The smallest size whose array has that index.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use foldhash::{HashMap, HashMapExt as _};
+use litemap::LiteMap;
 use tunnel_common::{reason::Reason, service::FrontKey};
 
 use self::health::Health;
@@ -21,8 +22,8 @@ use crate::{
     },
     parallel,
     plan::{
-        self, Claims, FrontPlan, Gaps, HealthCheck, HealthChecks, Here, NodePortAddresses, Owners,
-        Place, Pools, PortName, PortPlan, Rank, ServicePlan,
+        self, Claims, Gaps, HealthCheck, HealthChecks, Here, NodePortAddresses, Owners, Place,
+        Pools, PortName, PortPlan, Rank, ServicePlan,
     },
 };
 
@@ -50,11 +51,9 @@ pub(super) struct Desired {
     pub(super) states: HashMap<ObjectName, ServiceState>,
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
     pub(super) claims: Claims,
-    owners: Owners,
-    pub(super) pools: Pools,
+    pub(super) rules: Rules,
     pub(super) listeners: Listeners,
     place: Place,
-    pub(super) here: Arc<Here>,
     health: Health,
     /// Whether there is a Node of this node's name.
     pub(super) node_known: bool,
@@ -66,6 +65,13 @@ pub(super) struct Desired {
     pub(super) planned: u64,
 }
 
+/// What plans go by, besides the Service.
+pub(super) struct Rules {
+    owners: Owners,
+    pub(super) pools: Pools,
+    pub(super) here: Arc<Here>,
+}
+
 /// The effect of a change on the plans.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
@@ -75,14 +81,6 @@ pub(super) struct Changed {
     pub(super) is_all: bool,
 }
 
-/// What plans go by, besides the Service.
-#[derive(Clone, Copy)]
-struct Planner<'a> {
-    owners: &'a Owners,
-    pools: &'a Pools,
-    here: &'a Here,
-}
-
 /// The plans of a Service; empty for one that is not there.
 struct Planned {
     plan: Option<ServicePlan>,
@@ -90,16 +88,16 @@ struct Planned {
     claims: Vec<(FrontKey, Rank, PortName)>,
 }
 
-impl Planner<'_> {
-    fn planned(self, state: Option<&ServiceState>) -> Planned {
+impl Rules {
+    fn planned(&self, state: Option<&ServiceState>) -> Planned {
         let admitted = state.map(|state| self.owners.admitted(state));
         let near = admitted.as_deref().map(|state| self.pools.near(state));
         let state = near.as_deref();
-        let plan = state.map(|state| plan::service(state, self.here));
+        let plan = state.map(|state| plan::service(state, &self.here));
         let claims = state.zip(plan.as_ref());
         let claims = claims.map(|(state, plan)| plan::claims(state, plan));
         Planned {
-            check: state.and_then(|state| plan::health_check(state, self.here)),
+            check: state.and_then(|state| plan::health_check(state, &self.here)),
             claims: claims.into_iter().flatten().collect(),
             plan,
         }
@@ -119,11 +117,13 @@ impl Desired {
             states: HashMap::new(),
             plans: BTreeMap::new(),
             claims: Claims::default(),
-            owners: Owners::new(settings.external_ips),
-            pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
+            rules: Rules {
+                owners: Owners::new(settings.external_ips),
+                pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
+                here: Arc::new(Here::new(node, settings.algorithm)),
+            },
             listeners: Listeners::default(),
             place: Place::new(settings.node_ports),
-            here: Arc::new(Here::new(node, settings.algorithm)),
             health: Health::default(),
             node_known: false,
             node_eligible: true,
@@ -139,9 +139,9 @@ impl Desired {
         services: Vec<(ObjectName, Option<ServiceState>)>,
     ) -> Changed {
         for (name, node) in nodes {
-            self.owners.set_node(&name, node.as_deref());
-            self.pools.set_node(&name, node.as_deref());
-            if name.name == self.here.node {
+            self.rules.owners.set_node(&name, node.as_deref());
+            self.rules.pools.set_node(&name, node.as_deref());
+            if name.name == self.rules.here.node {
                 self.node_known = node.is_some();
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
                 self.place.set_node(node.as_deref());
@@ -149,16 +149,15 @@ impl Desired {
         }
         for (name, state) in &services {
             let service = state.as_ref().map(|state| &*state.service);
-            self.owners.set_service(name, service);
-            self.pools.set_service(name, service);
+            self.rules.owners.set_service(name, service);
+            self.rules.pools.set_service(name, service);
         }
-        let mut moved = self.owners.take_moved();
-        moved.append(&mut self.pools.take_moved());
+        let mut moved = self.rules.owners.take_moved();
+        moved.append(&mut self.rules.pools.take_moved());
         // Before what else changed, so that it is planned once.
         let mut changed = self.look_around();
-        let planner = self.planner();
         let planned = parallel::each(&services, MANY, |_, (_, state)| {
-            planner.planned(served(state.as_ref()))
+            self.rules.planned(served(state.as_ref()))
         });
         if self.states.is_empty() {
             self.states.reserve(services.len());
@@ -215,11 +214,12 @@ impl Desired {
         for (front, has_listener) in moved {
             let owner = self.claims.owner(&front);
             let service = owner.map(ToString::to_string).unwrap_or_default();
-            if has_listener {
-                tracing::info!(%front, service, "this node listens there itself: sockets are left alone");
+            let now = if has_listener {
+                "this node listens there itself: sockets are left alone"
             } else {
-                tracing::info!(%front, service, "this node listens there no more: sockets are led to backends");
-            }
+                "this node listens there no more: sockets are led to backends"
+            };
+            tracing::info!(%front, service, "{now}");
             services.extend(owner.map(|owner| owner.service.clone()));
         }
         Changed {
@@ -241,26 +241,23 @@ impl Desired {
             if let Some(problem) = self.left_out(name, plan) {
                 problems.insert(name.clone(), problem);
             }
-            let is_own = |key: &FrontKey| self.claims.owner(key) == Some(name);
-            let lost: Vec<_> = plan.fronts.keys().filter(|key| !is_own(key)).collect();
-            for key in &lost {
-                let winner = self.claims.owner(key).map(ToString::to_string);
-                let text = format!("{key} belongs to {}", winner.unwrap_or_default());
-                let reason = Reason::FrontClaimed;
-                problems.insert(name.clone(), Problem { reason, text });
-            }
-            let noted = |key: &FrontKey, front: &FrontPlan| self.listeners.noted(key, *front);
-            let mut fronts = plan.fronts.iter();
-            if lost.is_empty() && fronts.all(|(key, front)| noted(key, front) == *front) {
-                wanted.insert(name.clone(), Arc::clone(plan));
-            } else {
-                let mut plan = PortPlan::clone(plan);
-                plan.fronts.retain(|key, _| is_own(key));
-                for (key, front) in &mut plan.fronts {
-                    *front = noted(key, front);
+            let mut fronts = LiteMap::with_capacity(plan.fronts.len());
+            for (key, front) in &plan.fronts {
+                let owner = self.claims.owner(key);
+                if owner == Some(name) {
+                    fronts.insert(*key, self.listeners.noted(key, *front));
+                } else {
+                    let winner = owner.map(ToString::to_string).unwrap_or_default();
+                    let text = format!("{key} belongs to {winner}");
+                    let reason = Reason::FrontClaimed;
+                    problems.insert(name.clone(), Problem { reason, text });
                 }
-                wanted.insert(name.clone(), Arc::new(plan));
             }
+            let mut plan = Arc::clone(plan);
+            if fronts != plan.fronts {
+                Arc::make_mut(&mut plan).fronts = fronts;
+            }
+            wanted.insert(name.clone(), plan);
         }
         wanted.retain(|_, plan| !plan.fronts.is_empty());
         (wanted, problems)
@@ -270,8 +267,8 @@ impl Desired {
     fn look_around(&mut self) -> Changed {
         self.health.set_addresses(self.place.health_addresses());
         let mut changed = Changed::default();
-        if let Some(here) = self.place.show(&self.here) {
-            self.here = Arc::new(here);
+        if let Some(here) = self.place.show(&self.rules.here) {
+            self.rules.here = Arc::new(here);
             changed.is_all = true;
             let states = std::mem::take(&mut self.states);
             for (name, state) in &states {
@@ -284,19 +281,11 @@ impl Desired {
 
     /// Plans a Service as the sources have it now.
     fn plan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut Changed) {
-        let planned = self.planner().planned(Some(state));
+        let planned = self.rules.planned(Some(state));
         if let Some(plan) = self.take(name, planned, changed) {
             self.plans.insert(name.clone(), plan);
         }
         changed.services.insert(name.clone());
-    }
-
-    fn planner(&self) -> Planner<'_> {
-        Planner {
-            owners: &self.owners,
-            pools: &self.pools,
-            here: &self.here,
-        }
     }
 
     /// Takes what was planned for a Service in place of what was, but for the plan itself, which is to
@@ -307,14 +296,10 @@ impl Desired {
         planned: Planned,
         changed: &mut Changed,
     ) -> Option<ServicePlan> {
-        let Planned {
-            plan,
-            check,
-            claims,
-        } = planned;
-        self.health.put(name, check);
+        let plan = planned.plan;
+        self.health.put(name, planned.check);
         self.listeners.put(name, plan.as_ref());
-        let moved = self.claims.replace(name, claims.into_iter());
+        let moved = self.claims.replace(name, planned.claims.into_iter());
         changed.services.extend(moved);
         let gaps = |plan: Option<&ServicePlan>| plan.map(plan::gaps).unwrap_or_default();
         let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
@@ -332,13 +317,13 @@ impl Desired {
 
     /// The external IPs of a port that are not served, as nobody has them.
     fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<Problem> {
-        if !self.owners.is_asked() {
+        if !self.rules.owners.is_asked() {
             return None;
         }
         let state = self.states.get(&name.service)?;
         // Another rule may serve it: it is a cluster IP too.
         let has = |ip: &IpAddr| plan.fronts.keys().any(|key| key.address.to_ip() == *ip);
-        let left_out = self.owners.left_out(&state.service);
+        let left_out = self.rules.owners.left_out(&state.service);
         let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));
         let left_out: Vec<_> = left_out.map(|ip| ip.to_string()).collect();
         let reason = Reason::ExternalIpNotOwned;

@@ -3,11 +3,11 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 use tunnel_common::{service::FrontKey, table::Sizes};
 
 use super::{
-    access::{Counts, MapReader, MapWriter},
+    access::{AdoptError, Counts, MapReader, MapWriter},
     desired::{Changed, Desired, Settings},
     grace::{Grace, Retired},
     observe::{Observe, ServiceView, Stats, concerns},
-    sync::{AdoptError, MapSync},
+    sync::MapSync,
 };
 use crate::{
     model::{Concern, ObjectName, Update},

@@ -23,7 +23,7 @@ use tunnel_common::{
 pub use self::homes::QUARANTINE;
 pub(super) use self::homes::nanos;
 use self::homes::{Free, address_of, keep_orphans};
-use super::access::{ReadError, SteeringMaps, WriteError};
+use super::access::{AdoptError, SteeringMaps, WriteError};
 use crate::{
     latest,
     model::{ConfigMap, Node, ObjectName, Targets, Update},
@@ -99,18 +99,17 @@ impl<M: SteeringMaps> Steering<M> {
         sizes: Sizes,
         settings: SteeringSettings,
         now: Duration,
-    ) -> Result<Self, AdoptSteeringError> {
+    ) -> Result<Self, AdoptError> {
         let records = (0_u32..).zip(maps.records(sizes.steered_entries())?);
         let records: BTreeMap<u32, Steered> = records
             .filter(|(_, record)| record.kind == Steered::NODE)
             .collect();
         let mut keys = BTreeMap::new();
         for (key, index) in maps.keys()? {
-            match records.get(&index) {
-                Some(record) if record.key == key && record.kind == Steered::NODE => {
-                    keys.insert(key, index);
-                }
-                _ => maps.delete_key(&key)?,
+            if records.get(&index).is_some_and(|record| record.key == key) {
+                keys.insert(key, index);
+            } else {
+                maps.delete_key(&key)?;
             }
         }
         let mut steering = Self {
@@ -247,12 +246,8 @@ impl<M: SteeringMaps> Steering<M> {
                 continue;
             }
             let is_new = !self.keys.contains_key(key);
-            let found = if is_new && room == 0 {
-                None
-            } else {
-                free.find_home(key)
-            };
-            let Some((index, to)) = found else {
+            let has_room = !is_new || room > 0;
+            let Some((index, to)) = has_room.then(|| free.find_home(key)).flatten() else {
                 self.homeless.insert(*key);
                 continue;
             };
@@ -321,7 +316,7 @@ impl<M: SteeringMaps> Steering<M> {
     /// # Errors
     ///
     /// As [`Self::put_canary`], or the maps can't be read.
-    pub fn take_canary(&mut self, key: &SteeringKey) -> Result<u64, AdoptSteeringError> {
+    pub fn take_canary(&mut self, key: &SteeringKey) -> Result<u64, AdoptError> {
         self.maps.delete_key(key)?;
         Ok(self.maps.host()?)
     }
@@ -329,10 +324,11 @@ impl<M: SteeringMaps> Steering<M> {
     /// Records that are not marked as removed, and that no key leads to.
     fn strays(&self) -> Vec<u32> {
         let led: BTreeSet<u32> = self.keys.values().copied().collect();
+        let is_stray = |record: &Steered, index| record.removed == 0 && !led.contains(index);
         let strays = self
             .records
             .iter()
-            .filter(|(index, record)| record.removed == 0 && !led.contains(index));
+            .filter(|(index, it)| is_stray(it, index));
         strays.map(|(index, _)| *index).collect()
     }
 
@@ -366,20 +362,10 @@ impl<M: SteeringMaps> Steering<M> {
     /// Keeps what is wrong, and tells what was not known before.
     fn note(&mut self, problems: BTreeSet<SteeringProblem>) {
         for problem in problems.difference(&self.known) {
-            let SteeringProblem {
-                reason,
-                node: _,
-                object,
-                text,
-            } = problem;
-            let count = self.counts.entry(*reason).or_default();
-            *count += 1;
-            tracing::warn!(
-                reason = reason.label(),
-                object,
-                text,
-                "not steered as planned"
-            );
+            *self.counts.entry(problem.reason).or_default() += 1;
+            let reason = problem.reason.label();
+            let SteeringProblem { object, text, .. } = problem;
+            tracing::warn!(reason, object, text, "not steered as planned");
         }
         for problem in self.known.difference(&problems) {
             let SteeringProblem { object, text, .. } = problem;
@@ -413,17 +399,6 @@ impl<M> Steering<M> {
     pub const fn counts(&self) -> &BTreeMap<Reason, u64> {
         &self.counts
     }
-}
-
-/// What an earlier process left could not be taken over.
-#[derive(Debug, thiserror::Error)]
-pub enum AdoptSteeringError {
-    /// The maps can't be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// They can't be put in order.
-    #[error(transparent)]
-    Write(#[from] WriteError),
 }
 
 fn usize_of(number: u32) -> usize {

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use litemap::LiteMap;
 use tunnel_common::{reason::Reason, table::Sizes};
 
+pub use self::canary::Canary;
 pub(super) use self::{
     actual::{Actual, PortUse},
     lists::Lists,
@@ -26,10 +27,9 @@ pub(super) use self::{
     reading::read,
     slots::slots,
 };
-pub use self::{canary::Canary, ports::AdoptError};
 use self::{diff::Diff, faults::Faults, mode::Mode, ports::Upserted};
 use super::{
-    access::{MapReader, MapWriter, WriteError},
+    access::{AdoptError, MapReader, MapWriter, WriteError},
     desired::Desired,
     grace::{Grace, Retired},
     problems::{Problem, Problems},

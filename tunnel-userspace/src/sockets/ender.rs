@@ -5,7 +5,6 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
-    task::spawn_blocking,
     time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
@@ -177,10 +176,14 @@ impl<M: Memory + 'static> Ender<M> {
     async fn look(&self, reach: Reach) -> bool {
         let (memory, protocols) = (Arc::clone(&self.memory), self.protocols.clone());
         let start = monotonic();
-        let made = spawn_blocking(move || round::make(reach, &protocols, &*memory)).await;
+        let round = round::make(reach, protocols, memory).await;
         let seconds = monotonic().saturating_sub(start).as_secs_f64();
-        let round = made.unwrap_or_else(|error| Round::failed(error.to_string()));
-        let (problem, is_retryable) = (round.problem.clone(), round.is_retryable);
+        let Round {
+            ended,
+            left,
+            problem,
+            is_retryable,
+        } = round;
         let known = self.view.borrow().problem.clone();
         match &problem {
             Some(problem) if known.as_ref() != Some(problem) => {
@@ -189,17 +192,14 @@ impl<M: Memory + 'static> Ender<M> {
             None if known.is_some() => info!("sockets of backends that are gone are ended again"),
             Some(_) | None => {}
         }
-        if round.ended > 0 {
-            info!(
-                ended = round.ended,
-                seconds, "ended sockets of backends that are gone"
-            );
+        if ended > 0 {
+            info!(ended, seconds, "ended sockets of backends that are gone");
         }
         self.view.send_modify(|view| {
-            view.count(round.ended, problem.is_some());
+            view.count(ended, problem.is_some());
             // A helper sees more of them, and says so itself.
             if view.pods != Pods::Helper {
-                view.left = round.left;
+                view.left = left;
             }
             view.last_look_seconds = seconds;
             view.problem = problem;

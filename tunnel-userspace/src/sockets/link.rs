@@ -50,10 +50,8 @@ struct Order {
 #[derive(Debug, Deserialize, Serialize)]
 struct Report {
     look: u64,
-    ended: u64,
-    left: usize,
-    problem: Option<String>,
-    again: bool,
+    #[serde(flatten)]
+    round: Round,
 }
 
 /// The daemon's end.
@@ -129,7 +127,7 @@ impl Desk {
             let Some(report) = report else {
                 return Ok(());
             };
-            let pause = retry.after(report.again);
+            let pause = retry.after(report.round.is_retryable);
             self.publish(report);
             let at = pause.map(|pause| Instant::now() + pause);
             tokio::select! {
@@ -150,13 +148,13 @@ impl Desk {
     }
 
     fn publish(&self, report: Report) {
-        let Report {
-            look,
+        let Report { look, round } = report;
+        let Round {
             ended,
             left,
             problem,
-            again: _,
-        } = report;
+            is_retryable: _,
+        } = round;
         let known = self.view.borrow().helper_problem.clone();
         if let Some(problem) = &problem
             && known.as_ref() != Some(problem)
@@ -241,35 +239,20 @@ where
     let memory = opened.await.map_err(io::Error::other)?;
     while let Some(order) = read_line::<Order>(&mut reader).await? {
         let round = match &memory {
-            Ok(memory) => look(Arc::clone(memory), order.protocols).await,
+            Ok(memory) => {
+                let of_number = |number: u8| Protocol::of_socket(number.into());
+                let protocols = order.protocols.into_iter().filter_map(of_number);
+                round::make(Reach::All, protocols.collect(), Arc::clone(memory)).await
+            }
             Err(problem) => Round {
                 problem: Some(problem.clone()),
                 ..Round::default()
             },
         };
-        let Round {
-            ended,
-            left,
-            problem,
-            is_retryable,
-        } = round;
-        let report = Report {
-            look: order.look,
-            ended,
-            left,
-            problem,
-            again: is_retryable,
-        };
-        write_line(&mut writer, &report).await?;
+        let look = order.look;
+        write_line(&mut writer, &Report { look, round }).await?;
     }
     Ok(())
-}
-
-async fn look<M: Memory + 'static>(memory: Arc<M>, numbers: Vec<u8>) -> Round {
-    let of_number = |number: u8| Protocol::of_socket(number.into());
-    let protocols: Vec<Protocol> = numbers.into_iter().filter_map(of_number).collect();
-    let made = spawn_blocking(move || round::make(Reach::All, &protocols, &*memory)).await;
-    made.unwrap_or_else(|error| Round::failed(error.to_string()))
 }
 
 async fn write_line(

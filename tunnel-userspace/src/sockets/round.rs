@@ -4,9 +4,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
     path::Path,
+    sync::Arc,
     thread,
 };
 
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 use tracing::debug;
 use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason};
 
@@ -31,7 +34,7 @@ pub(super) enum Reach {
 }
 
 /// What came of a look.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Round {
     /// Sockets that were ended.
     pub(super) ended: u64,
@@ -40,6 +43,7 @@ pub(super) struct Round {
     /// What failed first.
     pub(super) problem: Option<String>,
     /// Whether what failed may succeed a moment later.
+    #[serde(rename = "again")]
     pub(super) is_retryable: bool,
 }
 
@@ -48,28 +52,29 @@ pub(super) struct Round {
 enum LookError {
     #[error(transparent)]
     Diag(#[from] DiagError),
-    #[error("cannot read what sockets remember")]
-    Memory(#[source] io::Error),
-    #[error("cannot find the network namespaces")]
-    Find(#[source] io::Error),
-    #[error("cannot enter a network namespace")]
-    Enter(#[source] io::Error),
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
-    #[error("the thread that looks into pods has failed")]
-    Panicked,
+    #[error("cannot {step}")]
+    Step {
+        step: &'static str,
+        #[source]
+        source: io::Error,
+    },
 }
 
 impl LookError {
     const fn is_retryable(&self) -> bool {
         match self {
             Self::Diag(error) => error.is_retryable(),
-            Self::Memory(_) | Self::Find(_) | Self::Enter(_) | Self::Thread(_) | Self::Panicked => {
-                true
-            }
+            Self::Step { .. } => true,
         }
     }
 }
+
+fn cannot(step: &'static str) -> impl FnOnce(io::Error) -> LookError {
+    move |source| LookError::Step { step, source }
+}
+
+const READ: &str = "read what sockets remember";
+const FIND: &str = "find the network namespaces";
 
 /// The sockets of a namespace that may have outlived their backend.
 #[derive(Default)]
@@ -107,13 +112,26 @@ struct Look<'a, M> {
     known: Known<'a, M>,
 }
 
-/// Looks, and ends what is to be ended. Blocks for as long as that takes.
-pub(super) fn make(reach: Reach, protocols: &[Protocol], memory: &impl Memory) -> Round {
+/// Looks, and ends what is to be ended, in a thread that blocks for as long as that takes.
+pub(super) async fn make<M: Memory + 'static>(
+    reach: Reach,
+    protocols: Vec<Protocol>,
+    memory: Arc<M>,
+) -> Round {
+    let made = spawn_blocking(move || look(reach, &protocols, &*memory)).await;
+    made.unwrap_or_else(|error| Round {
+        problem: Some(error.to_string()),
+        is_retryable: true,
+        ..Round::default()
+    })
+}
+
+fn look(reach: Reach, protocols: &[Protocol], memory: &impl Memory) -> Round {
     let mut round = Round::default();
     let known = Known::new(memory);
     let look = Look { protocols, known };
-    let found = look.suspects().map_err(LookError::Memory);
-    let own = namespaces::own().map_err(LookError::Find);
+    let found = look.suspects().map_err(cannot(READ));
+    let own = namespaces::own().map_err(cannot(FIND));
     let (mut suspects, own) = match found.and_then(|suspects| Ok((suspects, own?))) {
         Ok(found) => found,
         Err(error) => {
@@ -138,8 +156,10 @@ pub(super) fn make(reach: Reach, protocols: &[Protocol], memory: &impl Memory) -
         }
         match around.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(others)) => round.merge(others),
-            Ok(Err(_panic)) => round.fail(&LookError::Panicked),
-            Err(error) => round.fail(&LookError::Thread(error)),
+            Ok(Err(_panic)) => {
+                round.fail(&cannot("look into pods")(io::Error::other("it panicked")))
+            }
+            Err(error) => round.fail(&cannot("start a thread")(error)),
         }
     });
     round
@@ -170,7 +190,7 @@ impl<M: Memory> Look<'_, M> {
         let found = match namespaces::find(Path::new(PROC), &numbers) {
             Ok(found) => found,
             Err(error) => {
-                round.fail(&LookError::Find(error));
+                round.fail(&cannot(FIND)(error));
                 return round;
             }
         };
@@ -183,7 +203,7 @@ impl<M: Memory> Look<'_, M> {
                     round.left = round.left.saturating_sub(there.len());
                     round.end_all(self, number, there);
                 }
-                Err(errno) => round.fail(&LookError::Enter(errno.into())),
+                Err(errno) => round.fail(&cannot("enter a network namespace")(errno.into())),
             }
         }
         round
@@ -191,15 +211,6 @@ impl<M: Memory> Look<'_, M> {
 }
 
 impl Round {
-    /// A look that came to nothing.
-    pub(super) fn failed(problem: String) -> Self {
-        Self {
-            problem: Some(problem),
-            is_retryable: true,
-            ..Self::default()
-        }
-    }
-
     fn fail(&mut self, error: &LookError) {
         self.is_retryable |= error.is_retryable();
         self.problem.get_or_insert_with(|| chain(error));
@@ -241,7 +252,7 @@ impl Round {
         diag: &mut Diag,
     ) -> Result<(), LookError> {
         diag.list(protocol, Stage::Connected, |_place| {})?;
-        let mut named = look.suspects().map_err(LookError::Memory)?;
+        let mut named = look.suspects().map_err(cannot(READ))?;
         named.remove(&namespace).map_or(Ok(()), |suspects| {
             self.end_some(protocol, look, &suspects, diag)
         })
@@ -279,7 +290,7 @@ fn end(
     place: &Place,
     origin: &Origin,
 ) -> Result<bool, LookError> {
-    let has_gone = known.has_gone(place, origin).map_err(LookError::Memory)?;
+    let has_gone = known.has_gone(place, origin).map_err(cannot(READ))?;
     let protocol = origin.protocol;
     if !has_gone || !diag.end(protocol, place)? {
         return Ok(false);

@@ -95,7 +95,7 @@ fn an_address_of_two_owners_stays_owned_until_both_have_left_it() {
         owners.set_service(&name("two"), None);
         assert_eq!(moved(&mut owners), ["web"]);
         assert_eq!(owners.left_out(&wanting).count(), 1);
-        assert!(owners.counts.is_empty() && owners.owned.is_empty());
+        assert!(owners.owned.by.is_empty() && owners.owned.of.is_empty());
     }
 }
 
@@ -122,7 +122,7 @@ fn only_services_that_want_an_address_hear_of_it() {
         for gone in ["one", "two", "three"] {
             owners.set_service(&name(gone), None);
         }
-        assert!(owners.wanted.is_empty() && owners.wanting.is_empty());
+        assert!(owners.wanted.of.is_empty() && owners.wanted.by.is_empty());
     }
 }
 

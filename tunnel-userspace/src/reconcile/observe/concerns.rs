@@ -47,7 +47,7 @@ pub(in crate::reconcile) fn concerns<M>(
         reason: problem.reason,
         note: format!("{port}: {problem}"),
     });
-    let own = &desired.here.node;
+    let own = &desired.rules.here.node;
     let of_steering = steering.iter().take(MOST);
     let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
         // How much is left out changes all the time.

@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::BTreeMap,
     iter,
     ops::Bound,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
@@ -46,25 +46,14 @@ impl Published {
             return;
         }
         for (name, shown) in services {
-            let old = match (known.entry(name), shown) {
-                (Entry::Occupied(mut entry), Some(shown)) => {
-                    *ports += shown.ports.len();
-                    Some(entry.insert(shown))
-                }
-                (Entry::Occupied(entry), None) => Some(entry.remove()),
-                (Entry::Vacant(entry), shown) => {
-                    if let Some(shown) = shown {
-                        *ports += shown.ports.len();
-                        entry.insert(shown);
-                    }
-                    None
-                }
+            *ports = ports.saturating_add(shown.as_ref().map_or(0, |shown| shown.ports.len()));
+            let old = match shown {
+                Some(shown) => known.insert(name, shown),
+                None => known.remove(&name),
             };
-            if let Some(old) = old {
-                *ports = ports.saturating_sub(old.ports.len());
-                // Its end is not the readers' to wait for.
-                replaced.push(old);
-            }
+            *ports = ports.saturating_sub(old.as_ref().map_or(0, |old| old.ports.len()));
+            // Its end is not the readers' to wait for.
+            replaced.extend(old);
         }
         drop(table);
         drop(replaced);

@@ -73,11 +73,11 @@ impl Shown {
         });
         Some(Self {
             ports: ports.collect(),
-            near: match desired.pools.near(state) {
+            near: match desired.rules.pools.near(state) {
                 Cow::Owned(near) => Some(near),
                 Cow::Borrowed(_) => None,
             },
-            here: Arc::clone(&desired.here),
+            here: Arc::clone(&desired.rules.here),
             state: state.clone(),
         })
     }

@@ -1,7 +1,7 @@
 //! Which index a key gets, and which keys of an earlier process stay.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
@@ -22,11 +22,12 @@ pub const QUARANTINE: Duration = Duration::from_secs(600);
 /// Indices that may be given out in a pass.
 pub(super) struct Free<'a> {
     prefixes: &'a [Prefix],
-    pub(super) indices: VecDeque<u32>,
+    /// Each after the time at which it was removed; those that were never used come first.
+    pub(super) indices: BTreeSet<(u64, u32)>,
     /// Those that rest or rested, by what they last stood for.
-    resting: BTreeMap<SteeringKey, u32>,
-    /// Those that were given out already.
-    given: BTreeSet<u32>,
+    resting: BTreeMap<SteeringKey, (u64, u32)>,
+    /// Those that were removed later rest, for nobody but what they stood for.
+    before: u64,
 }
 
 impl<'a> Free<'a> {
@@ -39,26 +40,21 @@ impl<'a> Free<'a> {
         now: Duration,
     ) -> Self {
         let last = records.last_key_value().map(|(index, _)| *index);
-        let unused = last.map_or(0, |last| last.saturating_add(1))..end;
-        let before = nanos(now).saturating_sub(nanos(QUARANTINE));
-        let resting = records.iter().filter(|(_, record)| record.removed != 0);
-        let mut rested: Vec<_> = resting
-            .clone()
-            .filter(|(_, record)| record.removed <= before)
-            .map(|(index, record)| (record.removed, *index))
-            .collect();
-        rested.sort_unstable();
         let most = prefixes.iter().map(Prefix::room).max().unwrap_or(0);
+        let unused = last.map_or(0, |last| last.saturating_add(1))..end.min(most);
+        let before = nanos(now).saturating_sub(nanos(QUARANTINE));
+        let removed = records.iter().filter(|(_, record)| record.removed != 0);
+        let resting = removed.map(|(index, record)| (record.key, (record.removed, *index)));
+        let resting: BTreeMap<_, _> = resting.collect();
+        let removed = records
+            .iter()
+            .map(|(index, record)| (record.removed, *index));
+        let rested = removed.filter(|(removed, _)| (1..=before).contains(removed));
         Free {
             prefixes,
-            indices: unused
-                .take_while(|index| *index < most)
-                .chain(rested.into_iter().map(|(_, index)| index))
-                .collect(),
-            resting: resting
-                .map(|(index, record)| (record.key, *index))
-                .collect(),
-            given: BTreeSet::new(),
+            indices: unused.map(|index| (0, index)).chain(rested).collect(),
+            resting,
+            before,
         }
     }
 
@@ -66,24 +62,15 @@ impl<'a> Free<'a> {
     /// rests, or one that is free.
     pub(super) fn find_home(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
         let own = self.resting.remove(key);
-        let fits = |index: u32| Some((index, address_of(self.prefixes, key, index)?));
-        if let Some(home) = own.and_then(fits) {
-            self.given.insert(home.0);
-            return Some(home);
-        }
         // What lies beyond the range of one family may lie in that of the other.
-        let mut indices = self.indices.iter().copied();
-        let home =
-            indices.find_map(|index| fits(index).filter(|_| !self.given.contains(&index)))?;
-        self.given.insert(home.0);
-        while self
-            .indices
-            .front()
-            .is_some_and(|index| self.given.contains(index))
-        {
-            self.indices.pop_front();
-        }
-        Some(home)
+        let fits = |place: (u64, u32)| Some((place, address_of(self.prefixes, key, place.1)?));
+        let mut free = self.indices.iter().copied();
+        // One that has rested may have been given out meanwhile.
+        let is_free = |place: &(u64, u32)| place.0 > self.before || self.indices.contains(place);
+        let own = own.filter(is_free).and_then(fits);
+        let (place, address) = own.or_else(|| free.find_map(fits))?;
+        self.indices.remove(&place);
+        Some((place.1, address))
     }
 }
 

@@ -17,36 +17,24 @@ pub(super) enum Mode {
 
 impl Mode {
     /// The sources were heard.
-    pub(super) const fn heard(self, synced: bool) -> Self {
-        match self {
-            Self::Waiting if synced => Self::Starting,
-            Self::Waiting | Self::Starting | Self::Doubtful | Self::Resuming | Self::Following => {
-                self
-            }
-        }
+    pub(super) fn heard(self, synced: bool) -> Self {
+        let begins = synced && self == Self::Waiting;
+        if begins { Self::Starting } else { self }
     }
 
     /// A pass was made, and its writes were all made or each refused by itself.
     pub(super) const fn passed(self) -> Self {
-        match self {
-            Self::Starting | Self::Resuming | Self::Following => Self::Following,
-            Self::Waiting | Self::Doubtful => self,
-        }
+        if self.writes() { Self::Following } else { self }
     }
 
     /// The maps were read again.
-    pub(super) const fn read_again(self) -> Self {
-        match self {
-            Self::Waiting => Self::Waiting,
-            Self::Starting | Self::Doubtful | Self::Resuming | Self::Following => Self::Resuming,
-        }
+    pub(super) fn read_again(self) -> Self {
+        let waits = self == Self::Waiting;
+        if waits { self } else { Self::Resuming }
     }
 
     /// Whether a pass may write.
     pub(super) const fn writes(self) -> bool {
-        match self {
-            Self::Starting | Self::Resuming | Self::Following => true,
-            Self::Waiting | Self::Doubtful => false,
-        }
+        !matches!(self, Self::Waiting | Self::Doubtful)
     }
 }

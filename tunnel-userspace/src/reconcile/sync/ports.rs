@@ -1,7 +1,5 @@
 //! The ports of Services in the maps: one after another is written, taken away and freed.
 
-use std::io;
-
 use tunnel_common::{reason::Reason, service::Tally, table::Sizes};
 
 use super::{
@@ -15,7 +13,7 @@ use super::{
 use crate::{
     plan::{PortName, PortPlan},
     reconcile::{
-        access::{MapReader, MapWriter, ReadError, WriteError},
+        access::{AdoptError, MapReader, MapWriter, ReadError},
         grace::{Grace, Retired},
         problems::{Problem, Problems},
     },
@@ -44,44 +42,35 @@ pub(super) enum Upserted {
 impl<M: MapReader + MapWriter> Ports<M> {
     /// Takes over what the maps hold. Gives how many keys made no sense, too.
     pub(super) fn adopt(
-        mut maps: M,
+        maps: M,
         sizes: Sizes,
         grace: &impl Grace,
     ) -> Result<(Self, usize), AdoptError> {
-        let is_new = maps.is_new();
-        let (actual, strays) = if is_new {
-            (Actual::empty(sizes), 0)
-        } else {
-            let (mut actual, stray) = reading::read(&maps, sizes)?;
-            make_usable(&mut actual, &mut maps, &stray, grace)?;
-            (actual, stray.fronts.len())
-        };
         let mut ports = Self {
             maps,
-            actual,
+            actual: Actual::empty(sizes),
             unclaimed: Unclaimed::default(),
             retired: Retired::default(),
             waiting: false,
         };
-        if !is_new {
-            ports.count_unused_anew()?;
-        }
+        let is_new = ports.maps.is_new();
+        let strays = if is_new { 0 } else { ports.adopt_again(grace)? };
         Ok((ports, strays))
     }
 
-    /// Takes over what the maps hold now, as a process that starts does.
+    /// Takes over what the maps hold now, as a process that starts does. Gives how many keys made no
+    /// sense.
     ///
     /// # Errors
     ///
     /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
-    pub(super) fn adopt_again(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
-        let (mut actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
-        make_usable(&mut actual, &mut self.maps, &stray, grace)?;
-        self.actual = actual;
+    pub(super) fn adopt_again(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
+        let (actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
+        self.actual = self.usable(actual, &stray, grace)?;
         self.count_unused_anew()?;
         self.retired = Retired::default();
         self.unclaimed.forget();
-        Ok(())
+        Ok(stray.fronts.len())
     }
 
     /// Reads the maps and compares them with what is known of them; where they differ, what was read is
@@ -91,13 +80,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
     ///
     /// As [`Self::adopt`]; what was known stays.
     pub(super) fn audit(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
-        let (mut fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
+        let (fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
         let differences = fresh
             .differences(&self.actual)
             .saturating_add(stray.fronts.len())
             .saturating_add(stray.backends.len());
         if differences > 0 {
-            make_usable(&mut fresh, &mut self.maps, &stray, grace)?;
+            let mut fresh = self.usable(fresh, &stray, grace)?;
             fresh.take_names(&mut self.actual);
             self.actual = fresh;
             self.unclaimed.set(self.actual.nameless());
@@ -243,11 +232,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
 
     /// Retires an id of which nothing is programmed; whether it is one.
     fn retire_unused(&mut self, id: u32) -> bool {
-        let is_unused = self
-            .actual
-            .ports
-            .get(&id)
-            .is_none_or(|port| port.fronts.is_empty() && port.backends.is_empty());
+        let port = self.actual.ports.get(&id);
+        let is_unused = port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty());
         if is_unused {
             self.actual.ports.remove(&id);
             self.retired.ids.push(id);
@@ -282,39 +268,25 @@ impl<M: MapReader + MapWriter> Ports<M> {
         self.count_anew(&unused);
         Ok(())
     }
-}
 
-/// Makes what was read from maps something to go by: without what made no sense in them, and with
-/// nothing free that is in use.
-fn make_usable<M: MapReader + MapWriter>(
-    actual: &mut Actual,
-    maps: &mut M,
-    stray: &Stray,
-    grace: &impl Grace,
-) -> Result<(), AdoptError> {
-    for key in &stray.fronts {
-        tracing::warn!(front = %key, "removing a front whose record makes no sense");
-        maps.delete_svc(key)?;
+    /// Makes what was read from the maps something to go by: without what made no sense in them, and with
+    /// nothing free that is in use.
+    fn usable(
+        &mut self,
+        mut actual: Actual,
+        stray: &Stray,
+        grace: &impl Grace,
+    ) -> Result<Actual, AdoptError> {
+        for key in &stray.fronts {
+            tracing::warn!(front = %key, "removing a front whose record makes no sense");
+            self.maps.delete_svc(key)?;
+        }
+        let mut backends = stray.backends.iter();
+        backends.try_for_each(|index| self.maps.retire_backend(*index))?;
+        // What counts as free may still be read by a program that began before the last process died, or
+        // before the keys above were removed.
+        grace.wait().map_err(AdoptError::Grace)?;
+        actual.find_occupied(&self.maps);
+        Ok(actual)
     }
-    let mut backends = stray.backends.iter();
-    backends.try_for_each(|index| maps.retire_backend(*index))?;
-    // What counts as free may still be read by a program that began before the last process died, or
-    // before the keys above were removed.
-    grace.wait().map_err(AdoptError::Grace)?;
-    actual.find_occupied(maps);
-    Ok(())
-}
-
-/// What the maps hold could not be taken over.
-#[derive(Debug, thiserror::Error)]
-pub enum AdoptError {
-    /// A map can't be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// A map can't be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    /// The kernel gives no grace period.
-    #[error("cannot wait for the kernel's grace period")]
-    Grace(#[source] io::Error),
 }

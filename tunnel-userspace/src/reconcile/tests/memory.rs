@@ -9,8 +9,9 @@ use std::{
 
 use tunnel_common::{
     decide::Traffic,
-    service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, State, Tally},
+    service::{Backend, Front, FrontKey, Membership, NEAR, Set, Slot, Source, Tally},
 };
+use zerocopy::FromZeros;
 
 use super::{Counts, MapReader, MapWriter, ReadError, Sizes, WriteError};
 
@@ -200,12 +201,7 @@ impl Memory {
         held.sort_by_key(Held::order);
         for write in held {
             if self.refused.is_none() {
-                let written = match write {
-                    Held::Backend(index, backend) => self.write_backend(index, &backend),
-                    Held::Slot(index, slot) => self.write_slot(index, slot),
-                    Held::Front(index, front) => self.write_front(index, &front),
-                    Held::Key(key, index) => self.write_svc(&key, index),
-                };
+                let written = self.make(write);
                 self.refused = written.err().map(|error| error.map);
             }
         }
@@ -214,22 +210,59 @@ impl Memory {
     }
 }
 
-impl MapWriter for Memory {
-    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+impl Memory {
+    /// Makes a write to what nothing leads to, or of a key; or lets it wait.
+    fn make(&mut self, write: Held) -> Result<(), WriteError> {
         if let Some(held) = &mut self.held {
-            held.push(Held::Key(*key, index));
+            held.push(write);
             return Ok(());
         }
-        self.write("svc", true)?;
-        if !self.svc.contains_key(key) && self.svc.len() >= self.sizes.fronts as usize {
-            return Err(WriteError {
-                map: "svc",
-                source: io::Error::other("full"),
-            });
+        match write {
+            Held::Backend(index, backend) => self.write_backend(index, &backend),
+            Held::Slot(index, slot) => {
+                assert!(index < self.sizes.slot_entries());
+                self.write("slot", !self.seen.slots.contains(&index))?;
+                self.slot.insert(index, slot);
+                Ok(())
+            }
+            Held::Front(index, front) => {
+                assert!(index < self.sizes.front_entries());
+                self.write("front", !self.seen.fronts.contains(&index))?;
+                self.front.insert(index, *front);
+                Ok(())
+            }
+            Held::Key(key, index) => {
+                self.write("svc", true)?;
+                if !self.svc.contains_key(&key) && self.svc.len() >= self.sizes.fronts as usize {
+                    return Err(WriteError {
+                        map: "svc",
+                        source: io::Error::other("full"),
+                    });
+                }
+                self.svc.insert(key, index);
+                self.watch();
+                Ok(())
+            }
         }
-        self.svc.insert(*key, index);
-        self.watch();
+    }
+
+    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
+        assert!(index < self.sizes.backend_entries());
+        let old = self.be.get(&index).map(|old| old.state);
+        let old = old.unwrap_or_default();
+        assert!(!old.is_serving(), "a backend that serves is written over");
+        let open = self.conns.of(index);
+        assert_eq!(open, 0, "open connections would become another backend's");
+        assert_ne!(old, backend.state);
+        self.write("be", !self.seen.backends.contains(&index))?;
+        self.be.insert(index, *backend);
         Ok(())
+    }
+}
+
+impl MapWriter for Memory {
+    fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
+        self.make(Held::Key(*key, index))
     }
 
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError> {
@@ -242,50 +275,27 @@ impl MapWriter for Memory {
     }
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
-        if let Some(held) = &mut self.held {
-            held.push(Held::Front(index, Box::new(*front)));
-            return Ok(());
-        }
-        assert!(index < self.sizes.front_entries());
-        self.write("front", !self.seen.fronts.contains(&index))?;
-        self.front.insert(index, *front);
-        Ok(())
+        self.make(Held::Front(index, Box::new(*front)))
     }
 
-    fn write_slot(&mut self, index: u32, slot: Slot) -> Result<(), WriteError> {
-        if let Some(held) = &mut self.held {
-            held.push(Held::Slot(index, slot));
-            return Ok(());
+    fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
+        let mut slots = (first..).zip(slots);
+        slots.try_for_each(|(index, slot)| self.make(Held::Slot(index, *slot)))
+    }
+
+    fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
+        for (written, (index, backend)) in backends.iter().enumerate() {
+            if let Err(error) = self.make(Held::Backend(*index, *backend)) {
+                return (written, Err(error));
+            }
         }
-        assert!(index < self.sizes.slot_entries());
-        self.write("slot", !self.seen.slots.contains(&index))?;
-        self.slot.insert(index, slot);
-        Ok(())
+        (backends.len(), Ok(()))
     }
 
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError> {
         assert!(index < self.sizes.source_entries());
         self.write("source", !self.seen.sources.contains(&index))?;
         self.source.insert(index, *source);
-        Ok(())
-    }
-
-    fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
-        if let Some(held) = &mut self.held {
-            held.push(Held::Backend(index, *backend));
-            return Ok(());
-        }
-        assert!(index < self.sizes.backend_entries());
-        let old = self
-            .be
-            .get(&index)
-            .map_or_else(State::default, |old| old.state);
-        assert!(!old.is_serving(), "a backend that serves is written over");
-        let open = self.conns.of(index);
-        assert_eq!(open, 0, "open connections would become another backend's");
-        assert_ne!(old, backend.state);
-        self.write("be", !self.seen.backends.contains(&index))?;
-        self.be.insert(index, *backend);
         Ok(())
     }
 
@@ -360,42 +370,23 @@ impl MapReader for Memory {
     }
 
     fn front(&self, index: u32) -> Result<Front, ReadError> {
-        use zerocopy::FromZeros as _;
-
-        Ok(self
-            .front
-            .get(&index)
-            .copied()
-            .unwrap_or_else(Front::new_zeroed))
+        Ok(entry(&self.front, index))
     }
 
     fn slot(&self, index: u32) -> Result<Slot, ReadError> {
-        use zerocopy::FromZeros as _;
-
-        Ok(self
-            .slot
-            .get(&index)
-            .copied()
-            .unwrap_or_else(Slot::new_zeroed))
+        Ok(entry(&self.slot, index))
     }
 
     fn source(&self, index: u32) -> Result<Source, ReadError> {
-        use zerocopy::FromZeros as _;
-
-        Ok(self
-            .source
-            .get(&index)
-            .copied()
-            .unwrap_or_else(Source::new_zeroed))
+        Ok(entry(&self.source, index))
     }
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
-        use zerocopy::FromZeros as _;
-
-        Ok(self
-            .be
-            .get(&index)
-            .copied()
-            .unwrap_or_else(Backend::new_zeroed))
+        Ok(entry(&self.be, index))
     }
+}
+
+/// An entry of an array; zeros where it was never written.
+fn entry<T: Copy + FromZeros>(array: &BTreeMap<u32, T>, index: u32) -> T {
+    array.get(&index).copied().unwrap_or_else(T::new_zeroed)
 }

@@ -90,13 +90,13 @@ impl Stage {
 }
 
 fn report(look: u64, ended: u64, problem: Option<&str>) -> Report {
-    Report {
-        look,
+    let round = Round {
         ended,
         left: 0,
         problem: problem.map(str::to_owned),
-        again: problem.is_some(),
-    }
+        is_retryable: problem.is_some(),
+    };
+    Report { look, round }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::io;
 use tunnel_common::{addr::Address, table};
 
 use super::super::*;
+use crate::reconcile::ReadError;
 
 /// The maps in memory.
 #[derive(Clone, Default)]

@@ -12,6 +12,9 @@ mod service;
 mod steering;
 mod update;
 
+#[cfg(test)]
+pub(crate) mod fixture;
+
 use std::{cmp::Ordering, fmt, sync::Arc};
 
 pub use by_family::ByFamily;

@@ -112,52 +112,36 @@ impl HealthChecks {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_common::addr::Protocol;
-
     use super::*;
-    use crate::model::{Algorithm, Endpoint, EndpointPort, EndpointSlice, Service};
+    use crate::model::{
+        Algorithm, Endpoint, EndpointSlice, Service,
+        fixture::{self, ip, ips},
+    };
 
     fn here() -> Here {
         Here::new("node-a".into(), Algorithm::Random)
     }
 
-    fn ip(text: &str) -> IpAddr {
-        text.parse().expect("an address")
-    }
-
     /// An endpoint on a node; ready, or serving while it goes.
     fn endpoint(address: &str, node: &str, ready: bool) -> Endpoint {
         Endpoint {
-            address: ip(address),
             ready,
-            serving: true,
             terminating: !ready,
-            name: None,
             node: Some(node.into()),
-            zone: None,
-            hints: None,
+            ..fixture::endpoint(ip(address))
         }
     }
 
     fn slice(family: Family, ports: &[&str], endpoints: Vec<Endpoint>) -> Arc<EndpointSlice> {
-        let port = |name: &&str| EndpointPort {
-            name: (*name).into(),
-            port: 8080,
-            protocol: Protocol::TCP,
-        };
-        Arc::new(EndpointSlice {
-            name: ObjectName::new("shop", format!("web-{family:?}-{ports:?}")),
-            service: ObjectName::new("shop", "web"),
-            family,
-            ports: ports.iter().map(port).collect(),
-            endpoints,
-            triggered: None,
-        })
+        let name = format!("web-{family:?}-{ports:?}");
+        let ports: Vec<_> = ports.iter().map(|name| (*name, 8080)).collect();
+        let service = ObjectName::new("shop", "web");
+        Arc::new(fixture::slice(&name, &service, family, &ports, endpoints))
     }
 
     fn state(cluster_ips: &[&str], slices: Vec<Arc<EndpointSlice>>) -> ServiceState {
         let service = Service {
-            cluster_ips: cluster_ips.iter().copied().map(ip).collect(),
+            cluster_ips: ips(cluster_ips),
             health_check_port: Some(31000),
             ..Service::named(ObjectName::new("shop", "web"))
         };

@@ -6,6 +6,8 @@ use std::{
     sync::Arc,
 };
 
+use tunnel_common::addr::Address;
+
 use super::{Here, sources};
 use crate::model::{Family, Node, ZONE};
 
@@ -105,11 +107,11 @@ impl Place {
     #[must_use]
     pub fn health_addresses(&self) -> BTreeSet<IpAddr> {
         let of_family = |(family, unspecified): (Family, IpAddr)| {
-            let is_all = |wanted: &NodePortAddresses| match wanted {
-                NodePortAddresses::All | NodePortAddresses::Range(_, 0) => true,
-                NodePortAddresses::Primary
-                | NodePortAddresses::Localhost
-                | NodePortAddresses::Range(..) => false,
+            let is_all = |wanted: &NodePortAddresses| {
+                matches!(
+                    wanted,
+                    NodePortAddresses::All | NodePortAddresses::Range(_, 0)
+                )
             };
             let wanted = self.wanted_of(family);
             if wanted.is_empty() || wanted.iter().any(is_all) {
@@ -118,10 +120,7 @@ impl Place {
                 self.node_ports(family)
             }
         };
-        let is_of_link = |ip: &IpAddr| match ip {
-            IpAddr::V4(_) => false,
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
+        let is_of_link = |ip: &IpAddr| Address::from_ip(*ip).is_link_local();
         [
             (Family::V4, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             (Family::V6, IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
@@ -168,11 +167,10 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Algorithm, ObjectName};
-
-    fn ip(text: &str) -> IpAddr {
-        text.parse().expect("an address")
-    }
+    use crate::model::{
+        Algorithm,
+        fixture::{self, ip, ips},
+    };
 
     fn here() -> Here {
         Here::new("node-a".into(), Algorithm::Random)
@@ -192,12 +190,9 @@ mod tests {
     fn place(wanted: &[NodePortAddresses]) -> Place {
         let mut place = Place::new(wanted.to_vec());
         place.set_node(Some(&Node {
-            name: ObjectName::new("", "node-a"),
-            created: None,
             labels: [(ZONE.to_owned(), "north".to_owned())].into(),
-            other_ips: Vec::new(),
-            internal_ips: ["172.30.0.1", "172.30.0.2", "fd00:30::1"].map(ip).into(),
-            eligible: true,
+            internal_ips: ips(&["172.30.0.1", "172.30.0.2", "fd00:30::1"]),
+            ..fixture::node("node-a")
         }));
         let addresses = [
             "127.0.0.1",

@@ -3,11 +3,10 @@ mod uses;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Endpoint, EndpointPort, EndpointSlice, Service};
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
+use crate::model::{
+    Endpoint, EndpointSlice, Service,
+    fixture::{self, ip},
+};
 
 fn target(text: &str, port: u16) -> Target {
     Target {
@@ -27,12 +26,7 @@ fn front(text: &str, port: u16) -> FrontKey {
 fn service_named(name: &str, ips: &[&str]) -> Service {
     Service {
         cluster_ips: ips.iter().copied().map(ip).collect(),
-        ports: vec![ServicePort {
-            name: "http".into(),
-            port: 80,
-            node_port: None,
-            protocol: Protocol::TCP,
-        }],
+        ports: vec![fixture::http(80)],
         ..Service::named(ObjectName::new("default", name))
     }
 }
@@ -46,31 +40,12 @@ fn keys(plan: &PortPlan) -> Vec<FrontKey> {
 }
 
 fn endpoint(address: &str) -> Endpoint {
-    Endpoint {
-        address: ip(address),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        name: None,
-        zone: None,
-        hints: None,
-    }
+    fixture::endpoint(ip(address))
 }
 
 fn slice(name: &str, family: Family, port: (&str, u16), endpoints: Vec<Endpoint>) -> EndpointSlice {
-    EndpointSlice {
-        name: ObjectName::new("default", name),
-        service: ObjectName::new("default", "web"),
-        family,
-        ports: vec![EndpointPort {
-            name: port.0.into(),
-            port: port.1,
-            protocol: Protocol::TCP,
-        }],
-        endpoints,
-        triggered: None,
-    }
+    let service = ObjectName::new("default", "web");
+    fixture::slice(name, &service, family, &[port], endpoints)
 }
 
 fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
@@ -81,12 +56,9 @@ fn state(service: Service, slices: Vec<EndpointSlice>) -> ServiceState {
 }
 
 fn only_plan(state: &ServiceState) -> PortPlan {
-    let mut plans: Vec<_> = service(state, &here())
-        .into_iter()
-        .map(|(_, plan)| plan)
-        .collect();
+    let plans = service(state, &here());
     assert_eq!(plans.len(), 1);
-    PortPlan::clone(&plans.remove(0))
+    PortPlan::clone(plans.values().next().expect("a plan"))
 }
 
 #[test]
@@ -283,15 +255,9 @@ proptest! {
     fn a_restricted_plan_never_grows(known in proptest::collection::btree_set(0..8_u16, 0..8)) {
         let targets: Vec<_> = (0..8).map(|port| target("10.1.0.1", port)).collect();
         let plan = PortPlan {
-            fronts: LiteMap::new(),
-            has_endpoints: false,
             cluster: targets.clone(),
-            local: Vec::new(),
-            serving: targets.into_iter().collect(),
-            algorithm: Algorithm::RANDOM,
-            affinity: 0,
-            for_sockets: true,
-            sources: Vec::new(),
+            serving: targets,
+            ..PortPlan::nothing()
         };
         let is_known = |target: &Target| known.contains(&target.port.to_host());
         let restricted = plan.restricted_to(|_| false, is_known, false);

@@ -102,7 +102,7 @@ impl CarriedServices {
         let known = self.actual.sizes.backend_entries();
         let backends = from.backends(known.min(sizes.backend_entries()))?;
         let backends = (0..).zip(backends).filter_map(|(index, backend)| {
-            let state = self.actual.state(index);
+            let state = self.actual.standing(index).state;
             (state != State::default()).then_some((index, Backend { state, ..backend }))
         });
         let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());

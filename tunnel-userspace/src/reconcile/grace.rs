@@ -16,34 +16,20 @@ pub trait Grace: Send + Sync {
     fn wait(&self) -> io::Result<()>;
 }
 
+/// An entry that nothing leads to any more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Entry {
+    Front(u32),
+    Slots(Set),
+    Sources(Set),
+    Backend(u32),
+    /// The id of a service port.
+    Id(u32),
+}
+
 /// Entries that nothing leads to any more.
 #[derive(Debug, Default, Eq, PartialEq)]
-pub struct Retired {
-    pub(crate) fronts: Vec<u32>,
-    pub(crate) slots: Vec<Set>,
-    pub(crate) sources: Vec<Set>,
-    pub(crate) backends: Vec<u32>,
-    pub(crate) ids: Vec<u32>,
-}
-
-impl Retired {
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.fronts.is_empty()
-            && self.slots.is_empty()
-            && self.sources.is_empty()
-            && self.backends.is_empty()
-            && self.ids.is_empty()
-    }
-
-    /// Adds what another batch holds.
-    pub(crate) fn merge(&mut self, mut other: Self) {
-        self.fronts.append(&mut other.fronts);
-        self.slots.append(&mut other.slots);
-        self.sources.append(&mut other.sources);
-        self.backends.append(&mut other.backends);
-        self.ids.append(&mut other.ids);
-    }
-}
+pub struct Retired(pub(crate) Vec<Entry>);
 
 /// The wait of what was retired, beside the owner of the maps: one batch after the other.
 pub(super) struct Waiting<G> {
@@ -63,9 +49,9 @@ impl<G: Grace + 'static> Waiting<G> {
     }
 
     /// Lets what was retired wait. While an earlier batch does, it is held, and goes as one batch.
-    pub(super) fn add(&mut self, retired: Retired) {
-        self.held.merge(retired);
-        if !self.batch.is_running() && !self.held.is_empty() {
+    pub(super) fn add(&mut self, mut retired: Retired) {
+        self.held.0.append(&mut retired.0);
+        if !self.batch.is_running() && self.has_more() {
             let (batch, grace) = (std::mem::take(&mut self.held), Arc::clone(&self.grace));
             self.batch.start(move || grace.wait().map(|()| batch));
         }
@@ -78,7 +64,7 @@ impl<G: Grace + 'static> Waiting<G> {
 
     /// Whether another batch is to follow.
     pub(super) const fn has_more(&self) -> bool {
-        !self.held.is_empty()
+        !self.held.0.is_empty()
     }
 
     /// The batch that waited, once no program reaches it any more. Nothing where no grace period is to be

@@ -1,12 +1,13 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use tunnel_common::{service::FrontKey, table::Sizes};
 
 use super::{
     access::{AdoptError, Counts, MapReader, MapWriter},
-    desired::{Changed, Desired, Settings},
+    desired::{Changed, Desired, Settings, served},
     grace::{Grace, Retired},
-    observe::{Observe, ServiceView, Stats, concerns},
+    observe::{Measures, Published, ServiceView, Stats, SyncStats, concerns, show},
     sync::MapSync,
 };
 use crate::{
@@ -18,7 +19,11 @@ use crate::{
 pub struct Reconciler<M> {
     pub(super) desired: Desired,
     pub(super) sync: MapSync<M>,
-    pub(super) observe: Observe,
+    pub(super) measures: Measures,
+    /// The Services, for others to read.
+    pub(super) published: Published,
+    /// Whether a source was not heard of since the start.
+    stale: bool,
     /// Services that wait until it is known whether something listens at their fronts; nothing where
     /// none has to.
     pub(super) held_back: Option<BTreeSet<ObjectName>>,
@@ -39,7 +44,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         Ok(Self {
             sync: MapSync::adopt(maps, sizes, grace)?,
             desired: Desired::new(settings),
-            observe: Observe::default(),
+            measures: Measures::default(),
+            published: Published::default(),
+            stale: false,
             held_back: None,
         })
     }
@@ -52,10 +59,9 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             let is_held = |service: &ObjectName| listeners.has_unknown(service);
             held_back.extend(self.sync.dirty.extract_if(.., is_held));
         }
-        let passed = self.sync.pass(&self.desired);
-        self.observe
-            .show(passed.services, &self.desired, &self.sync);
-        passed.retired
+        let services = self.sync.pass(&self.desired);
+        show(services, &self.desired, &self.sync, &self.published);
+        self.sync.ports.take_retired()
     }
 
     /// Reads the maps again and compares them with what is known of them. Where they differ, they
@@ -66,9 +72,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     /// As [`Self::adopt`]; what was known stays.
     pub fn audit(&mut self, grace: &impl Grace) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
-        if differences > 0 {
-            self.observe.measures.all_anew();
-        }
+        self.measures.is_full |= differences > 0;
         Ok(differences)
     }
 }
@@ -78,7 +82,7 @@ impl<M: Counts> Reconciler<M> {
     /// with the namespace and a slash, or all.
     #[must_use]
     pub fn services(&self, name: Option<&str>) -> Vec<ServiceView> {
-        self.observe.published.services(self.maps(), name)
+        self.published.services(self.maps(), name)
     }
 }
 
@@ -91,14 +95,17 @@ impl<M> Reconciler<M> {
 
     /// Plans what changed. Nothing is written.
     pub fn update(&mut self, update: Update) {
-        self.observe.note(&self.desired, &update);
-        for (service, _) in &update.services {
-            self.sync.ports.unclaimed.told(service);
+        self.stale = update.stale;
+        self.measures.stats.last_queued_at = Some(Timestamp::now());
+        for (name, state) in &update.services {
+            self.sync.ports.unclaimed.told(name);
+            let before = self.desired.states.get(name);
+            self.measures.note(name, before, served(state.as_ref()));
         }
         let (synced, whole) = (update.synced, update.whole);
         let changed = self.desired.apply(update.nodes, update.services);
-        self.observe.planned(&changed);
-        self.sync.heard(changed.services, synced, whole);
+        self.sync.heard(synced, whole);
+        self.touch(changed);
     }
 
     /// Takes the addresses that this node has now. Nothing is written.
@@ -118,16 +125,14 @@ impl<M> Reconciler<M> {
     }
 
     fn touch(&mut self, changed: Changed) {
-        self.observe.planned(&changed);
+        self.measures.is_full |= changed.is_all;
         self.sync.touch(changed.services);
     }
 
     /// What load balancers are told of Services, if it is not what was given last.
     pub fn take_health(&mut self) -> Option<Arc<HealthChecks>> {
-        self.sync
-            .is_synced()
-            .then(|| self.desired.take_health())
-            .flatten()
+        let is_programmed = self.sync.is_synced();
+        is_programmed.then(|| self.desired.take_health()).flatten()
     }
 
     /// Whether something is waiting to be written.
@@ -143,7 +148,17 @@ impl<M> Reconciler<M> {
 
     /// Says in numbers how it is after a pass that has just ended.
     pub(super) fn describe(&mut self, stats: &mut Stats, took: Duration) {
-        self.observe
-            .describe(stats, took, &self.desired, &self.sync);
+        stats.stale = self.stale;
+        stats.describe(&self.desired, &self.sync);
+        if self.sync.is_synced() {
+            let (dirty, starved) = (&self.sync.dirty, &self.sync.starved);
+            let is_open = |name: &ObjectName| dirty.contains(name) || starved.contains(name);
+            self.measures.pass(took, Timestamp::now(), is_open);
+            stats.sync = SyncStats {
+                gaps: self.desired.gaps,
+                planned: self.desired.planned,
+                ..self.measures.stats.clone()
+            };
+        }
     }
 }

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::{
     access::{MapReader, MapWriter, SteeringMaps},
-    grace::{Grace, Retired, Waiting},
+    grace::{Entry, Grace, Retired, Waiting},
     looks::{Found, Looks},
     observe::{Published, Stats},
     owner::Reconciler,
@@ -120,7 +120,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
 
     /// What is shown of Services, for others to read.
     pub const fn published(&self) -> &Published {
-        &self.reconciler.observe.published
+        &self.reconciler.published
     }
 
     /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
@@ -248,7 +248,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             self.due.pause = FIRST_RETRY;
         }
         self.due.retry = is_dirty.then(|| now + self.due.pause);
-        let occupied = self.reconciler.sync.ports.actual.occupied();
+        let occupied = self.reconciler.sync.ports.actual.occupied.len();
         let planned = self.due.occupied.filter(|at| *at > now);
         self.due.occupied = (occupied > 0).then(|| planned.unwrap_or(now + OCCUPIED_LOOK));
         self.stats.send_if_modified(|stats| {
@@ -258,7 +258,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
 
     /// Frees a batch. What waited for room is to be written then.
     fn take_back(&mut self, freed: &Retired) {
-        if !freed.backends.is_empty() {
+        let is_backend = |entry: &Entry| matches!(entry, Entry::Backend(_));
+        if freed.0.iter().any(is_backend) {
             self.tell_gone();
         }
         let has_more = self.waiting.has_more();

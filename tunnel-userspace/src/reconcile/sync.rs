@@ -51,15 +51,6 @@ pub(super) struct MapSync<M> {
     pub(super) drift: u64,
 }
 
-/// The outcome of a pass.
-#[derive(Debug, Default)]
-pub(super) struct Passed {
-    /// Taken out of reach, to be given back to [`MapSync::free`] after a grace period.
-    pub(super) retired: Retired,
-    /// The Services that were written, or tried.
-    pub(super) services: BTreeSet<ObjectName>,
-}
-
 impl<M: MapReader + MapWriter> MapSync<M> {
     /// Takes over what the maps hold.
     pub(super) fn adopt(maps: M, sizes: Sizes, grace: &impl Grace) -> Result<Self, AdoptError> {
@@ -75,10 +66,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         })
     }
 
-    /// Writes what changed. What can't be written stays dirty.
-    pub(super) fn pass(&mut self, desired: &Desired) -> Passed {
+    /// Writes what changed. What can't be written stays dirty. Gives the Services that were written, or
+    /// tried.
+    pub(super) fn pass(&mut self, desired: &Desired) -> BTreeSet<ObjectName> {
         if !self.mode.writes() {
-            return Passed::default();
+            return BTreeSet::new();
         }
         if self.mode != Mode::Following {
             self.find_names(desired);
@@ -95,8 +87,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         if let Err(error) = self.ports.maps.flush() {
             self.doubt(&error, desired);
-            let retired = Retired::default();
-            return Passed { retired, services };
+            return services;
         }
         self.mode = self.mode.passed();
         // Deletions come last, so that an address that moves from one Service to another is never
@@ -110,8 +101,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         self.remove_unclaimed();
         self.has_shrunk |= before.exceeds(&self.ports.actual.usage());
-        let retired = self.ports.take_retired();
-        Passed { retired, services }
+        services
     }
 
     /// Finds the names of the ids that the maps hold: an id belongs to the port that now owns one
@@ -206,6 +196,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracing::warn!(error, "cannot write everything at once, beginning anew");
         self.faults.count(Reason::WriteFailed);
         self.mode = Mode::Doubtful;
+        // It is not known what was taken out of reach.
+        self.ports.retired = Retired::default();
         // Something is to be written, whatever comes.
         self.dirty.extend(desired.plans.keys().cloned());
     }
@@ -267,10 +259,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 }
 
 impl<M> MapSync<M> {
-    /// Takes the Services whose plans changed, and the state of the sources.
-    pub(super) fn heard(&mut self, changed: BTreeSet<ObjectName>, synced: bool, whole: bool) {
+    /// Takes the state of the sources.
+    pub(super) fn heard(&mut self, synced: bool, whole: bool) {
         self.mode = self.mode.heard(synced);
-        self.touch(changed);
         self.dirty.extend(self.ports.unclaimed.heard(whole));
     }
 

@@ -30,8 +30,8 @@ use tunnel_common::{
 use super::*;
 use crate::{
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, ExternalIps, Family, ObjectName, Service,
-        ServicePort, ServiceState, TopologyKeys, Update,
+        Algorithm, Endpoint, ExternalIps, Family, ObjectName, Service, ServiceState, TopologyKeys,
+        Update, fixture,
     },
     plan::NodePortAddresses,
 };
@@ -118,39 +118,18 @@ const fn is_ready(vip: u8, last: u8) -> bool {
 
 /// A Service on one VIP with endpoints by their last numbers.
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
-    let port: Arc<str> = "http".into();
     let service = Service {
         cluster_ips: vec![cluster_ip(vip)],
-        ports: vec![ServicePort {
-            name: Arc::clone(&port),
-            port: 80,
-            node_port: None,
-            protocol: Protocol::TCP,
-        }],
+        ports: vec![fixture::http(80)],
         ..Service::named(ObjectName::new("default", name))
     };
     let endpoint = |last: &u8| Endpoint {
-        address: pod_ip(vip, *last),
         ready: is_ready(vip, *last),
-        serving: true,
-        terminating: false,
-        node: None,
-        name: None,
-        zone: None,
-        hints: None,
+        ..fixture::endpoint(pod_ip(vip, *last))
     };
-    let slice = EndpointSlice {
-        name: ObjectName::new("default", name),
-        service: ObjectName::new("default", name),
-        family: family(vip),
-        ports: vec![EndpointPort {
-            name: port,
-            port: 8080,
-            protocol: Protocol::TCP,
-        }],
-        endpoints: endpoints.iter().map(endpoint).collect(),
-        triggered: None,
-    };
+    let endpoints = endpoints.iter().map(endpoint).collect();
+    let ports = &[("http", 8080)];
+    let slice = fixture::slice(name, &service.name, family(vip), ports, endpoints);
     ServiceState {
         service: Arc::new(service),
         slices: vec![Arc::new(slice)],
@@ -186,6 +165,16 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
     }
 }
 
+/// New maps of these sizes with some Services.
+fn serving<const N: usize>(
+    sizes: Sizes,
+    services: [(&str, Option<ServiceState>); N],
+) -> Reconciler<Memory> {
+    let mut reconciler = adopt(Memory::new(sizes));
+    apply(&mut reconciler, services.into());
+    reconciler
+}
+
 fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<(&str, Option<ServiceState>)>) {
     reconciler.update(update(services));
     settle(reconciler);
@@ -197,29 +186,19 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
         IpAddr::V4(ip) => ip.octets()[3],
         IpAddr::V6(ip) => ip.octets()[15],
     };
-    Some(
-        reconciler
-            .maps()
-            .read(&vip(last))?
-            .into_iter()
-            .map(octet)
-            .collect(),
-    )
+    let found = reconciler.maps().read(&vip(last))?;
+    Some(found.into_iter().map(octet).collect())
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
-    let ports = reconciler
-        .sync
-        .faults
-        .problems()
-        .get(&ObjectName::new("default", name))?;
+    let all = reconciler.sync.faults.problems();
+    let ports = all.get(&ObjectName::new("default", name))?;
     ports.values().next().map(|problem| problem.reason)
 }
 
 #[test]
 fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(&mut first, vec![set("web", 1, &[1])]);
+    let first = serving(ROOMY, [set("web", 1, &[1])]);
     let mut second = adopt(first.sync.ports.maps);
     let before = second.sync.ports.maps.writes;
 
@@ -235,26 +214,13 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
 
 #[test]
 fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(
-        &mut first,
-        vec![
-            set("web", 1, &[1, 2, 3]),
-            set("dns", 2, &[]),
-            set("db", 3, &[4]),
-        ],
-    );
+    let endpoints: [(_, _, &[u8]); 3] = [("web", 1, &[1, 2, 3]), ("dns", 2, &[]), ("db", 3, &[4])];
+    let all = || endpoints.map(|(name, vip, endpoints)| set(name, vip, endpoints));
+    let first = serving(ROOMY, all());
     let mut second = adopt(first.sync.ports.maps);
     let before = second.sync.ports.maps.writes;
 
-    apply(
-        &mut second,
-        vec![
-            set("web", 1, &[1, 2, 3]),
-            set("dns", 2, &[]),
-            set("db", 3, &[4]),
-        ],
-    );
+    apply(&mut second, all().into());
 
     assert_eq!(second.sync.ports.maps.writes, before);
     assert_eq!(second.sync.drift, 0);
@@ -262,8 +228,7 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
 
 #[test]
 fn a_service_that_went_while_no_daemon_ran_is_removed_at_the_start() {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(&mut first, vec![set("web", 1, &[1]), set("old", 2, &[2])]);
+    let first = serving(ROOMY, [set("web", 1, &[1]), set("old", 2, &[2])]);
     let mut second = adopt(first.sync.ports.maps);
 
     apply(&mut second, vec![set("web", 1, &[1])]);
@@ -294,8 +259,7 @@ fn a_backend_keeps_its_index_while_it_serves() {
 
 #[test]
 fn an_address_moves_from_one_service_to_another_without_a_gap() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![set("old", 1, &[1])]);
+    let mut reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None), set("new", 1, &[2])]));
     let writes = reconciler.sync.ports.maps.writes;
 
@@ -316,8 +280,7 @@ fn an_address_moves_from_one_service_to_another_without_a_gap() {
 
 #[test]
 fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner_goes() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![set("a", 1, &[1]), set("b", 1, &[2])]);
+    let mut reconciler = serving(ROOMY, [set("a", 1, &[1]), set("b", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(problem(&reconciler, "b"), Some(Reason::FrontClaimed));
 
@@ -329,8 +292,7 @@ fn of_two_services_with_one_address_the_loser_is_named_and_comes_when_the_winner
 
 #[test]
 fn a_write_that_fails_is_tried_again() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![]);
+    let mut reconciler = serving(ROOMY, []);
     reconciler.sync.ports.maps.limit = 2;
     apply(&mut reconciler, vec![set("web", 1, &[1, 2])]);
     assert_eq!(problem(&reconciler, "web"), Some(Reason::WriteFailed));
@@ -345,11 +307,7 @@ fn a_write_that_fails_is_tried_again() {
 
 #[test]
 fn what_a_foreign_hand_changed_is_found_and_written_anew() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(
-        &mut reconciler,
-        vec![set("web", 1, &[1]), set("dns", 2, &[2])],
-    );
+    let mut reconciler = serving(ROOMY, [set("web", 1, &[1]), set("dns", 2, &[2])]);
     reconciler.sync.ports.maps.svc.remove(&vip(1));
     let dns = reconciler.sync.ports.maps.svc[&vip(2)];
     reconciler.sync.ports.maps.svc.insert(vip(9), dns);
@@ -377,10 +335,10 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
     // More changes than there is spare room for, and nothing is freed meanwhile.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
-        held.merge(reconciler.pass());
+        held.0.extend(reconciler.pass().0);
     }
     reconciler.update(update(vec![set("web", 1, &[11])]));
-    held.merge(reconciler.pass());
+    held.0.extend(reconciler.pass().0);
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
@@ -393,8 +351,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
 
 #[test]
 fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(&mut first, vec![set("web", 1, &[1])]);
+    let first = serving(ROOMY, [set("web", 1, &[1])]);
     let mut maps = first.sync.ports.maps;
     let web = maps.svc[&vip(1)];
     maps.svc.insert(vip(9), web);

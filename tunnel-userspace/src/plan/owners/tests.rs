@@ -1,15 +1,10 @@
-use std::collections::BTreeMap;
-
 use super::*;
+use crate::model::fixture::{self, ip, ips};
 
 const PAIRS: [(&str, &str); 2] = [
     ("198.51.100.1", "198.51.100.2"),
     ("2001:db8::1", "2001:db8::2"),
 ];
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
 
 fn name(name: &str) -> ObjectName {
     ObjectName::new("default", name)
@@ -17,7 +12,6 @@ fn name(name: &str) -> ObjectName {
 
 /// A Service with external IPs, and addresses of its load balancer: served, and left alone.
 fn service(external: &[&str], served: &[&str], unserved: &[&str]) -> Service {
-    let ips = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect();
     Service {
         external_ips: ips(external),
         load_balancer_ips: ips(served),
@@ -27,14 +21,10 @@ fn service(external: &[&str], served: &[&str], unserved: &[&str]) -> Service {
 }
 
 fn node(internal: &[&str], other: &[&str]) -> Node {
-    let ips = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect();
     Node {
-        name: ObjectName::new("", "node-a"),
-        created: None,
-        labels: BTreeMap::new(),
         internal_ips: ips(internal),
         other_ips: ips(other),
-        eligible: true,
+        ..fixture::node("node-a")
     }
 }
 

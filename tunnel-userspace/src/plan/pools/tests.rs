@@ -1,7 +1,5 @@
-use std::{collections::BTreeMap, net::IpAddr};
-
 use super::*;
-use crate::model::Family;
+use crate::model::{Family, fixture};
 
 fn named(name: &str) -> ObjectName {
     ObjectName::new("shop", name)
@@ -9,16 +7,11 @@ fn named(name: &str) -> ObjectName {
 
 fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
     let label = |pool: &str| (NODE_POOL.to_owned(), pool.to_owned());
-    let name = ObjectName::new("", name);
     let node = Node {
-        name: name.clone(),
-        created: None,
-        labels: pool.map(label).into_iter().collect::<BTreeMap<_, _>>(),
-        internal_ips: Vec::new(),
-        other_ips: Vec::new(),
-        eligible: true,
+        labels: pool.map(label).into_iter().collect(),
+        ..fixture::node(name)
     };
-    (name, node)
+    (node.name.clone(), node)
 }
 
 /// The node `a` among others, each in a pool or none.
@@ -47,25 +40,12 @@ fn service(keep_to: Option<KeepTo>) -> Service {
 fn state(keep_to: Option<KeepTo>, nodes: &[Option<&str>]) -> ServiceState {
     let slice = |(family, net): (Family, &str)| {
         let endpoint = |(last, node): (usize, &Option<&str>)| Endpoint {
-            address: format!("{net}{last}")
-                .parse::<IpAddr>()
-                .expect("an address"),
-            ready: true,
-            serving: true,
-            terminating: false,
-            name: None,
             node: node.map(Arc::from),
-            zone: None,
-            hints: None,
+            ..fixture::endpoint(fixture::ip(&format!("{net}{last}")))
         };
-        Arc::new(EndpointSlice {
-            name: named(&format!("web-{}", family.label())),
-            service: named("web"),
-            family,
-            ports: Vec::new(),
-            endpoints: nodes.iter().enumerate().map(endpoint).collect(),
-            triggered: None,
-        })
+        let endpoints = nodes.iter().enumerate().map(endpoint).collect();
+        let slice = fixture::slice(net, &named("web"), family, &[], endpoints);
+        Arc::new(slice)
     };
     let families = [(Family::V4, "10.1.0."), (Family::V6, "fd01::")];
     ServiceState {

@@ -1,13 +1,12 @@
-use std::{collections::BTreeSet, net::Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Algorithm, ObjectName, Service};
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
+use crate::model::{
+    Algorithm, ObjectName, Service,
+    fixture::{self, ip, ips},
+};
 
 fn service(ranges: &[&str], load_balancer_ips: &[&str]) -> Service {
     let mut service = Service::named(ObjectName::new("shop", "web"));
@@ -15,18 +14,17 @@ fn service(ranges: &[&str], load_balancer_ips: &[&str]) -> Service {
         .iter()
         .map(|range| {
             let (ip, length) = range.split_once('/').expect("a range");
-            (self::ip(ip), length.parse().expect("a length"))
+            (fixture::ip(ip), length.parse().expect("a length"))
         })
         .collect();
-    service.load_balancer_ips = load_balancer_ips.iter().map(|text| ip(text)).collect();
+    service.load_balancer_ips = ips(load_balancer_ips);
     service
 }
 
 fn here(primary: &[&str], addresses: &[&str]) -> Here {
-    let set = |texts: &[&str]| -> BTreeSet<IpAddr> { texts.iter().map(|text| ip(text)).collect() };
     Here {
-        primary: set(primary),
-        addresses: set(addresses),
+        primary: ips(primary).into_iter().collect(),
+        addresses: ips(addresses).into_iter().collect(),
         ..Here::new("node-a".into(), Algorithm::Random)
     }
 }

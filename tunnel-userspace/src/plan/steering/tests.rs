@@ -1,25 +1,18 @@
 use super::*;
+use crate::model::fixture;
 
 fn node(name: &str, edge: bool, addresses: &[&str]) -> Arc<Node> {
     let label = ("openyurt.io/is-edge-worker".to_owned(), edge.to_string());
     Arc::new(Node {
-        name: ObjectName::new("", name),
-        created: None,
         labels: BTreeMap::from([label]),
-        other_ips: Vec::new(),
-        internal_ips: addresses
-            .iter()
-            .map(|ip| ip.parse().expect("an address"))
-            .collect(),
-        eligible: true,
+        internal_ips: fixture::ips(addresses),
+        ..fixture::node(name)
     })
 }
 
-fn created(node: &Arc<Node>, at: i64) -> Arc<Node> {
-    Arc::new(Node {
-        created: Some(at),
-        ..(**node).clone()
-    })
+fn created(mut node: Arc<Node>, at: i64) -> Arc<Node> {
+    Arc::make_mut(&mut node).created = Some(at);
+    node
 }
 
 fn rules() -> SteeringRules {
@@ -60,18 +53,17 @@ fn targets(plan: &SteeringPlan) -> Vec<String> {
     words
 }
 
+/// The ports of a kubelet at that address of a node.
+fn kubelet(node: &str, address: &str) -> [String; 2] {
+    [10_250, 10_255].map(|port| format!("{node} ({address}:{port})"))
+}
+
 fn problems(plan: &SteeringPlan) -> Vec<String> {
-    plan.problems
-        .iter()
-        .map(|problem| {
-            format!(
-                "{}: {} {}",
-                problem.reason.label(),
-                problem.object,
-                problem.text
-            )
-        })
-        .collect()
+    let in_words = |problem: &SteeringProblem| {
+        let SteeringProblem { object, text, .. } = problem;
+        format!("{}: {object} {text}", problem.reason.label())
+    };
+    plan.problems.iter().map(in_words).collect()
 }
 
 #[test]
@@ -83,15 +75,8 @@ fn edge_nodes_are_steered_by_each_internal_address_and_cloud_nodes_are_not() {
 
     let plan = plan(&nodes, None);
 
-    assert_eq!(
-        targets(&plan),
-        [
-            "edge-7 (10.1.2.3:10250)",
-            "edge-7 (10.1.2.3:10255)",
-            "edge-7 ([fd00::3]:10250)",
-            "edge-7 ([fd00::3]:10255)",
-        ]
-    );
+    let both = ["10.1.2.3", "[fd00::3]"].map(|address| kubelet("edge-7", address));
+    assert_eq!(targets(&plan), both.concat());
     assert_eq!(plan.problems, BTreeSet::new());
 }
 
@@ -99,10 +84,7 @@ fn edge_nodes_are_steered_by_each_internal_address_and_cloud_nodes_are_not() {
 fn an_address_in_its_mapped_form_is_the_ipv4_address() {
     let plan = plan(&[node("edge-7", true, &["::ffff:10.1.2.3"])], None);
 
-    assert_eq!(
-        targets(&plan),
-        ["edge-7 (10.1.2.3:10250)", "edge-7 (10.1.2.3:10255)"]
-    );
+    assert_eq!(targets(&plan), kubelet("edge-7", "10.1.2.3"));
 }
 
 #[test]
@@ -131,20 +113,14 @@ fn without_a_prefix_of_its_family_an_address_is_not_steered() {
 
 #[test]
 fn of_two_edge_nodes_with_one_address_the_older_has_it_and_the_other_is_named() {
-    let old = created(&node("edge-9", true, &["10.1.2.3"]), 100);
-    let young = created(&node("edge-1", true, &["10.1.2.3", "10.1.2.4"]), 200);
+    let old = created(node("edge-9", true, &["10.1.2.3"]), 100);
+    let young = created(node("edge-1", true, &["10.1.2.3", "10.1.2.4"]), 200);
 
     let plan = plan(&[old, young], None);
 
-    assert_eq!(
-        targets(&plan),
-        [
-            "edge-1 (10.1.2.4:10250)",
-            "edge-1 (10.1.2.4:10255)",
-            "edge-9 (10.1.2.3:10250)",
-            "edge-9 (10.1.2.3:10255)",
-        ]
-    );
+    let both = [("edge-1", "10.1.2.4"), ("edge-9", "10.1.2.3")];
+    let both = both.map(|(node, address)| kubelet(node, address));
+    assert_eq!(targets(&plan), both.concat());
     assert_eq!(
         problems(&plan),
         [
@@ -157,8 +133,8 @@ fn of_two_edge_nodes_with_one_address_the_older_has_it_and_the_other_is_named() 
 #[test]
 fn the_traffic_of_a_cloud_node_is_never_taken() {
     let nodes = [
-        created(&node("edge-7", true, &["10.1.2.3"]), 100),
-        created(&node("cloud-2", false, &["10.1.2.3"]), 200),
+        created(node("edge-7", true, &["10.1.2.3"]), 100),
+        created(node("cloud-2", false, &["10.1.2.3"]), 200),
     ];
 
     let plan = plan(&nodes, None);

@@ -89,24 +89,20 @@ impl Names {
 /// What was seen since the last pass, and what of it is not written yet.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct Measures {
-    pub(super) stats: SyncStats,
+    pub(in crate::reconcile) stats: SyncStats,
     services: Names,
     endpoints: ByFamily<Names>,
     /// When what changed the endpoints of a Service happened.
     triggers: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
     /// When the first pass ended: what happened before is not measured.
     since: Option<Timestamp>,
-    is_full: bool,
+    /// Whether every Service was planned anew since the last pass.
+    pub(in crate::reconcile) is_full: bool,
 }
 
 impl Measures {
-    /// Takes note that every Service is planned anew.
-    pub(in crate::reconcile) const fn all_anew(&mut self) {
-        self.is_full = true;
-    }
-
     /// Takes note of what changed of a Service and its slices.
-    pub(super) fn note(
+    pub(in crate::reconcile) fn note(
         &mut self,
         name: &ObjectName,
         before: Option<&ServiceState>,

@@ -2,15 +2,35 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use tunnel_common::service::{FrontKey, Source};
 
+use super::published::Published;
 use crate::{
     model::{ObjectName, ServiceState},
+    parallel,
     plan::{Here, PortName, PortPlan, Target},
     reconcile::{
         desired::Desired,
         problems::{Problem, Problems},
-        sync::{Actual, PortUse},
+        sync::{Actual, MapSync, PortUse},
     },
 };
+
+/// Fewer Services than these are shown one after the other.
+const MANY: usize = 1024;
+
+/// Shows some Services as they are planned and programmed now.
+pub(in crate::reconcile) fn show<M>(
+    services: BTreeSet<ObjectName>,
+    desired: &Desired,
+    sync: &MapSync<M>,
+    published: &Published,
+) {
+    let services: Vec<_> = services.into_iter().collect();
+    let (actual, problems) = (&sync.ports.actual, sync.faults.problems());
+    let shown = parallel::each(&services, MANY, |_, name| {
+        Shown::of(name, desired, actual, problems.get(name))
+    });
+    published.put(services.into_iter().zip(shown));
+}
 
 /// A Service as it is planned and programmed.
 #[derive(Debug)]

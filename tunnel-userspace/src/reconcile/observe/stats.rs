@@ -66,7 +66,7 @@ pub struct Stats {
 
 impl Stats {
     /// Takes the numbers of what is planned and programmed.
-    pub(super) fn describe<M>(&mut self, desired: &Desired, sync: &MapSync<M>) {
+    pub(in crate::reconcile) fn describe<M>(&mut self, desired: &Desired, sync: &MapSync<M>) {
         let usage = sync.ports.actual.usage();
         self.synced = sync.is_synced();
         self.services = desired.plans.len();
@@ -74,7 +74,7 @@ impl Stats {
         self.slots = usage.slots;
         self.backends = usage.backends;
         self.sources = usage.sources;
-        self.occupied_backends = sync.ports.actual.occupied();
+        self.occupied_backends = sync.ports.actual.occupied.len();
         self.drift = sync.drift;
         self.node_eligible = desired.node_eligible;
         self.node_known = desired.node_known;

@@ -5,6 +5,7 @@ use tunnel_common::addr::Address;
 
 use self::memory::Memory;
 use super::*;
+use crate::model::fixture;
 
 const NOW: Duration = Duration::from_secs(10_000);
 
@@ -37,19 +38,43 @@ fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
 }
 
 fn node(name: &str, addresses: &[&str]) -> (ObjectName, Option<Arc<Node>>) {
-    let name = ObjectName::new("", name);
-    let node = Node {
-        name: name.clone(),
-        created: None,
+    fixture::told(Node {
         labels: BTreeMap::from([("edge".to_owned(), String::new())]),
-        other_ips: Vec::new(),
-        internal_ips: addresses
-            .iter()
-            .map(|ip| ip.parse().expect("an address"))
-            .collect(),
-        eligible: true,
-    };
-    (name, Some(Arc::new(node)))
+        internal_ips: fixture::ips(addresses),
+        ..fixture::node(name)
+    })
+}
+
+/// The address of a node by its letter: that of `a` ends with 1.
+fn address_of(name: &str) -> String {
+    let letter = name.bytes().next().expect("a letter");
+    format!("10.0.0.{}", letter - b'a' + 1)
+}
+
+/// Nodes by their letters.
+fn nodes<const N: usize>(names: [&str; N]) -> Vec<(ObjectName, Option<Arc<Node>>)> {
+    names.map(|name| node(name, &[&address_of(name)])).into()
+}
+
+/// A node in the place of another one.
+fn exchanged(old: &str, new: &str) -> Vec<(ObjectName, Option<Arc<Node>>)> {
+    let mut both = nodes([new]);
+    both.insert(0, gone(old));
+    both
+}
+
+/// What is shown of a node by its letter, from that steering address on.
+fn led(first: u8, name: &str) -> [String; 2] {
+    let address = address_of(name);
+    let ports = [(first, 10_250), (first + 1, 10_255)];
+    ports.map(|(last, port)| format!("198.19.0.{last} {name} ({address}:{port})"))
+}
+
+/// An owner that steers to these nodes.
+fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> Steering<Memory> {
+    let mut steering = adopt(Memory::default(), capacity, NOW);
+    apply(&mut steering, nodes(names), NOW);
+    steering
 }
 
 fn gone(name: &str) -> (ObjectName, Option<Arc<Node>>) {
@@ -126,22 +151,11 @@ fn nothing_is_written_before_the_sources_have_told_all() {
 
 #[test]
 fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest() {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    let mut steering = steered(16, ["a"]);
 
-    apply(
-        &mut steering,
-        vec![gone("a"), node("b", &["10.0.0.2"])],
-        NOW,
-    );
+    apply(&mut steering, exchanged("a", "b"), NOW);
 
-    assert_eq!(
-        shown(&steering),
-        [
-            "198.19.0.3 b (10.0.0.2:10250)",
-            "198.19.0.4 b (10.0.0.2:10255)"
-        ]
-    );
+    assert_eq!(shown(&steering), led(3, "b"));
     assert!(!steering.targets.borrow().contains_key(&0));
     assert_ne!(steering.maps.records[&0].removed, 0);
 }
@@ -149,18 +163,13 @@ fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest(
 #[test]
 fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
     // Room for two, and for two that rest.
-    let mut steering = adopt(Memory::default(), 2, NOW);
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
-    apply(
-        &mut steering,
-        vec![gone("a"), node("b", &["10.0.0.2"])],
-        NOW,
-    );
+    let mut steering = steered(2, ["a"]);
+    apply(&mut steering, exchanged("a", "b"), NOW);
     apply(&mut steering, vec![gone("b")], NOW + Duration::from_secs(1));
     let almost = NOW + QUARANTINE - Duration::from_secs(1);
     let mut steering = adopt(steering.maps, 2, almost);
 
-    apply(&mut steering, vec![node("c", &["10.0.0.3"])], almost);
+    apply(&mut steering, nodes(["c"]), almost);
 
     assert_eq!(shown(&steering), Vec::<String>::new());
     assert!(
@@ -171,13 +180,7 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
 
     steering.pass(NOW + QUARANTINE);
 
-    assert_eq!(
-        shown(&steering),
-        [
-            "198.19.0.1 c (10.0.0.3:10250)",
-            "198.19.0.2 c (10.0.0.3:10255)"
-        ]
-    );
+    assert_eq!(shown(&steering), led(1, "c"));
     assert!(!steering.is_incomplete());
 }
 
@@ -185,14 +188,8 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
 fn what_comes_back_gets_its_own_index_although_it_rests() {
     let mut steering = adopt(Memory::default(), 2, NOW);
     for _ in 0..10 {
-        apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
-        assert_eq!(
-            shown(&steering),
-            [
-                "198.19.0.1 a (10.0.0.1:10250)",
-                "198.19.0.2 a (10.0.0.1:10255)"
-            ]
-        );
+        apply(&mut steering, nodes(["a"]), NOW);
+        assert_eq!(shown(&steering), led(1, "a"));
         apply(&mut steering, vec![gone("a")], NOW);
     }
 }
@@ -222,12 +219,10 @@ fn a_small_prefix_gives_its_addresses_out_again_and_again() {
 #[test]
 fn what_comes_back_after_its_rest_leaves_its_index_to_whom_it_was_given() {
     let mut steering = adopt(Memory::default(), 16, NOW);
-    let network = Address::from_ip("198.19.0.0".parse().expect("an address"));
+    let network = Address::from_ip(fixture::ip("198.19.0.0"));
     steering.settings.prefixes = vec![Prefix::new(network, 29).expect("a range")];
-    let nodes = [("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3")];
-    let all = nodes.map(|(name, address)| node(name, &[address]));
-    apply(&mut steering, all.into(), NOW);
-    apply(&mut steering, nodes.map(|(name, _)| gone(name)).into(), NOW);
+    apply(&mut steering, nodes(["a", "b", "c"]), NOW);
+    apply(&mut steering, ["a", "b", "c"].map(gone).into(), NOW);
 
     let both = vec![node("a", &["10.0.0.1"]), node("z", &["10.0.0.0"])];
     apply(&mut steering, both, NOW + QUARANTINE);
@@ -238,9 +233,7 @@ fn what_comes_back_after_its_rest_leaves_its_index_to_whom_it_was_given() {
 
 #[test]
 fn a_node_that_is_known_to_be_none_of_the_edge_is_let_go_while_others_can_not_be_read() {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    let nodes = vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])];
-    apply(&mut steering, nodes, NOW);
+    let steering = steered(16, ["a", "b"]);
     let mut steering = adopt(steering.maps, 16, NOW);
     let (name, a) = node("a", &["10.0.0.1"]);
     let mut a = Node::clone(&a.expect("a Node"));
@@ -265,7 +258,7 @@ fn a_node_that_is_known_to_be_none_of_the_edge_is_let_go_while_others_can_not_be
 fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
     let mut steering = adopt(Memory::default(), 2, NOW);
     let later = NOW + Duration::from_secs(1);
-    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    apply(&mut steering, nodes(["b"]), NOW);
     // Index 1 goes first, index 0 after it.
     steering.retire(1, NOW).expect("written");
     steering.retire(0, later).expect("written");
@@ -283,18 +276,11 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
 
 #[test]
 fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
-    let mut steering = adopt(Memory::default(), 2, NOW);
-    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    let mut steering = steered(2, ["b"]);
 
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    apply(&mut steering, nodes(["a"]), NOW);
 
-    assert_eq!(
-        shown(&steering),
-        [
-            "198.19.0.1 b (10.0.0.2:10250)",
-            "198.19.0.2 b (10.0.0.2:10255)"
-        ]
-    );
+    assert_eq!(shown(&steering), led(1, "b"));
     let view = steering.view();
     assert_eq!(
         view.problems,
@@ -306,8 +292,7 @@ fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
 
 #[test]
 fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
-    let mut steering = adopt(Memory::default(), 2, NOW);
-    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    let mut steering = steered(2, ["b"]);
     let before = (steering.maps.keys.clone(), shown(&steering));
     let key = SteeringKey::new(
         Address::from_ip("192.0.0.8".parse().expect("an address")),
@@ -328,12 +313,7 @@ fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
 
 #[test]
 fn a_restart_keeps_every_index_and_writes_nothing() {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    apply(
-        &mut steering,
-        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
-        NOW,
-    );
+    let steering = steered(16, ["a", "b"]);
     let before = shown(&steering);
     let mut again = adopt(
         Memory {
@@ -344,11 +324,7 @@ fn a_restart_keeps_every_index_and_writes_nothing() {
         NOW,
     );
 
-    apply(
-        &mut again,
-        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
-        NOW,
-    );
+    apply(&mut again, nodes(["a", "b"]), NOW);
 
     assert_eq!(shown(&again), before);
     assert!(!again.is_incomplete());
@@ -356,19 +332,14 @@ fn a_restart_keeps_every_index_and_writes_nothing() {
 
 #[test]
 fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    apply(
-        &mut steering,
-        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
-        NOW,
-    );
+    let steering = steered(16, ["a", "b"]);
     let mut again = adopt(steering.maps, 16, NOW);
     let part = |nodes| Update {
         whole: false,
         ..update(nodes)
     };
 
-    again.update(&part(vec![node("b", &["10.0.0.2"])]));
+    again.update(&part(nodes(["b"])));
     again.pass(NOW);
     assert_eq!(again.maps.keys.len(), 4);
     // What this process planned itself is let go at once.
@@ -382,13 +353,12 @@ fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
 
 #[test]
 fn another_prefix_moves_every_key_to_a_new_index() {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    let steering = steered(16, ["a"]);
     let mut again = adopt(steering.maps, 16, NOW);
     let network = Address::from_ip("198.18.0.0".parse().expect("an address"));
     again.settings.prefixes = vec![Prefix::new(network, 16).expect("a range")];
 
-    apply(&mut again, vec![node("a", &["10.0.0.1"])], NOW);
+    apply(&mut again, nodes(["a"]), NOW);
 
     assert_eq!(
         shown(&again),
@@ -402,8 +372,7 @@ fn another_prefix_moves_every_key_to_a_new_index() {
 
 #[test]
 fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    let mut steering = steered(16, ["a"]);
     let name = ObjectName::new("kube-system", "ports");
     let with = |config_map: Option<Arc<ConfigMap>>| Update {
         config_maps: vec![(name.clone(), config_map)],
@@ -425,18 +394,11 @@ fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
 
 #[test]
 fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
-    let mut first = adopt(Memory::default(), 8, NOW);
-    apply(
-        &mut first,
-        vec![node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"])],
-        NOW,
-    );
+    let first = steered(8, ["a", "b"]);
     let change = || {
-        vec![
-            gone("a"),
-            node("c", &["10.0.0.3"]),
-            node("b", &["10.0.0.2"]),
-        ]
+        let mut change = exchanged("a", "c");
+        change.extend(nodes(["b"]));
+        change
     };
     for writes in 0..16 {
         let maps = Memory {
@@ -467,20 +429,13 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
                 "after {writes} writes: {index}"
             );
         }
-        let words: Vec<_> = shown(&again)
-            .iter()
-            .filter_map(|word| word.split_once(' ').map(|(_, target)| target.to_owned()))
-            .collect();
-        assert_eq!(
-            words,
-            [
-                "b (10.0.0.2:10250)",
-                "b (10.0.0.2:10255)",
-                "c (10.0.0.3:10250)",
-                "c (10.0.0.3:10255)"
-            ],
-            "after {writes} writes"
-        );
+        let targets = |words: &[String]| -> Vec<String> {
+            let words = words.iter().filter_map(|word| word.split_once(' '));
+            words.map(|(_, target)| target.to_owned()).collect()
+        };
+        let wanted = ["b", "c"].map(|name| led(1, name)).concat();
+        let words = (targets(&shown(&again)), targets(&wanted));
+        assert_eq!(words.0, words.1, "after {writes} writes");
     }
 }
 
@@ -491,7 +446,7 @@ fn a_write_that_fails_is_tried_again() {
         ..Memory::default()
     };
     let mut steering = adopt(maps, 8, NOW);
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    apply(&mut steering, nodes(["a"]), NOW);
     assert!(steering.is_incomplete());
 
     steering.maps.writes = None;

@@ -17,7 +17,10 @@ use super::{
 use crate::{
     model::ObjectName,
     plan::{PortName, Target},
-    reconcile::{access::Counts, grace::Retired},
+    reconcile::{
+        access::Counts,
+        grace::{Entry, Retired},
+    },
 };
 
 /// A front that is programmed.
@@ -40,8 +43,8 @@ pub(crate) struct PortUse {
 
 /// The words of a backend that change.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Standing {
-    pub(super) state: State,
+pub(in crate::reconcile) struct Standing {
+    pub(in crate::reconcile) state: State,
     pub(super) sets: Membership,
 }
 
@@ -63,7 +66,7 @@ pub(crate) struct Actual {
     pub(crate) free_fronts: Indices,
     pub(crate) free_backends: Indices,
     /// Neither in use nor free.
-    pub(super) occupied: Occupied,
+    pub(in crate::reconcile) occupied: Occupied,
     pub(crate) free_ids: Indices,
 }
 
@@ -95,33 +98,15 @@ impl Actual {
             .collect()
     }
 
-    /// The last state of a backend index.
-    pub(crate) fn state(&self, index: u32) -> State {
-        self.standing(index).state
-    }
-
-    /// The sets that a backend is in.
-    pub(crate) fn sets_of(&self, index: u32) -> Membership {
-        self.standing(index).sets
-    }
-
-    /// Notes the state of a backend index.
-    pub(crate) fn set_state(&mut self, index: u32, state: State) {
-        if let Some(known) = self.standings.get_mut(count(index)) {
-            known.state = state;
-        }
-    }
-
-    /// Notes the sets that a backend is in.
-    pub(crate) fn set_sets_of(&mut self, index: u32, sets: Membership) {
-        if let Some(known) = self.standings.get_mut(count(index)) {
-            known.sets = sets;
-        }
-    }
-
-    fn standing(&self, index: u32) -> Standing {
+    /// The last standing of a backend index.
+    pub(in crate::reconcile) fn standing(&self, index: u32) -> Standing {
         let known = self.standings.get(count(index));
         known.copied().unwrap_or_default()
+    }
+
+    /// Notes the standing of a backend index.
+    pub(super) fn note(&mut self, index: u32, change: impl FnOnce(&mut Standing)) {
+        self.standings.get_mut(count(index)).map(change);
     }
 
     /// The id of a port, if it has one.
@@ -175,10 +160,10 @@ impl Actual {
     /// Counts one record less, and retires each list with the last.
     pub(crate) fn release(&mut self, record: &Front, retired: &mut Retired) {
         let sets = [record.cluster, record.local].into_iter();
-        retired
-            .slots
-            .extend(sets.filter_map(|set| self.sets.release(set)));
-        retired.sources.extend(self.sources.release(record.sources));
+        let slots = sets.filter_map(|set| self.sets.release(set));
+        retired.0.extend(slots.map(Entry::Slots));
+        let sources = self.sources.release(record.sources);
+        retired.0.extend(sources.map(Entry::Sources));
     }
 
     /// Finds the indices of backends that an earlier process, or a program that ran until now, left
@@ -187,11 +172,6 @@ impl Actual {
         let used = self.used_backends();
         (self.occupied, self.free_backends) =
             Occupied::find(reader, self.sizes.backend_entries(), used);
-    }
-
-    /// Looks at some of those that are kept, in turn. Gives how many are free now.
-    pub(crate) fn look_at_occupied(&mut self, reader: &impl Counts) -> usize {
-        self.occupied.look(reader, &mut self.free_backends)
     }
 
     /// Takes the name of a port from its id.
@@ -212,11 +192,6 @@ impl Actual {
         self.ids.reserve(services);
     }
 
-    /// How many indices open connections keep.
-    pub(crate) fn occupied(&self) -> usize {
-        self.occupied.len()
-    }
-
     /// The ids that no port has.
     pub(crate) fn nameless(&self) -> BTreeSet<u32> {
         let named = self.ids.values().flat_map(LiteMap::values).copied();
@@ -228,22 +203,15 @@ impl Actual {
     }
 
     /// Gives back what no program can reach any more.
-    pub(crate) fn free(&mut self, retired: &Retired, reader: &impl Counts) {
-        for index in &retired.fronts {
-            self.free_fronts.give(*index);
-        }
-        for set in &retired.slots {
-            self.sets.give(*set);
-        }
-        for set in &retired.sources {
-            self.sources.give(*set);
-        }
-        for index in &retired.backends {
-            let free = &mut self.free_backends;
-            self.occupied.free(*index, reader, free);
-        }
-        for id in &retired.ids {
-            self.free_ids.give(*id);
+    pub(crate) fn free(&mut self, entry: Entry, reader: &impl Counts) {
+        match entry {
+            Entry::Front(index) => self.free_fronts.give(index),
+            Entry::Slots(set) => self.sets.give(set),
+            Entry::Sources(set) => self.sources.give(set),
+            Entry::Backend(index) => {
+                self.occupied.free(index, reader, &mut self.free_backends);
+            }
+            Entry::Id(id) => self.free_ids.give(id),
         }
     }
 
@@ -278,7 +246,7 @@ impl Actual {
             let known = self.ports.get(id).map(|port| &port.backends);
             let mut indices = port.backends.values();
             known.is_none_or(|backends| *backends != port.backends)
-                || indices.any(|index| self.sets_of(*index) != other.sets_of(*index))
+                || indices.any(|index| self.standing(*index).sets != other.standing(*index).sets)
         });
         fronts
             .count()

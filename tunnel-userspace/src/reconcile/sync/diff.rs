@@ -29,20 +29,11 @@ pub(crate) enum SetChange {
 
 /// Why there is no room.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Shortage {
-    /// The sizes of the maps are used up.
-    Lasting(Reason),
-    /// There will be room once the old is freed.
-    Passing(Reason),
-}
-
-impl Shortage {
+pub(crate) struct Shortage {
     /// The reason, as it is counted.
-    pub(crate) const fn reason(self) -> Reason {
-        match self {
-            Self::Lasting(reason) | Self::Passing(reason) => reason,
-        }
-    }
+    pub(crate) reason: Reason,
+    /// Whether there will be room once the old is freed; else the sizes of the maps are used up.
+    pub(crate) is_passing: bool,
 }
 
 /// The difference for one service id.
@@ -87,7 +78,7 @@ impl Diff {
         for (target, sets) in &wanted {
             match actual.backend(id, target) {
                 None => new_backends.push((**target, *sets)),
-                Some(index) if actual.sets_of(index) != *sets => moves.push((index, *sets)),
+                Some(index) if actual.standing(index).sets != *sets => moves.push((index, *sets)),
                 Some(_) => {}
             }
         }
@@ -126,11 +117,9 @@ impl Diff {
     /// free at this moment. Room beyond the sizes is only for the time in which the old and the
     /// new are both there.
     pub(crate) fn room(&self, actual: &Actual) -> Result<(), Shortage> {
-        let new_keys = self
-            .upserts
-            .iter()
-            .filter(|key| !actual.fronts.contains_key(key))
-            .count();
+        let full = |reason, is_passing| Err(Shortage { reason, is_passing });
+        let is_new = |key: &&FrontKey| !actual.fronts.contains_key(key);
+        let new_keys = self.upserts.iter().filter(is_new).count();
         let fronts = actual.fronts.len().saturating_add(new_keys);
         let backends = count(actual.used_backends)
             .saturating_add(self.new_backends.len())
@@ -140,13 +129,13 @@ impl Diff {
             .saturating_add(new_slots)
             .saturating_sub(self.old_slots(actual));
         if new_keys > 0 && fronts > count(actual.sizes.fronts) {
-            return Err(Shortage::Lasting(Reason::FrontsFull));
+            return full(Reason::FrontsFull, false);
         }
         if !self.new_backends.is_empty() && backends > count(actual.sizes.backends) {
-            return Err(Shortage::Lasting(Reason::BackendsFull));
+            return full(Reason::BackendsFull, false);
         }
         if new_slots > 0 && slots > count(actual.sizes.slots) {
-            return Err(Shortage::Lasting(Reason::SlotsFull));
+            return full(Reason::SlotsFull, false);
         }
         let of_records = actual.records(self.id).map(|record| record.sources);
         let sources = count(actual.sources.used)
@@ -154,13 +143,13 @@ impl Diff {
             .saturating_sub(actual.sources.left(of_records));
         let most = count(actual.sizes.sources.min(SOURCES_OF_FRONT));
         if !self.new_sources.is_empty() && (sources > most || self.new_sources.len() > most) {
-            return Err(Shortage::Lasting(Reason::SourcesFull));
+            return full(Reason::SourcesFull, false);
         }
         if self.upserts.len() > actual.free_fronts.free() {
-            return Err(Shortage::Passing(Reason::FrontsFull));
+            return full(Reason::FrontsFull, true);
         }
         if self.new_backends.len() > actual.free_backends.free() {
-            return Err(Shortage::Passing(Reason::BackendsFull));
+            return full(Reason::BackendsFull, true);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ const BATCH: usize = 4096;
 
 /// The indices, in the order in which they are looked at.
 #[derive(Debug, Default)]
-pub(crate) struct Occupied(VecDeque<u32>);
+pub(in crate::reconcile) struct Occupied(VecDeque<u32>);
 
 impl Occupied {
     /// Those of an array that are not in use and that open connections name; and the rest, which is
@@ -25,7 +25,7 @@ impl Occupied {
     }
 
     /// How many there are.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::reconcile) fn len(&self) -> usize {
         self.0.len()
     }
 

@@ -9,7 +9,7 @@ use tunnel_common::{
 };
 
 use super::{
-    actual::{Actual, Programmed},
+    actual::{Actual, Programmed, Standing},
     diff::{Diff, SetChange, Shortage, record},
     slots::slots,
 };
@@ -17,7 +17,7 @@ use crate::{
     plan::{PortPlan, Target},
     reconcile::{
         access::{MapWriter, WriteError},
-        grace::Retired,
+        grace::{Entry, Retired},
         problems::Problem,
     },
 };
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
     /// There is no room.
-    #[error("{}", .0.reason().meaning())]
+    #[error("{}", .0.reason.meaning())]
     Full(Shortage),
     /// The kernel refused a write.
     #[error("{}", Reason::WriteFailed.meaning())]
@@ -38,7 +38,7 @@ impl Refused {
     #[must_use]
     pub(super) const fn reason(&self) -> Reason {
         match self {
-            Self::Full(shortage) => shortage.reason(),
+            Self::Full(shortage) => shortage.reason,
             Self::Write(_) => Reason::WriteFailed,
         }
     }
@@ -58,7 +58,8 @@ impl Refused {
 
 /// No room until the old is freed.
 const fn full(reason: Reason) -> Refused {
-    Refused::Full(Shortage::Passing(reason))
+    let is_passing = true;
+    Refused::Full(Shortage { reason, is_passing })
 }
 
 /// The maps, what is known of them, and what was taken out of reach.
@@ -133,7 +134,7 @@ impl<W: MapWriter> Order<'_, W> {
                 protocol,
                 flags: 0,
                 service: id,
-                state: self.actual.state(index).next_use(),
+                state: self.actual.standing(index).state.next_use(),
                 sets: *sets,
             };
             backends.push((index, backend));
@@ -144,8 +145,9 @@ impl<W: MapWriter> Order<'_, W> {
                 self.actual.free_backends.give(*index);
                 continue;
             }
-            self.actual.set_state(*index, backend.state);
-            self.actual.set_sets_of(*index, backend.sets);
+            let Backend { state, sets, .. } = *backend;
+            let written = Standing { state, sets };
+            self.actual.note(*index, |known| *known = written);
             self.actual.used_backends = self.actual.used_backends.saturating_add(1);
             let port = self.actual.ports.entry(id).or_default();
             port.backends.insert(*target, *index);
@@ -159,7 +161,7 @@ impl<W: MapWriter> Order<'_, W> {
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), Refused> {
         self.writer.move_backend(index, sets)?;
-        self.actual.set_sets_of(index, sets);
+        self.actual.note(index, |known| known.sets = sets);
         Ok(())
     }
 
@@ -235,7 +237,7 @@ impl<W: MapWriter> Order<'_, W> {
         if let Some(port) = self.actual.ports.get_mut(&old.record.service) {
             port.fronts.remove(&old.record.key);
         }
-        self.retired.fronts.push(old.index);
+        self.retired.0.push(Entry::Front(old.index));
         self.actual.release(&old.record, self.retired);
     }
 
@@ -244,13 +246,13 @@ impl<W: MapWriter> Order<'_, W> {
             return Ok(());
         }
         self.writer.retire_backend(index)?;
-        let gone = self.actual.state(index).gone();
-        self.actual.set_state(index, gone);
+        let retire = |known: &mut Standing| known.state = known.state.gone();
+        self.actual.note(index, retire);
         if let Some(port) = self.actual.ports.get_mut(&id) {
             port.backends.remove(target);
         }
         self.actual.used_backends = self.actual.used_backends.saturating_sub(1);
-        self.retired.backends.push(index);
+        self.retired.0.push(Entry::Backend(index));
         Ok(())
     }
 }

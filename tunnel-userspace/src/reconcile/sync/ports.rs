@@ -14,7 +14,7 @@ use crate::{
     plan::{PortName, PortPlan},
     reconcile::{
         access::{AdoptError, MapReader, MapWriter, ReadError},
-        grace::{Grace, Retired},
+        grace::{Entry, Grace, Retired},
         problems::{Problem, Problems},
     },
 };
@@ -25,7 +25,7 @@ pub(crate) struct Ports<M> {
     pub(crate) actual: Actual,
     pub(in crate::reconcile) unclaimed: Unclaimed,
     /// Taken out of reach since this was last asked for.
-    retired: Retired,
+    pub(super) retired: Retired,
     /// Whether entries are out of reach that are not freed yet, so that what found no room now
     /// may find it soon.
     pub(super) waiting: bool,
@@ -97,20 +97,25 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// Gives back what no program can reach any more, but for what open connections keep. `more`
     /// says whether more is on its way.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
-        self.count_anew(&retired.ids);
-        self.actual.free(retired, &self.maps);
+        for entry in &retired.0 {
+            if let Entry::Id(id) = entry {
+                self.count_anew(*id);
+            }
+            self.actual.free(*entry, &self.maps);
+        }
         self.waiting = more;
     }
 
     /// Gives back what open connections kept, as far as those have closed. Gives how much.
     pub(super) fn look_at_occupied(&mut self) -> usize {
-        self.actual.look_at_occupied(&self.maps)
+        let actual = &mut self.actual;
+        actual.occupied.look(&self.maps, &mut actual.free_backends)
     }
 
     /// What was taken out of reach since this was last asked.
     pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
         let retired = std::mem::take(&mut self.retired);
-        self.waiting |= !retired.is_empty();
+        self.waiting |= !retired.0.is_empty();
         retired
     }
 
@@ -166,14 +171,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
             diff = Diff::between(&self.actual, id, plan);
             result = self.order().upsert(protocol, plan, &diff);
         }
-        let Err(Refused::Full(shortage)) = result else {
+        let Err(Refused::Full(Shortage { reason, is_passing })) = result else {
             return result.map(|()| Upserted::Written(Some(diff)));
         };
-        let is_passing = matches!(shortage, Shortage::Passing(_));
-        if is_passing && (self.waiting || !self.retired.is_empty()) {
+        if is_passing && (self.waiting || !self.retired.0.is_empty()) {
             return Ok(Upserted::Starved);
         }
-        let (reason, kept) = (shortage.reason(), self.actual.occupied());
+        let kept = self.actual.occupied.len();
         let problem = Problem::no_room(reason, plan.cluster.len(), kept);
         problems.insert(name.clone(), problem);
         let reduced = if reason == Reason::SourcesFull {
@@ -236,7 +240,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         let is_unused = port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty());
         if is_unused {
             self.actual.ports.remove(&id);
-            self.retired.ids.push(id);
+            self.retired.0.push(Entry::Id(id));
         }
         is_unused
     }
@@ -249,12 +253,10 @@ impl<M: MapReader + MapWriter> Ports<M> {
         }
     }
 
-    /// Lets the counts of ids that no program uses any more begin anew.
-    fn count_anew(&mut self, ids: &[u32]) {
-        for id in ids {
-            if let Err(error) = self.maps.reset_tally(*id) {
-                tracing::warn!(id, %error, "the counts of a service port that is gone stay");
-            }
+    /// Lets the counts of an id that no program uses any more begin anew.
+    fn count_anew(&mut self, id: u32) {
+        if let Err(error) = self.maps.reset_tally(id) {
+            tracing::warn!(id, %error, "the counts of a service port that is gone stay");
         }
     }
 
@@ -265,7 +267,9 @@ impl<M: MapReader + MapWriter> Ports<M> {
         let counted = counted.filter(|(_, tally)| *tally != Tally::default());
         let unused = counted.filter(|(id, _)| !self.actual.ports.contains_key(id));
         let unused: Vec<u32> = unused.map(|(id, _)| id).collect();
-        self.count_anew(&unused);
+        for id in unused {
+            self.count_anew(id);
+        }
         Ok(())
     }
 

@@ -163,7 +163,8 @@ impl<R: MapReader> Reading<'_, R> {
                 }
                 Some(_) | None => {
                     stray.push(*index);
-                    self.actual.set_state(*index, backend.state.gone());
+                    let gone = backend.state.gone();
+                    self.actual.note(*index, |known| known.state = gone);
                 }
             }
         }

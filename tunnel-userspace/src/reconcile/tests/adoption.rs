@@ -2,17 +2,13 @@
 
 use super::{
     Arc, Memory, NoGrace, ROOMY, Reason, Reconciler, ServiceState, Sizes, Update, adopt, apply,
-    backends, problem, set, settle, update, vip,
+    backends, problem, serving, set, settle, update, vip,
 };
 use crate::model::TrafficPolicy;
 
 /// A second process, after a first one that served `web` and `dns`.
 fn second() -> Reconciler<Memory> {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(
-        &mut first,
-        vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])],
-    );
+    let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
     adopt(first.sync.ports.maps)
 }
 
@@ -93,14 +89,13 @@ fn a_service_that_lost_its_endpoints_while_something_is_refused_refuses() {
 
 #[test]
 fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
-    let mut reconciler = adopt(Memory::new(Sizes { slots: 4, ..ROOMY }));
-    apply(
-        &mut reconciler,
-        vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
+    let mut reconciler = serving(
+        Sizes { slots: 4, ..ROOMY },
+        [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
     );
     reconciler.update(update(vec![set("a", 1, &[1, 5])]));
     let held = reconciler.pass();
-    assert!(!held.is_empty());
+    assert!(!held.0.is_empty());
 
     reconciler.update(update(vec![set("c", 3, &[6])]));
     reconciler.pass();

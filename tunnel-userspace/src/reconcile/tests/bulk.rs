@@ -25,8 +25,7 @@ fn is_whole(reconciler: &Reconciler<Memory>) -> bool {
 fn many_services_are_written_as_a_few_are() {
     let mut at_once = adopt(Memory::new(ROOMY));
     apply(&mut at_once, all());
-    let mut each = adopt(Memory::new(ROOMY));
-    apply(&mut each, vec![]);
+    let mut each = serving(ROOMY, []);
     for service in all() {
         apply(&mut each, vec![service]);
     }
@@ -75,10 +74,9 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
 
 /// What an earlier process left: addresses that others have now, and backends that are gone.
 fn earlier() -> Memory {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(
-        &mut first,
-        vec![
+    let first = serving(
+        ROOMY,
+        [
             set("a", 2, &[1]),
             set("b", 1, &[7, 8]),
             set("old", 9, &[5, 6]),

@@ -9,7 +9,7 @@ use super::{
     super::{CarriedServices, Misfit, write_unused},
     Memory, ROOMY, Sizes, adopt, apply,
     histories::{found, history, killed_after, take},
-    set, settle,
+    serving, set, settle,
 };
 
 /// The state in which an index begins that the old maps did not have.
@@ -90,8 +90,7 @@ proptest! {
 
 #[test]
 fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys() {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(&mut first, vec![set("a", 1, &[1, 2]), set("b", 2, &[3])]);
+    let mut first = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[3])]);
     apply(&mut first, vec![set("a", 1, &[]), set("b", 2, &[3])]);
     let old = first.sync.ports.maps.sizes.backend_entries();
     let gone = first.sync.ports.maps.be[&0].state;
@@ -160,8 +159,7 @@ fn each_size_that_is_too_small_is_named_with_what_is_needed() {
 
 #[test]
 fn what_makes_no_sense_is_left_behind() {
-    let mut first = adopt(Memory::new(ROOMY));
-    apply(&mut first, vec![set("a", 1, &[1]), set("b", 2, &[2])]);
+    let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
     let mut maps = first.sync.ports.maps;
     // The record of `b` is another key's.
     let index = maps.svc[&super::vip(2)];

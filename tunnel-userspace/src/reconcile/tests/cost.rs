@@ -28,31 +28,21 @@ fn address(family: Family, number: u32) -> IpAddr {
 /// A Service of both families, with an endpoint in each.
 fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
     let both = [Family::V4, Family::V6];
-    let of_one = state("any", 1, &BTreeSet::new());
     let service = Service {
         cluster_ips: both.map(|family| address(family, number)).to_vec(),
-        ports: of_one.service.ports.clone(),
+        ports: vec![fixture::http(80)],
         ..Service::named(name(number))
     };
     let slice = |(family, endpoint): (Family, u32)| {
-        let ports = of_one.slices[0].ports.clone();
-        Arc::new(EndpointSlice {
-            name: ObjectName::new("default", format!("svc-{number}-{family:?}")),
-            service: name(number),
+        let endpoint = fixture::endpoint(address(family, 0x10_0000 + endpoint));
+        let (slice, ports) = (format!("svc-{number}-{family:?}"), &[("http", 8080)]);
+        Arc::new(fixture::slice(
+            &slice,
+            &name(number),
             family,
             ports,
-            endpoints: vec![Endpoint {
-                address: address(family, 0x10_0000 + endpoint),
-                ready: true,
-                serving: true,
-                terminating: false,
-                node: None,
-                name: None,
-                zone: None,
-                hints: None,
-            }],
-            triggered: None,
-        })
+            vec![endpoint],
+        ))
     };
     ServiceState {
         service: Arc::new(service),

@@ -18,8 +18,7 @@ fn count(reconciler: &mut Reconciler<Memory>, vip_of: u8, sent: u64, refused: u6
 }
 
 fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
-    let published = &reconciler.observe.published;
-    published.counted(reconciler.maps(), most)
+    reconciler.published.counted(reconciler.maps(), most)
 }
 
 /// What is shown of each Service: its name, what was sent, refused, and is open.
@@ -35,11 +34,7 @@ fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
 
 #[test]
 fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(
-        &mut reconciler,
-        vec![set("a", 1, &[1, 2]), set("b", 2, &[1])],
-    );
+    let mut reconciler = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[1])]);
     count(&mut reconciler, 1, 7, 3);
     let indices: Vec<u32> = reconciler.sync.ports.maps.be.keys().copied().collect();
     for index in indices {
@@ -61,8 +56,7 @@ fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
 
 #[test]
 fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![set("old", 1, &[1])]);
+    let mut reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     count(&mut reconciler, 1, 7, 3);
     let id = reconciler.sync.ports.actual.fronts[&vip(1)].record.service;
 
@@ -81,8 +75,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
 
 #[test]
 fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![set("old", 1, &[1])]);
+    let mut reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     count(&mut reconciler, 1, 7, 3);
     reconciler.update(update(vec![("old", None)]));
     // Killed before what went could be freed.

@@ -4,10 +4,9 @@ use super::*;
 
 #[test]
 fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_endpoints() {
-    let mut reconciler = adopt(Memory::new(Sizes { fronts: 2, ..ROOMY }));
-    apply(
-        &mut reconciler,
-        vec![set("a", 1, &[1, 2]), set("b", 2, &[3])],
+    let mut reconciler = serving(
+        Sizes { fronts: 2, ..ROOMY },
+        [set("a", 1, &[1, 2]), set("b", 2, &[3])],
     );
     let (name, state) = set("a", 1, &[2]);
     let mut state = state.expect("a Service");
@@ -91,11 +90,13 @@ fn what_finds_no_room_is_told_of_on_the_service_and_on_the_node() {
 
 #[test]
 fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
-    let mut reconciler = adopt(Memory::new(Sizes {
-        backends: 3,
-        ..ROOMY
-    }));
-    apply(&mut reconciler, vec![set("web", 1, &[1, 2, 3])]);
+    let mut reconciler = serving(
+        Sizes {
+            backends: 3,
+            ..ROOMY
+        },
+        [set("web", 1, &[1, 2, 3])],
+    );
 
     apply(&mut reconciler, vec![set("web", 1, &[2, 3, 4, 5])]);
 
@@ -105,15 +106,14 @@ fn a_service_that_outgrows_the_maps_loses_what_left_and_keeps_the_rest() {
 
 #[test]
 fn full_maps_still_take_a_change_that_needs_no_more_room() {
-    let mut reconciler = adopt(Memory::new(Sizes {
-        fronts: 2,
-        slots: 4,
-        backends: 4,
-        ..ROOMY
-    }));
-    apply(
-        &mut reconciler,
-        vec![set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
+    let mut reconciler = serving(
+        Sizes {
+            fronts: 2,
+            slots: 4,
+            backends: 4,
+            ..ROOMY
+        },
+        [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
     );
 
     apply(&mut reconciler, vec![set("a", 1, &[5, 6])]);

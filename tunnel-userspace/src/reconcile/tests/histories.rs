@@ -94,7 +94,7 @@ proptest! {
         let mut held = Retired::default();
         for (step, frees) in history.iter().zip(frees) {
             take(&mut reconciler, step);
-            held.merge(reconciler.pass());
+            held.0.extend(reconciler.pass().0);
             if frees {
                 reconciler.sync.ports.maps.grace();
                 reconciler.sync.free(&std::mem::take(&mut held), false);

@@ -82,8 +82,7 @@ fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
 
 #[test]
 fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![both("web", 1), both("dns", 2)]);
+    let mut reconciler = serving(ROOMY, [both("web", 1), both("dns", 2)]);
     reconciler.set_addresses([ip(&vip(1)), ip(&other(1))].into());
     settle(&mut reconciler);
     let node_port = FrontKey {

@@ -19,8 +19,7 @@ fn index(reconciler: &Reconciler<Memory>, last: u8) -> (u32, bool) {
 /// A Service whose endpoints 1 and 2 went while this many sockets were open at each, and one that is
 /// left.
 fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    apply(&mut reconciler, vec![set("web", 1, &[1, 2, 3])]);
+    let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
     let indices = [1, 2].map(|last| index(&reconciler, last).0);
     for (index, count) in indices.into_iter().zip(counts) {
         open(&reconciler.sync.ports.maps.conns, index, count);
@@ -32,7 +31,7 @@ fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
 #[test]
 fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     let (mut reconciler, [first, second]) = gone([3, 0]);
-    assert_eq!(reconciler.sync.ports.actual.occupied(), 1);
+    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 1);
 
     // The memory refuses a write to an index that counts connections.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
@@ -42,10 +41,10 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
 
     open(&reconciler.sync.ports.maps.conns, first, 1);
     reconciler.sync.look_at_occupied();
-    assert_eq!(reconciler.sync.ports.actual.occupied(), 1);
+    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 1);
     open(&reconciler.sync.ports.maps.conns, first, 0);
     reconciler.sync.look_at_occupied();
-    assert_eq!(reconciler.sync.ports.actual.occupied(), 0);
+    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
     assert_eq!(index(&reconciler, 6), (first, true));
 }
@@ -55,7 +54,7 @@ fn a_restart_finds_which_indices_open_connections_keep() {
     let (reconciler, [first, second]) = gone([1, 2]);
 
     let mut second_life = adopt(reconciler.sync.ports.maps);
-    assert_eq!(second_life.sync.ports.actual.occupied(), 2);
+    assert_eq!(second_life.sync.ports.actual.occupied.len(), 2);
     apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
 
     for last in [4, 5] {
@@ -77,19 +76,11 @@ fn a_program_that_runs_during_the_start_may_still_count() {
     }
 
     let (reconciler, [first, _]) = gone([0, 0]);
-    assert_eq!(reconciler.sync.ports.actual.occupied(), 0);
+    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
     let grace = Counting(reconciler.sync.ports.maps.conns.clone(), first);
-    let settings = Settings {
-        node_name: "node-a".to_owned(),
-        algorithm: Algorithm::Random,
-        node_ports: vec![NodePortAddresses::All],
-        external_ips: ExternalIps::Any,
-        topology_keys: TopologyKeys::Ignore,
-    };
+    let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &grace, settings());
 
-    let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &grace, settings);
-
-    assert_eq!(second.expect("adopted").sync.ports.actual.occupied(), 1);
+    assert_eq!(second.expect("adopted").sync.ports.actual.occupied.len(), 1);
 }
 
 #[test]
@@ -111,7 +102,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
         }
         apply(&mut reconciler, vec![set("web", 1, &[])]);
     }
-    assert_eq!(reconciler.sync.ports.actual.occupied(), 72);
+    assert_eq!(reconciler.sync.ports.actual.occupied.len(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
     let problems = &reconciler.sync.faults.problems()[&ObjectName::new("default", "db")];

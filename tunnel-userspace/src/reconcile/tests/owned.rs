@@ -39,16 +39,10 @@ fn unserved(ips: Vec<IpAddr>) -> ServiceState {
 }
 
 fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
-    let name = ObjectName::new("", name);
-    let node = Node {
-        name: name.clone(),
-        created: None,
-        labels: BTreeMap::new(),
-        internal_ips: Vec::new(),
+    fixture::told(Node {
         other_ips,
-        eligible: true,
-    };
-    (name, Some(Arc::new(node)))
+        ..fixture::node(name)
+    })
 }
 
 /// Of the external IPs, those that are translated.

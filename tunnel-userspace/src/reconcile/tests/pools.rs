@@ -29,16 +29,10 @@ fn keeping(vip: u8, keep_to: Option<KeepTo>) -> ServiceState {
 
 fn node(name: &str, pool: Option<&str>) -> (ObjectName, Option<Arc<Node>>) {
     let label = |pool: &str| (NODE_POOL.to_owned(), pool.to_owned());
-    let name = ObjectName::new("", name);
-    let node = Node {
-        name: name.clone(),
-        created: None,
+    fixture::told(Node {
         labels: pool.map(label).into_iter().collect(),
-        internal_ips: Vec::new(),
-        other_ips: Vec::new(),
-        eligible: true,
-    };
-    (name, Some(Arc::new(node)))
+        ..fixture::node(name)
+    })
 }
 
 fn move_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {

@@ -10,9 +10,9 @@ use super::{
     Arc, BTreeSet, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt,
     apply, family,
     histories::killed,
-    problem, state, update, vip,
+    problem, serving, state, update, vip,
 };
-use crate::model::{Node, ObjectName, ServiceState, Update};
+use crate::model::{Node, ServiceState, Update, fixture};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -179,19 +179,11 @@ fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     // With an address in no range, so that nothing else of a record changes.
     let node = Node {
-        name: ObjectName::new("", "node-a"),
-        created: None,
-        labels: BTreeMap::new(),
-        internal_ips: vec![
-            Ipv4Addr::new(192, 0, 2, 1).into(),
-            Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1).into(),
-        ],
-        other_ips: Vec::new(),
-        eligible: true,
+        internal_ips: fixture::ips(&["192.0.2.1", "2001:db8:1::1"]),
+        ..fixture::node("node-a")
     };
-    let node = (node.name.clone(), Some(Arc::new(node)));
     reconciler.update(Update {
-        nodes: vec![node],
+        nodes: vec![fixture::told(node)],
         ..update(Vec::new())
     });
     for of in [&[][..], &[1, 3], &[3], &[]] {
@@ -213,13 +205,12 @@ fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
 
 fn find_no_room(of: Family) {
     let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
-    let mut reconciler = adopt(Memory::new(Sizes {
-        sources: 3,
-        ..ROOMY
-    }));
-    apply(
-        &mut reconciler,
-        vec![set("a", a, &[1, 3]), set("b", b, &[5])],
+    let mut reconciler = serving(
+        Sizes {
+            sources: 3,
+            ..ROOMY
+        },
+        [set("a", a, &[1, 3]), set("b", b, &[5])],
     );
     apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
     assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{Service, ServicePort};
+use crate::model::{Service, fixture};
 
 fn time(millis: i64) -> Timestamp {
     Timestamp::from_millisecond(1_800_000_000_000 + millis).expect("a time")
@@ -11,24 +11,15 @@ fn name() -> ObjectName {
 
 fn service(port: u16) -> Arc<Service> {
     Arc::new(Service {
-        ports: vec![ServicePort {
-            name: "http".into(),
-            port,
-            node_port: None,
-            protocol: tunnel_common::addr::Protocol::TCP,
-        }],
+        ports: vec![fixture::http(port)],
         ..Service::named(name())
     })
 }
 
 fn slice(slice: &str, family: Family, triggered: Option<i64>) -> Arc<EndpointSlice> {
     Arc::new(EndpointSlice {
-        name: ObjectName::new("shop", slice),
-        service: name(),
-        family,
-        ports: Vec::new(),
-        endpoints: Vec::new(),
         triggered: triggered.map(time),
+        ..fixture::slice(slice, &name(), family, &[], Vec::new())
     })
 }
 
@@ -125,7 +116,7 @@ fn the_first_pass_and_those_after_everything_changed_are_full() {
 
     assert_eq!(counts(pass(&mut measures, 0, true)), [1, 1, 0]);
     assert_eq!(counts(pass(&mut measures, 1, true)), [2, 1, 1]);
-    measures.all_anew();
+    measures.is_full = true;
     let stats = pass(&mut measures, 2, true);
     assert_eq!(counts(stats), [3, 2, 1]);
     assert!((stats.all.sum() - 0.009).abs() < 1e-9);

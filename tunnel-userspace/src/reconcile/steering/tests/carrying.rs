@@ -25,9 +25,7 @@ fn carry(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Memor
 
 /// An owner whose first node has gone, so that the indices of the second are 2 and 3.
 fn second_stays() -> Steering<Memory> {
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    let (a, b) = (node("a", &["10.0.0.1"]), node("b", &["10.0.0.2"]));
-    apply(&mut steering, vec![a, b], NOW);
+    let mut steering = steered(16, ["a", "b"]);
     apply(&mut steering, vec![gone("a")], NOW);
     steering
 }
@@ -40,7 +38,7 @@ fn each_steering_address_stands_for_the_same_in_maps_of_another_size() {
         let maps = carry(steering, size, NOW).expect("it fits");
 
         let mut after = adopt(maps, size, NOW);
-        apply(&mut after, vec![node("b", &["10.0.0.2"])], NOW);
+        apply(&mut after, nodes(["b"]), NOW);
 
         assert_eq!(shown(&after), before);
     }
@@ -54,8 +52,7 @@ fn an_index_that_rests_goes_on_resting_and_one_that_rested_does_not() {
         [0, 1, 2, 3]
     );
     let mut after = adopt(maps, 64, NOW);
-    let nodes = || vec![node("b", &["10.0.0.2"]), node("c", &["10.0.0.3"])];
-    apply(&mut after, nodes(), NOW);
+    apply(&mut after, nodes(["b", "c"]), NOW);
     assert!(after.keys.values().all(|index| *index >= 2));
 
     let maps = carry(second_stays(), 64, NOW + QUARANTINE).expect("it fits");
@@ -69,10 +66,9 @@ fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
         |text| text.contains("bpf.maps.steering of 1 is too small") && text.contains("needs 2")
     ),);
 
-    let mut steering = adopt(Memory::default(), 16, NOW);
-    apply(&mut steering, vec![node("a", &["10.0.0.1"])], NOW);
+    let mut steering = steered(16, ["a"]);
     apply(&mut steering, vec![gone("a")], NOW);
-    apply(&mut steering, vec![node("b", &["10.0.0.2"])], NOW);
+    apply(&mut steering, nodes(["b"]), NOW);
     apply(&mut steering, vec![gone("b")], NOW);
     assert!(carry(steering, 1, NOW).is_err());
 }

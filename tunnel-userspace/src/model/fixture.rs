@@ -1,0 +1,79 @@
+//! Objects for tests.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use tunnel_common::addr::Protocol;
+
+use super::{Endpoint, EndpointPort, EndpointSlice, Family, Node, ObjectName, ServicePort};
+
+pub(crate) fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| ip(text)).collect()
+}
+
+/// A Node of which nothing is known but the name.
+pub(crate) fn node(name: &str) -> Node {
+    Node {
+        name: ObjectName::new("", name),
+        created: None,
+        labels: BTreeMap::new(),
+        internal_ips: Vec::new(),
+        other_ips: Vec::new(),
+        eligible: true,
+    }
+}
+
+/// An update's word of a Node.
+pub(crate) fn told(node: Node) -> (ObjectName, Option<Arc<Node>>) {
+    (node.name.clone(), Some(Arc::new(node)))
+}
+
+/// The port `http`, for TCP.
+pub(crate) fn http(port: u16) -> ServicePort {
+    ServicePort {
+        name: "http".into(),
+        port,
+        node_port: None,
+        protocol: Protocol::TCP,
+    }
+}
+
+/// An endpoint that is ready.
+pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
+    Endpoint {
+        address,
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+        name: None,
+        zone: None,
+        hints: None,
+    }
+}
+
+/// A slice of a Service, with these ports for TCP.
+pub(crate) fn slice(
+    name: &str,
+    service: &ObjectName,
+    family: Family,
+    ports: &[(&str, u16)],
+    endpoints: Vec<Endpoint>,
+) -> EndpointSlice {
+    let port = |(name, port): &(&str, u16)| EndpointPort {
+        name: (*name).into(),
+        port: *port,
+        protocol: Protocol::TCP,
+    };
+    EndpointSlice {
+        name: ObjectName::new(&*service.namespace, name),
+        service: service.clone(),
+        family,
+        ports: ports.iter().map(port).collect(),
+        endpoints,
+        triggered: None,
+    }
+}

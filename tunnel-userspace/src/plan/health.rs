@@ -182,30 +182,6 @@ mod tests {
     }
 
     #[test]
-    fn each_family_of_a_service_has_its_own_number() {
-        let both = || {
-            vec![
-                slice(
-                    Family::V4,
-                    &["http"],
-                    vec![endpoint("10.1.0.1", "node-a", true)],
-                ),
-                slice(
-                    Family::V6,
-                    &["http"],
-                    vec![endpoint("fd01::1", "node-b", true)],
-                ),
-            ]
-        };
-
-        assert_eq!(
-            counts(&state(&["10.96.0.1", "fd96::1"], both())),
-            [(Family::V4, 1), (Family::V6, 0)]
-        );
-        assert_eq!(counts(&state(&["fd96::1"], both())), [(Family::V6, 0)]);
-    }
-
-    #[test]
     fn of_two_services_with_one_port_the_older_has_it_where_both_are_told_of() {
         let check = |port, created, families: &[Family]| HealthCheck {
             port,

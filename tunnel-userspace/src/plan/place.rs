@@ -176,16 +176,6 @@ mod tests {
         Here::new("node-a".into(), Algorithm::Random)
     }
 
-    /// The addresses that node ports are dialled on, on a node with these.
-    fn chosen(wanted: &[NodePortAddresses]) -> Vec<String> {
-        let here = place(wanted).show(&here()).expect("it is new");
-        assert_eq!(here.zone.as_deref(), Some("north"));
-        here.node_port_addresses
-            .iter()
-            .map(ToString::to_string)
-            .collect()
-    }
-
     /// A node with these addresses, one of them for its link only.
     fn place(wanted: &[NodePortAddresses]) -> Place {
         let mut place = Place::new(wanted.to_vec());
@@ -226,24 +216,6 @@ mod tests {
         );
         let links = Range(ip("fe80::"), 10);
         assert_eq!(chosen(&[links, Localhost]), ["127.0.0.1", "::1"]);
-    }
-
-    #[test]
-    fn node_ports_are_dialled_on_the_addresses_that_the_config_names() {
-        use NodePortAddresses::{All, Localhost, Primary, Range};
-
-        assert_eq!(chosen(&[Primary]), ["172.30.0.1", "fd00:30::1"]);
-        assert_eq!(chosen(&[Localhost]), ["127.0.0.1", "::1"]);
-        let v6 = Range(ip("fd00::"), 8);
-        assert_eq!(
-            chosen(&[Range(ip("172.16.0.0"), 12), v6]),
-            ["172.30.0.1", "172.30.0.2", "fd00:30::1"]
-        );
-        assert_eq!(chosen(&[v6, Localhost]), ["127.0.0.1", "::1", "fd00:30::1"]);
-        assert_eq!(chosen(&[All]).len(), 7);
-        // Of a family that nothing is named of it is all.
-        assert_eq!(chosen(&[v6]).len(), 5);
-        assert_eq!(chosen(&[]).len(), 7);
     }
 
     #[test]

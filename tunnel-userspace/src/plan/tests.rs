@@ -16,11 +16,8 @@ fn target(text: &str, port: u16) -> Target {
 }
 
 fn front(text: &str, port: u16) -> FrontKey {
-    FrontKey::new(
-        Address::from_ip(ip(text)),
-        Port::from_host(port),
-        Protocol::TCP,
-    )
+    let target = target(text, port);
+    FrontKey::new(target.address, target.port, Protocol::TCP)
 }
 
 fn service_named(name: &str, ips: &[&str]) -> Service {
@@ -33,10 +30,6 @@ fn service_named(name: &str, ips: &[&str]) -> Service {
 
 fn here() -> Here {
     Here::new("node-a".into(), model::Algorithm::Random)
-}
-
-fn keys(plan: &PortPlan) -> Vec<FrontKey> {
-    plan.fronts.keys().copied().collect()
 }
 
 fn endpoint(address: &str) -> Endpoint {
@@ -62,101 +55,6 @@ fn only_plan(state: &ServiceState) -> PortPlan {
 }
 
 #[test]
-fn a_front_leads_to_the_ready_endpoints_of_its_family() {
-    let web = state(
-        service_named("web", &["10.96.0.10", "fd00::10"]),
-        vec![
-            slice("a", Family::V4, ("http", 8080), vec![endpoint("10.1.0.1")]),
-            slice("b", Family::V6, ("http", 8080), vec![endpoint("fd00:1::1")]),
-        ],
-    );
-
-    let plans: Vec<_> = service(&web, &here())
-        .into_iter()
-        .map(|(_, plan)| plan)
-        .collect();
-
-    assert_eq!(keys(&plans[0]), [front("10.96.0.10", 80)]);
-    assert_eq!(plans[0].cluster, [target("10.1.0.1", 8080)]);
-    assert_eq!(keys(&plans[1]), [front("fd00::10", 80)]);
-    assert_eq!(plans[1].cluster, [target("fd00:1::1", 8080)]);
-}
-
-#[test]
-fn an_endpoint_that_only_finishes_what_it_has_serves_but_takes_nothing_new() {
-    let mut leaving = endpoint("10.1.0.2");
-    leaving.ready = false;
-    leaving.terminating = true;
-    let mut dead = endpoint("10.1.0.3");
-    dead.ready = false;
-    dead.serving = false;
-    let web = state(
-        service_named("web", &["10.96.0.10"]),
-        vec![slice(
-            "a",
-            Family::V4,
-            ("http", 80),
-            vec![endpoint("10.1.0.1"), leaving, dead],
-        )],
-    );
-
-    let plan = only_plan(&web);
-
-    assert_eq!(plan.cluster, [target("10.1.0.1", 80)]);
-    assert_eq!(
-        plan.serving,
-        [target("10.1.0.1", 80), target("10.1.0.2", 80)]
-    );
-}
-
-#[test]
-fn slices_may_serve_a_named_port_under_different_numbers() {
-    let web = state(
-        service_named("web", &["10.96.0.10"]),
-        vec![
-            slice("a", Family::V4, ("http", 8080), vec![endpoint("10.1.0.1")]),
-            slice("b", Family::V4, ("http", 9090), vec![endpoint("10.1.0.2")]),
-            slice(
-                "c",
-                Family::V4,
-                ("metrics", 9100),
-                vec![endpoint("10.1.0.3")],
-            ),
-        ],
-    );
-
-    assert_eq!(
-        only_plan(&web).cluster,
-        [target("10.1.0.1", 8080), target("10.1.0.2", 9090)]
-    );
-}
-
-#[test]
-fn a_slice_serves_a_port_only_in_its_own_protocol() {
-    let mut udp = slice("a", Family::V4, ("http", 80), vec![endpoint("10.1.0.1")]);
-    udp.ports[0].protocol = Protocol::UDP;
-    let web = state(service_named("web", &["10.96.0.10"]), vec![udp]);
-
-    assert!(only_plan(&web).cluster.is_empty());
-}
-
-#[test]
-fn of_two_slices_the_one_that_is_not_terminating_holds() {
-    let mut leaving = endpoint("10.1.0.1");
-    leaving.terminating = true;
-    leaving.ready = false;
-    let web = state(
-        service_named("web", &["10.96.0.10"]),
-        vec![
-            slice("a", Family::V4, ("http", 80), vec![endpoint("10.1.0.1")]),
-            slice("b", Family::V4, ("http", 80), vec![leaving]),
-        ],
-    );
-
-    assert_eq!(only_plan(&web).cluster, [target("10.1.0.1", 80)]);
-}
-
-#[test]
 fn the_algorithm_of_the_node_is_for_services_that_name_none() {
     let algorithm = |own| {
         let web = Service {
@@ -179,25 +77,6 @@ fn the_algorithm_of_the_node_is_for_services_that_name_none() {
         algorithm(Some(model::Algorithm::Random)),
         [Algorithm::RANDOM]
     );
-}
-
-#[test]
-fn sctp_is_in_the_model_but_not_planned_for_sockets() {
-    let mut web = service_named("web", &["10.96.0.10"]);
-    web.ports[0].protocol = Protocol::SCTP;
-
-    assert_eq!(
-        service(&state(web, Vec::new()), &here()),
-        ServicePlan::new()
-    );
-}
-
-#[test]
-fn a_service_without_endpoints_has_a_front_with_an_empty_set() {
-    let plan = only_plan(&state(service_named("web", &["10.96.0.10"]), Vec::new()));
-
-    assert_eq!(plan.fronts.len(), 1);
-    assert!(plan.cluster.is_empty());
 }
 
 fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ips: &[&str]) -> Vec<String> {

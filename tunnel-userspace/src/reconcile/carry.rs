@@ -143,7 +143,7 @@ fn closed_up<T: Eq + Hash>(
         let place = u32::try_from(next).unwrap_or(u32::MAX);
         write(place, items)?;
         bases.insert(base, place);
-        next = next.saturating_add(items.len());
+        next += items.len();
     }
     Ok(bases)
 }

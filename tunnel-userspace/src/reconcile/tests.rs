@@ -200,7 +200,7 @@ fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
 fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     let first = serving(ROOMY, [set("web", 1, &[1])]);
     let mut second = adopt(first.sync.ports.maps);
-    let before = second.sync.ports.maps.writes;
+    let before = second.maps().writes;
 
     second.update(Update {
         synced: false,
@@ -208,7 +208,7 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
     });
     settle(&mut second);
 
-    assert_eq!(second.sync.ports.maps.writes, before);
+    assert_eq!(second.maps().writes, before);
     assert_eq!(backends(&second, 1), Some(vec![1]));
 }
 
@@ -218,11 +218,11 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
     let all = || endpoints.map(|(name, vip, endpoints)| set(name, vip, endpoints));
     let first = serving(ROOMY, all());
     let mut second = adopt(first.sync.ports.maps);
-    let before = second.sync.ports.maps.writes;
+    let before = second.maps().writes;
 
     apply(&mut second, all().into());
 
-    assert_eq!(second.sync.ports.maps.writes, before);
+    assert_eq!(second.maps().writes, before);
     assert_eq!(second.sync.drift, 0);
 }
 
@@ -243,7 +243,7 @@ fn a_backend_keeps_its_index_while_it_serves() {
     let mut reconciler = adopt(Memory::new(ROOMY));
     let index = |reconciler: &Reconciler<Memory>, last: u8| {
         let ip = Address::from_ip(pod_ip(1, last));
-        let mut found = reconciler.sync.ports.maps.be.iter();
+        let mut found = reconciler.maps().be.iter();
         found
             .find(|(_, backend)| backend.address == ip)
             .map(|(index, backend)| (*index, *backend))
@@ -261,7 +261,7 @@ fn a_backend_keeps_its_index_while_it_serves() {
 fn an_address_moves_from_one_service_to_another_without_a_gap() {
     let mut reconciler = serving(ROOMY, [set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None), set("new", 1, &[2])]));
-    let writes = reconciler.sync.ports.maps.writes;
+    let writes = reconciler.maps().writes;
 
     for limit in writes.. {
         let mut killed = reconciler.sync.ports.maps.clone();
@@ -309,7 +309,7 @@ fn a_write_that_fails_is_tried_again() {
 fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1]), set("dns", 2, &[2])]);
     reconciler.sync.ports.maps.svc.remove(&vip(1));
-    let dns = reconciler.sync.ports.maps.svc[&vip(2)];
+    let dns = reconciler.maps().svc[&vip(2)];
     reconciler.sync.ports.maps.svc.insert(vip(9), dns);
 
     let differences = reconciler.audit(&NoGrace).expect("read");
@@ -358,7 +358,7 @@ fn a_front_that_leads_to_the_record_of_another_is_removed_at_the_start() {
 
     let second = adopt(maps);
 
-    assert_eq!(second.sync.ports.maps.svc.get(&vip(9)), None);
+    assert_eq!(second.maps().svc.get(&vip(9)), None);
     assert_eq!(backends(&second, 1), Some(vec![1]));
     assert_eq!(second.sync.drift, 1);
 }

@@ -46,7 +46,7 @@ impl Published {
             return;
         }
         for (name, shown) in services {
-            *ports = ports.saturating_add(shown.as_ref().map_or(0, |shown| shown.ports.len()));
+            *ports += shown.as_ref().map_or(0, |shown| shown.ports.len());
             let old = match shown {
                 Some(shown) => known.insert(name, shown),
                 None => known.remove(&name),

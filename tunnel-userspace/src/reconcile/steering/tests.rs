@@ -7,12 +7,16 @@ use self::memory::Memory;
 use super::*;
 use crate::model::fixture;
 
+/// An update's word of a Node.
+type Told = (ObjectName, Option<Arc<Node>>);
+
 const NOW: Duration = Duration::from_secs(10_000);
 
+fn prefix(text: &str, length: u8) -> Prefix {
+    Prefix::new(Address::from_ip(fixture::ip(text)), length).expect("a range")
+}
+
 fn settings() -> SteeringSettings {
-    let prefix = |text: &str, length| {
-        Prefix::new(Address::from_ip(text.parse().expect("an address")), length).expect("a range")
-    };
     SteeringSettings {
         rules: Some(SteeringRules {
             own_node: "cloud".to_owned(),
@@ -37,7 +41,7 @@ fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
     Steering::adopt(maps, sizes, settings(), now).expect("taken over")
 }
 
-fn node(name: &str, addresses: &[&str]) -> (ObjectName, Option<Arc<Node>>) {
+fn node(name: &str, addresses: &[&str]) -> Told {
     fixture::told(Node {
         labels: BTreeMap::from([("edge".to_owned(), String::new())]),
         internal_ips: fixture::ips(addresses),
@@ -52,12 +56,12 @@ fn address_of(name: &str) -> String {
 }
 
 /// Nodes by their letters.
-fn nodes<const N: usize>(names: [&str; N]) -> Vec<(ObjectName, Option<Arc<Node>>)> {
+fn nodes<const N: usize>(names: [&str; N]) -> Vec<Told> {
     names.map(|name| node(name, &[&address_of(name)])).into()
 }
 
 /// A node in the place of another one.
-fn exchanged(old: &str, new: &str) -> Vec<(ObjectName, Option<Arc<Node>>)> {
+fn exchanged(old: &str, new: &str) -> Vec<Told> {
     let mut both = nodes([new]);
     both.insert(0, gone(old));
     both
@@ -77,11 +81,11 @@ fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> Steering<Memory> 
     steering
 }
 
-fn gone(name: &str) -> (ObjectName, Option<Arc<Node>>) {
+fn gone(name: &str) -> Told {
     (ObjectName::new("", name), None)
 }
 
-fn update(nodes: Vec<(ObjectName, Option<Arc<Node>>)>) -> Update {
+fn update(nodes: Vec<Told>) -> Update {
     Update {
         nodes,
         synced: true,
@@ -90,11 +94,7 @@ fn update(nodes: Vec<(ObjectName, Option<Arc<Node>>)>) -> Update {
     }
 }
 
-fn apply(
-    steering: &mut Steering<Memory>,
-    nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
-    now: Duration,
-) {
+fn apply(steering: &mut Steering<Memory>, nodes: Vec<Told>, now: Duration) {
     steering.update(&update(nodes));
     steering.pass(now);
 }
@@ -119,11 +119,8 @@ fn each_address_and_port_gets_an_address_of_its_family_and_the_ingress_is_told()
     let mut steering = adopt(Memory::default(), 16, NOW);
     steering.maps.told = Some(steering.targets());
 
-    apply(
-        &mut steering,
-        vec![node("edge-7", &["10.1.2.3", "fd00::3"])],
-        NOW,
-    );
+    let edge = node("edge-7", &["10.1.2.3", "fd00::3"]);
+    apply(&mut steering, vec![edge], NOW);
 
     assert_eq!(
         shown(&steering),
@@ -196,20 +193,16 @@ fn what_comes_back_gets_its_own_index_although_it_rests() {
 
 #[test]
 fn a_small_prefix_gives_its_addresses_out_again_and_again() {
-    let network = Address::from_ip("198.19.0.0".parse().expect("an address"));
     let mut steering = adopt(Memory::default(), 16, NOW);
     // Six addresses, and far more indices.
-    steering.settings.prefixes = vec![Prefix::new(network, 29).expect("a range")];
+    steering.settings.prefixes = vec![prefix("198.19.0.0", 29)];
     let mut last = "first".to_owned();
     for number in 1..100_u8 {
         let now = NOW + QUARANTINE * u32::from(number);
         let name = format!("node-{number}");
         let address = format!("10.0.0.{number}");
-        apply(
-            &mut steering,
-            vec![gone(&last), node(&name, &[&address])],
-            now,
-        );
+        let both = vec![gone(&last), node(&name, &[&address])];
+        apply(&mut steering, both, now);
 
         assert_eq!(shown(&steering).len(), 2, "{number}: {:?}", steering.view());
         last = name;
@@ -219,8 +212,7 @@ fn a_small_prefix_gives_its_addresses_out_again_and_again() {
 #[test]
 fn what_comes_back_after_its_rest_leaves_its_index_to_whom_it_was_given() {
     let mut steering = adopt(Memory::default(), 16, NOW);
-    let network = Address::from_ip(fixture::ip("198.19.0.0"));
-    steering.settings.prefixes = vec![Prefix::new(network, 29).expect("a range")];
+    steering.settings.prefixes = vec![prefix("198.19.0.0", 29)];
     apply(&mut steering, nodes(["a", "b", "c"]), NOW);
     apply(&mut steering, ["a", "b", "c"].map(gone).into(), NOW);
 
@@ -355,8 +347,7 @@ fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
 fn another_prefix_moves_every_key_to_a_new_index() {
     let steering = steered(16, ["a"]);
     let mut again = adopt(steering.maps, 16, NOW);
-    let network = Address::from_ip("198.18.0.0".parse().expect("an address"));
-    again.settings.prefixes = vec![Prefix::new(network, 16).expect("a range")];
+    again.settings.prefixes = vec![prefix("198.18.0.0", 16)];
 
     apply(&mut again, nodes(["a"]), NOW);
 
@@ -408,12 +399,9 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
         let mut killed = adopt(maps, 8, NOW);
         apply(&mut killed, change(), NOW);
         assert_eq!(killed.maps.torn, 0, "after {writes} writes");
-        for (key, index) in &killed.maps.keys {
-            assert_eq!(
-                killed.maps.records[index].key, *key,
-                "after {writes} writes"
-            );
-        }
+        let records = &killed.maps.records;
+        let is_own = |(key, index): (&SteeringKey, &u32)| records[index].key == *key;
+        assert!(killed.maps.keys.iter().all(is_own), "after {writes} writes");
         let maps = Memory {
             writes: None,
             ..killed.maps

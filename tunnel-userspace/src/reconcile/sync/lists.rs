@@ -104,7 +104,7 @@ impl<T: Eq + Hash> Lists<T> {
             return;
         }
         let items: Arc<[T]> = items.into();
-        self.used = self.used.saturating_add(set.len);
+        self.used += set.len;
         if let Some(shared) = &mut self.shared {
             shared.insert(Arc::clone(&items), set);
         }
@@ -116,7 +116,7 @@ impl<T: Eq + Hash> Lists<T> {
         if let Some(used) = self.by_base.get_mut(&set.base)
             && set.len > 0
         {
-            used.records = used.records.saturating_add(1);
+            used.records += 1;
         }
     }
 
@@ -156,7 +156,7 @@ impl<T: Eq + Hash> Lists<T> {
         let mut records = BTreeMap::<_, u32>::new();
         for set in of_records {
             let known = records.entry((set.base, set.len)).or_default();
-            *known = known.saturating_add(1);
+            *known += 1;
         }
         let is_left = |((base, len), records): ((u32, u32), u32)| {
             let used = self.used(Set { base, len })?;

@@ -148,7 +148,7 @@ impl<W: MapWriter> Order<'_, W> {
             let Backend { state, sets, .. } = *backend;
             let written = Standing { state, sets };
             self.actual.note(*index, |known| *known = written);
-            self.actual.used_backends = self.actual.used_backends.saturating_add(1);
+            self.actual.used_backends += 1;
             let port = self.actual.ports.entry(id).or_default();
             port.backends.insert(*target, *index);
         }

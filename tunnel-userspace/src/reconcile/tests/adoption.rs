@@ -55,11 +55,11 @@ fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_t
 fn a_service_whose_manifest_is_mended_takes_over_what_was_programmed() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
-    let before = second.sync.ports.maps.writes;
+    let before = second.maps().writes;
 
     apply(&mut second, vec![set("dns", 2, &[3])]);
 
-    assert_eq!(second.sync.ports.maps.writes, before);
+    assert_eq!(second.maps().writes, before);
     assert_eq!(backends(&second, 2), Some(vec![3]));
 }
 

@@ -31,11 +31,8 @@ fn many_services_are_written_as_a_few_are() {
     }
 
     assert!(is_whole(&at_once));
-    assert_eq!(
-        at_once.sync.ports.maps.svc.len(),
-        each.sync.ports.maps.svc.len()
-    );
-    assert_eq!(at_once.sync.ports.maps.writes, each.sync.ports.maps.writes);
+    assert_eq!(at_once.maps().svc.len(), each.maps().svc.len());
+    assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 
 /// The first life of a process, of which writes were refused after so many, and then no more.
@@ -45,12 +42,12 @@ fn refused_after(limit: usize, maps: Memory) -> Reconciler<Memory> {
     apply(&mut reconciler, all());
     assert!(reconciler.sync.is_in_doubt(), "after {limit} writes");
     assert!(reconciler.is_dirty());
-    let writes = reconciler.sync.ports.maps.writes;
+    let writes = reconciler.maps().writes;
 
     // Nothing is written before it is known what is there.
     reconciler.sync.ports.maps.limit = usize::MAX;
     settle(&mut reconciler);
-    assert_eq!(reconciler.sync.ports.maps.writes, writes);
+    assert_eq!(reconciler.maps().writes, writes);
     reconciler.sync.begin_anew(&NoGrace).expect("read");
     reconciler.sync.ports.maps.grace();
     settle(&mut reconciler);
@@ -63,7 +60,7 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
     let mut whole = adopt(Memory::new(ROOMY));
     apply(&mut whole, all());
 
-    for limit in 0..whole.sync.ports.maps.writes {
+    for limit in 0..whole.maps().writes {
         let mut reconciler = refused_after(limit, Memory::new(ROOMY));
 
         assert!(is_whole(&reconciler), "after {limit} writes");
@@ -88,10 +85,10 @@ fn earlier() -> Memory {
 #[test]
 fn what_an_earlier_process_left_is_replaced_though_writes_are_refused() {
     let mut whole = adopt(earlier());
-    let before = whole.sync.ports.maps.writes;
+    let before = whole.maps().writes;
     apply(&mut whole, all());
 
-    for limit in before..whole.sync.ports.maps.writes {
+    for limit in before..whole.maps().writes {
         let mut maps = earlier();
         maps.limit = limit;
         let mut reconciler = adopt(maps);
@@ -112,7 +109,7 @@ fn what_an_earlier_process_left_is_replaced_though_writes_are_refused() {
 #[test]
 fn what_an_earlier_process_left_stays_through_it_while_the_sources_are_not_whole() {
     let mut reconciler = adopt(earlier());
-    reconciler.sync.ports.maps.limit = reconciler.sync.ports.maps.writes + 3;
+    reconciler.sync.ports.maps.limit = reconciler.maps().writes + 3;
     reconciler.update(Update {
         whole: false,
         ..update(all())

@@ -80,11 +80,11 @@ proptest! {
         let mut second = adopt(carried);
         prop_assert_eq!(found(&second), found(&first));
         prop_assert_eq!(second.sync.drift, 0);
-        let before = second.sync.ports.maps.writes;
+        let before = second.maps().writes;
         history.iter().for_each(|step| take(&mut second, step));
         settle(&mut second);
         prop_assert_eq!(found(&second), found(&first));
-        prop_assert_eq!(second.sync.ports.maps.writes, before);
+        prop_assert_eq!(second.maps().writes, before);
     }
 }
 
@@ -92,8 +92,8 @@ proptest! {
 fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys() {
     let mut first = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[3])]);
     apply(&mut first, vec![set("a", 1, &[]), set("b", 2, &[3])]);
-    let old = first.sync.ports.maps.sizes.backend_entries();
-    let gone = first.sync.ports.maps.be[&0].state;
+    let old = first.maps().sizes.backend_entries();
+    let gone = first.maps().be[&0].state;
     assert!(!gone.is_serving());
 
     let sizes = Sizes {
@@ -116,7 +116,7 @@ fn maps_that_begin_with_nothing_use_no_index_as_an_older_layout_may_have() {
 
     apply(&mut reconciler, vec![set("a", 1, &[1])]);
 
-    assert_eq!(reconciler.sync.ports.maps.be[&0].state, unused().next_use());
+    assert_eq!(reconciler.maps().be[&0].state, unused().next_use());
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn told(services: impl Iterator<Item = (u32, [u32; 2])>) -> Update {
 
 /// What was planned and written until now.
 const fn done(reconciler: &Reconciler<Memory>) -> (u64, usize) {
-    let written = reconciler.sync.ports.maps.writes;
+    let written = reconciler.maps().writes;
     (reconciler.desired.planned, written)
 }
 
@@ -75,7 +75,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
     settle(&mut reconciler);
     let (planned, written) = done(&reconciler);
     assert_eq!(planned, u64::from(SERVICES));
-    assert_eq!(reconciler.sync.ports.maps.svc.len(), 2 * 30_000);
+    assert_eq!(reconciler.maps().svc.len(), 2 * 30_000);
 
     for (family, change) in [
         (Family::V4, (17_000, [SERVICES, 17_000])),
@@ -98,7 +98,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
             Port::from_host(80),
             Protocol::TCP,
         );
-        let backends = reconciler.sync.ports.maps.read(&key).expect("a front");
+        let backends = reconciler.maps().read(&key).expect("a front");
         let wanted = address(family, 0x10_0000 + SERVICES);
         assert_eq!(
             backends

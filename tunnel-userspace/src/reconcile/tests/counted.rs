@@ -36,17 +36,9 @@ fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
 fn a_service_port_has_what_was_counted_of_it_and_of_its_backends() {
     let mut reconciler = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[1])]);
     count(&mut reconciler, 1, 7, 3);
-    let indices: Vec<u32> = reconciler.sync.ports.maps.be.keys().copied().collect();
+    let indices: Vec<u32> = reconciler.maps().be.keys().copied().collect();
     for index in indices {
-        reconciler
-            .sync
-            .ports
-            .maps
-            .conns
-            .0
-            .lock()
-            .unwrap()
-            .insert(index, 5);
+        reconciler.maps().conns.0.lock().unwrap().insert(index, 5);
     }
 
     let wanted = [("a".to_owned(), [7, 3, 10]), ("b".to_owned(), [0, 0, 5])];
@@ -80,11 +72,11 @@ fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
     reconciler.update(update(vec![("old", None)]));
     // Killed before what went could be freed.
     drop(reconciler.pass());
-    assert_eq!(reconciler.sync.ports.maps.tallies.len(), 1);
+    assert_eq!(reconciler.maps().tallies.len(), 1);
 
     let next = adopt(reconciler.sync.ports.maps);
 
-    assert_eq!(next.sync.ports.maps.tallies.len(), 0);
+    assert_eq!(next.maps().tallies.len(), 0);
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn a_service_that_wants_more_fronts_than_there_is_room_for_still_follows_its_end
     assert_eq!(problem(&reconciler, "a"), Some(Reason::FrontsFull));
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));
     assert!(!reconciler.is_dirty());
-    let serving = reconciler.sync.ports.maps.be.values();
+    let serving = reconciler.maps().be.values();
     assert_eq!(serving.filter(|it| it.state.is_serving()).count(), 2);
 }
 

@@ -67,7 +67,7 @@ pub(super) fn killed<T>(
     for step in history {
         take(&mut first, step);
         let retired = first.pass();
-        if first.sync.ports.maps.writes < cut {
+        if first.maps().writes < cut {
             first.sync.ports.maps.grace();
             first.sync.free(&retired, false);
         }
@@ -104,7 +104,7 @@ proptest! {
         reconciler.sync.free(&held, false);
         settle(&mut reconciler);
         prop_assert_eq!(found(&reconciler), wanted(&history));
-        prop_assert_eq!(reconciler.sync.ports.maps.misplaced(), Vec::<u32>::new());
+        prop_assert_eq!(reconciler.maps().misplaced(), Vec::<u32>::new());
         prop_assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
     }
 
@@ -115,7 +115,7 @@ proptest! {
     ) {
         let second = killed_after(&history, cut);
         prop_assert_eq!(found(&second), wanted(&history));
-        prop_assert_eq!(second.sync.ports.maps.misplaced(), Vec::<u32>::new());
+        prop_assert_eq!(second.maps().misplaced(), Vec::<u32>::new());
         let usage = second.sync.ports.actual.usage();
         let backends: usize = second.desired.plans.values().flat_map(LiteMap::values)
             .filter(|plan| plan.fronts.keys().any(|key| second.desired.claims.owner(key)

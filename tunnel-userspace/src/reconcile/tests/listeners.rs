@@ -89,7 +89,7 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
         port: Port::from_host(30_001),
         ..vip(1)
     };
-    assert!(reconciler.sync.ports.maps.svc.contains_key(&node_port));
+    assert!(reconciler.maps().svc.contains_key(&node_port));
 
     // One of them is another node's address, one a node port.
     reconciler.set_listeners([vip(1), other(1), vip(2), node_port].into());
@@ -124,8 +124,7 @@ fn only_cluster_ips_give_way_to_a_listener() {
     settle(&mut reconciler);
 
     assert!(
-        reconciler.sync.ports.maps.svc.contains_key(&vip(7))
-            && reconciler.sync.ports.maps.svc.contains_key(&vip(8))
+        reconciler.maps().svc.contains_key(&vip(7)) && reconciler.maps().svc.contains_key(&vip(8))
     );
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
 }

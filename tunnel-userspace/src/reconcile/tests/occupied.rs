@@ -10,7 +10,7 @@ fn open(conns: &Conns, index: u32, count: u64) {
 /// The index of the last use of the address of an endpoint of `web`, and whether it serves.
 fn index(reconciler: &Reconciler<Memory>, last: u8) -> (u32, bool) {
     let ip = Address::from_ip(pod_ip(1, last));
-    let mut all = reconciler.sync.ports.maps.be.iter();
+    let mut all = reconciler.maps().be.iter();
     let found = all.rfind(|(_, backend)| backend.address == ip);
     let (index, backend) = found.expect("was written");
     (*index, backend.state.is_serving())
@@ -22,7 +22,7 @@ fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
     let indices = [1, 2].map(|last| index(&reconciler, last).0);
     for (index, count) in indices.into_iter().zip(counts) {
-        open(&reconciler.sync.ports.maps.conns, index, count);
+        open(&reconciler.maps().conns, index, count);
     }
     apply(&mut reconciler, vec![set("web", 1, &[3])]);
     (reconciler, indices)
@@ -39,10 +39,10 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     assert!(fourth == second || fifth == second, "a free index rests");
     assert!(fourth != first && fifth != first);
 
-    open(&reconciler.sync.ports.maps.conns, first, 1);
+    open(&reconciler.maps().conns, first, 1);
     reconciler.sync.look_at_occupied();
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 1);
-    open(&reconciler.sync.ports.maps.conns, first, 0);
+    open(&reconciler.maps().conns, first, 0);
     reconciler.sync.look_at_occupied();
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
@@ -77,7 +77,7 @@ fn a_program_that_runs_during_the_start_may_still_count() {
 
     let (reconciler, [first, _]) = gone([0, 0]);
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
-    let grace = Counting(reconciler.sync.ports.maps.conns.clone(), first);
+    let grace = Counting(reconciler.maps().conns.clone(), first);
     let second = Reconciler::adopt(reconciler.sync.ports.maps, ROOMY, &grace, settings());
 
     assert_eq!(second.expect("adopted").sync.ports.actual.occupied.len(), 1);
@@ -97,7 +97,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
         apply(&mut reconciler, vec![set("web", 1, &endpoints)]);
         for last in endpoints {
             let (index, _) = index(&reconciler, last);
-            open(&reconciler.sync.ports.maps.conns, index, 1);
+            open(&reconciler.maps().conns, index, 1);
             kept.push(index);
         }
         apply(&mut reconciler, vec![set("web", 1, &[])]);
@@ -114,7 +114,7 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     );
     assert_eq!(backends(&reconciler, 2), None);
 
-    open(&reconciler.sync.ports.maps.conns, kept[0], 0);
+    open(&reconciler.maps().conns, kept[0], 0);
     reconciler.sync.look_at_occupied();
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 2), Some(vec![1, 2]));

@@ -50,7 +50,7 @@ fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
     let is_served = |text: &&str| {
         let ip = text.parse().expect("an address");
         let key = FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP);
-        reconciler.sync.ports.maps.svc.contains_key(&key)
+        reconciler.maps().svc.contains_key(&key)
     };
     PAIR.into_iter().filter(is_served).collect()
 }
@@ -133,17 +133,6 @@ fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_noth
         assert_eq!(shown.len(), 1, "{shown:?}");
 
         apply(&mut reconciler, vec![("balancer", None), (name, None)]);
-        assert!(served(&reconciler).is_empty() && reconciler.sync.ports.maps.svc.is_empty());
+        assert!(served(&reconciler).is_empty() && reconciler.maps().svc.is_empty());
     }
-}
-
-#[test]
-fn external_ips_that_nobody_has_are_served_where_any_may_be() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    let (name, state) = wanting("web", 1, ips());
-
-    apply(&mut reconciler, vec![(name, Some(state))]);
-
-    assert_eq!(served(&reconciler), PAIR);
-    assert!(problems(&reconciler, "web").is_empty());
 }

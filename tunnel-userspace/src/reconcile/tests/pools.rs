@@ -87,7 +87,7 @@ fn a_service_without_an_endpoint_near_refuses_as_if_it_had_none() {
 
     apply(&mut reconciler, vec![("web", Some(web))]);
 
-    let front = reconciler.sync.ports.maps.front[&reconciler.sync.ports.maps.svc[&vip(1)]];
+    let front = reconciler.maps().front[&reconciler.maps().svc[&vip(1)]];
     assert_eq!(front.local.len, 0);
     assert_eq!(
         front.flags & tunnel_common::service::Front::HAS_ENDPOINTS,
@@ -107,16 +107,4 @@ fn endpoints_that_are_kept_away_are_shown_with_the_reason() {
     let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.why).collect();
     let away = "not used: openyurt.io/topologyKeys lead this node elsewhere";
     assert_eq!(whys, ["used: ready", away, away]);
-}
-
-#[test]
-fn all_endpoints_count_where_topology_keys_are_ignored() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-
-    apply(
-        &mut reconciler,
-        vec![("web", Some(keeping(1, Some(KeepTo::Node))))],
-    );
-
-    assert_eq!(backends(&reconciler, 1), Some(vec![1, 2, 3]));
 }

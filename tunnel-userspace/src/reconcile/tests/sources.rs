@@ -134,7 +134,7 @@ fn used(reconciler: &Reconciler<Memory>) -> usize {
 /// How much room there is at one place once every Service has gone.
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
-    let entries = reconciler.sync.ports.maps.sizes.source_entries();
+    let entries = reconciler.maps().sizes.source_entries();
     let has = |len: &u32| {
         let room = reconciler.sync.ports.actual.sources.take(*len as usize);
         room.is_some()
@@ -220,7 +220,7 @@ fn find_no_room(of: Family) {
         "it is not open to all"
     );
     assert!(
-        reconciler.sync.ports.maps.read(&vip(c)).is_some(),
+        reconciler.maps().read(&vip(c)).is_some(),
         "the cluster IP is served"
     );
 

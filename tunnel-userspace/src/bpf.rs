@@ -47,6 +47,7 @@ mod shapes;
 mod sys;
 mod walk;
 
+pub(crate) use self::kernel::places_in;
 pub use self::{
     attach::{AttachError, Attached},
     cgroup::{CgroupError, check as check_cgroup, find_root},

@@ -168,6 +168,13 @@ impl Config {
             .map_err(|refusal| refused(path, refusal))
     }
 
+    /// Reads the text of a file of kube-proxy's, and gives its fields that have no effect; on failure the
+    /// field and the reason.
+    pub(crate) fn parse_kube_proxy(text: &str) -> Result<Vec<Warning>, (String, String)> {
+        let meaning = kube_proxy::read(&document(text)?, Path::new("/"))?;
+        Ok(meaning.warnings)
+    }
+
     /// Reads the text of a file; on failure the field and the reason.
     ///
     /// # Errors

@@ -19,6 +19,7 @@
 //! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, [`failure`], [`telemetry`]:
 //!   tasks with an owner; the wish to stop; values that others follow; work by several threads; listening
 //!   sockets; the monotonic clock; durations in words; errors in words; logs
+//! - [`fuzz`]: the parsers of what others wrote, for fuzz targets
 pub mod admin;
 pub mod app;
 pub mod bpf;
@@ -29,6 +30,7 @@ pub mod drain;
 mod duration;
 pub mod events;
 pub mod failure;
+pub mod fuzz;
 pub mod identity;
 pub mod k8s;
 pub mod latest;

@@ -33,6 +33,7 @@ use tokio::{
 use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
+pub(crate) use self::diag::messages_in;
 pub use self::{
     diag::{Diag, DiagError, Place, Stage, is_connected},
     follower::{Follower, Network},

@@ -87,3 +87,21 @@ pub struct Common {
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not self:PORT, localhost:PORT or ADDRESS:PORT")]
 pub struct BadAllowance(String);
+
+/// Reads bytes as each head that the other end of a stream sends: a hello, a CONNECT with its header, and a
+/// refusal.
+pub(crate) fn read_heads(bytes: &[u8]) {
+    hello::read_both(bytes);
+    let mut parts = bytes.splitn(2, |byte| *byte == 0);
+    let (first, second) = (parts.next().unwrap_or(bytes), parts.next());
+    let value = second.and_then(|value| http::HeaderValue::from_bytes(value).ok());
+    let request = http::Request::connect(first);
+    let request = value.iter().fold(request, |request, value| {
+        request.header(target::TARGET, value)
+    });
+    let _asked = request.body(()).map(|request| target::Asked::of(&request));
+    if let (Ok(status), Some(label)) = (http::StatusCode::from_bytes(first), value) {
+        let name = http::HeaderName::from_static(code::REASON);
+        code::refusal(status, &[(name, label)].into_iter().collect());
+    }
+}

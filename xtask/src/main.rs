@@ -12,6 +12,7 @@ mod demo;
 mod e2e;
 mod ebpf;
 mod elf;
+mod fuzz;
 mod layers;
 mod length;
 mod lint;
@@ -89,6 +90,8 @@ enum Command {
         /// Only tests whose names hold one of these.
         filter: Vec<String>,
     },
+    /// Give parsers mutated inputs, and look for one that panics or hangs.
+    Fuzz(fuzz::Options),
     /// Measure (root).
     Bench {
         which: Bench,
@@ -149,6 +152,7 @@ fn run(command: Command) -> Result<()> {
                 lint,
                 network: true,
                 rules: false,
+                fuzz: false,
             };
             if check {
                 setup::check(scope)
@@ -168,15 +172,21 @@ fn run(command: Command) -> Result<()> {
             force,
             update,
             filter,
-        } => vm::run(&vm::Options {
-            kernels: kernel,
-            offline,
-            shell,
-            whole,
-            force,
-            update,
-            filter,
-        }),
+        } => {
+            if whole && kernel.is_empty() && filter.is_empty() {
+                fuzz::run(&fuzz::Options::ALL)?;
+            }
+            vm::run(&vm::Options {
+                kernels: kernel,
+                offline,
+                shell,
+                whole,
+                force,
+                update,
+                filter,
+            })
+        }
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::E2e(options) => e2e::run(&options),
         Command::Package {
             profile,

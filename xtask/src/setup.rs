@@ -27,6 +27,8 @@ pub(crate) struct Scope {
     pub(crate) network: bool,
     /// What benchmarks need that compare with other rules.
     pub(crate) rules: bool,
+    /// What drives fuzz targets is compiled with.
+    pub(crate) fuzz: bool,
 }
 
 /// What the machine has, item by item.
@@ -46,6 +48,8 @@ enum Item {
     /// `nft`, and `iptables-restore` of either kind.
     Nft,
     Iptables,
+    /// A compiler of C++.
+    Cpp,
     /// The `clippy-driver` of the compiler of the kernel programs.
     Clippy,
     /// `typos`, `taplo` and `cargo-deny`.
@@ -98,8 +102,12 @@ fn look(scope: Scope) -> Inventory {
         let ip = workspace::program("ip").map(|path| format!("iproute2: {}", path.display()));
         inventory.note(Item::Ip, ip);
     }
-    if scope.rules {
-        for (item, name) in [(Item::Nft, "nft"), (Item::Iptables, "iptables-restore")] {
+    for (item, name, is_needed) in [
+        (Item::Nft, "nft", scope.rules),
+        (Item::Iptables, "iptables-restore", scope.rules),
+        (Item::Cpp, "c++", scope.fuzz),
+    ] {
+        if is_needed {
             let found = workspace::program(name).map(|path| format!("{name}: {}", path.display()));
             inventory.note(item, found);
         }
@@ -243,6 +251,7 @@ impl Inventory {
                 Item::Ip => packages.push("iproute2"),
                 Item::Nft => packages.push("nftables"),
                 Item::Iptables => packages.push("iptables"),
+                Item::Cpp => packages.push("g++"),
                 Item::Clippy if self.is_debian_compiler() => packages.push("rust-web-clippy"),
                 Item::Clippy => {}
                 Item::LintTools if venv::is_possible() => {}
@@ -265,6 +274,7 @@ impl Item {
             Self::Ip => "`ip` (package iproute2)",
             Self::Nft => "`nft` (package nftables)",
             Self::Iptables => "`iptables-restore` (package iptables)",
+            Self::Cpp => "`c++` (package g++)",
             Self::Clippy => {
                 "`clippy-driver` of the compiler of the kernel programs (package rust-web-clippy, \
                  or rustup component add clippy)"

@@ -28,11 +28,12 @@ const ALL: [&str; 10] = [
 ];
 
 /// What the laboratory's unit tests and the golden cases are in.
-const HOUSE: [&str; 6] = [
+const HOUSE: [&str; 7] = [
     "tunnel-bench",
     "tunnel-cluster",
     "tunnel-demo",
     "tunnel-e2e",
+    "tunnel-fuzz",
     "tunnel-reference",
     "tunnel-tests",
 ];
@@ -134,7 +135,10 @@ fn cargo(subcommand: &str) -> Result<Command> {
 fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
     let (packages, targets): (&[&str], &[&str]) = match tier {
         Tier::Unit => (&[], &[]),
-        Tier::Golden => (&HOUSE, &["--lib", "--bins", "--test", "golden"]),
+        Tier::Golden => (
+            &HOUSE,
+            &["--lib", "--bins", "--test", "golden", "--test", "corpus"],
+        ),
         Tier::Tunnel => (&["tunnel-tests"], &["--test", "tunnel"]),
         Tier::Packet => (&["tunnel-tests"], &["--test", "packet"]),
         Tier::Netns => (&["tunnel-tests"], &["--test", "lab", "--test", "netns"]),

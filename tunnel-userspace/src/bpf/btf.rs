@@ -25,6 +25,9 @@ const FUNC: u32 = 12;
 
 /// How deep names without a structure of their own are looked through.
 const DEPTH: u32 = 8;
+/// How many members are looked at for one name: far more than any structure has with all its parts, and a
+/// bound for a description in which parts hold each other.
+const LOOKS: u32 = 100_000;
 
 /// The description.
 pub(super) struct Btf<'a> {
@@ -100,7 +103,8 @@ impl<'a> Btf<'a> {
 
     /// A member of a structure, also one of a part of it that has no name.
     pub(super) fn member(&self, id: u32, name: &str) -> Option<Member> {
-        self.member_within(id, name, DEPTH)
+        let mut looks = LOOKS;
+        self.member_within(id, name, DEPTH, &mut looks)
     }
 
     /// A member of the structure that a member is.
@@ -112,16 +116,17 @@ impl<'a> Btf<'a> {
         })
     }
 
-    fn member_within(&self, id: u32, name: &str, depth: u32) -> Option<Member> {
+    fn member_within(&self, id: u32, name: &str, depth: u32, looks: &mut u32) -> Option<Member> {
         let depth = depth.checked_sub(1)?;
         let outer = self.type_of(id)?;
         match outer.kind {
-            TYPEDEF | VOLATILE | CONST => return self.member_within(outer.of, name, depth),
+            TYPEDEF | VOLATILE | CONST => return self.member_within(outer.of, name, depth, looks),
             STRUCT | UNION => {}
             _ => return None,
         }
         let members = outer.rest.chunks_exact(MEMBER).take(outer.count);
         for member in members {
+            *looks = looks.checked_sub(1)?;
             let place = word(member, 8)?;
             let (bits, width) = if outer.flag {
                 (place & 0xff_ffff, place >> 24)
@@ -139,7 +144,7 @@ impl<'a> Btf<'a> {
                 });
             }
             if self.is_named(own, "")
-                && let Some(inner) = self.member_within(kind, name, depth)
+                && let Some(inner) = self.member_within(kind, name, depth, looks)
             {
                 let offset = offset.checked_add(inner.offset)?;
                 return Some(Member { offset, ..inner });

@@ -90,6 +90,16 @@ impl KernelSocketBit {
     }
 }
 
+/// Looks up everything that is looked for in a description.
+pub(crate) fn places_in(description: &[u8]) {
+    let types = Btf::parse(description);
+    let types = types.as_ref();
+    let (_places, _bit) = (
+        types.and_then(Places::find),
+        types.and_then(KernelSocketBit::find),
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,6 +23,11 @@ use tunnel_common::addr::Protocol;
 use self::message::{Answer, FAMILIES};
 pub use self::message::{Place, Stage, is_connected};
 
+/// Counts the messages in a part of an answer.
+pub(crate) fn messages_in(part: &[u8]) -> usize {
+    message::answers(part, 0).count()
+}
+
 /// How long the kernel may take for a part of an answer. It answers at once; the bound is against a
 /// message that was lost.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -100,6 +100,14 @@ pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
     Ok((store.take_update().unwrap_or_default(), problems))
 }
 
+/// Reads two versions of a file. Returns whether the second is understood beside the first as it is alone.
+pub(crate) fn reads_alike(first: &str, second: &str) -> bool {
+    let (_, memory) = statement::of_yaml(first, None);
+    let beside = statement::of_yaml(second, Some(&memory)).0;
+    statement::of_json(second);
+    beside == statement::of_yaml(second, None).0
+}
+
 /// A folder that was read for the first time.
 struct Opened<W> {
     target: Target,

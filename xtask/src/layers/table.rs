@@ -65,6 +65,17 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tunnel::TrafficView",
         ],
     ),
+    rule(
+        "fuzz",
+        NO_OTHER,
+        &[
+            "crate::bpf::places_in",
+            "crate::config::Config",
+            "crate::net::messages_in",
+            "crate::source::file::reads_alike",
+            "crate::tunnel::read_heads",
+        ],
+    ),
     rule("app", &[], &["crate"]),
     // The parts' own settings types, and what their texts are read as.
     rule(

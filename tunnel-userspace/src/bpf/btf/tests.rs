@@ -44,10 +44,14 @@ fn description() -> Vec<u8> {
         ),
     ]
     .concat();
+    wrapped(&types)
+}
+
+fn wrapped(types: &[u8]) -> Vec<u8> {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short");
     let mut whole = MAGIC.to_ne_bytes().to_vec();
     whole.extend([1, 0]);
-    let header = [24, 0, length(&types), length(&types), length(STRINGS)];
+    let header = [24, 0, length(types), length(types), length(STRINGS)];
     whole.extend(header.iter().flat_map(|word: &u32| word.to_ne_bytes()));
     whole.extend(types);
     whole.extend(STRINGS);
@@ -71,6 +75,16 @@ fn functions_structures_and_members_are_found_by_name() {
     let alias = btf.member(outer, "alias").expect("there");
     let inner = btf.member_of(alias, "plain").map(|member| member.offset);
     assert_eq!(inner, Some(12));
+}
+
+#[test]
+fn a_structure_that_holds_itself_many_times_is_looked_through_with_a_bound() {
+    let members = [0, 1, 0].repeat(100);
+    let types = kind(at("outer"), STRUCT, 100, 4, &members);
+    let whole = wrapped(&types);
+    let btf = Btf::parse(&whole).expect("a description");
+
+    assert_eq!(btf.member(1, "nowhere"), None);
 }
 
 #[test]

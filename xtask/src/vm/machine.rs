@@ -55,6 +55,8 @@ pub(crate) struct Machine<'a> {
 pub(crate) enum End {
     /// By itself, with this status.
     Exited(ExitStatus),
+    /// By a signal of somebody else's, as QEMU says.
+    Stopped(String),
     /// It was killed: nothing came from it any more, or it went on for too long.
     Hung(&'static str),
 }
@@ -81,13 +83,18 @@ impl Outcome {
     /// Whether it is the emulator's fault as often as not: it hung, or its kernel never came to its
     /// init. With two CPUs, one meets at times what the other is about to patch (`Oops: int3`).
     pub(crate) const fn is_to_be_repeated(&self) -> bool {
-        matches!(self.end, End::Hung(_)) || self.report.booted.is_none()
+        match self.end {
+            End::Hung(_) => true,
+            End::Stopped(_) => false,
+            End::Exited(_) => self.report.booted.is_none(),
+        }
     }
 
     /// Why it is not good.
     pub(crate) fn why(&self) -> String {
         match &self.end {
             End::Hung(how) => (*how).to_owned(),
+            End::Stopped(words) => format!("somebody ended QEMU: {words}"),
             End::Exited(status) if status.code() == Some(0) => {
                 "the kernel panicked, or the machine was reset".to_owned()
             }
@@ -113,7 +120,11 @@ impl Machine<'_> {
         command.stdin(std::process::Stdio::null());
         command.stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().context("cannot start QEMU")?;
-        let end = watch(child, &report, self.limit)?;
+        let mut end = watch(child, &report, self.limit)?;
+        let qemu = fs::read(self.folder.join("qemu.log"))?;
+        if let Some(words) = stopped(&String::from_utf8_lossy(&qemu)) {
+            end = End::Stopped(words);
+        }
         let text = fs::read(&report)?;
         let said = fs::read(&console)?;
         Ok(Outcome {
@@ -166,6 +177,13 @@ impl Machine<'_> {
             .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]);
         command
     }
+}
+
+/// QEMU's words when a signal ended it: its status is then that of a machine that was reset.
+fn stopped(said: &str) -> Option<String> {
+    let mut lines = said.lines().filter_map(|line| line.split_once(": "));
+    let (_, words) = lines.find(|(_, words)| words.starts_with("terminating on signal"))?;
+    Some(words.to_owned())
 }
 
 /// What the kernel is told.
@@ -283,6 +301,18 @@ mod tests {
 
         assert_eq!(alarms(console).len(), 1);
         assert!(alarms("[ 1.0] a warning of no kind\n").is_empty());
+    }
+
+    #[test]
+    fn a_signal_that_ended_the_emulator_is_told_apart_from_a_reset() {
+        let said = "qemu-system-x86_64: warning: no KVM\n\
+                    qemu-system-x86_64: terminating on signal 15 from pid 77 (kill)\n";
+
+        assert_eq!(
+            stopped(said).as_deref(),
+            Some("terminating on signal 15 from pid 77 (kill)")
+        );
+        assert_eq!(stopped("qemu-system-x86_64: warning: no KVM\n"), None);
     }
 
     #[test]

@@ -1,22 +1,20 @@
 //! The daemon needs the capabilities that `deploy/node` gives it, each of them, and no other right
 //! of root.
 
-use std::net::UdpSocket;
-
 use anyhow::{Context as _, Result, ensure};
-use nix::errno::Errno;
 use tunnel_tests::{
     edge::AgentSettings,
     instance::{Instance, Settings},
     node::Node,
-    place::Place,
     site::Site,
     wait,
 };
 
-use crate::support::{CHANGE, DNS, HTTP, Vip, Way, addresses, ask, errno, http, same, serve};
+use crate::{
+    scene::{Scene, WEB},
+    support::{CHANGE, Way, ask, is_ended, same},
+};
 
-const WEB: Vip = Vip::of(10);
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
 const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
@@ -60,20 +58,12 @@ pub(crate) fn start(instance: &Instance) -> Result<()> {
 
 #[test]
 fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Result<()> {
-    let node = Node::new()?;
-    let (client, backend) = (node.pod("client")?, node.pod("backend")?);
-    node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-    let _server = serve(&backend)?;
+    let scene = Scene::new(&["backend"])?;
+    scene.lead_to(&["backend"])?;
 
-    start(&node)?;
+    start(&scene.node)?;
 
-    for place in [node.host(), &client] {
-        for way in Way::TCP {
-            let stream = way.connect(place, WEB, HTTP)?;
-            same("server", http(stream)?, "backend".to_owned())?;
-        }
-    }
-    Ok(())
+    scene.reaches(WEB, "backend")
 }
 
 #[test]
@@ -91,32 +81,20 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
 #[ignore = "no kernel decides it: what is told; `helper` ends sockets on every kernel"]
 fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_says_that_it_ends_none_in_pods()
 -> Result<()> {
-    let node = Node::new()?;
-    let (client, one, two) = (node.pod("client")?, node.pod("one")?, node.pod("two")?);
-    let _servers = (serve(&one)?, serve(&two)?);
-    node.apply(WEB.service("web").backends(addresses(&[&*one])))?;
-    start(&node)?;
-    let connect = |place: &Place, way: Way| -> Result<UdpSocket> {
-        let socket = way.udp(place)?;
-        socket.connect(way.to(WEB, DNS))?;
-        same("server", ask(&socket)?, "one".to_owned())?;
-        Ok(socket)
-    };
-    let open = |place| Way::UDP.into_iter().map(move |way| connect(place, way));
-    let of_host: Vec<UdpSocket> = open(node.host()).collect::<Result<_>>()?;
-    let of_pod: Vec<UdpSocket> = open(&client).collect::<Result<_>>()?;
+    let scene = Scene::new(&["one", "two"])?;
+    let node = &scene.node;
+    scene.lead_to(&["one"])?;
+    start(node)?;
+    let sockets = scene.connected(WEB, "one")?;
+    let (of_host, of_pod) = sockets.split_at(Way::UDP.len());
 
-    node.apply(WEB.service("web").backends(addresses(&[&*two])))?;
+    scene.lead_to(&["two"])?;
 
-    for socket in &of_host {
-        same(
-            "error",
-            errno(socket.recv(&mut [0; 64])),
-            Errno::ECONNABORTED,
-        )?;
+    for (client, socket) in of_host {
+        is_ended(socket).with_context(|| client.to_string())?;
     }
-    for socket in &of_pod {
-        same("server", ask(socket)?, "one".to_owned())?;
+    for (client, socket) in of_pod {
+        same("server", ask(socket)?.as_str(), "one").with_context(|| client.to_string())?;
     }
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
     // What a look came to is told once it is over.

@@ -12,70 +12,43 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     admin, environment,
-    node::Node,
     place::{COMMAND, Output, Place},
-    pod::Server,
     wait,
 };
 
-use crate::support::{CHANGE, HTTP, Vip, Way, addresses, get, http, maps_folder, same, serve};
+use crate::{
+    scene::{Scene, WEB},
+    support::{CHANGE, get, maps_folder, same},
+};
 
-const WEB: Vip = Vip::of(10);
-
-/// A node whose daemon has programmed one Service.
-struct Stage {
-    node: Node,
-    _server: Server,
+/// That the Service is translated, from the host and a pod.
+fn translates(scene: &Scene) -> Result<()> {
+    scene.reaches(WEB, "backend")
 }
 
-impl Stage {
-    fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let backend = node.pod("backend")?;
-        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-        let server = serve(&backend)?;
-        node.start()?;
-        Ok(Self {
-            node,
-            _server: server,
-        })
-    }
+/// Runs a daemon that can't start: what it says.
+fn fails(scene: &Scene) -> Result<String> {
+    fails_by(scene, || scene.node.culvert(&["node"]))
+}
 
-    /// That the Service is translated, from the host and a pod.
-    fn translates(&self) -> Result<()> {
-        for place in [self.node.host(), &*self.node.pod("backend")?] {
-            for way in Way::TCP {
-                let stream = way.connect(place, WEB, HTTP)?;
-                same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
-                same("server", http(stream)?, "backend".to_owned())?;
-            }
-        }
-        Ok(())
-    }
+fn fails_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Result<String> {
+    let before = tree(&scene.node.bpffs())?;
+    let output = start()?;
+    refused(&output)?;
+    same("pins", tree(&scene.node.bpffs())?, before)?;
+    translates(scene).context("after a start that failed")?;
+    Ok(output.stderr)
+}
 
-    /// Runs a daemon that can't start: what it says.
-    fn fails(&self) -> Result<String> {
-        let before = tree(&self.node.bpffs())?;
-        let output = self.node.culvert(&["node"])?;
-        refused(&output)?;
-        same("pins", tree(&self.node.bpffs())?, before)?;
-        self.translates().context("after a start that failed")?;
-        Ok(output.stderr)
-    }
-
-    /// As [`Self::fails`], with another word in the config.
-    fn fails_with(&self, place: &Place, from: &str, to: &str) -> Result<String> {
-        let config = fs::read_to_string(self.node.config_path())?;
-        ensure!(config.contains(from), "no {from} in {config}");
-        let path = self.node.config_path().with_file_name("other.yaml");
-        fs::write(&path, config.replace(from, to))?;
-        let before = tree(&self.node.bpffs())?;
-        let output = run(place, &["node", "--config", &path.to_string_lossy()])?;
-        refused(&output)?;
-        same("pins", tree(&self.node.bpffs())?, before)?;
-        self.translates().context("after a start that failed")?;
-        Ok(output.stderr)
-    }
+/// As [`fails`], with another word in the config.
+fn fails_with(scene: &Scene, place: &Place, from: &str, to: &str) -> Result<String> {
+    let config = fs::read_to_string(scene.node.config_path())?;
+    ensure!(config.contains(from), "no {from} in {config}");
+    let path = scene.node.config_path().with_file_name("other.yaml");
+    fs::write(&path, config.replace(from, to))?;
+    fails_by(scene, || {
+        run(place, &["node", "--config", &path.to_string_lossy()])
+    })
 }
 
 /// Runs the program in a place to its end.
@@ -117,26 +90,26 @@ fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 
 #[test]
 fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()> {
-    let stage = Stage::new()?;
-    let pins = stage.node.bpffs();
+    let scene = Scene::web(&["backend"])?;
+    let pins = scene.node.bpffs();
     let (maps, links) = (pins.join(maps_folder("")), pins.join("links"));
     // In the BPF file system, and not in Culvert's folder.
     let aside = pins.with_file_name("aside");
-    stage.node.kill9()?;
+    scene.node.kill9()?;
 
     // A pin of somebody else's.
     fs::hard_link(maps.join("svc"), pins.join("stranger"))?;
-    says(&stage.fails()?, &["stranger", "not Culvert's"])?;
+    says(&fails(&scene)?, &["stranger", "not Culvert's"])?;
     fs::remove_file(pins.join("stranger"))?;
 
     // A map, and a link, of a name that there isn't.
     fs::hard_link(maps.join("svc"), maps.join("stranger"))?;
     says(
-        &stage.fails()?,
+        &fails(&scene)?,
         &[&maps_folder("/stranger"), "not Culvert's"],
     )?;
     fs::rename(maps.join("stranger"), links.join("stranger"))?;
-    says(&stage.fails()?, &["links/stranger", "not Culvert's"])?;
+    says(&fails(&scene)?, &["links/stranger", "not Culvert's"])?;
     fs::remove_file(links.join("stranger"))?;
 
     // Another layout.
@@ -147,14 +120,14 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
         format!("layout {LAYOUT_VERSION}"),
     ];
     fs::create_dir(pins.join(&folder))?;
-    says(&stage.fails()?, &[&folder, &newer, &ours])?;
+    says(&fails(&scene)?, &[&folder, &newer, &ours])?;
     fs::remove_dir(pins.join(&folder))?;
 
     // A map of another shape under the name of one of ours, and a link in the place of a map.
     for other in [maps.join("front"), links.join("connect4")] {
         fs::rename(maps.join("be"), &aside)?;
         fs::hard_link(&other, maps.join("be"))?;
-        says(&stage.fails()?, &[&maps_folder("/be"), "not Culvert's"])?;
+        says(&fails(&scene)?, &[&maps_folder("/be"), "not Culvert's"])?;
         fs::remove_file(maps.join("be"))?;
         fs::rename(&aside, maps.join("be"))?;
     }
@@ -162,7 +135,7 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
     // Programs whose map can't be reached any more.
     fs::rename(maps.join("svc"), &aside)?;
     says(
-        &stage.fails()?,
+        &fails(&scene)?,
         &[&maps_folder("/svc"), "missing", "cleanup"],
     )?;
     fs::rename(&aside, maps.join("svc"))?;
@@ -171,93 +144,93 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
     fs::rename(links.join("connect4"), &aside)?;
     for other in [links.join("connect6"), maps.join("svc")] {
         fs::hard_link(&other, links.join("connect4"))?;
-        says(&stage.fails()?, &["links/connect4", "not Culvert's"])?;
+        says(&fails(&scene)?, &["links/connect4", "not Culvert's"])?;
         fs::remove_file(links.join("connect4"))?;
     }
     fs::rename(&aside, links.join("connect4"))?;
 
-    stage.node.start()?;
-    ensure!(stage.node.logs().contains("new=0 replaced=9"));
-    stage.translates()
+    scene.node.start()?;
+    ensure!(scene.node.logs().contains("new=0 replaced=9"));
+    translates(&scene)
 }
 
 #[test]
 #[ignore = "no kernel decides it: files, and words about them"]
 fn manifests_that_are_not_there_keep_what_is_programmed() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.node.kill9()?;
-    let manifests = stage.node.manifests();
+    let scene = Scene::web(&["backend"])?;
+    scene.node.kill9()?;
+    let manifests = scene.node.manifests();
     let aside = manifests.with_file_name("aside");
 
     fs::rename(&manifests, &aside)?;
     let folder = manifests.to_string_lossy();
-    says(&stage.fails()?, &["cannot read", &folder, "No such file"])?;
+    says(&fails(&scene)?, &["cannot read", &folder, "No such file"])?;
     fs::rename(&aside, &manifests)?;
 
-    stage.node.start()?;
-    stage.translates()
+    scene.node.start()?;
+    translates(&scene)
 }
 
 #[test]
 #[ignore = "no kernel decides it: files, and words about them"]
 fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.node.kill9()?;
-    let host = stage.node.host();
+    let scene = Scene::web(&["backend"])?;
+    scene.node.kill9()?;
+    let host = scene.node.host();
 
-    let bpffs = stage.node.bpffs_inside();
-    let plain = stage.node.state().join("pins");
+    let bpffs = scene.node.bpffs_inside();
+    let plain = scene.node.state().join("pins");
     let (bpffs, plain) = (bpffs.to_string_lossy(), plain.to_string_lossy());
-    let said = stage.fails_with(host, &bpffs, &plain)?;
+    let said = fails_with(&scene, host, &bpffs, &plain)?;
     says(&said, &[&plain, "not on a BPF file system", "mount -t bpf"])?;
     ensure!(!Path::new(&*plain).exists());
 
-    let cgroup = stage.node.instance_cgroup();
+    let cgroup = scene.node.instance_cgroup();
     let (there, absent) = (cgroup.to_string_lossy(), cgroup.join("absent"));
     let absent = absent.to_string_lossy();
     let cgroup = |path: &str| format!("cgroup: {path}\n");
-    let said = stage.fails_with(host, &cgroup(&there), &cgroup(&absent))?;
+    let said = fails_with(&scene, host, &cgroup(&there), &cgroup(&absent))?;
     says(&said, &[&absent, "cgroup"])?;
-    let folder = stage.node.state();
+    let folder = scene.node.state();
     let folder = folder.to_string_lossy();
-    let said = stage.fails_with(host, &cgroup(&there), &cgroup(&folder))?;
+    let said = fails_with(&scene, host, &cgroup(&there), &cgroup(&folder))?;
     says(&said, &[&folder, "cgroup"])?;
 
-    let said = stage.fails_with(host, "stateDir:", "stateDirs:")?;
+    let said = fails_with(&scene, host, "stateDir:", "stateDirs:")?;
     says(&said, &["other.yaml", "stateDirs"])
 }
 
 #[test]
 #[ignore = "no kernel decides it: a lock on a file"]
 fn a_second_daemon_is_kept_off_and_told_who_is_there() -> Result<()> {
-    let stage = Stage::new()?;
-    let pid = stage.node.daemon_pid().context("it runs")?;
+    let scene = Scene::web(&["backend"])?;
+    let pid = scene.node.daemon_pid().context("it runs")?;
 
     says(
-        &stage.fails()?,
+        &fails(&scene)?,
         &["another culvert", &format!("process {pid}")],
     )?;
 
-    ensure!(stage.node.is_ready());
-    let socket = stage.node.admin_socket();
+    ensure!(scene.node.is_ready());
+    let socket = scene.node.admin_socket();
     ensure!(socket.exists(), "the second took the first one's socket");
     Ok(())
 }
 
 #[test]
 fn a_daemon_outside_of_its_cgroup_says_so_and_leaves_no_program() -> Result<()> {
-    let stage = Stage::new()?;
-    let folder = stage.node.topology().lab().folder().join("elsewhere");
-    let outside = stage.node.topology().beside(
-        stage.node.host(),
+    let scene = Scene::web(&["backend"])?;
+    let folder = scene.node.topology().lab().folder().join("elsewhere");
+    let outside = scene.node.topology().beside(
+        scene.node.host(),
         "outside/daemon",
         Some(folder.join("bpffs")),
     )?;
 
-    let before = tree(&stage.node.bpffs())?;
-    let config = fs::read_to_string(stage.node.config_path())?;
+    let before = tree(&scene.node.bpffs())?;
+    let config = fs::read_to_string(scene.node.config_path())?;
     let path = folder.join("culvert.yaml");
-    let lab = stage
+    let lab = scene
         .node
         .topology()
         .lab()
@@ -275,40 +248,40 @@ fn a_daemon_outside_of_its_cgroup_says_so_and_leaves_no_program() -> Result<()> 
         &["canary", "must run inside that cgroup", "/outside/daemon"],
     )?;
 
-    same("pins", tree(&stage.node.bpffs())?, before)?;
+    same("pins", tree(&scene.node.bpffs())?, before)?;
     let root = PathBuf::from(format!("/proc/{}/root", outside.pid()));
     let links = root
         .join(folder.strip_prefix("/")?)
         .join("bpffs/culvert/links");
     let left: Vec<PathBuf> = tree(&links).unwrap_or_default().into_keys().collect();
     ensure!(left.is_empty(), "{left:?}");
-    stage.translates()
+    translates(&scene)
 }
 
 #[test]
 #[ignore = "no kernel decides it: a socket in a folder"]
 fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.node.kill9()?;
-    ensure!(stage.node.admin_socket().exists());
+    let scene = Scene::web(&["backend"])?;
+    scene.node.kill9()?;
+    ensure!(scene.node.admin_socket().exists());
 
     for command in ["status", "services"] {
-        let output = stage.node.culvert(&[command])?;
+        let output = scene.node.culvert(&[command])?;
         refused(&output)?;
-        let socket = stage.node.admin_socket();
+        let socket = scene.node.admin_socket();
         says(
             &output.stderr,
             &["no culvert node is running", &socket.to_string_lossy()],
         )?;
     }
 
-    stage.node.start()?;
-    let status = stage.node.culvert(&["status"])?;
+    scene.node.start()?;
+    let status = scene.node.culvert(&["status"])?;
     ensure!(status.exit.is_success(), "{status:?}");
-    stage.node.stop()?;
-    ensure!(!stage.node.admin_socket().exists());
+    scene.node.stop()?;
+    ensure!(!scene.node.admin_socket().exists());
     says(
-        &stage.node.culvert(&["status"])?.stderr,
+        &scene.node.culvert(&["status"])?.stderr,
         &["no culvert node is running"],
     )
 }
@@ -316,18 +289,18 @@ fn a_socket_that_a_killed_daemon_left_is_replaced() -> Result<()> {
 #[test]
 #[ignore = "no kernel decides it: servers over HTTP"]
 fn ports_that_are_taken_are_waited_for_and_had_once_they_are_free() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.node.stop()?;
-    let host = stage.node.host();
+    let scene = Scene::web(&["backend"])?;
+    scene.node.stop()?;
+    let host = scene.node.host();
     let admin = SocketAddr::from(([127, 0, 0, 1], 10249));
     let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
     let taken = [host.listen(admin)?, host.listen(healthz)?];
 
-    stage.node.start()?;
+    scene.node.start()?;
     let waiting =
-        || -> Option<usize> { Some(stage.node.status().ok()?["notListening"].as_object()?.len()) };
+        || -> Option<usize> { Some(scene.node.status().ok()?["notListening"].as_object()?.len()) };
     wait::until(CHANGE, || waiting() == Some(2))?;
-    let output = stage.node.culvert(&["status"])?;
+    let output = scene.node.culvert(&["status"])?;
     same("exit", output.exit.code, Some(1))?;
     let table = output.stdout;
     ensure!(
@@ -336,19 +309,19 @@ fn ports_that_are_taken_are_waited_for_and_had_once_they_are_free() -> Result<()
     );
     same(
         "readyz",
-        admin::get(&stage.node.admin_socket(), "/readyz")?.status,
+        admin::get(&scene.node.admin_socket(), "/readyz")?.status,
         503,
     )?;
-    stage.translates()?;
+    translates(&scene)?;
 
     drop(taken);
     wait::until(CHANGE, || waiting() == Some(0))?;
     same(
         "readyz",
-        admin::get(&stage.node.admin_socket(), "/readyz")?.status,
+        admin::get(&scene.node.admin_socket(), "/readyz")?.status,
         200,
     )?;
-    same("exit", stage.node.culvert(&["status"])?.exit.code, Some(0))?;
+    same("exit", scene.node.culvert(&["status"])?.exit.code, Some(0))?;
     same("healthz", get(host, healthz, "/healthz")?.0, 200)?;
     same("metrics", get(host, admin, "/metrics")?.0, 200)
 }

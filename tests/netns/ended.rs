@@ -1,47 +1,29 @@
 //! Connected sockets whose backend has gone: which are ended, which are not, and how soon.
 
-use std::{
-    fs,
-    net::{TcpStream, UdpSocket},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{fs, net::UdpSocket, ops::Deref, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
-use tunnel_tests::{
-    clock::Instant,
-    node::Node,
-    place::Place,
-    pod::{Pod, Server},
-    scale::Scale,
-    wait,
-};
+use tunnel_tests::{clock::Instant, scale::Scale, wait};
 
 use crate::{
     reach::{self, BALANCER, EXTERNAL},
+    scene::{Client, OTHER, Scene, WEB},
     support::{
-        CHANGE, DNS, DNS_TARGET, HTTP, Vip, Way, addresses, ask, ask_to, clients, errno, http,
-        receive, same, serve,
+        CHANGE, DNS, DNS_TARGET, HTTP, RECOVERY, Vip, Way, ask, ask_to, errno, http, is_ended,
+        receive, same, until_backends,
     },
 };
 
-const WEB: Vip = Vip::of(10);
-const OTHER: Vip = Vip::of(11);
+/// A node with a Service, whose backend is `one` at first.
+struct Stage(Scene);
 
-/// How long a client may be without its backend: 100 ms is what is wanted, and the rest is for
-/// machines that are slow or busy.
-const RECOVERY: Duration = Duration::from_secs(1);
+impl Deref for Stage {
+    type Target = Scene;
 
-/// A node with a client and a Service, whose backend is `one` at first.
-struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    one: Arc<Pod>,
-    two: Arc<Pod>,
-    server: Server,
-    _other: Server,
+    fn deref(&self) -> &Scene {
+        &self.0
+    }
 }
 
 impl Stage {
@@ -60,20 +42,9 @@ impl Stage {
     }
 
     fn set() -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        let (one, two) = (node.pod("one")?, node.pod("two")?);
-        let (server, other) = (serve(&one)?, serve(&two)?);
-        let stage = Self {
-            node,
-            client,
-            one,
-            two,
-            server,
-            _other: other,
-        };
-        stage.lead_to(&[&stage.one])?;
-        Ok(stage)
+        let scene = Scene::new(&["one", "two"])?;
+        scene.lead_to(&["one"])?;
+        Ok(Self(scene))
     }
 
     /// Says of which protocols sockets are ended, from the next start on.
@@ -84,57 +55,13 @@ impl Stage {
         fs::write(self.node.config_path(), config).context("cannot write the config")
     }
 
-    fn lead_to(&self, backends: &[&Pod]) -> Result<()> {
-        self.node
-            .apply(WEB.service("web").backends(addresses(backends)))
-    }
-
-    /// From each place, in each of these ways.
-    fn each(&self, ways: &[Way]) -> Vec<Client<'_>> {
-        let clients = clients(self.node.host(), &self.client);
-        let each = |(from, place)| {
-            ways.iter().map(move |way| Client {
-                from,
-                place,
-                way: *way,
-            })
-        };
-        clients.into_iter().flat_map(each).collect()
-    }
-
-    /// A connected UDP socket in each way that was answered by `one`.
+    /// Connected UDP sockets in each way that were answered by `one`.
     fn connected(&self) -> Result<Vec<(Client<'_>, UdpSocket)>> {
-        self.open(&Way::UDP, |client| {
-            let socket = client.way.udp(client.place)?;
-            socket.connect(client.way.to(WEB, DNS))?;
-            same("server", ask(&socket)?, "one".to_owned())?;
-            Ok(socket)
-        })
-    }
-
-    /// A connection over TCP in each way.
-    fn streams(&self) -> Result<Vec<(Client<'_>, TcpStream)>> {
-        self.open(&Way::TCP, |client| {
-            Ok(client.way.connect(client.place, WEB, HTTP)?)
-        })
-    }
-
-    /// Opens something from each place, in each of these ways.
-    fn open<T>(
-        &self,
-        ways: &[Way],
-        open: impl Fn(&Client<'_>) -> Result<T>,
-    ) -> Result<Vec<(Client<'_>, T)>> {
-        let mut all = Vec::new();
-        for client in self.each(ways) {
-            let opened = open(&client).with_context(|| client.to_string())?;
-            all.push((client, opened));
-        }
-        Ok(all)
+        self.0.connected(WEB, "one")
     }
 
     fn asked(&self) -> Result<u64> {
-        Ok(self.server.record()?.total().answered)
+        Ok(self.backend("one")?.server.record()?.total().answered)
     }
 
     /// Waits until as many sockets were ended, and no more.
@@ -143,28 +70,6 @@ impl Stage {
         wait::until(CHANGE, || ended() >= count).with_context(|| format!("{} ended", ended()))?;
         same("ended", ended(), count)
     }
-}
-
-/// A place and a way to dial from it.
-#[derive(Clone, Copy)]
-struct Client<'a> {
-    from: &'static str,
-    place: &'a Place,
-    way: Way,
-}
-
-impl std::fmt::Display for Client<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} from the {}", self.way, self.from)
-    }
-}
-
-/// Waits for an answer that never comes: the socket is ended instead.
-fn is_ended(socket: &UdpSocket) -> Result<()> {
-    let error = errno(socket.recv(&mut [0; 64]));
-    same("error", error, Errno::ECONNABORTED)?;
-    // The kernel wakes whoever waits a moment before it takes the peer away (`udp_abort`).
-    wait::until(CHANGE, || socket.peer_addr().is_err()).context("it keeps its peer")
 }
 
 #[test]
@@ -185,7 +90,7 @@ fn a_connected_resolver_has_another_backend_at_once_when_its_own_is_removed() ->
             }));
         }
         let start = Instant::now();
-        stage.lead_to(&[&stage.two])?;
+        stage.lead_to(&["two"])?;
         let mut longest = Duration::ZERO;
         for client in recovered {
             let at = client.join().ok().context("a client panicked")??;
@@ -241,7 +146,7 @@ fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either()
     let service = reach::service_everywhere;
     stage
         .node
-        .apply(service().backends(addresses(&[&stage.one])))?;
+        .apply(service().backends(stage.addresses(&["one"])?))?;
     stage.node.start()?;
     let ways = [
         (EXTERNAL, DNS),
@@ -250,12 +155,7 @@ fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either()
     ];
     let mut sockets = Vec::new();
     for (vip, port) in ways {
-        sockets.extend(stage.open(&Way::UDP, |client| {
-            let socket = client.way.udp(client.place)?;
-            socket.connect(client.way.to(vip, port))?;
-            same("server", ask(&socket)?, "one".to_owned())?;
-            Ok(socket)
-        })?);
+        sockets.extend(stage.open(&Way::UDP, |place, way| way.asked(place, vip, port, "one"))?);
     }
     let asked = stage.asked()?;
 
@@ -276,16 +176,17 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
     let stage = Stage::new()?;
     let late = stage.node.pod("late")?;
     let listener = late.udp(("::", DNS_TARGET))?;
-    let sockets = stage.open(&Way::UDP, |client| {
-        let socket = client.way.udp(client.place)?;
-        let (name, _) = ask_to(&socket, client.way.to(WEB, DNS))?;
+    let sockets = stage.open(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        let (name, _) = ask_to(&socket, way.to(WEB, DNS))?;
         same("server", name, "one".to_owned())?;
         Ok(socket)
     })?;
     let witnesses = stage.connected()?;
 
     // All flows are moved to the backend that answers late.
-    stage.lead_to(&[&late])?;
+    let service = WEB.service("web").backends([late.v4(), late.v6()]);
+    stage.node.apply(service)?;
     stage.until_ended(u64::try_from(witnesses.len())?)?;
     let mut waiting = Vec::new();
     for (client, socket) in sockets {
@@ -293,13 +194,13 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
         let (_, from) = listener.recv_from(&mut [0; 64])?;
         waiting.push((client, socket, from));
     }
-    let more = stage.open(&Way::UDP, |client| {
-        let socket = client.way.udp(client.place)?;
-        socket.connect(client.way.to(WEB, DNS))?;
+    let more = stage.open(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        socket.connect(way.to(WEB, DNS))?;
         Ok(socket)
     })?;
 
-    stage.lead_to(&[&stage.two])?;
+    stage.lead_to(&["two"])?;
     more.iter().try_for_each(|(_, socket)| is_ended(socket))?;
 
     for (client, socket, from) in &waiting {
@@ -320,10 +221,10 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
 #[test]
 fn a_connection_over_tcp_goes_on_with_a_backend_that_left_its_service() -> Result<()> {
     let stage = Stage::new()?;
-    let streams = stage.streams()?;
+    let streams = stage.open(&Way::TCP, |place, way| Ok(way.connect(place, WEB, HTTP)?))?;
     let witnesses = stage.connected()?;
 
-    stage.lead_to(&[&stage.two])?;
+    stage.lead_to(&["two"])?;
     stage.until_ended(u64::try_from(witnesses.len())?)?;
 
     for (client, stream) in streams {
@@ -337,13 +238,13 @@ fn a_connection_over_tcp_goes_on_with_a_backend_that_left_its_service() -> Resul
 #[test]
 fn a_connection_over_tcp_is_ended_where_the_config_wants_that() -> Result<()> {
     let stage = Stage::ending("[tcp]")?;
-    let streams = stage.streams()?;
+    let streams = stage.open(&Way::TCP, |place, way| Ok(way.connect(place, WEB, HTTP)?))?;
     let direct = stage
         .client
-        .connect(stage.one.at4(crate::support::HTTP_TARGET))?;
+        .connect(stage.backend("one")?.at4(crate::support::HTTP_TARGET))?;
     let stays = stage.connected()?;
 
-    stage.lead_to(&[&stage.two])?;
+    stage.lead_to(&["two"])?;
 
     for (client, stream) in &streams {
         let error = errno(stream.peek(&mut [0]));
@@ -360,10 +261,10 @@ fn a_connection_over_tcp_is_ended_where_the_config_wants_that() -> Result<()> {
 #[test]
 fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> Result<()> {
     let stage = Stage::new()?;
-    let one = Vip::of_pod(&stage.one);
-    let two = Vip::of_pod(&stage.two);
+    let one = Vip::of_pod(stage.backend("one")?);
+    let two = Vip::of_pod(stage.backend("two")?);
     let mut direct = Vec::new();
-    for client in stage.each(&Way::UDP) {
+    for (client, ()) in stage.open(&Way::UDP, |_, _| Ok(()))? {
         let way = client.way;
         // It never knew the Service.
         let plain = way.udp(client.place)?;
@@ -382,7 +283,7 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
     }
     let witnesses = stage.connected()?;
 
-    stage.lead_to(&[&stage.two])?;
+    stage.lead_to(&["two"])?;
     stage.until_ended(u64::try_from(witnesses.len())?)?;
 
     for (client, socket, name) in &direct {
@@ -396,9 +297,9 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
 fn a_socket_that_asked_another_service_since_it_connected_goes_with_its_own_backend() -> Result<()>
 {
     let stage = Stage::new()?;
-    let other = OTHER.service("other").backends(addresses(&[&stage.two]));
+    let other = OTHER.service("other").backends(stage.addresses(&["two"])?);
     stage.node.apply(other)?;
-    crate::support::until_backends(&stage.node, "other", 1)?;
+    until_backends(&stage.node, "other", 1)?;
     let sockets = stage.connected()?;
     for (client, socket) in &sockets {
         socket.send_to(b"who?", client.way.to(OTHER, DNS))?;
@@ -417,12 +318,12 @@ fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
     // The first daemon retires the backend and ends nothing, as one that is killed in between.
     let stage = Stage::ending("[]")?;
     let lost = stage.connected()?;
-    stage.lead_to(&[&stage.two])?;
-    crate::support::until_backends(&stage.node, "web", 1)?;
-    let serving = stage.open(&Way::UDP, |client| {
-        let socket = client.way.udp(client.place)?;
+    stage.lead_to(&["two"])?;
+    until_backends(&stage.node, "web", 1)?;
+    let serving = stage.open(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
         wait::until(CHANGE, || {
-            let again = socket.connect(client.way.to(WEB, DNS)).is_ok();
+            let again = socket.connect(way.to(WEB, DNS)).is_ok();
             again && ask(&socket).is_ok_and(|name| name == "two")
         })?;
         Ok(socket)
@@ -444,7 +345,7 @@ fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
     }
     // And what went while there was no daemon.
     stage.node.kill9()?;
-    stage.lead_to(&[&stage.one])?;
+    stage.lead_to(&["one"])?;
     stage.node.start()?;
     for (client, socket) in &serving {
         is_ended(socket).with_context(|| client.to_string())?;

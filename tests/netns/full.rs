@@ -5,14 +5,12 @@ use tunnel_tests::{
     admin,
     instance::Settings,
     manifest::{Protocol, Service},
-    node::Node,
-    pod::{Pod, Server},
     wait,
 };
 
-use crate::support::{
-    CHANGE, HTTP, HTTP_TARGET, Vip, Way, addresses, http, ports, same, serve, until_backends,
-    until_gone,
+use crate::{
+    scene::Scene,
+    support::{CHANGE, HTTP, HTTP_TARGET, Vip, Way, http, ports, same, until_backends, until_gone},
 };
 
 const FIRST: Vip = Vip::of(10);
@@ -20,9 +18,10 @@ const SECOND: Vip = Vip::of(11);
 const THIRD: Vip = Vip::of(12);
 
 /// A Service of one family with one front, and two backends for HTTP.
-fn service(name: &str, vip: Vip, way: Way, backends: &[&Pod]) -> Service {
+fn service(scene: &Scene, name: &str, vip: Vip, way: Way) -> Service {
     let front = way.to(vip, HTTP).ip();
-    let same_family = addresses(backends)
+    let same_family = scene
+        .all()
         .into_iter()
         .filter(|address| address.is_ipv4() == front.is_ipv4());
     Service::new(name, [front])
@@ -31,38 +30,29 @@ fn service(name: &str, vip: Vip, way: Way, backends: &[&Pod]) -> Service {
 }
 
 struct Stage {
-    node: Node,
+    scene: Scene,
     way: Way,
-    _servers: [Server; 2],
 }
 
 impl Stage {
     /// A node with room for so much, and two Services with two backends each.
     fn with(way: Way, room: impl FnOnce(&mut Settings)) -> Result<Self> {
-        let mut settings = Settings::from_environment()?;
-        room(&mut settings);
-        let node = Node::with(settings)?;
-        let (one, two) = (node.pod("one")?, node.pod("two")?);
-        let servers = [serve(&one)?, serve(&two)?];
-        node.start()?;
+        let scene = Scene::with(&["one", "two"], room)?;
+        scene.node.start()?;
         for (name, vip) in [("first", FIRST), ("second", SECOND)] {
-            node.apply(service(name, vip, way, &[&one, &two]))?;
-            until_backends(&node, name, 2)?;
+            scene.node.apply(service(&scene, name, vip, way))?;
+            until_backends(&scene.node, name, 2)?;
         }
-        Ok(Self {
-            node,
-            way,
-            _servers: servers,
-        })
+        Ok(Self { scene, way })
     }
 
     fn refused(&self, reason: &str) -> Result<u64> {
         let name = format!("culvert_service_ports_refused{{reason=\"{reason}\"}}");
-        Ok(admin::metric(&self.node.metrics()?, &name).unwrap_or(0))
+        Ok(admin::metric(&self.scene.node.metrics()?, &name).unwrap_or(0))
     }
 
     fn reaches(&self, vip: Vip) -> Result<()> {
-        for place in [self.node.host(), &*self.node.pod("client")?] {
+        for place in [self.scene.node.host(), &self.scene.client] {
             http(self.way.connect(place, vip, HTTP)?)?;
         }
         Ok(())
@@ -71,10 +61,9 @@ impl Stage {
 
 /// A third Service finds no room, is told of everywhere, and gets in once there is some.
 fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
-    let node = &stage.node;
-    let (one, two) = (node.pod("one")?, node.pod("two")?);
+    let node = &stage.scene.node;
 
-    node.apply(service("third", THIRD, stage.way, &[&one, &two]))?;
+    node.apply(service(&stage.scene, "third", THIRD, stage.way))?;
 
     wait::until(CHANGE, || {
         stage.refused(reason).is_ok_and(|count| count == 1)
@@ -147,8 +136,8 @@ fn a_daemon_starts_on_maps_that_are_full() -> Result<()> {
             settings.maps.backends = 4;
         })?;
         for _ in 0..2 {
-            stage.node.kill9()?;
-            stage.node.start()?;
+            stage.scene.node.kill9()?;
+            stage.scene.node.start()?;
             stage.reaches(FIRST)?;
             stage.reaches(SECOND)?;
         }

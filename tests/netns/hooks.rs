@@ -1,6 +1,6 @@
 //! Connected sockets: every hook, family and protocol, from the host and from a pod.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use nix::errno::Errno;
 use tunnel_tests::{
     manifest::{Protocol, Service},
@@ -18,18 +18,14 @@ use crate::{
 fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::TCP {
-            let what = format!("{way:?} from the {from}");
-            let (stream, grown) = counted(&scene.node, &["translated", "socket_tracked"], || {
-                Ok(way.connect(place, WEB, HTTP)?)
-            })
-            .context(what.clone())?;
-            same(&what, stream.peer_addr()?, way.shown(WEB, HTTP))?;
-            same(&what, http(stream)?, "backend".to_owned())?;
-            same(&what, grown, vec![1, 1])?;
-        }
-    }
+    scene.each(&Way::TCP, |place, way| {
+        let (stream, grown) = counted(&scene.node, &["translated", "socket_tracked"], || {
+            Ok(way.connect(place, WEB, HTTP)?)
+        })?;
+        same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
+        same("server", http(stream)?, "backend".to_owned())?;
+        same("counts", grown, vec![1, 1])
+    })?;
     scene.give_back()
 }
 
@@ -37,19 +33,16 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
 fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::TCP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.tcp(place)?;
-            let refused = connect_within(&socket, way.to(EMPTY, HTTP), ANSWER);
-            same(&what, errno(refused), Errno::ECONNREFUSED)?;
+    scene.each(&Way::TCP, |place, way| {
+        let socket = way.tcp(place)?;
+        let refused = connect_within(&socket, way.to(EMPTY, HTTP), ANSWER);
+        same("error", errno(refused), Errno::ECONNREFUSED)?;
 
-            connect_within(&socket, way.to(WEB, HTTP), ANSWER).context(what.clone())?;
-            let stream = std::net::TcpStream::from(socket);
-            same(&what, stream.peer_addr()?, way.shown(WEB, HTTP))?;
-            same(&what, http(stream)?, "backend".to_owned())?;
-        }
-    }
+        connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
+        let stream = std::net::TcpStream::from(socket);
+        same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
+        same("server", http(stream)?, "backend".to_owned())
+    })?;
     scene.give_back()
 }
 
@@ -57,21 +50,17 @@ fn a_tcp_socket_that_was_refused_can_connect_to_another_cluster_ip() -> Result<(
 fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            let (names, grown) = counted(&scene.node, &["translated", "translated_sticky"], || {
-                socket.connect(way.to(WEB, DNS))?;
-                Ok([ask(&socket)?, ask(&socket)?])
-            })
-            .context(what.clone())?;
-            same(&what, names, ["backend", "backend"].map(str::to_owned))?;
-            same(&what, socket.peer_addr()?, way.shown(WEB, DNS))?;
-            // Sends of a connected socket are translated by its connect alone.
-            same(&what, grown, vec![1, 0])?;
-        }
-    }
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        let (names, grown) = counted(&scene.node, &["translated", "translated_sticky"], || {
+            socket.connect(way.to(WEB, DNS))?;
+            Ok([ask(&socket)?, ask(&socket)?])
+        })?;
+        same("servers", names, ["backend", "backend"].map(str::to_owned))?;
+        same("peer", socket.peer_addr()?, way.shown(WEB, DNS))?;
+        // Sends of a connected socket are translated by its connect alone.
+        same("counts", grown, vec![1, 0])
+    })?;
     scene.give_back()
 }
 
@@ -79,16 +68,13 @@ fn a_connected_udp_socket_asks_the_backend_and_shows_the_cluster_ip() -> Result<
 fn the_sender_of_an_answer_to_a_connected_udp_socket_is_the_cluster_ip() -> Result<()> {
     let scene = DIALLED.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            socket.connect(way.to(WEB, DNS))?;
-            socket.send(b"who?")?;
-            let (_, sender) = receive(&socket).context(what.clone())?;
-            same(&what, sender, way.shown(WEB, DNS))?;
-        }
-    }
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        socket.connect(way.to(WEB, DNS))?;
+        socket.send(b"who?")?;
+        let (_, sender) = receive(&socket)?;
+        same("sender", sender, way.shown(WEB, DNS))
+    })?;
     scene.give_back()
 }
 
@@ -97,24 +83,22 @@ fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
     let scene = DIALLED.take()?;
     let backend = Vip::of_pod(scene.backend("backend")?);
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            let steps = [
-                (WEB, DNS, "backend"),
-                (OTHER, DNS, "other"),
-                (WEB, DNS, "backend"),
-                (backend, DNS_TARGET, "backend"),
-                (OTHER, DNS, "other"),
-            ];
-            for (vip, port, name) in steps {
-                socket.connect(way.to(vip, port)).context(what.clone())?;
-                same(&what, socket.peer_addr()?, way.shown(vip, port))?;
-                same(&what, ask(&socket)?, name.to_owned())?;
-            }
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        let steps = [
+            (WEB, DNS, "backend"),
+            (OTHER, DNS, "other"),
+            (WEB, DNS, "backend"),
+            (backend, DNS_TARGET, "backend"),
+            (OTHER, DNS, "other"),
+        ];
+        for (vip, port, name) in steps {
+            socket.connect(way.to(vip, port))?;
+            same("peer", socket.peer_addr()?, way.shown(vip, port))?;
+            same("server", ask(&socket)?, name.to_owned())?;
         }
-    }
+        Ok(())
+    })?;
     scene.give_back()
 }
 
@@ -134,24 +118,20 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
     let scene = DIALLED.take()?;
     let chained = chain(&scene)?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            socket.connect(way.to(chained, DNS_TARGET))?;
-            same(&what, ask(&socket)?, "other".to_owned())?;
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        socket.connect(way.to(chained, DNS_TARGET))?;
+        same("server", ask(&socket)?, "other".to_owned())?;
 
-            let socket = way.udp(place)?;
-            socket.connect(way.to(WEB, DNS))?;
-            same(&what, ask(&socket)?, "backend".to_owned())?;
-            same(&what, socket.peer_addr()?, way.shown(WEB, DNS))?;
-        }
-        for way in Way::TCP {
-            let what = format!("{way:?} from the {from}");
-            let stream = way.connect(place, WEB, HTTP)?;
-            same(&what, http(stream)?, "backend".to_owned())?;
-        }
-    }
+        let socket = way.udp(place)?;
+        socket.connect(way.to(WEB, DNS))?;
+        same("server", ask(&socket)?, "backend".to_owned())?;
+        same("peer", socket.peer_addr()?, way.shown(WEB, DNS))
+    })?;
+    scene.each(&Way::TCP, |place, way| {
+        let stream = way.connect(place, WEB, HTTP)?;
+        same("server", http(stream)?, "backend".to_owned())
+    })?;
     scene.give_back()
 }
 
@@ -160,18 +140,11 @@ fn a_connected_socket_is_not_translated_a_second_time_after_it_asked_another() -
     let scene = DIALLED.take()?;
     chain(&scene)?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            socket.connect(way.to(WEB, DNS))?;
-            socket.send_to(b"who?", way.to(OTHER, DNS))?;
-            same(
-                &what,
-                ask(&socket).context(what.clone())?,
-                "backend".to_owned(),
-            )?;
-        }
-    }
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        socket.connect(way.to(WEB, DNS))?;
+        socket.send_to(b"who?", way.to(OTHER, DNS))?;
+        same("server", ask(&socket)?, "backend".to_owned())
+    })?;
     scene.give_back()
 }

@@ -1,6 +1,6 @@
 //! The log of one kernel program: told while the config asks for it, gone when it doesn't.
 
-use std::{fs, net::IpAddr, sync::Arc, thread, time::Duration};
+use std::{fs, net::IpAddr, ops::Deref, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
@@ -11,19 +11,19 @@ use tunnel_tests::{
     load::{self, Enough, Plan, Report},
     node::Node,
     place::connect_within,
-    pod::{Pod, Server},
     scale::Scale,
     site::Site,
     wait,
 };
 
-use crate::support::{
-    CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, addresses, ask_to, http, maps_folder, repeated,
-    reports, same, serve,
+use crate::{
+    scene::{EMPTY, Scene, WEB},
+    support::{
+        CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, ask_to, http, maps_folder, repeated, reports,
+        same,
+    },
 };
 
-const WEB: Vip = Vip::of(10);
-const EMPTY: Vip = Vip::of(12);
 /// Nobody's.
 const OTHER: Vip = Vip::of(99);
 
@@ -53,29 +53,26 @@ fn until_told(node: &Node, words: &[&str]) -> Result<String> {
 }
 
 struct Stage {
-    node: Node,
-    client: Arc<Pod>,
-    backend: Arc<Pod>,
+    scene: Scene,
     /// The config without a log.
     config: String,
-    _server: Server,
+}
+
+impl Deref for Stage {
+    type Target = Scene;
+
+    fn deref(&self) -> &Scene {
+        &self.scene
+    }
 }
 
 impl Stage {
     fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let (client, backend) = (node.pod("client")?, node.pod("backend")?);
-        node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-        node.apply(EMPTY.service("empty"))?;
-        let server = serve(&backend)?;
-        let config = fs::read_to_string(node.config_path())?;
-        Ok(Self {
-            node,
-            client,
-            backend,
-            config,
-            _server: server,
-        })
+        let scene = Scene::new(&["backend"])?;
+        scene.lead_to(&["backend"])?;
+        scene.node.apply(EMPTY.service("empty"))?;
+        let config = fs::read_to_string(scene.node.config_path())?;
+        Ok(Self { scene, config })
     }
 
     /// What the next start of the daemon is to log.
@@ -155,7 +152,7 @@ fn tell_connects(way: Way, program: &str) -> Result<()> {
     let destination = format!("destination={web} port={HTTP} protocol=TCP");
     let backend = format!(
         "backend={} backend_port={HTTP_TARGET} reason=translated",
-        stage.backend.address(way.family())
+        stage.backend("backend")?.address(way.family())
     );
     let line = stage.until_told(&["DEBUG kernel: sent on", &destination, &backend])?;
     ensure!(line.contains(program), "{line}");

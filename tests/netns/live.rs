@@ -3,25 +3,12 @@
 use std::net::{Ipv6Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use tunnel_tests::{
-    admin::metric, instance::NODE, manifest::Manifest, node::Node, pod::Server, wait,
+use tunnel_tests::{admin::metric, instance::NODE, manifest::Manifest, node::Node, wait};
+
+use crate::{
+    scene::{OTHER, Scene, WEB},
+    support::{CHANGE, HTTP, Vip, Way, errno, get, http, same, until_backends, until_gone},
 };
-
-use crate::support::{
-    CHANGE, HTTP, Vip, Way, addresses, get, http, same, serve, until_backends, until_gone,
-};
-
-const WEB: Vip = Vip::of(10);
-const OTHER: Vip = Vip::of(11);
-
-fn start() -> Result<(Node, Server)> {
-    let node = Node::new()?;
-    let backend = node.pod("backend")?;
-    node.apply(WEB.service("web").backends(addresses(&[&*backend])))?;
-    let server = serve(&backend)?;
-    node.start()?;
-    Ok((node, server))
-}
 
 /// What the daemon can't use, as it tells in its status.
 fn problems(node: &Node) -> Vec<String> {
@@ -45,25 +32,19 @@ fn ask(node: &Node, vip: Vip) -> Result<String> {
 #[test]
 #[ignore = "no kernel decides it: documents, and words about them"]
 fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stays() -> Result<()> {
-    let (node, _server) = start()?;
-    let backend = node.pod("backend")?;
-    let good = WEB
-        .service("web")
-        .backends(addresses(&[&*backend]))
-        .to_string();
-    let other = OTHER
-        .service("other")
-        .backends(addresses(&[&*backend]))
-        .to_string();
+    let scene = Scene::web(&["backend"])?;
+    let node = &scene.node;
+    let good = WEB.service("web").backends(scene.all()).to_string();
+    let other = OTHER.service("other").backends(scene.all()).to_string();
     // The Service gets a port that there isn't; its file holds another Service now.
     let bad = good.replacen("port: 80,", "port: 80000,", 1);
     ensure!(bad != good);
 
     node.apply(("web.yaml", &*format!("{bad}{other}")))?;
 
-    until_backends(&node, "other", 1)?;
-    wait::until(CHANGE, || problems(&node).len() == 1)?;
-    let problem = problems(&node).concat();
+    until_backends(node, "other", 1)?;
+    wait::until(CHANGE, || problems(node).len() == 1)?;
+    let problem = problems(node).concat();
     for word in [
         "web.yaml",
         "Service default/web",
@@ -77,58 +58,59 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
         ensure!(table.contains(word), "no {word} in {table}");
     }
     same("refused", node.reason("object_refused")?, 1)?;
-    same("server", ask(&node, OTHER)?, "backend".to_owned())?;
-    same("server", ask(&node, WEB)?, "backend".to_owned())?;
+    same("server", ask(node, OTHER)?, "backend".to_owned())?;
+    same("server", ask(node, WEB)?, "backend".to_owned())?;
     ensure!(node.is_ready());
 
     // What can't be read at all is another matter, and as harmless.
     node.apply(("broken.yaml", "kind: [Service\n"))?;
     wait::until(CHANGE, || {
-        problems(&node).iter().any(|it| it.contains("broken.yaml"))
+        problems(node).iter().any(|it| it.contains("broken.yaml"))
     })?;
-    same("server", ask(&node, WEB)?, "backend".to_owned())?;
+    same("server", ask(node, WEB)?, "backend".to_owned())?;
 
     node.apply(("web.yaml", &*format!("{good}{other}")))?;
     node.withdraw("broken.yaml")?;
-    wait::until(CHANGE, || problems(&node).is_empty())?;
-    same("server", ask(&node, WEB)?, "backend".to_owned())
+    wait::until(CHANGE, || problems(node).is_empty())?;
+    same("server", ask(node, WEB)?, "backend".to_owned())
 }
 
 #[test]
 fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
-    let (node, _server) = start()?;
-    let (client, backend) = (node.pod("client")?, node.pod("backend")?);
-    let second = node.pod("second")?;
-    let _second = serve(&second)?;
+    let scene = Scene::new(&["backend", "second"])?;
+    let (node, client) = (&scene.node, &scene.client);
+    scene.lead_to(&["backend"])?;
+    node.start()?;
+    let other_leads_to = |names: &[&str]| -> Result<()> {
+        let backends = scene.addresses(names)?;
+        node.apply(OTHER.service("other").backends(backends))?;
+        until_backends(node, "other", names.len())
+    };
 
-    node.apply(OTHER.service("other").backends(addresses(&[&*backend])))?;
-    until_backends(&node, "other", 1)?;
-    same("server", ask(&node, OTHER)?, "backend".to_owned())?;
+    other_leads_to(&["backend"])?;
+    same("server", ask(node, OTHER)?, "backend".to_owned())?;
 
-    let both = addresses(&[&*backend, &*second]);
-    node.apply(OTHER.service("other").backends(both))?;
-    until_backends(&node, "other", 2)?;
-    node.apply(OTHER.service("other").backends(addresses(&[&*second])))?;
-    until_backends(&node, "other", 1)?;
-    same("server", ask(&node, OTHER)?, "second".to_owned())?;
+    other_leads_to(&["backend", "second"])?;
+    other_leads_to(&["second"])?;
+    same("server", ask(node, OTHER)?, "second".to_owned())?;
 
     node.apply(OTHER.service("other"))?;
-    until_backends(&node, "other", 0)?;
+    until_backends(node, "other", 0)?;
     for way in Way::TCP {
-        let refused = crate::support::errno(way.connect(&client, OTHER, HTTP));
+        let refused = errno(way.connect(client, OTHER, HTTP));
         same("error", refused, nix::errno::Errno::ECONNREFUSED)?;
     }
 
     node.withdraw("other.yaml")?;
-    until_gone(&node, "other")?;
+    until_gone(node, "other")?;
     for way in Way::TCP {
-        let failed = crate::support::errno(way.connect(&client, OTHER, HTTP));
+        let failed = errno(way.connect(client, OTHER, HTTP));
         ensure!(
             failed != nix::errno::Errno::ECONNREFUSED,
             "still refused: {way:?}"
         );
     }
-    same("server", ask(&node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend".to_owned())
 }
 
 /// That kube-proxy's names for what a pass does are there, for both families.
@@ -170,11 +152,12 @@ fn passes_are_measured(metrics: &str) -> Result<()> {
 #[test]
 #[ignore = "no kernel decides it: servers over HTTP"]
 fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
-    let (node, _server) = start()?;
+    let scene = Scene::web(&["backend"])?;
+    let node = &scene.node;
     let admin = SocketAddr::from(([127, 0, 0, 1], 10249));
     let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
     let ask_host = |at: SocketAddr, path: &str| get(node.host(), at, path);
-    ask(&node, WEB)?;
+    ask(node, WEB)?;
 
     let (code, metrics) = ask_host(admin, "/metrics")?;
     same("code", code, 200)?;
@@ -218,13 +201,14 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
         ask_host(healthz, "/metrics")?.0,
         404,
     )?;
-    same("server", ask(&node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend".to_owned())
 }
 
 #[test]
 #[ignore = "no kernel decides it: servers over HTTP"]
 fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
-    let (node, _server) = start()?;
+    let scene = Scene::web(&["backend"])?;
+    let node = &scene.node;
     let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
     let ask_host = |at: SocketAddr, path: &str| get(node.host(), at, path);
 
@@ -245,5 +229,5 @@ fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
         ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
     })?;
     same("livez", ask_host(healthz, "/livez")?.0, 200)?;
-    same("server", ask(&node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend".to_owned())
 }

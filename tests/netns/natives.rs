@@ -20,7 +20,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    guard::{PATIENCE, network, steering},
+    guard::daemon::{PATIENCE, network, steering},
     support::{HTTP, HTTP_TARGET, Vip, Way, addresses, clients, counted, http, same, serve},
     untouched::ALL,
 };

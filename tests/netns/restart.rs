@@ -5,41 +5,31 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathB
 use anyhow::{Result, ensure};
 use tunnel_tests::{
     load::{Enough, Report},
-    manifest::Protocol,
+    manifest::{Protocol, Service},
     node::Node,
-    pod::{Pod, Server},
 };
 
-use crate::support::{
-    DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, maps_folder, repeated,
-    reports, same, serve, until_backends,
+use crate::{
+    scene::{Scene, WEB},
+    support::{
+        DNS, HTTP, HTTP_TARGET, Vip, Way, all_answered, ask, ask_to, http, loads, maps_folder,
+        repeated, reports, same, until_backends,
+    },
 };
 
-const WEB: Vip = Vip::of(10);
+/// Has a Service only in some tests.
 const LATE: Vip = Vip::of(11);
 const EARLY: Vip = Vip::of(12);
 
-fn start() -> Result<(Node, Vec<Server>)> {
-    let node = Node::new()?;
-    let backends = [node.pod("one")?, node.pod("two")?];
-    let servers = backends
-        .iter()
-        .map(|pod| serve(pod))
-        .collect::<Result<_>>()?;
-    let backends: Vec<&Pod> = backends.iter().map(|pod| &**pod).collect();
-    node.apply(WEB.service("web").backends(addresses(&backends)))?;
-    node.start()?;
-    Ok((node, servers))
-}
-
 #[test]
 fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<()> {
-    let (node, _servers) = start()?;
-    let client = node.pod("client")?;
+    let scene = Scene::web(&["one", "two"])?;
+    let node = &scene.node;
+    let client = &scene.client;
     let enough = Enough::default();
 
     let reports = thread::scope(|scope| -> Result<Vec<Report>> {
-        let loads = loads(scope, &client, WEB, &enough);
+        let loads = loads(scope, client, WEB, &enough);
         let lives = |number| {
             if number % 3 == 2 {
                 node.stop()?;
@@ -69,28 +59,30 @@ fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
 
 #[test]
 fn a_new_daemon_replaces_the_programs_in_their_links_and_keeps_the_maps() -> Result<()> {
-    let (node, _servers) = start()?;
-    let before = pins(&node)?;
+    let scene = Scene::web(&["one", "two"])?;
+    let node = &scene.node;
+    let before = pins(node)?;
     ensure!(node.logs().contains("new=9 replaced=0"), "{}", node.logs());
 
     node.kill9()?;
     node.start()?;
     node.restart()?;
 
-    same("pins", pins(&node)?, before)?;
+    same("pins", pins(node)?, before)?;
     let replaced = node.logs().matches("new=0 replaced=9").count();
     same("times replaced", replaced, 2)
 }
 
 #[test]
 fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<()> {
-    let (node, _servers) = start()?;
-    let client = node.pod("client")?;
-    let stream = Way::Mapped.connect(&client, WEB, HTTP)?;
-    let connected = Way::Mapped.udp(&client)?;
+    let scene = Scene::web(&["one", "two"])?;
+    let node = &scene.node;
+    let client = &scene.client;
+    let stream = Way::Mapped.connect(client, WEB, HTTP)?;
+    let connected = Way::Mapped.udp(client)?;
     connected.connect(Way::Mapped.to(WEB, DNS))?;
     let connected_to = ask(&connected)?;
-    let unconnected = Way::V6.udp(&client)?;
+    let unconnected = Way::V6.udp(client)?;
     let (sent_to, _) = ask_to(&unconnected, Way::V6.to(WEB, DNS))?;
 
     for is_there in [false, true] {
@@ -112,14 +104,14 @@ fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<(
 #[test]
 #[ignore = "no kernel decides it: the daemon compares; `sizes` and `layouts` read maps, too"]
 fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
-    let (node, _servers) = start()?;
-    let client = node.pod("client")?;
-    let (one, two) = (node.pod("one")?, node.pod("two")?);
-    node.apply(EARLY.service("early").backends(addresses(&[&*one])))?;
-    until_backends(&node, "early", 1)?;
+    let scene = Scene::web(&["one", "two"])?;
+    let node = &scene.node;
+    let client = &scene.client;
+    node.apply(EARLY.service("early").backends(scene.addresses(&["one"])?))?;
+    until_backends(node, "early", 1)?;
     let early = || -> Result<()> {
         for way in Way::TCP {
-            let name = http(way.connect(&client, EARLY, HTTP)?)?;
+            let name = http(way.connect(client, EARLY, HTTP)?)?;
             same("server", name, "one".to_owned())?;
         }
         Ok(())
@@ -128,28 +120,28 @@ fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
 
     node.kill9()?;
     node.withdraw("early.yaml")?;
-    node.apply(LATE.service("late").backends(addresses(&[&*two])))?;
-    node.apply(WEB.service("web").backends(addresses(&[&*two])))?;
+    node.apply(LATE.service("late").backends(scene.addresses(&["two"])?))?;
+    scene.lead_to(&["two"])?;
     // Nobody has seen it yet.
     early()?;
     for way in Way::TCP {
-        way.connect(&client, LATE, HTTP)
+        way.connect(client, LATE, HTTP)
             .expect_err("there was no daemon");
     }
     node.start()?;
 
     for way in Way::TCP {
-        way.connect(&client, EARLY, HTTP)
+        way.connect(client, EARLY, HTTP)
             .expect_err("it was removed");
         same(
             "server",
-            http(way.connect(&client, LATE, HTTP)?)?,
+            http(way.connect(client, LATE, HTTP)?)?,
             "two".to_owned(),
         )?;
         for _ in 0..8 {
             same(
                 "server",
-                http(way.connect(&client, WEB, HTTP)?)?,
+                http(way.connect(client, WEB, HTTP)?)?,
                 "two".to_owned(),
             )?;
         }
@@ -160,24 +152,24 @@ fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
 #[test]
 #[ignore = "no kernel decides it: the daemon compares; `sizes` and `layouts` read maps, too"]
 fn a_service_that_moves_to_another_address_while_no_daemon_ran_is_found_there() -> Result<()> {
-    let (node, _servers) = start()?;
-    let client = node.pod("client")?;
-    let one = node.pod("one")?;
+    let scene = Scene::web(&["one", "two"])?;
+    let node = &scene.node;
+    let client = &scene.client;
 
     node.kill9()?;
-    let moved = tunnel_tests::manifest::Service::new("web", [LATE.v4.into(), LATE.v6.into()])
-        .port(Protocol::Tcp, HTTP, crate::support::HTTP_TARGET)
-        .backends(addresses(&[&*one]));
+    let moved = Service::new("web", [LATE.v4.into(), LATE.v6.into()])
+        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .backends(scene.addresses(&["one"])?);
     node.apply(moved)?;
     node.start()?;
 
     for way in Way::TCP {
         same(
             "server",
-            http(way.connect(&client, LATE, HTTP)?)?,
+            http(way.connect(client, LATE, HTTP)?)?,
             "one".to_owned(),
         )?;
-        way.connect(&client, WEB, HTTP)
+        way.connect(client, WEB, HTTP)
             .expect_err("nobody has this address any more");
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use std::{net::UdpSocket, ops::Deref, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use nix::errno::Errno;
 use socket2::Socket;
 use tunnel_tests::{
@@ -21,7 +21,7 @@ use tunnel_userspace::{
 
 use crate::{
     scene::{EMPTY, Scene, WEB},
-    support::{DNS, HTTP, Way, ask, ask_to, errno, http, same},
+    support::{DNS, HTTP, Way, ask, ask_to, errno, same},
 };
 
 /// A node whose data path was loaded without the daemon.
@@ -98,48 +98,36 @@ fn programs_that_set_an_error_translate() -> Result<()> {
 }
 
 fn translates(scene: &Scene) -> Result<()> {
-    for (from, place) in scene.places() {
-        for way in Way::TCP {
-            let what = format!("{way:?} from the {from}");
-            let stream = way.connect(place, WEB, HTTP).context(what.clone())?;
-            same(&what, stream.peer_addr()?, way.shown(WEB, HTTP))?;
-            same(&what, http(stream)?, "backend".to_owned())?;
-        }
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            let (name, sender) = ask_to(&socket, way.to(WEB, DNS)).context(what.clone())?;
-            same(&what, name, "backend".to_owned())?;
-            same(&what, sender, way.shown(WEB, DNS))?;
-            socket.connect(way.to(WEB, DNS))?;
-            same(&what, ask(&socket)?, "backend".to_owned())?;
-        }
-    }
-    Ok(())
+    scene.reaches(WEB, "backend")?;
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        let (name, sender) = ask_to(&socket, way.to(WEB, DNS))?;
+        same("server", name, "backend".to_owned())?;
+        same("sender", sender, way.shown(WEB, DNS))?;
+        socket.connect(way.to(WEB, DNS))?;
+        same("server", ask(&socket)?, "backend".to_owned())
+    })
 }
 
 #[test]
 fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
     let scene = REWRITING.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::TCP {
-            let what = format!("{way:?} from the {from}");
-            let refused = way.connect(place, EMPTY, HTTP);
-            same(&what, errno(refused), Errno::ECONNREFUSED)?;
+    scene.each(&Way::TCP, |place, way| {
+        let refused = way.connect(place, EMPTY, HTTP);
+        same("error", errno(refused), Errno::ECONNREFUSED)?;
 
-            let socket = way.tcp(place)?;
-            socket.set_nonblocking(true)?;
-            let begun = socket.connect(&way.to(EMPTY, HTTP).into());
-            same(&what, errno(begun), Errno::EINPROGRESS)?;
-            let failed = wait::some(ANSWER, || socket.take_error().transpose())??;
-            same(
-                &what,
-                failed.raw_os_error(),
-                Some(Errno::ECONNREFUSED as i32),
-            )?;
-        }
-    }
+        let socket = way.tcp(place)?;
+        socket.set_nonblocking(true)?;
+        let begun = socket.connect(&way.to(EMPTY, HTTP).into());
+        same("error", errno(begun), Errno::EINPROGRESS)?;
+        let failed = wait::some(ANSWER, || socket.take_error().transpose())??;
+        same(
+            "error",
+            failed.raw_os_error(),
+            Some(Errno::ECONNREFUSED as i32),
+        )
+    })?;
     scene.give_back()
 }
 
@@ -147,17 +135,18 @@ fn without_set_retval_a_tcp_connect_is_refused_by_loopback() -> Result<()> {
 fn without_set_retval_a_connected_udp_socket_hears_of_the_refusal() -> Result<()> {
     let scene = REWRITING.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let socket = way.udp(place)?;
-            socket.connect(way.to(EMPTY, DNS)).context(what.clone())?;
-            socket.send(b"who?").context(what.clone())?;
-            let mut answer = [0; 16];
-            same(&what, errno(socket.recv(&mut answer)), Errno::ECONNREFUSED)?;
-            same(&what, socket.peer_addr()?, way.shown(EMPTY, DNS))?;
-        }
-    }
+    scene.each(&Way::UDP, |place, way| {
+        let socket = way.udp(place)?;
+        socket.connect(way.to(EMPTY, DNS))?;
+        socket.send(b"who?")?;
+        let mut answer = [0; 16];
+        same(
+            "error",
+            errno(socket.recv(&mut answer)),
+            Errno::ECONNREFUSED,
+        )?;
+        same("peer", socket.peer_addr()?, way.shown(EMPTY, DNS))
+    })?;
     scene.give_back()
 }
 
@@ -165,13 +154,10 @@ fn without_set_retval_a_connected_udp_socket_hears_of_the_refusal() -> Result<()
 fn without_set_retval_a_datagram_to_nobody_is_not_permitted() -> Result<()> {
     let scene = REWRITING.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let what = format!("{way:?} from the {from}");
-            let sent = way.udp(place)?.send_to(b"who?", way.to(EMPTY, DNS));
-            same(&what, errno(sent), Errno::EPERM)?;
-        }
-    }
+    scene.each(&Way::UDP, |place, way| {
+        let sent = way.udp(place)?.send_to(b"who?", way.to(EMPTY, DNS));
+        same("error", errno(sent), Errno::EPERM)
+    })?;
     scene.give_back()
 }
 

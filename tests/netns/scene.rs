@@ -1,6 +1,12 @@
 //! The fixture of the tests here: a node, a pod that clients are in, and pods that serve.
 
-use std::{collections::BTreeMap, fs, net::IpAddr, ops::Deref, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    net::{IpAddr, UdpSocket},
+    ops::Deref,
+    sync::Arc,
+};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
@@ -13,7 +19,7 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::{CHANGE, Vip, Way, addresses, clients, ports, same, serve};
+use crate::support::{CHANGE, DNS, HTTP, Vip, Way, addresses, clients, http, ports, same, serve};
 
 pub(crate) const WEB: Vip = Vip::of(10);
 /// Leads to another backend.
@@ -88,8 +94,15 @@ impl Scene {
     /// The Service `web` at [`WEB`] with all of these backends, programmed.
     pub(crate) fn web(backends: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
-        scene.start([WEB.service("web").backends(scene.all())])?;
+        scene.lead_to(backends)?;
+        scene.node.start()?;
         Ok(scene)
+    }
+
+    /// Applies the Service `web` with the backends of these names.
+    pub(crate) fn lead_to(&self, backends: &[&str]) -> Result<()> {
+        let backends = self.addresses(backends)?;
+        self.node.apply(WEB.service("web").backends(backends))
     }
 
     /// A node without a Service, on which tests apply their own: the daemon runs.
@@ -163,12 +176,43 @@ impl Scene {
         ways: &[Way],
         story: impl Fn(&Place, Way) -> Result<()>,
     ) -> Result<()> {
+        self.open(ways, story).map(drop)
+    }
+
+    /// Connects over TCP from each place in every way: the peer is shown as it was dialled, and this server
+    /// answers.
+    pub(crate) fn reaches(&self, vip: Vip, server: &str) -> Result<()> {
+        self.each(&Way::TCP, |place, way| {
+            let stream = way.connect(place, vip, HTTP)?;
+            same("peer", stream.peer_addr()?, way.shown(vip, HTTP))?;
+            same("server", http(stream)?.as_str(), server)
+        })
+    }
+
+    /// Opens something from each place in each of these ways.
+    pub(crate) fn open<T>(
+        &self,
+        ways: &[Way],
+        open: impl Fn(&Place, Way) -> Result<T>,
+    ) -> Result<Vec<(Client<'_>, T)>> {
+        let mut all = Vec::new();
         for (from, place) in self.places() {
             for way in ways {
-                story(place, *way).with_context(|| format!("{way:?} from the {from}"))?;
+                let client = Client {
+                    from,
+                    place,
+                    way: *way,
+                };
+                let opened = open(place, *way).with_context(|| client.to_string())?;
+                all.push((client, opened));
             }
         }
-        Ok(())
+        Ok(all)
+    }
+
+    /// Connected UDP sockets, in every way from each place, that this server has answered.
+    pub(crate) fn connected(&self, vip: Vip, server: &str) -> Result<Vec<(Client<'_>, UdpSocket)>> {
+        self.open(&Way::UDP, |place, way| way.asked(place, vip, DNS, server))
     }
 
     /// The manifests in the folder, by their names.
@@ -179,6 +223,20 @@ impl Scene {
             Ok((name.into_owned(), fs::read_to_string(&path)?))
         };
         fs::read_dir(self.node.manifests())?.map(read).collect()
+    }
+}
+
+/// A place and a way to dial from it.
+#[derive(Clone, Copy)]
+pub(crate) struct Client<'a> {
+    from: &'static str,
+    pub(crate) place: &'a Place,
+    pub(crate) way: Way,
+}
+
+impl fmt::Display for Client<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} from the {}", self.way, self.from)
     }
 }
 

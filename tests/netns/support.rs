@@ -83,6 +83,10 @@ pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     pods.iter().flat_map(|pod| both(pod)).collect()
 }
 
+/// How long a client may be without its backend: 100 ms is what is wanted, and the rest is for
+/// machines that are slow or busy.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
+
 /// How long loads run that nobody ends.
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -209,6 +213,20 @@ impl Way {
         Ok(socket.into())
     }
 
+    /// A connected UDP socket that this server has answered.
+    pub(crate) fn asked(
+        self,
+        place: &Place,
+        vip: Vip,
+        port: u16,
+        server: &str,
+    ) -> Result<UdpSocket> {
+        let socket = self.udp(place)?;
+        socket.connect(self.to(vip, port))?;
+        same("server", ask(&socket)?.as_str(), server)?;
+        Ok(socket)
+    }
+
     /// A UDP socket that isn't bound or connected yet.
     pub(crate) fn udp(self, place: &Place) -> io::Result<UdpSocket> {
         let socket = place.socket(self.domain(), Type::DGRAM)?;
@@ -280,6 +298,14 @@ pub(crate) fn no_way() -> Result<(Errno, Errno)> {
 pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
     let error = result.err().and_then(|error| error.raw_os_error());
     Errno::from_raw(error.unwrap_or_default())
+}
+
+/// Waits for an answer that never comes: the socket is ended instead.
+pub(crate) fn is_ended(socket: &UdpSocket) -> Result<()> {
+    let error = errno(socket.recv(&mut [0; 64]));
+    same("error", error, Errno::ECONNABORTED)?;
+    // The kernel wakes whoever waits a moment before it takes the peer away (`udp_abort`).
+    wait::until(CHANGE, || socket.peer_addr().is_err()).context("it keeps its peer")
 }
 
 /// Waits until every port of a Service that is programmed has this many backends.

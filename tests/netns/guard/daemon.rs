@@ -1,0 +1,269 @@
+//! What the daemon guards: uplinks that come and go, names of links, and routes.
+
+use std::{fs, io::ErrorKind, time::Duration};
+
+use anyhow::{Result, ensure};
+use tunnel_tests::{
+    edge::{EDGE_V4, Edge},
+    instance::Settings,
+    node::Node,
+    wait,
+};
+
+use super::knock;
+
+/// How long a change of the network may take to be followed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+const TUNNEL: &str =
+    "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
+
+/// A node that steers, with changes to its config; the daemon isn't started yet.
+pub(crate) fn steering(change: impl Fn(&str) -> String) -> Result<Node> {
+    let node = Node::new()?;
+    configure(&node, change)?;
+    node.apply(Edge::node())?;
+    Ok(node)
+}
+
+fn configure(node: &Node, change: impl Fn(&str) -> String) -> Result<()> {
+    let config = fs::read_to_string(node.config_path())?;
+    let plain = config.split("tunnel:").next().unwrap_or_default();
+    fs::write(node.config_path(), change(&format!("{plain}{TUNNEL}")))?;
+    Ok(())
+}
+
+fn routes(node: &Node, protocol: &str) -> Result<String> {
+    let of = |family| {
+        [
+            "ip", family, "route", "show", "table", "local", "proto", protocol,
+        ]
+    };
+    Ok(node.host().run(&of("-4"))? + &node.host().run(&of("-6"))?)
+}
+
+pub(crate) fn network(node: &Node) -> Result<serde_json::Value> {
+    Ok(node.status()?["network"].take())
+}
+
+/// A connect to the kubelet of the edge, from the host.
+fn dial(node: &Node) -> ErrorKind {
+    let connected = node.host().connect((EDGE_V4, 10_250));
+    connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
+}
+
+#[test]
+fn a_new_uplink_is_guarded_while_the_daemon_runs() -> Result<()> {
+    let node = steering(str::to_owned)?;
+    node.start()?;
+    let uplinks = || -> Result<String> { Ok(network(&node)?["uplinks"].to_string()) };
+    ensure!(uplinks()? == "[\"uplink\"]", "{}", uplinks()?);
+
+    node.host().run(&[
+        "ip", "link", "add", "second", "type", "veth", "peer", "name", "other",
+    ])?;
+
+    wait::until(PATIENCE, || {
+        uplinks().is_ok_and(|uplinks| uplinks.contains("second") && uplinks.contains("other"))
+    })?;
+    node.host().run(&["ip", "link", "del", "second"])?;
+    wait::until(PATIENCE, || {
+        uplinks().is_ok_and(|uplinks| uplinks == "[\"uplink\"]")
+    })
+}
+
+#[test]
+fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
+    let node = steering(str::to_owned)?;
+    node.start()?;
+
+    for family in ["-4", "-6"] {
+        node.host()
+            .run(&["ip", family, "route", "del", "default"])?;
+    }
+    // Something that is followed shows that the loss was.
+    node.host().run(&[
+        "ip", "link", "add", "late", "type", "veth", "peer", "name", "other",
+    ])?;
+    let has_late = || network(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
+    wait::until(PATIENCE, has_late)?;
+
+    let view = network(&node)?;
+    ensure!(view["uplinks"].to_string().contains("\"uplink\""), "{view}");
+    node.outside()
+        .run(&["ip", "route", "add", "198.19.0.0/16", "via", "192.0.2.1"])?;
+    ensure!(
+        knock(&node) == ErrorKind::TimedOut,
+        "an outsider got an answer"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> Result<()> {
+    let named = |name: &'static str| {
+        move |config: &str| {
+            config.replace("service:\n", &format!("service:\n  uplinks: [{name}]\n"))
+        }
+    };
+    let node = steering(named("nowhere"))?;
+    node.start()?;
+
+    let problem = network(&node)?["problem"].to_string();
+    ensure!(
+        problem.contains("service.uplinks names nowhere"),
+        "{problem}"
+    );
+    ensure!(
+        routes(&node, "176")?.is_empty(),
+        "{}",
+        routes(&node, "176")?
+    );
+    ensure!(
+        dial(&node) == ErrorKind::ConnectionRefused,
+        "{:?}",
+        dial(&node)
+    );
+    ensure!(node.reason("steering_closed")? > 0, "not counted");
+
+    // The name of an uplink that is guarded becomes another: the guard stays.
+    node.stop()?;
+    configure(&node, |config| {
+        config.replace("uplinks: [nowhere]", "uplinks: [uplink]")
+    })?;
+    node.start()?;
+    node.host().run(&[
+        "ip", "link", "add", "late", "type", "veth", "peer", "name", "other",
+    ])?;
+    node.host().run(&["ip", "link", "set", "uplink", "down"])?;
+    node.host()
+        .run(&["ip", "link", "set", "uplink", "name", "renamed"])?;
+    node.host().run(&["ip", "link", "set", "renamed", "up"])?;
+    let has_problem =
+        || network(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"));
+    wait::until(PATIENCE, has_problem)?;
+    ensure!(
+        knock(&node) == ErrorKind::TimedOut,
+        "an outsider got an answer"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "no kernel decides it: the daemon compares numbers"]
+fn full_steering_maps_stop_no_restart() -> Result<()> {
+    let usual = format!("steering: {}", Settings::from_environment()?.maps.steering);
+    let node = steering(|config| config.replace(&usual, "steering: 2"))?;
+    node.start()?;
+    let steered = || -> Result<String> { Ok(node.status()?["programmed"]["steering"].to_string()) };
+    ensure!(steered()?.contains("\"entries\":2"), "{}", steered()?);
+    ensure!(steered()?.contains("bpf.maps.steering"), "{}", steered()?);
+
+    node.kill9()?;
+    node.start()?;
+
+    ensure!(steered()?.contains("\"entries\":2"), "{}", steered()?);
+    Ok(())
+}
+
+#[test]
+fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<()> {
+    let marked = |protocol: u8| {
+        move |config: &str| {
+            config.replace(
+                "steering: {}",
+                &format!("steering: {{ routeProtocol: {protocol} }}"),
+            )
+        }
+    };
+    let node = steering(marked(180))?;
+    node.start()?;
+    ensure!(
+        routes(&node, "180")?.lines().count() == 2,
+        "{}",
+        routes(&node, "180")?
+    );
+    node.stop()?;
+
+    configure(&node, marked(181))?;
+    node.start()?;
+    ensure!(
+        routes(&node, "180")?.is_empty(),
+        "{}",
+        routes(&node, "180")?
+    );
+    ensure!(
+        routes(&node, "181")?.lines().count() == 2,
+        "{}",
+        routes(&node, "181")?
+    );
+    node.stop()?;
+
+    configure(&node, |config| {
+        config
+            .split("tunnel:")
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    })?;
+    node.start()?;
+    ensure!(
+        routes(&node, "181")?.is_empty(),
+        "{}",
+        routes(&node, "181")?
+    );
+    let links = fs::read_dir(node.bpffs().join("links"))?;
+    let names: Vec<_> = links.flatten().map(|link| link.file_name()).collect();
+    let is_guard = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("guard-");
+    ensure!(!names.iter().any(is_guard), "{names:?}");
+    Ok(())
+}
+
+#[test]
+fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> Result<()> {
+    let node = steering(str::to_owned)?;
+    let foreign = [
+        "ip",
+        "route",
+        "add",
+        "local",
+        "198.19.0.0/16",
+        "dev",
+        "lo",
+        "proto",
+        "99",
+    ];
+    node.host().run(&foreign)?;
+    node.start()?;
+    let problem = || -> Result<String> { Ok(network(&node)?["problem"].to_string()) };
+    ensure!(
+        problem()?.contains("198.19.0.0/16 is already routed by another (protocol 99)"),
+        "{}",
+        problem()?
+    );
+    ensure!(
+        dial(&node) == ErrorKind::ConnectionRefused,
+        "{:?}",
+        dial(&node)
+    );
+    ensure!(
+        routes(&node, "176")?.contains("fd00:c01e::/64"),
+        "the other family has its route"
+    );
+
+    let delete = [
+        "ip",
+        "route",
+        "del",
+        "local",
+        "198.19.0.0/16",
+        "table",
+        "local",
+    ];
+    node.host().run(&delete)?;
+
+    let is_there = || routes(&node, "176").is_ok_and(|routes| routes.contains("198.19.0.0/16"));
+    wait::until(PATIENCE, is_there)?;
+    node.host().run(&delete)?;
+    wait::until(PATIENCE, is_there)
+}

@@ -1,7 +1,6 @@
 //! Loads of real connections, and the reports that clients keep.
 
 use std::{
-    collections::BTreeMap,
     io,
     net::SocketAddr,
     sync::{
@@ -13,11 +12,13 @@ use std::{
 };
 
 use nix::errno::Errno;
-use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
+use self::report::Tally;
+pub use self::report::{Latency, Report, Seen, percentile};
 use crate::{
     clock::{self, Instant},
+    place,
     scale::Scale,
 };
 
@@ -25,6 +26,7 @@ pub mod connect;
 pub mod hold;
 pub mod kubelet;
 pub mod race;
+mod report;
 pub mod tcp;
 pub mod udp;
 
@@ -168,6 +170,22 @@ impl Failed {
     }
 }
 
+/// A socket whose reads are bounded.
+fn socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Failed> {
+    let socket = sockets(Domain::for_address(to), kind).map_err(Failed::at("socket"))?;
+    let bounded = socket.set_read_timeout(Some(patience()));
+    bounded.map_err(Failed::at("socket"))?;
+    Ok(socket)
+}
+
+/// A TCP connection, and how long the connect took.
+fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration), Failed> {
+    let socket = socket(to, Type::STREAM, sockets)?;
+    let start = Instant::now();
+    place::connect_within(&socket, to, patience()).map_err(Failed::at("connect"))?;
+    Ok((socket, start.elapsed()))
+}
+
 /// The kernel's name of an error.
 pub fn errno(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
@@ -176,151 +194,6 @@ pub fn errno(error: &io::Error) -> String {
         (Some(number), _) => format!("{:?}", Errno::from_raw(number)),
         (None, kind) => format!("{kind:?}"),
     }
-}
-
-/// How often something happened, and when first and last, since the load began.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Seen {
-    /// How often.
-    pub count: u64,
-    /// The first time.
-    pub first_ms: u64,
-    /// The last time.
-    pub last_ms: u64,
-}
-
-impl Seen {
-    const fn at(ms: u64) -> Self {
-        Self {
-            count: 1,
-            first_ms: ms,
-            last_ms: ms,
-        }
-    }
-
-    fn merge(&mut self, other: Self) {
-        self.count += other.count;
-        self.first_ms = self.first_ms.min(other.first_ms);
-        self.last_ms = self.last_ms.max(other.last_ms);
-    }
-}
-
-/// Times of one kind of call.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Latency {
-    /// How many.
-    pub count: u64,
-    /// Half of them took at most this long.
-    pub p50_ns: u64,
-    /// 99 of 100 took at most this long.
-    pub p99_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-    /// How many took less than so many microseconds, and not less than half of that.
-    pub histogram: BTreeMap<u64, u64>,
-}
-
-impl Latency {
-    pub(crate) fn of(mut times: Vec<u64>) -> Self {
-        times.sort_unstable();
-        let mut histogram = BTreeMap::new();
-        for time in &times {
-            *histogram
-                .entry((time / 1000 + 1).next_power_of_two())
-                .or_default() += 1;
-        }
-        Self {
-            count: u64::try_from(times.len()).unwrap_or(u64::MAX),
-            p50_ns: percentile(&times, 50),
-            p99_ns: percentile(&times, 99),
-            max_ns: times.last().copied().unwrap_or(0),
-            histogram,
-        }
-    }
-}
-
-/// The value that so many of a hundred don't exceed, of sorted ones; 0 of none.
-#[must_use]
-pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
-    let place = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
-    sorted.get(place).copied().unwrap_or(0)
-}
-
-/// What a load came to.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Report {
-    /// When it began, in milliseconds since 1970.
-    pub began_ms: u64,
-    /// How long it took.
-    pub took_ms: u64,
-    /// How many attempts were made.
-    pub attempts: u64,
-    /// How many were answered.
-    pub answered: u64,
-    /// How many of these showed another peer than the one dialled.
-    pub other_peer: u64,
-    /// The failures, by error and step.
-    pub failures: BTreeMap<String, Seen>,
-    /// The answers, by server.
-    pub servers: BTreeMap<String, Seen>,
-    /// How long connects took.
-    pub connect: Latency,
-}
-
-impl Report {
-    /// How many attempts failed.
-    #[must_use]
-    pub fn failed(&self) -> u64 {
-        self.failures.values().map(|seen| seen.count).sum()
-    }
-}
-
-/// What the workers have seen so far.
-#[derive(Debug, Default)]
-struct Tally {
-    attempts: u64,
-    other_peer: u64,
-    failures: BTreeMap<String, Seen>,
-    servers: BTreeMap<String, Seen>,
-    times: Vec<u64>,
-}
-
-impl Tally {
-    fn note(&mut self, ms: u64, outcome: Result<Answered, Failed>) {
-        match outcome {
-            Ok(Answered {
-                server,
-                connect,
-                peer_as_dialled,
-            }) => {
-                self.times.push(nanoseconds(connect));
-                self.other_peer += u64::from(!peer_as_dialled);
-                note(&mut self.servers, server, Seen::at(ms));
-            }
-            Err(failed) => note(&mut self.failures, failed.label(), Seen::at(ms)),
-        }
-    }
-
-    fn merge(&mut self, other: Self) {
-        self.attempts += other.attempts;
-        self.other_peer += other.other_peer;
-        self.times.extend(other.times);
-        other
-            .failures
-            .into_iter()
-            .for_each(|(key, seen)| note(&mut self.failures, key, seen));
-        other
-            .servers
-            .into_iter()
-            .for_each(|(key, seen)| note(&mut self.servers, key, seen));
-    }
-}
-
-fn note(counts: &mut BTreeMap<String, Seen>, key: String, seen: Seen) {
-    counts
-        .entry(key)
-        .and_modify(|it| it.merge(seen))
-        .or_insert(seen);
 }
 
 pub fn nanoseconds(time: Duration) -> u64 {
@@ -383,27 +256,14 @@ pub(crate) fn run(
         }
     });
 
-    let Tally {
-        attempts,
-        other_peer,
-        failures,
-        servers,
-        times,
-    } = tallies.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Report {
-        began_ms,
-        took_ms: milliseconds(start.elapsed()),
-        attempts,
-        answered: servers.values().map(|seen| seen.count).sum(),
-        other_peer,
-        failures,
-        servers,
-        connect: Latency::of(times),
-    }
+    let tally = tallies.into_inner().unwrap_or_else(PoisonError::into_inner);
+    tally.report(began_ms, milliseconds(start.elapsed()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -456,15 +316,5 @@ mod tests {
 
         assert_eq!(report.attempts, tried.load(Ordering::Relaxed));
         assert!((21..40).contains(&report.attempts), "{report:?}");
-    }
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let times: Vec<u64> = (1..=200).collect();
-
-        assert_eq!(percentile(&times, 50), 100);
-        assert_eq!(percentile(&times, 99), 198);
-        assert_eq!(percentile(&[7], 99), 7);
-        assert_eq!(percentile(&[], 99), 0);
     }
 }

@@ -14,7 +14,9 @@ use rustls::ClientConfig;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Type};
 
-use super::{Answered, Failed, Plan, Report, Sockets, milliseconds, patience, since_epoch_ms};
+use super::{
+    Answered, Failed, Plan, Report, Sockets, connected, milliseconds, patience, since_epoch_ms,
+};
 use crate::{
     clock::{self, Instant},
     kubelet::client::Client,
@@ -36,14 +38,7 @@ fn attempt(
     tls: &Arc<ClientConfig>,
     sockets: Sockets<'_>,
 ) -> Result<Answered, Failed> {
-    let socket = sockets(Domain::for_address(to), Type::STREAM).map_err(Failed::at("socket"))?;
-    socket
-        .set_read_timeout(Some(patience()))
-        .map_err(Failed::at("socket"))?;
-    let start = Instant::now();
-    place::connect_within(&socket, to, patience()).map_err(Failed::at("connect"))?;
-    let connect = start.elapsed();
-
+    let (socket, connect) = connected(to, sockets)?;
     let mut client = Client::over(socket.into(), to.ip(), Arc::clone(tls))
         .map_err(|error| Failed::at("handshake")(cause(&error)))?;
     client

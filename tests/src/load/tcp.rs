@@ -5,10 +5,9 @@ use std::{
     net::SocketAddr,
 };
 
-use socket2::{Domain, Socket, Type};
+use socket2::Socket;
 
-use super::{Answered, Failed, Plan, Report, Sockets, patience};
-use crate::{clock::Instant, place};
+use super::{Answered, Failed, Plan, Report, Sockets, connected};
 
 /// Runs the load with sockets of the given kind.
 #[must_use]
@@ -31,15 +30,7 @@ fn request(path: &str, service: Option<&str>) -> String {
 }
 
 fn attempt(to: SocketAddr, request: &str, sockets: Sockets<'_>) -> Result<Answered, Failed> {
-    let socket = sockets(Domain::for_address(to), Type::STREAM).map_err(Failed::at("socket"))?;
-    socket
-        .set_read_timeout(Some(patience()))
-        .map_err(Failed::at("socket"))?;
-
-    let start = Instant::now();
-    place::connect_within(&socket, to, patience()).map_err(Failed::at("connect"))?;
-    let connect = start.elapsed();
-
+    let (socket, connect) = connected(to, sockets)?;
     let peer = socket.peer_addr().map_err(Failed::at("getpeername"))?;
     let server = ask(socket, request).map_err(Failed::at("answer"))?;
     Ok(Answered {

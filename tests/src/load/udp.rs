@@ -5,9 +5,9 @@ use std::{
     net::{SocketAddr, UdpSocket},
 };
 
-use socket2::{Domain, Type};
+use socket2::Type;
 
-use super::{Answered, Failed, Plan, Report, Sockets, patience};
+use super::{Answered, Failed, Plan, Report, Sockets};
 use crate::clock::Instant;
 
 /// How a datagram gets its destination.
@@ -37,42 +37,32 @@ fn attempt(
     question: &[u8],
     sockets: Sockets<'_>,
 ) -> Result<Answered, Failed> {
-    let socket = sockets(Domain::for_address(to), Type::DGRAM).map_err(Failed::at("socket"))?;
-    socket
-        .set_read_timeout(Some(patience()))
-        .map_err(Failed::at("socket"))?;
-    let socket = UdpSocket::from(socket);
+    let socket = UdpSocket::from(super::socket(to, Type::DGRAM, sockets)?);
     let mut answer = [0; 2048];
 
     let start = Instant::now();
-    match mode {
+    let (connect, length, peer) = match mode {
         Mode::Connected => {
             socket.connect(to).map_err(Failed::at("connect"))?;
             let connect = start.elapsed();
             socket.send(question).map_err(Failed::at("send"))?;
             let length = socket.recv(&mut answer).map_err(Failed::at("answer"))?;
             let peer = socket.peer_addr().map_err(Failed::at("getpeername"))?;
-            let server = server(&answer[..length], question).map_err(Failed::at("answer"))?;
-            Ok(Answered {
-                server,
-                connect,
-                peer_as_dialled: peer == to,
-            })
+            (connect, length, peer)
         }
         Mode::Unconnected => {
             socket.send_to(question, to).map_err(Failed::at("sendto"))?;
             let connect = start.elapsed();
-            let (length, from) = socket
-                .recv_from(&mut answer)
-                .map_err(Failed::at("answer"))?;
-            let server = server(&answer[..length], question).map_err(Failed::at("answer"))?;
-            Ok(Answered {
-                server,
-                connect,
-                peer_as_dialled: from == to,
-            })
+            let received = socket.recv_from(&mut answer);
+            let (length, from) = received.map_err(Failed::at("answer"))?;
+            (connect, length, from)
         }
-    }
+    };
+    Ok(Answered {
+        server: server(&answer[..length], question).map_err(Failed::at("answer"))?,
+        connect,
+        peer_as_dialled: peer == to,
+    })
 }
 
 /// The server's name, if the rest of the answer is the question.

@@ -1,0 +1,387 @@
+//! A Service with its EndpointSlices.
+
+use std::{
+    fmt::{self, Display},
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{Protocol, listed};
+
+/// A port of a Service, and the port of its endpoints that it leads to.
+#[derive(Clone, Debug)]
+struct ServicePort {
+    name: String,
+    protocol: Protocol,
+    port: u16,
+    target: u16,
+    node_port: u16,
+}
+
+/// How an endpoint is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Condition {
+    Ready,
+    Unready,
+    /// Going away, and still answering.
+    Terminating,
+}
+
+/// An address that a Service leads to.
+#[derive(Clone, Copy, Debug)]
+struct Endpoint {
+    address: IpAddr,
+    condition: Condition,
+    /// The node that it is on; none where it is left out.
+    node: &'static str,
+    /// The zone that it is in; none where it is left out.
+    zone: &'static str,
+}
+
+/// A Service with a ClusterIP per family and the EndpointSlices that belong to it.
+#[derive(Clone, Debug)]
+pub struct Service {
+    name: String,
+    type_: &'static str,
+    cluster_ips: Vec<IpAddr>,
+    ports: Vec<ServicePort>,
+    endpoints: Vec<Endpoint>,
+    annotations: Vec<(String, String)>,
+    /// Further lines of the object.
+    lines: Vec<String>,
+    /// The node of the endpoints that come next.
+    node: &'static str,
+    /// Their zone.
+    zone: &'static str,
+}
+
+impl Service {
+    /// A Service with these ClusterIPs, without ports or endpoints yet.
+    #[must_use]
+    pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self {
+            name: name.to_owned(),
+            type_: "ClusterIP",
+            cluster_ips: cluster_ips.into_iter().collect(),
+            ports: Vec::new(),
+            endpoints: Vec::new(),
+            annotations: Vec::new(),
+            lines: Vec::new(),
+            node: "",
+            zone: "",
+        }
+    }
+
+    /// Of another type than `ClusterIP`.
+    #[must_use]
+    pub const fn of_type(mut self, type_: &'static str) -> Self {
+        self.type_ = type_;
+        self
+    }
+
+    /// With an annotation.
+    #[must_use]
+    pub fn annotated(mut self, key: &str, value: &str) -> Self {
+        self.annotations.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A Service with one front.
+    #[must_use]
+    pub fn cluster_ip(name: &str, front: SocketAddr, protocol: Protocol) -> Self {
+        Self::new(name, [front.ip()]).port(protocol, front.port(), front.port())
+    }
+
+    /// With a port that leads to `target` on its endpoints.
+    #[must_use]
+    pub fn port(mut self, protocol: Protocol, port: u16, target: u16) -> Self {
+        let name = format!("{}-{port}", protocol.to_string().to_lowercase());
+        self.ports.push(ServicePort {
+            name,
+            protocol,
+            port,
+            target,
+            node_port: 0,
+        });
+        self
+    }
+
+    /// With a node port for the port that was added last.
+    #[must_use]
+    pub fn node_port(mut self, number: u16) -> Self {
+        if let Some(port) = self.ports.last_mut() {
+            port.node_port = number;
+        }
+        self
+    }
+
+    /// With a line of its spec, as YAML.
+    #[must_use]
+    pub fn spec(mut self, line: &str) -> Self {
+        self.lines.push(format!("  {line}\n"));
+        self
+    }
+
+    /// With the addresses of a load balancer, as items of YAML.
+    #[must_use]
+    pub fn load_balancer(mut self, ingress: &str) -> Self {
+        let line = format!("status: {{ loadBalancer: {{ ingress: [{ingress}] }} }}\n");
+        self.lines.push(line);
+        self
+    }
+
+    /// With the endpoints that are added from here on being on a node.
+    #[must_use]
+    pub const fn on(mut self, node: &'static str) -> Self {
+        self.node = node;
+        self
+    }
+
+    /// With the endpoints that are added from here on being in a zone.
+    #[must_use]
+    pub const fn within(mut self, zone: &'static str) -> Self {
+        self.zone = zone;
+        self
+    }
+
+    /// With every port leading to `target` on its endpoints.
+    #[must_use]
+    pub fn target(mut self, target: u16) -> Self {
+        for port in &mut self.ports {
+            port.target = target;
+        }
+        self
+    }
+
+    /// With a ready endpoint.
+    #[must_use]
+    pub fn backend(self, address: IpAddr) -> Self {
+        self.endpoint(address, Condition::Ready)
+    }
+
+    /// With ready endpoints.
+    #[must_use]
+    pub fn backends(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        addresses.into_iter().fold(self, Self::backend)
+    }
+
+    /// With an endpoint that isn't ready.
+    #[must_use]
+    pub fn unready(self, address: IpAddr) -> Self {
+        self.endpoint(address, Condition::Unready)
+    }
+
+    /// With an endpoint that is going away and still answers.
+    #[must_use]
+    pub fn terminating(self, address: IpAddr) -> Self {
+        self.endpoint(address, Condition::Terminating)
+    }
+
+    fn endpoint(mut self, address: IpAddr, condition: Condition) -> Self {
+        let (node, zone) = (self.node, self.zone);
+        self.endpoints.push(Endpoint {
+            address,
+            condition,
+            node,
+            zone,
+        });
+        self
+    }
+
+    /// The same Service without any endpoint.
+    #[must_use]
+    pub fn without_backends(mut self) -> Self {
+        self.endpoints.clear();
+        self
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name of the file that holds it and its EndpointSlices.
+    #[must_use]
+    pub fn file(&self) -> String {
+        format!("{}.yaml", self.name)
+    }
+
+    /// The Service object alone.
+    #[must_use]
+    pub fn service_yaml(&self) -> String {
+        let Self {
+            name,
+            type_,
+            cluster_ips,
+            ports,
+            endpoints: _,
+            annotations,
+            lines,
+            node: _,
+            zone: _,
+        } = self;
+        let first = cluster_ips
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let policy = if cluster_ips.len() > 1 {
+            "RequireDualStack"
+        } else {
+            "SingleStack"
+        };
+        let mut text = format!(
+            "---\n\
+             apiVersion: v1\n\
+             kind: Service\n\
+             metadata: {{ name: {name}, namespace: default, annotations: {{ {annotations} }} }}\n\
+             spec:\n\
+             \x20 type: {type_}\n\
+             \x20 clusterIP: \"{first}\"\n\
+             \x20 clusterIPs: [{all}]\n\
+             \x20 ipFamilies: [{families}]\n\
+             \x20 ipFamilyPolicy: {policy}\n\
+             \x20 ports:\n",
+            annotations = listed(
+                annotations
+                    .iter()
+                    .map(|(key, value)| format!("{key}: \"{value}\""))
+            ),
+            all = quoted(cluster_ips),
+            families = listed(cluster_ips.iter().map(|address| family(*address))),
+        );
+        for ServicePort {
+            name,
+            protocol,
+            port,
+            target,
+            node_port,
+        } in ports
+        {
+            let node_port = if *node_port == 0 {
+                String::new()
+            } else {
+                format!(", nodePort: {node_port}")
+            };
+            text.push_str(&format!(
+                "  - {{ name: {name}, protocol: {protocol}, port: {port}, targetPort: {target}{node_port} }}\n"
+            ));
+        }
+        // Those of the spec come before what follows it.
+        let (spec, rest): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.starts_with(' '));
+        spec.into_iter()
+            .chain(rest)
+            .for_each(|line| text.push_str(line));
+        text
+    }
+
+    /// The EndpointSlice object of one family: `ipv4` or `ipv6` as the ClusterIPs are.
+    #[must_use]
+    pub fn slice_yaml(&self, like: IpAddr) -> String {
+        let family = family(like);
+        let suffix = family.to_lowercase();
+        let mut text = format!(
+            "---\n\
+             apiVersion: discovery.k8s.io/v1\n\
+             kind: EndpointSlice\n\
+             metadata:\n\
+             \x20 name: {name}-{suffix}\n\
+             \x20 namespace: default\n\
+             \x20 labels: {{ kubernetes.io/service-name: {name} }}\n\
+             addressType: {family}\n\
+             ports:\n",
+            name = self.name,
+        );
+        for ServicePort {
+            name,
+            protocol,
+            port: _,
+            target,
+            node_port: _,
+        } in &self.ports
+        {
+            text.push_str(&format!(
+                "- {{ name: {name}, protocol: {protocol}, port: {target} }}\n"
+            ));
+        }
+        let mine = self
+            .endpoints
+            .iter()
+            .filter(|it| it.address.is_ipv4() == like.is_ipv4());
+        let lines = mine.map(|endpoint| {
+            let Endpoint {
+                address,
+                condition,
+                node,
+                zone,
+            } = endpoint;
+            let place = [("nodeName", node), ("zone", zone)];
+            let place = place.into_iter().filter(|(_, name)| !name.is_empty());
+            let place: String = place.map(|(field, name)| format!(", {field}: {name}")).collect();
+            let ready = *condition == Condition::Ready;
+            let serving = *condition != Condition::Unready;
+            let terminating = *condition == Condition::Terminating;
+            format!(
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }}{place} }}\n"
+            )
+        });
+        let endpoints: String = lines.collect();
+        text.push_str(if endpoints.is_empty() {
+            "endpoints: []\n"
+        } else {
+            "endpoints:\n"
+        });
+        text.push_str(&endpoints);
+        text
+    }
+}
+
+impl Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.service_yaml())?;
+        self.cluster_ips
+            .iter()
+            .try_for_each(|address| f.write_str(&self.slice_yaml(*address)))
+    }
+}
+
+const fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn quoted(items: &[IpAddr]) -> String {
+    listed(items.iter().map(|item| format!("\"{item}\"")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dual_stack_service_has_one_slice_per_family() {
+        let addresses: [IpAddr; 2] = [
+            "10.96.0.10".parse().unwrap(),
+            "fd00:10:96::a".parse().unwrap(),
+        ];
+        let service = Service::new("web", addresses)
+            .port(Protocol::Tcp, 80, 8080)
+            .backends(["10.1.0.1".parse().unwrap(), "fd00:10:1::1".parse().unwrap()])
+            .unready("10.1.0.2".parse().unwrap());
+
+        let text = service.to_string();
+
+        assert_eq!(text.matches("kind: EndpointSlice").count(), 2);
+        assert!(text.contains("clusterIPs: [\"10.96.0.10\", \"fd00:10:96::a\"]"));
+        assert!(text.contains("- { name: tcp-80, protocol: TCP, port: 80, targetPort: 8080 }"));
+        assert_eq!(text.matches("ready: true").count(), 2);
+        assert_eq!(text.matches("ready: false").count(), 1);
+    }
+
+    #[test]
+    fn a_service_without_endpoints_has_an_empty_slice() {
+        let front = "10.96.0.10:80".parse().unwrap();
+
+        let text = Service::cluster_ip("none", front, Protocol::Tcp).to_string();
+
+        assert!(text.contains("endpoints: []"));
+    }
+}

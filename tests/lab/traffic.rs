@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use tunnel_tests::{
     load::{Plan, Report, race, tcp, udp, udp::Mode},
     place::COMMAND,
@@ -47,17 +47,15 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
     let (client, server) = (topology.pod("client")?, topology.pod("server")?);
     let serving = server.serve_http(80)?;
 
-    let target = server.at6(80).to_string();
-    let arguments = [
-        "load", "tcp", "--to", &target, "--rate", "500", "--millis", "300",
-    ];
     let output = client
-        .lab_command(&arguments)?
+        .lab_command(&["load", "tcp"])?
+        .option("--to", server.at6(80))
+        .option("--rate", 500)
+        .option("--millis", 300)
         .cpu(0)
         .start()?
         .finish(COMMAND)?;
-    let report: Report =
-        serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+    let report: Report = output.report()?;
 
     assert_eq!((report.answered, report.failed()), (150, 0));
     assert_eq!(serving.record()?.total().answered, 150);
@@ -148,22 +146,17 @@ fn read_race(reconnect: bool, stem: &str) -> Result<(race::Report, u64, u64)> {
     let (client, server) = (topology.pod("client")?, topology.pod("server")?);
     own_addresses(&topology, &server)?;
     let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("svc-0").of("svc-1")])?;
-    let first = SocketAddr::from(([10, 1, 0, 200], 53)).to_string();
-    let mut arguments = vec![
-        "race-read",
-        "--first",
-        &first,
-        "--count",
-        "2",
-        "--millis",
-        "200",
-    ];
-    arguments.extend(["--stem", stem]);
-    if reconnect {
-        arguments.push("--reconnect");
-    }
-    let output = client.lab_command(&arguments)?.start()?.finish(COMMAND)?;
-    let report = serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+    let first = SocketAddr::from(([10, 1, 0, 200], 53));
+    let how: &[&str] = if reconnect { &["--reconnect"] } else { &[] };
+    let output = client
+        .lab_command(&[&["race-read"], how].concat())?
+        .option("--first", first)
+        .option("--count", 2)
+        .option("--millis", 200)
+        .option("--stem", stem)
+        .start()?
+        .finish(COMMAND)?;
+    let report = output.report()?;
     let counts = serving.record()?.total();
     Ok((report, counts.answered, counts.foreign))
 }

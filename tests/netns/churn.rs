@@ -191,24 +191,13 @@ fn load(
     rate: u32,
     lasting: Duration,
 ) -> Result<Reading<Report>> {
-    let (to, rate, millis) = (
-        to.to_string(),
-        rate.to_string(),
-        lasting.as_millis().to_string(),
-    );
-    let mut words = vec!["load"];
-    words.extend(kind);
-    words.extend([
-        "--service",
-        WEB,
-        "--to",
-        &to,
-        "--rate",
-        &rate,
-        "--millis",
-        &millis,
-    ]);
-    Ok(Reading::new(from.lab_command(&words)?.start()?, lasting))
+    let command = from
+        .lab_command(&[&["load"], kind].concat())?
+        .option("--service", WEB)
+        .option("--to", to)
+        .option("--rate", rate)
+        .option("--millis", lasting.as_millis());
+    Ok(Reading::new(command.start()?, lasting))
 }
 
 #[test]

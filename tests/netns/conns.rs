@@ -255,15 +255,12 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
 /// A process in a place that holds sockets of every kind to `web`, after it has opened and closed
 /// others.
 fn hold(place: &Place, each: u32, before: u32, log: Option<File>) -> Result<Process> {
-    let (each, before) = (each.to_string(), before.to_string());
-    let mut words: Vec<_> = ["load", "hold", "--each", &each, "--before", &before]
-        .map(str::to_owned)
-        .into();
+    let mut command = place.lab_command(&["load", "hold"])?;
+    command = command.option("--each", each).option("--before", before);
     for way in [Way::V4, Way::V6, Way::Mapped] {
-        words.extend(["--tcp".to_owned(), way.to(WEB, HTTP).to_string()]);
-        words.extend(["--udp".to_owned(), way.to(WEB, DNS).to_string()]);
+        command = command.option("--tcp", way.to(WEB, HTTP));
+        command = command.option("--udp", way.to(WEB, DNS));
     }
-    let mut command = place.lab_command(&words)?;
     if let Some(log) = log {
         command = command.log(log);
     }

@@ -153,16 +153,16 @@ fn sockets_of_a_client_killed_with_9_are_released_exactly_once() -> Result<()> {
     let (node, client) = (&scene.node, &scene.client);
     let before = until_released(node)?;
     let each = Scale::from_environment().count(100);
-    let [tcp4, tcp6] = [Way::V4, Way::V6].map(|way| way.to(WEB, HTTP).to_string());
-    let [udp4, udp6, mapped] =
-        [Way::V4, Way::V6, Way::Mapped].map(|way| way.to(WEB, DNS).to_string());
     let hold = |place: &Place| {
-        let count = each.to_string();
-        let words = [
-            "load", "hold", "--tcp", &tcp4, "--tcp", &tcp6, "--udp", &udp4, "--udp", &udp6,
-            "--udp", &mapped, "--each", &count,
-        ];
-        place.lab_command(&words)?.start()
+        let command = place.lab_command(&["load", "hold"])?;
+        let command = [Way::V4, Way::V6]
+            .iter()
+            .fold(command, |it, way| it.option("--tcp", way.to(WEB, HTTP)));
+        [Way::V4, Way::V6, Way::Mapped]
+            .iter()
+            .fold(command, |it, way| it.option("--udp", way.to(WEB, DNS)))
+            .option("--each", each)
+            .start()
     };
     // Two kinds of TCP socket, and three of UDP in two ways each.
     let held = u64::from(each) * 8;

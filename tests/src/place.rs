@@ -1,6 +1,7 @@
 //! A place: a network namespace and a cgroup, and what can be done in it.
 
 use std::{
+    fmt::Display,
     fs::File,
     io::{self, Read as _, Seek as _},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
@@ -12,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
+use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
@@ -222,6 +224,12 @@ impl Command<'_> {
         self
     }
 
+    /// With an option and its value.
+    pub fn option(mut self, name: &str, value: impl Display) -> Self {
+        self.argv.extend([name.to_owned(), value.to_string()]);
+        self
+    }
+
     /// Writes what it prints to a file, instead of keeping it for [`Process::finish`].
     pub fn log(mut self, file: File) -> Self {
         self.log = Some(file);
@@ -269,6 +277,17 @@ pub struct Output {
     pub stdout: String,
     /// What it complained about.
     pub stderr: String,
+}
+
+impl Output {
+    /// Reads the report that it printed as JSON.
+    ///
+    /// # Errors
+    ///
+    /// With what it complained about, when it printed something else.
+    pub fn report<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_str(&self.stdout).with_context(|| self.stderr.clone())
+    }
 }
 
 impl Process {

@@ -280,18 +280,18 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String]) -> Result<Report> 
             .context("the laboratory's path is no UTF-8")?
             .to_owned(),
     );
-    words.extend(["load", "connect", "--to"].map(str::to_owned));
-    words.push(variant.first.to_string());
-    words.extend(["--count".to_owned(), variant.count.to_string()]);
-    words.extend(["--apart".to_owned(), variant.apart.to_string()]);
-    words.extend(["--millis".to_owned(), millis.to_string()]);
+    words.extend(["load", "connect"].map(str::to_owned));
     let output = variant
         .client
         .command(&words)
+        .option("--to", variant.first)
+        .option("--count", variant.count)
+        .option("--apart", variant.apart)
+        .option("--millis", millis)
         .cpu(CPUS[0])
         .start()?
         .finish(COMMAND)?;
-    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())
+    output.report()
 }
 
 /// The medians of the variant at a place.

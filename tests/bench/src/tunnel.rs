@@ -166,7 +166,7 @@ fn ask<T: DeserializeOwned>(
     let millis = ("--millis", slot.as_millis().to_string());
     let output = stage.client(way, what, connections, &[millis])?;
     let output = output.finish(tunnel_tests::place::COMMAND + slot)?;
-    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())
+    output.report()
 }
 
 fn line(at: usize, rounds: &[[Sample; 3]]) -> Line {

@@ -6,7 +6,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use tunnel_tests::{
     clock::{self, Instant},
     edge::{AgentSettings, EDGE, EDGE_V4, EDGE_V6},
@@ -106,11 +106,9 @@ impl Act {
     }
 
     fn start_dialog(&self, place: &Place, to: SocketAddr, asks: &[&str]) -> Result<Process> {
-        let mut words = ["load", "dialog", "--to"].map(str::to_owned).to_vec();
-        words.extend([to.to_string(), "--ca".to_owned()]);
-        words.push(text(&self.site.edge().kubelet_ca())?);
-        words.extend(asks.iter().copied().map(str::to_owned));
-        place.lab_command(&words)?.start()
+        let ca = text(&self.site.edge().kubelet_ca())?;
+        let command = place.lab_command(&[&["load", "dialog"], asks].concat())?;
+        command.option("--to", to).option("--ca", ca).start()
     }
 
     fn dialogs(&mut self) -> Result<()> {
@@ -136,8 +134,7 @@ impl Act {
             for (name, place, to) in self.clients()? {
                 let before = self.exchanges()?.len();
                 let output = self.start_dialog(&place, to, asks)?.finish(COMMAND)?;
-                let dialog: Dialog =
-                    serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+                let dialog: Dialog = output.report()?;
                 let seen = self.exchanges()?.split_off(before);
                 self.compare(name, &dialog, &seen);
             }
@@ -220,8 +217,7 @@ impl Act {
         let mended = now_ms();
         self.site.edge().mend()?;
         let output = open.finish(COMMAND)?;
-        let dialog: Dialog =
-            serde_json::from_str(&output.stdout).with_context(|| output.stderr.clone())?;
+        let dialog: Dialog = output.report()?;
         let reports = finish_all(loads, lasting)?;
 
         let grown: Vec<_> = reasons.iter().zip(counted.iter().zip(counts())).collect();
@@ -253,17 +249,14 @@ impl Act {
     }
 
     fn start_load(&self, place: &Place, to: SocketAddr, lasting: Duration) -> Result<Process> {
-        let mut words = ["load", "kubelet"].map(str::to_owned).to_vec();
-        for (option, value) in [
-            ("--to", to.to_string()),
-            ("--ca", text(&self.site.edge().kubelet_ca())?),
-            ("--rate", RATE.to_string()),
-            ("--millis", lasting.as_millis().to_string()),
-            ("--workers", WORKERS.to_string()),
-        ] {
-            words.extend([option.to_owned(), value]);
-        }
-        place.lab_command(&words)?.start()
+        place
+            .lab_command(&["load", "kubelet"])?
+            .option("--to", to)
+            .option("--ca", text(&self.site.edge().kubelet_ca())?)
+            .option("--rate", RATE)
+            .option("--millis", lasting.as_millis())
+            .option("--workers", WORKERS)
+            .start()
     }
 
     fn report(&mut self, name: &str, report: &Report, [cut, mended]: [u64; 2]) {

@@ -111,20 +111,17 @@ fn start_load(
     rate: u32,
     lasting: Duration,
 ) -> Result<Process> {
-    let mut arguments: Vec<String> = vec!["load".to_owned()];
-    arguments.extend(kind.iter().copied().map(str::to_owned));
-    for target in to {
-        arguments.extend(["--to".to_owned(), target.to_string()]);
-    }
-    arguments.extend(["--rate".to_owned(), rate.to_string()]);
-    arguments.extend(["--millis".to_owned(), lasting.as_millis().to_string()]);
-    place.lab_command(&arguments)?.start()
+    let command = place.lab_command(&[&["load"], kind].concat())?;
+    to.iter()
+        .fold(command, |command, to| command.option("--to", to))
+        .option("--rate", rate)
+        .option("--millis", lasting.as_millis())
+        .start()
 }
 
 fn finish(load: Process, lasting: Duration) -> Result<Report> {
     let output = load.finish(lasting + SLACK)?;
-    serde_json::from_str(&output.stdout)
-        .with_context(|| format!("a load failed: {}", output.stderr))
+    output.report().context("a load failed")
 }
 
 fn finish_all(loads: Vec<(String, Process)>, lasting: Duration) -> Result<Vec<(String, Report)>> {

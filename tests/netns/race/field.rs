@@ -291,23 +291,14 @@ impl Field {
         rate: u32,
         lasting: Duration,
     ) -> Result<Reading<Report>> {
-        let to = SocketAddr::from((vip(self.family, service), HTTP)).to_string();
-        let (rate, millis) = (rate.to_string(), lasting.as_millis().to_string());
-        let name = name(service);
-        let words = [
-            "load",
-            "tcp",
-            "--to",
-            &to,
-            "--service",
-            &name,
-            "--rate",
-            &rate,
-            "--millis",
-            &millis,
-        ];
-        let process = self.client.lab_command(&words)?.start()?;
-        Ok(Reading::new(process, lasting))
+        let to = SocketAddr::from((vip(self.family, service), HTTP));
+        let command = self.client.lab_command(&["load", "tcp"])?;
+        let command = command
+            .option("--to", to)
+            .option("--service", name(service))
+            .option("--rate", rate)
+            .option("--millis", lasting.as_millis());
+        Ok(Reading::new(command.start()?, lasting))
     }
 
     /// What the backends have seen so far.

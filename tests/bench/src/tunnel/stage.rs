@@ -73,17 +73,16 @@ impl Stage {
         ];
         let files = site.edge().kubelet_files();
         let ready = site.node().topology().lab().folder().join("flow.ready");
-        let mut words = ["flow", "serve"].map(str::to_owned).to_vec();
-        for (option, value) in [
-            ("--plain", plain.to_string()),
-            ("--secure", secure.to_string()),
-            ("--cert", text(&files.cert)?),
-            ("--key", text(&files.key)?),
-            ("--ready", text(&ready)?),
-        ] {
-            words.extend([option.to_owned(), value]);
-        }
-        let server = site.edge().place().lab_command(&words)?.start()?;
+        let server = site
+            .edge()
+            .place()
+            .lab_command(&["flow", "serve"])?
+            .option("--plain", plain)
+            .option("--secure", secure)
+            .option("--cert", text(&files.cert)?)
+            .option("--key", text(&files.key)?)
+            .option("--ready", text(&ready)?)
+            .start()?;
         wait::until(COMMAND, || ready.exists()).context("the server doesn't listen")?;
         Ok(Self {
             server,
@@ -120,18 +119,19 @@ impl Stage {
         connections: u32,
         more: &[(&str, String)],
     ) -> Result<Process> {
-        let mut words = ["flow", what].map(str::to_owned).to_vec();
-        let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
-        add("--to", way.to.to_string());
-        add("--connections", connections.to_string());
+        let mut command = self.site.node().host().lab_command(&["flow", what])?;
+        command = command
+            .option("--to", way.to)
+            .option("--connections", connections);
         if way.is_tls {
-            add("--ca", text(&self.site.edge().kubelet_ca())?);
-            add("--address", EDGE_V4.to_string());
+            let ca = text(&self.site.edge().kubelet_ca())?;
+            command = command.option("--ca", ca).option("--address", EDGE_V4);
         }
-        for (option, value) in more {
-            add(option, value.clone());
-        }
-        self.site.node().host().lab_command(&words)?.start()
+        let more = more.iter();
+        more.fold(command, |command, (name, value)| {
+            command.option(name, value)
+        })
+        .start()
     }
 
     /// Readers that read nothing; they go when the process is dropped.

@@ -50,9 +50,8 @@ pub struct Measured {
     /// Instructions that the verifier followed, on all paths together; a million at most.
     pub instructions: u64,
     /// Bytes of stack where it is deepest. Before Linux 7.3 the verifier tells only what each
-    /// function takes: then the program's own and those of its largest function. Of ours few call
-    /// another: those that look for an address of a network namespace, and the one for clients that keep
-    /// their backend. The others take next to nothing.
+    /// function takes: then the program's own and those of its largest function. Of ours only those
+    /// call another that look for an address of a network namespace, and they take next to nothing.
     pub stack: u64,
     /// How long the verifier worked, in microseconds.
     pub microseconds: u64,

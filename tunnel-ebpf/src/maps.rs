@@ -204,15 +204,15 @@ extern "C" fn place_by_algorithm(
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn kept_by_client(
-    index: u32,
+    front: u32,
     traffic: Traffic,
     kind: u32,
     upper: u64,
     lower: u64,
 ) -> u64 {
     let caller = Caller { kind, upper, lower };
-    let record = FRONT.get(index).map(|front| Record { index, front });
-    Kept::to_word(record.and_then(|record| decide::kept(&Kernel, record, traffic, caller)))
+    let kept = FRONT.get(front);
+    Kept::to_word(kept.and_then(|front| decide::kept(&Kernel, front, traffic, caller)))
 }
 
 #[inline(never)]

@@ -1,6 +1,6 @@
 //! The choices that take more than a random number.
 
-use super::{Caller, Kept, Maps, Record, Traffic, state};
+use super::{Caller, Kept, Maps, Traffic, state};
 use crate::{
     affinity::{Affinity, AffinityKey},
     select,
@@ -69,11 +69,10 @@ fn load_at<T: Maps + ?Sized>(
 #[inline(always)]
 pub fn kept<T: Maps + ?Sized>(
     maps: &T,
-    record: Record<'_>,
+    front: &Front,
     traffic: Traffic,
     caller: Caller,
 ) -> Option<Kept> {
-    let front = record.front;
     let mut entry = Affinity {
         used: maps.now(),
         index: 0,
@@ -88,7 +87,7 @@ pub fn kept<T: Maps + ?Sized>(
     entry.index = match known {
         Some(known) if is_old => known.index,
         Some(_) | None => {
-            let place = maps.place(record, traffic, caller)?;
+            let place = place(maps, front, traffic, caller)?;
             let slot = traffic.set(front).base.wrapping_add(place);
             maps.slot(slot)?.backend
         }

@@ -185,7 +185,7 @@ pub trait Maps {
     /// The step [`decide::kept`].
     #[inline(always)]
     fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
-        decide::kept(self, record, traffic, caller)
+        decide::kept(self, record.front, traffic, caller)
     }
 
     /// Whether the address of a client, in halves, is in one of the ranges of a set.

@@ -30,7 +30,7 @@ fn manifests_are_understood_alike_beside_their_last_version_and_alone() -> Resul
 }
 
 #[test]
-fn what_is_refused_of_a_config_of_kube_proxys_has_a_field_and_a_reason() -> Result<()> {
+fn what_is_refused_of_a_kube_proxy_config_has_a_field_and_a_reason() -> Result<()> {
     all_hold("kube_proxy", fuzz::kube_proxy)
 }
 

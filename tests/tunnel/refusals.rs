@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
+use tunnel_userspace::tunnel::Limits;
 
 use crate::{
     support::{ANSWER, Plan, Tunnel, dial, echo, expect_refused},
@@ -77,11 +78,8 @@ fn each_refusal_has_one_word() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-#[test]
-fn more_streams_than_a_session_may_have_are_refused_and_the_others_live_on() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let mut plan = Plan::of(&[server.at()]);
-    plan.session.streams = 4;
+/// A session may have four streams; one more is refused, and not queued.
+fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
     let tunnel = plan.start()?;
     let mut held = Vec::new();
     // Two sessions of four streams.
@@ -100,4 +98,24 @@ fn more_streams_than_a_session_may_have_are_refused_and_the_others_live_on() -> 
     let left = || tunnel.record().is_ok_and(|it| it.streams("a") == 7);
     wait::until(ANSWER, left).with_context(|| format!("{:?}", tunnel.record()))?;
     echo(&mut tunnel.connect(server.at())?, b"hello")
+}
+
+#[test]
+fn more_streams_than_a_gateway_allows_are_refused_and_the_others_live_on() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let mut plan = Plan::of(&[server.at()]);
+    plan.of_agents = Some(plan.session.clone());
+    plan.session.streams = 4;
+    four_streams_at_most(plan, &server)
+}
+
+#[test]
+fn more_streams_than_an_agent_allows_are_refused_and_the_others_live_on() -> Result<()> {
+    let server = Server::start(Act::Echo)?;
+    let mut plan = Plan::of(&[server.at()]);
+    plan.of_agents = Some(Limits {
+        streams: 4,
+        ..plan.session.clone()
+    });
+    four_streams_at_most(plan, &server)
 }

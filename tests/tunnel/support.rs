@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     /// What agents may dial beside or instead of where clients go.
     pub(crate) allow: Option<Vec<SocketAddr>>,
     pub(crate) session: Limits,
+    /// The bounds of agents, where they are others.
+    pub(crate) of_agents: Option<Limits>,
     pub(crate) handshake_timeout: Duration,
     pub(crate) dial_timeout: Duration,
 }
@@ -59,6 +61,7 @@ impl Plan {
                 drain: Duration::from_secs(1),
                 ..Limits::default()
             },
+            of_agents: None,
             handshake_timeout: Duration::from_secs(2),
             dial_timeout: Duration::from_secs(1),
         }
@@ -163,7 +166,12 @@ impl Tunnel {
                 ..agent::Settings::default()
             },
             certificate: (&files).into(),
-            session: self.plan.session.clone(),
+            session: self
+                .plan
+                .of_agents
+                .as_ref()
+                .unwrap_or(&self.plan.session)
+                .clone(),
         };
         let agent = End::start("agent", &self.folder.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));

@@ -1,6 +1,6 @@
 //! Durations as people write them: `90s`, `10m`, `1h`.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
@@ -14,11 +14,20 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<Durati
 }
 
 pub(crate) fn serialize<S: Serializer>(value: &Duration, target: S) -> Result<S::Ok, S::Error> {
-    let text = match value.subsec_millis() {
-        0 => format!("{}s", value.as_secs()),
-        _ => format!("{}ms", value.as_millis()),
-    };
-    target.serialize_str(&text)
+    target.collect_str(&Written(*value))
+}
+
+/// A duration as people write it: in whole seconds, else in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub(crate) struct Written(pub(crate) Duration);
+
+impl fmt::Display for Written {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.subsec_millis() {
+            0 => write!(to, "{}s", self.0.as_secs()),
+            _ => write!(to, "{}ms", self.0.as_millis()),
+        }
+    }
 }
 
 fn parse(text: &str) -> Option<Duration> {

@@ -1,16 +1,17 @@
 //! The bounds of numbers, durations and texts.
 
-use std::{fmt::Debug, ops::RangeInclusive, time::Duration};
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use super::{Config, Refused};
+use crate::duration::Written;
 
 /// The most entries that a map may have.
 const MOST_ENTRIES: u32 = 1 << 24;
 
 /// Refuses a number or duration that is out of its bounds.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    const SECOND: Duration = Duration::from_secs(1);
-    const AN_INSTANT: Duration = Duration::from_millis(1);
+    const SECOND: Written = Written(Duration::from_secs(1));
+    const AN_INSTANT: Written = Written(Duration::from_millis(1));
     let Config {
         source,
         service,
@@ -18,13 +19,14 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         tunnel,
         ..
     } = config;
-    let seconds = |least, most| Duration::from_secs(least)..=Duration::from_secs(most);
+    let seconds =
+        |least, most| Written(Duration::from_secs(least))..=Written(Duration::from_secs(most));
 
     for (size, entries) in bpf.maps.words() {
         within(&format!("bpf.maps.{size}"), entries, 1..=MOST_ENTRIES)?;
     }
-    at_least("service.fullSync", service.full_sync, SECOND)?;
-    let look = service.look_for_listeners;
+    at_least("service.fullSync", Written(service.full_sync), SECOND)?;
+    let look = Written(service.look_for_listeners);
     within("service.lookForListeners", look, seconds(1, 60))?;
     if let Some(kube) = &source.kube {
         for (name, value, bounds) in [
@@ -35,7 +37,7 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
             ("patience", kube.patience, seconds(0, 3600)),
             ("events.every", kube.events.every, seconds(1, 3600)),
         ] {
-            within(&format!("source.kube.{name}"), value, bounds)?;
+            within(&format!("source.kube.{name}"), Written(value), bounds)?;
         }
         within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
         within("source.kube.pageSize", kube.page_size, 10..=10_000)?;
@@ -49,24 +51,28 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     if let Some(gateway) = &tunnel.gateway {
         at_least("tunnel.gateway.sessions", gateway.sessions, 1)?;
         at_least("tunnel.gateway.handshakes", gateway.handshakes, 1)?;
-        let timeout = gateway.handshake_timeout;
+        let timeout = Written(gateway.handshake_timeout);
         at_least("tunnel.gateway.handshakeTimeout", timeout, AN_INSTANT)?;
     }
     if let Some(agent) = &tunnel.agent {
         within("tunnel.agent.connections", agent.connections, 1..=4)?;
         at_least("tunnel.agent.dials", agent.dials, 1)?;
-        at_least("tunnel.agent.dialTimeout", agent.dial_timeout, AN_INSTANT)?;
+        at_least(
+            "tunnel.agent.dialTimeout",
+            Written(agent.dial_timeout),
+            AN_INSTANT,
+        )?;
     }
     let session = &tunnel.session;
     within("tunnel.session.streams", session.streams, 1..=10_000)?;
     within("tunnel.session.threads", session.threads, 1..=64)?;
     at_least("tunnel.session.window", session.window, 65_535)?;
-    let (every, timeout) = (session.ping_every, session.ping_timeout);
+    let [every, timeout] = [session.ping_every, session.ping_timeout].map(Written);
     at_least("tunnel.session.pingEvery", every, AN_INSTANT)?;
     at_least("tunnel.session.pingTimeout", timeout, AN_INSTANT)
 }
 
-fn within<T: Debug + PartialOrd>(
+fn within<T: Display + PartialOrd>(
     field: &str,
     value: T,
     bounds: RangeInclusive<T>,
@@ -75,15 +81,15 @@ fn within<T: Debug + PartialOrd>(
         return Ok(());
     }
     let (least, most) = bounds.into_inner();
-    let reason = format!("must be from {least:?} to {most:?}, is {value:?}");
+    let reason = format!("must be from {least} to {most}, is {value}");
     Err((field.to_owned(), reason))
 }
 
-fn at_least<T: Debug + PartialOrd>(field: &str, value: T, least: T) -> Result<(), Refused> {
+fn at_least<T: Display + PartialOrd>(field: &str, value: T, least: T) -> Result<(), Refused> {
     if value >= least {
         return Ok(());
     }
-    let reason = format!("must be at least {least:?}, is {value:?}");
+    let reason = format!("must be at least {least}, is {value}");
     Err((field.to_owned(), reason))
 }
 

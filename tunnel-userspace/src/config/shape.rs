@@ -12,7 +12,7 @@ pub(super) fn check(file: &mut Value) -> Result<(), Refused> {
 }
 
 /// A config with every section that there is.
-fn every_section() -> Value {
+pub(super) fn every_section() -> Value {
     let config = Config {
         source: Source {
             file: Some(Default::default()),

@@ -1,3 +1,5 @@
+use serde_json::Value;
+
 use super::*;
 use crate::{
     source::{file, kube},
@@ -30,6 +32,33 @@ fn an_unknown_field_is_refused_by_name() {
 
     assert_eq!(field, "bpf.bpfs");
     assert!(reason.contains("unknown field `bpfs`"), "{reason}");
+}
+
+/// The paths of all sections, as JSON pointers.
+fn sections(value: &Value, path: &str, found: &mut Vec<String>) {
+    if let Some(fields) = value.as_object() {
+        found.push(path.to_owned());
+        for (name, value) in fields {
+            sections(value, &format!("{path}/{name}"), found);
+        }
+    }
+}
+
+#[test]
+fn every_section_refuses_an_unknown_field() {
+    let whole = shape::every_section();
+    let mut paths = Vec::new();
+    sections(&whole, "", &mut paths);
+    assert!(paths.len() > 15, "{paths:?}");
+
+    for path in paths {
+        let mut config = whole.clone();
+        config.pointer_mut(&path).expect("a section")["nosuch"] = 1.into();
+        let (field, reason) = refusal(&config.to_string());
+        let expected = format!("{path}/nosuch").replace('/', ".");
+        assert_eq!(field, expected.trim_start_matches('.'), "{reason}");
+        assert!(reason.contains("unknown field `nosuch`"), "{reason}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn an_empty_file_gives_the_defaults_and_so_does_the_documented_one() {
 
 #[test]
 fn the_documented_file_names_every_field() {
-    let documented: serde_json::Value = serde_saphyr::from_str_with_options(
+    let documented: Value = serde_saphyr::from_str_with_options(
         Config::default_file(),
         serde_saphyr::options! { emit_comments: false },
     )
@@ -26,7 +26,7 @@ fn the_documented_file_names_every_field() {
     assert_eq!(fields(&documented, ""), fields(&defaults, ""));
 }
 
-fn fields(value: &serde_json::Value, path: &str) -> Vec<String> {
+fn fields(value: &Value, path: &str) -> Vec<String> {
     let Some(map) = value.as_object() else {
         return vec![path.to_owned()];
     };

@@ -43,7 +43,11 @@ const UNANSWERED: Duration = Duration::from_secs(20);
 /// The address of an API server: `https://HOST:PORT`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct ApiServer(pub Uri);
+pub struct ApiServer {
+    /// As it is written in the config.
+    pub(super) text: String,
+    pub(super) uri: Uri,
+}
 
 /// A text that is no address of an API server.
 #[derive(Debug, thiserror::Error)]
@@ -58,13 +62,16 @@ impl TryFrom<String> for ApiServer {
             let is_https = url.scheme_str() == Some("https");
             is_https && url.host().is_some() && matches!(url.path(), "" | "/")
         });
-        url.map(Self).ok_or(NoApiServer(text))
+        match url {
+            Some(uri) => Ok(Self { text, uri }),
+            None => Err(NoApiServer(text)),
+        }
     }
 }
 
 impl From<ApiServer> for String {
     fn from(server: ApiServer) -> Self {
-        server.0.to_string()
+        server.text
     }
 }
 
@@ -125,7 +132,7 @@ pub(super) async fn connect(
 /// The servers, and the client of each.
 fn clients(settings: &Settings, config: &Config) -> Result<(Vec<Uri>, Vec<Client>), AccessError> {
     let named = settings.api_servers.iter();
-    let mut servers: Vec<Uri> = named.map(|server| server.0.clone()).collect();
+    let mut servers: Vec<Uri> = named.map(|server| server.uri.clone()).collect();
     if servers.is_empty() {
         servers.push(config.cluster_url.clone());
     }

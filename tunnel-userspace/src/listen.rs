@@ -18,9 +18,6 @@ use crate::drain;
 
 /// The time until a port that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// The pause after an accept that failed: it would fail again at once.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// Ports that are not ours yet, and why.
 pub(crate) type Waiting = watch::Sender<BTreeMap<String, String>>;
 
@@ -86,9 +83,11 @@ pub(crate) async fn bound<T>(
     }
 }
 
-/// Accepts until the drain begins. `admit` may start a task for each connection.
+/// Accepts until the drain begins, and pauses after an accept that failed: it would fail again at once.
+/// `admit` may start a task for each connection.
 pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
     accept: impl Fn() -> F,
+    pause: Duration,
     tasks: &mut JoinSet<()>,
     mut draining: watch::Receiver<bool>,
     mut admit: impl FnMut(&mut JoinSet<()>, S),
@@ -102,7 +101,7 @@ pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
                 Ok(connection) => admit(tasks, connection),
                 Err(error) => {
                     warn!(%error, "accept failed");
-                    sleep(PAUSE).await;
+                    sleep(pause).await;
                 }
             },
         }

@@ -40,6 +40,9 @@ pub use view::{AgentView, Board, ConnectionState, ConnectionView};
 
 use crate::duration;
 
+/// The pause after an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Bounds of sessions, on either end.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]

@@ -34,6 +34,8 @@ use crate::listen::{self, Waiting};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// The pause after an accept that failed.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long a client may take for its request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may live.
@@ -169,7 +171,7 @@ where
         }
         order.push_back(connections.spawn(converse(Arc::clone(&site), stream)));
     };
-    listen::accept_all(accept, &mut JoinSet::new(), draining, admit).await;
+    listen::accept_all(accept, PAUSE, &mut JoinSet::new(), draining, admit).await;
 }
 
 async fn converse<S: Site, T>(site: Arc<S>, stream: T)

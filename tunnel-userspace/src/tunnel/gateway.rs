@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    Common, Registry, SessionView, TrafficView,
+    ACCEPT_PAUSE, Common, Registry, SessionView, TrafficView,
     dial::set_mark,
     handshakes::Handshakes,
     hello,
@@ -152,7 +152,14 @@ impl Gateway {
             let seat = threads.seat();
             admit(&shared, tasks, Joined { tcp, peer, seat }, draining.clone());
         };
-        listen::accept_all(|| listener.accept(), &mut tasks, draining.clone(), admit).await;
+        listen::accept_all(
+            || listener.accept(),
+            ACCEPT_PAUSE,
+            &mut tasks,
+            draining.clone(),
+            admit,
+        )
+        .await;
         drop((listener, threads));
         info!(
             sessions = shared.registry.sessions.count(),

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    Common, Registry, arrival, copy,
+    ACCEPT_PAUSE, Common, Registry, arrival, copy,
     gateway::listener,
     opener::Permit,
     socket::{prepare_end, seated},
@@ -132,7 +132,14 @@ impl Ingress {
                 shared.registry.unwell(&whom, Reason::StreamsFull, &peer);
             }
         };
-        listen::accept_all(|| listener.accept(), &mut clients, draining, admit).await;
+        listen::accept_all(
+            || listener.accept(),
+            ACCEPT_PAUSE,
+            &mut clients,
+            draining,
+            admit,
+        )
+        .await;
         drop(listener);
         info!(clients = clients.len(), "ingress drains");
         let all = async { while clients.join_next().await.is_some() {} };

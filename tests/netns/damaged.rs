@@ -9,12 +9,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use aya::EbpfLoader;
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     admin, environment,
     place::{COMMAND, Output, Place},
     wait,
 };
+use tunnel_userspace::bpf::OBJECT;
 
 use crate::{
     scene::{Scene, WEB},
@@ -131,6 +133,17 @@ fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()>
         fs::remove_file(maps.join("be"))?;
         fs::rename(&aside, maps.join("be"))?;
     }
+
+    // A map of the right shape whose size no config sets, with another size.
+    fs::rename(maps.join("count"), &aside)?;
+    let mut other = EbpfLoader::new()
+        .map_max_entries("count", 64)
+        .load(OBJECT)?;
+    let count = other.map_mut("count").context("no such map")?;
+    count.pin(maps.join("count"))?;
+    says(&fails(&scene)?, &[&maps_folder("/count"), "64 entries"])?;
+    fs::remove_file(maps.join("count"))?;
+    fs::rename(&aside, maps.join("count"))?;
 
     // Programs whose map can't be reached any more.
     fs::rename(maps.join("svc"), &aside)?;

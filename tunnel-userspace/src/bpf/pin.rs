@@ -8,7 +8,7 @@ use std::{
 
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{Map, Place},
+    table::{Entries, Map, Place},
 };
 
 use super::{
@@ -79,9 +79,18 @@ impl Pin {
         let map = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
         let shape = sys::shape(map.as_fd());
         let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is no map"))?;
-        match wanted.map(Shape::of) {
-            Some(wanted) if wanted != found => {
-                Err(self.foreign(format!("it is {found}, not {wanted}")))
+        match wanted {
+            Some(map) if Shape::of(map) != found => {
+                Err(self.foreign(format!("it is {found}, not {}", Shape::of(map))))
+            }
+            // No size of the config makes it anew.
+            Some(map)
+                if matches!(map.entries, Entries::Fixed(_))
+                    && map.entries != Entries::Fixed(entries) =>
+            {
+                Err(self.foreign(format!(
+                    "it has {entries} entries, others than this layout's"
+                )))
             }
             Some(_) | None => Ok(entries),
         }

@@ -71,15 +71,14 @@ fn churn(family: Family) -> Result<()> {
     let product = Product::new(&programs, maps, family)?;
     programs.attach(&field)?;
 
-    let ((), (changes, stats)) =
-        beside(|stop| product.run(1, stop), || read(&field, scale, lasting))?;
+    let ended = beside(|stop| product.run(1, stop), || read(&field, scale, lasting));
 
     let seen = field.seen()?;
+    let never = NEVER.map(|reason| programs.reason(reason).map(|count| (reason, count)));
+    let never = never.into_iter().collect::<Result<Vec<_>>>()?;
+    let ((), (changes, stats)) = ended.with_context(|| format!("{never:?}, {seen:?}"))?;
     ensure!(seen.answered > 0 && seen.foreign == 0, "{seen:?}");
-    for reason in NEVER {
-        let count = programs.reason(reason)?;
-        ensure!(count == 0, "{count} times {reason}");
-    }
+    ensure!(never.iter().all(|(_, count)| *count == 0), "{never:?}");
     ensure!(stats.problems.is_empty(), "{stats:?}");
     at_least(changes, scale.count(CHANGES), lasting).context("changes")
 }

@@ -35,6 +35,7 @@ pub use tunnel_common::table::Sizes;
 
 pub use self::{
     access::{AdoptError, Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    aside::BrokeOff,
     carry::{CarriedServices, CarriedSteering, Misfit, write_unused},
     desired::Settings,
     grace::{Grace, Retired},

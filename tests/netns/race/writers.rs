@@ -129,7 +129,7 @@ impl Product {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;
-        runtime.block_on(owner.apply(update(family, (0..SERVICES).map(Change::whole))));
+        runtime.block_on(owner.apply(update(family, (0..SERVICES).map(Change::whole))))?;
         Ok(Self {
             owner,
             family,

@@ -91,7 +91,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     let mut store = sources.run(&mut tasks, &draining);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = parts.first(&mut store, &steps) => match update {
+        update = parts.first(&mut store, &steps) => match update? {
             Some(update) => Some(update),
             None => return Err(RoleError::TaskEnded { name: tasks.ended().await }),
         },

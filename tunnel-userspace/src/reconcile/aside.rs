@@ -2,6 +2,11 @@ use std::future;
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
+/// Work beside the owner of the maps broke off.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("work beside the owner of the maps broke off")]
+pub struct BrokeOff;
+
 /// A piece of work in a thread of its own, beside the owner of the maps.
 #[derive(Debug)]
 pub(super) struct Aside<R>(Option<JoinHandle<R>>);

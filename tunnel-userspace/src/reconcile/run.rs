@@ -11,6 +11,7 @@ use tracing::{error, info, warn};
 
 use super::{
     access::{MapReader, MapWriter, SteeringMaps},
+    aside::BrokeOff,
     grace::{Entry, Grace, Retired, Waiting},
     looks::{Found, Looks},
     observe::{Published, Stats},
@@ -150,25 +151,33 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     }
 
     /// Takes one update and writes it, before the loop runs.
-    pub async fn apply(&mut self, update: Update) {
+    ///
+    /// # Errors
+    ///
+    /// A look for listeners broke off.
+    pub async fn apply(&mut self, update: Update) -> Result<(), BrokeOff> {
         let since = self.update(update);
-        while self.looks.look(&mut self.reconciler)
-            && let Some(looked) = self.looks.ended().await
-        {
+        while self.looks.look(&mut self.reconciler) {
+            let looked = self.looks.ended().await.ok_or(BrokeOff)?;
             self.looks.end(looked, &mut self.reconciler);
         }
         self.follow_up(Some(since));
+        Ok(())
     }
 
     /// Waits until everything that went so far is free again, and writes what waited for that: for
     /// updates that are applied before the loop runs.
-    pub async fn settle(&mut self) {
-        while self.waiting.is_running()
-            && let Some(freed) = self.waiting.freed().await
-        {
+    ///
+    /// # Errors
+    ///
+    /// No grace period is to be had: the next start finds what is free.
+    pub async fn settle(&mut self) -> Result<(), BrokeOff> {
+        while self.waiting.is_running() {
+            let freed = self.waiting.freed().await.ok_or(BrokeOff)?;
             self.take_back(&freed);
             self.follow_up(None);
         }
+        Ok(())
     }
 
     fn update(&mut self, update: Update) -> Duration {
@@ -203,7 +212,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 }
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
-                    Some(monotonic())
+                    // No source told of it: the delay of the last update stays what is shown.
+                    self.pass(None);
+                    None
                 }
                 looked = self.looks.ended() => {
                     let Some(looked) = looked else { return };
@@ -216,7 +227,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 }
                 () = at(self.due.steer) => {
                     self.steer();
-                    None
+                    continue;
                 }
                 () = at(look_at) => None,
                 () = at(self.due.occupied) => {
@@ -284,6 +295,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 );
                 // Backends may have been among them, and their grace period is over.
                 self.tell_gone();
+                self.pass(None);
             }
             Err(error) => error!(
                 error = &error as &dyn std::error::Error,

@@ -175,12 +175,14 @@ impl Parts {
         &mut self,
         store: &mut Store,
         starting: &watch::Sender<Option<String>>,
-    ) -> Option<Update> {
+    ) -> Result<Option<Update>, RoleError> {
         loop {
-            let update = store.update().await?;
+            let Some(update) = store.update().await else {
+                return Ok(None);
+            };
             if update.whole || !self.data_path.is_empty() {
                 self.steps.done(Step::Read);
-                return Some(update);
+                return Ok(Some(update));
             }
             error!(
                 "an object was refused, or the API server not heard of: the programs of the older layout stay until then"
@@ -189,14 +191,21 @@ impl Parts {
                 "waiting until every object is known and can be read, to replace an older layout"
                     .to_owned(),
             ));
-            self.owner.apply(update).await;
-            self.owner.settle().await;
+            let written = async {
+                self.owner.apply(update).await?;
+                self.owner.settle().await
+            };
+            let written = written.await;
+            written.map_err(failed(
+                "cannot write new maps beside those of an older layout",
+            ))?;
         }
     }
 
     /// Writes the maps, attaches the programs, and sends the canary.
     pub(super) async fn program(&mut self, first: Update) -> Result<(), RoleError> {
-        self.owner.apply(first).await;
+        let applied = self.owner.apply(first).await;
+        applied.map_err(failed("cannot write the maps"))?;
         if self.owner.is_in_doubt() {
             let error = io::Error::other("what they hold is not known");
             return Err(failed("cannot write the maps")(error));

@@ -173,10 +173,8 @@ fn run(command: Command) -> Result<()> {
             update,
             filter,
         } => {
-            if whole && kernel.is_empty() && filter.is_empty() {
-                fuzz::run(&fuzz::Options::ALL)?;
-            }
-            vm::run(&vm::Options {
+            let is_fuzzed = whole && !shell && kernel.is_empty() && filter.is_empty();
+            let matrix = vm::run(&vm::Options {
                 kernels: kernel,
                 offline,
                 shell,
@@ -184,7 +182,12 @@ fn run(command: Command) -> Result<()> {
                 force,
                 update,
                 filter,
-            })
+            });
+            if is_fuzzed {
+                let fuzzed = fuzz::run(&fuzz::Options::ALL);
+                return matrix.and(fuzzed);
+            }
+            matrix
         }
         Command::Fuzz(options) => fuzz::run(&options),
         Command::E2e(options) => e2e::run(&options),

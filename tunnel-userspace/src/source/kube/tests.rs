@@ -50,13 +50,7 @@ impl Setup {
             limits: LIMITS,
             settings: Settings {
                 kubeconfig: Some(kubeconfig),
-                api_servers: servers
-                    .iter()
-                    .map(|it| ApiServer {
-                        text: it.uri().to_string(),
-                        uri: it.uri(),
-                    })
-                    .collect(),
+                api_servers: servers.iter().map(|it| it.named()).collect(),
                 connect_timeout: Duration::from_secs(2),
                 watch_timeout: Duration::from_secs(60),
                 longest_pause: Duration::from_millis(300),

@@ -26,6 +26,8 @@ use tokio::{
     task::JoinSet,
 };
 
+use crate::source::kube::ApiServer;
+
 /// One request.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
@@ -156,6 +158,12 @@ impl Server {
         format!("http://{}/", self.address)
             .parse()
             .expect("an address")
+    }
+
+    /// The server as a config names it.
+    pub(super) fn named(&self) -> ApiServer {
+        let (text, uri) = (self.uri().to_string(), self.uri());
+        ApiServer { text, uri }
     }
 
     /// What was asked for at a path.

@@ -68,28 +68,7 @@ enum Command {
         args: Vec<String>,
     },
     /// Run the tests that a kernel decides on the pinned kernels, in virtual machines (root).
-    Vm {
-        /// Run every test, on every kernel, the newest and this machine's own among them.
-        #[arg(long, conflicts_with = "filter")]
-        whole: bool,
-        /// Only this kernel, or `native`; may be given several times.
-        #[arg(long)]
-        kernel: Vec<String>,
-        /// Use only what was fetched before.
-        #[arg(long)]
-        offline: bool,
-        /// Open a shell in a machine with the kernel of --kernel.
-        #[arg(long)]
-        shell: bool,
-        /// Run even where a run of exactly this had a good result.
-        #[arg(long)]
-        force: bool,
-        /// Write down what the verifier needs, instead of comparing it, and what came of a whole run.
-        #[arg(long)]
-        update: bool,
-        /// Only tests whose names hold one of these.
-        filter: Vec<String>,
-    },
+    Vm(vm::Options),
     /// Give parsers mutated inputs, and look for one that panics or hangs.
     Fuzz(fuzz::Options),
     /// Measure (root).
@@ -164,26 +143,9 @@ fn run(command: Command) -> Result<()> {
         Command::Test { tier, args } => test::run(tier, &args),
         Command::Demo { keep, args } => demo::demo(keep, &args),
         Command::Bench { which, args } => demo::bench(&progress::word(&which), &args),
-        Command::Vm {
-            kernel,
-            offline,
-            shell,
-            whole,
-            force,
-            update,
-            filter,
-        } => {
-            let is_fuzzed = whole && !shell && kernel.is_empty() && filter.is_empty();
-            let matrix = vm::run(&vm::Options {
-                kernels: kernel,
-                offline,
-                shell,
-                whole,
-                force,
-                update,
-                filter,
-            });
-            if is_fuzzed {
+        Command::Vm(options) => {
+            let matrix = vm::run(&options);
+            if options.is_fuzzed() {
                 let fuzzed = fuzz::run(&fuzz::Options::ALL);
                 return matrix.and(fuzzed);
             }

@@ -50,23 +50,28 @@ const NATIVE_TESTS: u32 = 4;
 /// The name of this machine's own kernel.
 const NATIVE: &str = "native";
 
-/// What to run.
-#[derive(Debug, Default)]
+/// The tests to run, and the kernels.
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// The kernels; those that are pinned if there is none.
-    pub(crate) kernels: Vec<String>,
-    /// Whether to use only what was fetched before.
-    pub(crate) offline: bool,
-    /// Whether to open a shell in a machine instead.
-    pub(crate) shell: bool,
-    /// Whether to run every test, and on every kernel.
+    /// Run every test, on every kernel, the newest and this machine's own among them.
+    #[arg(long, conflicts_with = "filter")]
     pub(crate) whole: bool,
-    /// Whether to run even what has run with this very result.
+    /// Only this kernel, or `native`; may be given several times.
+    #[arg(long = "kernel", value_name = "KERNEL")]
+    pub(crate) kernels: Vec<String>,
+    /// Use only what was fetched before.
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Open a shell in a machine with the kernel of --kernel.
+    #[arg(long)]
+    pub(crate) shell: bool,
+    /// Run even where a run of exactly this had a good result.
+    #[arg(long)]
     pub(crate) force: bool,
-    /// Whether to write down what the verifier needs, instead of comparing it, and of a whole run what
-    /// came of each kernel and what tests cost.
+    /// Write down what the verifier needs, instead of comparing it, and what came of a whole run.
+    #[arg(long)]
     pub(crate) update: bool,
-    /// Names of tests.
+    /// Only tests whose names hold one of these.
     pub(crate) filter: Vec<String>,
 }
 
@@ -133,6 +138,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 impl Options {
     /// That they go together.
+    /// Tells whether parsers are fuzzed too: after everything, on every kernel.
+    pub(crate) const fn is_fuzzed(&self) -> bool {
+        self.whole && !self.shell && self.kernels.is_empty() && self.filter.is_empty()
+    }
+
     fn check(&self) -> Result<()> {
         ensure!(
             !self.update || self.filter.is_empty(),

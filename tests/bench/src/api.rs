@@ -73,13 +73,13 @@ pub(crate) struct Options {
     /// The folder of programs that `cargo xtask e2e` makes.
     #[arg(long)]
     kit: PathBuf,
-    /// How many Services there are, of five endpoints each.
+    /// The number of Services, of five endpoints each.
     #[arg(long, default_value_t = 5000)]
     services: u32,
-    /// How often each proxy is started from nothing.
+    /// The number of starts of each proxy from nothing.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// How often an endpoint changes; for kube-proxy a tenth of that.
+    /// The number of changes of an endpoint; for kube-proxy a tenth of that.
     #[arg(long, default_value_t = 200)]
     changes: u32,
 }

@@ -28,13 +28,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// What a connect costs, direct and with several numbers of Services.
+    /// The cost of a connect, direct and with several numbers of Services.
     Connect(connect::Options),
-    /// How long it takes from a file to the kernel, beside nftables rules; what it takes of memory.
+    /// The time from a file to the kernel, beside nftables rules; the memory of the daemon.
     Program(program::Options),
-    /// How long it takes from the API server to the kernel, beside kube-proxy.
+    /// The time from the API server to the kernel, beside kube-proxy.
     Api(api::Options),
-    /// What a stream through the tunnel costs, beside plain TCP and bare TLS.
+    /// The cost of a stream through the tunnel, beside plain TCP and bare TLS.
     Tunnel(tunnel::Options),
 }
 

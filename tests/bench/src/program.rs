@@ -43,19 +43,19 @@ const WORK: Duration = Duration::from_millis(5);
 pub(crate) struct Options {
     #[command(flatten)]
     common: Common,
-    /// How many Services there are where there are some.
+    /// The number of Services where there are some.
     #[arg(long, default_value_t = 1000)]
     services: u32,
-    /// How often the Services are programmed from nothing.
+    /// The number of starts with nothing programmed.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// How often an endpoint changes.
+    /// The number of changes of an endpoint.
     #[arg(long, default_value_t = 50)]
     changes: u32,
-    /// How many Services there are where there are very many, of four endpoints each.
+    /// The number of Services where there are very many, of four endpoints each.
     #[arg(long, default_value_t = 30_000)]
     many: u32,
-    /// How often a daemon starts with very many, and rules are loaded; 0 leaves both out.
+    /// The number of starts with very many, and of loads of rules; 0 leaves both out.
     #[arg(long, default_value_t = 5)]
     starts: u32,
     /// For how many Services nftables rules of kube-proxy's shape are loaded; none leaves them out.

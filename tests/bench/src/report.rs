@@ -1,4 +1,4 @@
-//! What every benchmark is asked, and how it reports.
+//! The options of every benchmark, and its report.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use tunnel_tests::{environment, instance::Settings, table::in_columns};
 
-/// What can be set for every benchmark.
+/// The options of every benchmark.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Common {
     /// The program to measure; by default the one beside this program.
@@ -69,11 +69,11 @@ struct Outcome<'a, T> {
 /// A target and whether it was met.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Verdict {
-    /// What is asked for.
+    /// The target in words.
     pub(crate) target: String,
-    /// What was measured.
+    /// The measured value in words.
     pub(crate) measured: String,
-    /// Whether that meets it.
+    /// True if the value meets the target.
     pub(crate) met: bool,
 }
 

@@ -161,7 +161,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             let looked = self.looks.ended().await.ok_or(BrokeOff)?;
             self.looks.end(looked, &mut self.reconciler);
         }
-        self.follow_up(Some(since));
+        self.follow_up(true, Some(since));
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         while self.waiting.is_running() {
             let freed = self.waiting.freed().await.ok_or(BrokeOff)?;
             self.take_back(&freed);
-            self.follow_up(None);
+            self.follow_up(false, None);
         }
         Ok(())
     }
@@ -198,6 +198,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let look_at = self.looks.at;
+            let mut is_due = false;
             let since = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
@@ -213,7 +214,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
                     // No source told of it: the delay of the last update stays what is shown.
-                    self.pass(None);
+                    is_due = true;
                     None
                 }
                 looked = self.looks.ended() => {
@@ -236,19 +237,19 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                     None
                 }
                 _ = audits.tick() => {
-                    self.audit();
+                    is_due = self.audit();
                     None
                 }
             };
-            self.follow_up(since);
+            self.follow_up(is_due || since.is_some(), since);
         }
         info!("the owner of the maps stops; what is programmed stays");
     }
 
     /// Looks for listeners if it is time, and writes what was heard then, or waits.
-    fn follow_up(&mut self, heard: Option<Duration>) {
+    fn follow_up(&mut self, is_due: bool, heard: Option<Duration>) {
         self.looks.look(&mut self.reconciler);
-        if heard.is_some() || self.reconciler.is_dirty() {
+        if is_due || self.reconciler.is_dirty() {
             self.pass(heard);
         } else {
             self.waiting.add(Retired::default());
@@ -284,8 +285,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
 
     /// Compares the maps with what is known of them. They are read here, and not beside: while something
     /// is written, a reader sees some of it and not the rest, which is no difference. It is once an hour,
-    /// as a start reads them.
-    fn audit(&mut self) {
+    /// as a start reads them. Returns true for differences, which are to be written.
+    fn audit(&mut self) -> bool {
         match self.reconciler.audit(&*self.waiting.grace) {
             Ok(0) => {}
             Ok(differences) => {
@@ -295,13 +296,14 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 );
                 // Backends may have been among them, and their grace period is over.
                 self.tell_gone();
-                self.pass(None);
+                return true;
             }
             Err(error) => error!(
                 error = &error as &dyn std::error::Error,
                 "cannot check the maps"
             ),
         }
+        false
     }
 
     /// Writes what changed. What a first pass may have left undone is found out, and written.

@@ -19,10 +19,8 @@ const SOURCES: [&str; 5] = [
 fn main() -> io::Result<ExitCode> {
     let workspace = folder("CARGO_MANIFEST_DIR")?.join("..").canonicalize()?;
     for source in SOURCES {
-        println!(
-            "cargo::rerun-if-changed={}",
-            workspace.join(source).display()
-        );
+        let source = workspace.join(source);
+        println!("cargo::rerun-if-changed={}", source.display());
     }
     for name in [toolchain::RUSTC_VARIABLE, toolchain::LINKER_VARIABLE] {
         println!("cargo::rerun-if-env-changed={name}");
@@ -46,10 +44,8 @@ fn main() -> io::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            println!(
-                "cargo::error={error}; compiler: {}; linker: {}",
-                pair.compiler, pair.linker
-            );
+            let (compiler, linker) = (&pair.compiler, &pair.linker);
+            println!("cargo::error={error}; compiler: {compiler}; linker: {linker}");
             Ok(ExitCode::FAILURE)
         }
     }

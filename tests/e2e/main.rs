@@ -164,11 +164,11 @@ fn show_failure(cluster: &Cluster) -> Result<()> {
     ];
     for (name, words) in everything {
         let said = cluster
-            .kubectl()
+            .kubectl
             .run(words)
             .unwrap_or_else(|error| format!("{error:#}"));
-        std::fs::write(cluster.logs().path(&format!("{name}.log")), said)?;
+        std::fs::write(cluster.site.logs.path(&format!("{name}.log")), said)?;
     }
-    print!("{}", cluster.logs().tails(TAIL)?);
+    print!("{}", cluster.site.logs.tails(TAIL)?);
     Ok(())
 }

@@ -37,94 +37,87 @@ pub(crate) struct Spec {
 
 /// All, in the order in which they run.
 pub(crate) const ALL: [Spec; 13] = [
-    any(
+    spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
+        Wants::AnyProxy,
         services::names_resolve,
     ),
-    any(
+    spec(
         "a Service answers pods and hosts of all nodes over IPv4 and IPv6 from all its backends",
+        Wants::AnyProxy,
         services::all_backends_answer,
     ),
-    any(
+    spec(
         "a Service without endpoints refuses",
+        Wants::AnyProxy,
         services::no_endpoints_refuse,
     ),
-    any(
+    spec(
         "a Service of UDP and TCP on one port answers both",
+        Wants::AnyProxy,
         services::two_protocols_on_one_port,
     ),
-    any(
+    spec(
         "rolling a Deployment loses no connection",
+        Wants::AnyProxy,
         rolling::loses_no_connection,
     ),
-    product(
+    spec(
         "the programs of each node are attached to its own control group",
+        Wants::Product,
         attached::to_their_own_group,
     ),
-    product(
+    spec(
         "an Event on a Service tells what is wrong with it, once for all nodes",
+        Wants::Product,
         events::tell_what_is_wrong,
     ),
-    product(
+    spec(
         "a connected UDP socket is ended with its Service, in pods and on hosts",
+        Wants::Product,
         ended::with_their_backend,
     ),
-    tunnel(
+    spec(
         "exec reaches a pod on an edge that takes no connections",
+        Wants::Tunnel,
         edge::exec,
     ),
-    tunnel(
+    spec(
         "logs -f follows a pod on an edge that takes no connections",
+        Wants::Tunnel,
         edge::logs,
     ),
-    tunnel(
+    spec(
         "port-forward reaches a pod on an edge that takes no connections",
+        Wants::Tunnel,
         edge::port_forward,
     ),
-    product(
+    spec(
         "a minute without the API server, and a restart meanwhile, fail no connection",
+        Wants::Product,
         cut_off::serves_on,
     ),
-    product(
+    spec(
         "service accounts have the rights that are used, and no other",
+        Wants::Product,
         rights::are_what_is_used,
     ),
 ];
 
-const fn any(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
-    Spec {
-        name,
-        wants: Wants::AnyProxy,
-        body,
-    }
-}
-
-const fn product(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
-    Spec {
-        name,
-        wants: Wants::Product,
-        body,
-    }
-}
-
-const fn tunnel(name: &'static str, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
-    Spec {
-        name,
-        wants: Wants::Tunnel,
-        body,
-    }
+const fn spec(name: &'static str, wants: Wants, body: fn(&Stage<'_>) -> Result<()>) -> Spec {
+    Spec { name, wants, body }
 }
 
 /// Runs one, and tells of it.
 pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Row> {
     let start = Instant::now();
-    let has_product = matches!(stage.cluster.proxy(), Proxy::Culvert(_));
+    let has_product = matches!(stage.cluster.proxy, Proxy::Culvert(_));
     let outcome = match spec.wants {
         Wants::Product | Wants::Tunnel if !has_product => None,
         Wants::Tunnel => {
-            stage.cluster.network().set_outbound_only(true)?;
+            stage.cluster.site.network.set_outbound_only(true)?;
             let outcome = (spec.body)(stage);
-            stage.cluster.network().set_outbound_only(false)?;
+            stage.cluster.site.network.set_outbound_only(false)?;
             Some(outcome)
         }
         Wants::AnyProxy | Wants::Product => Some((spec.body)(stage)),

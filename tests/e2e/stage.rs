@@ -46,20 +46,20 @@ pub(crate) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// Makes it, and waits until it is there.
     pub(crate) fn set(cluster: &'a Cluster) -> Result<Self> {
-        let kubectl = cluster.kubectl();
+        let kubectl = &cluster.kubectl;
         let mut objects = vec![
             manifests::namespace(),
             manifests::deployment("web", BACKENDS),
             manifests::service("web", &["TCP", "UDP"]),
         ];
-        for node in cluster.nodes() {
-            objects.push(manifests::client(&pod_on(node.name()), node.name()));
+        for node in &cluster.nodes {
+            objects.push(manifests::client(&pod_on(node.name), node.name));
         }
         kubectl.apply(&objects.join("---\n"))?;
         kubectl.rolled_out(NAMESPACE, "deploy/web")?;
         let mut clients = Vec::new();
-        for node in cluster.nodes() {
-            let pod = pod_on(node.name());
+        for node in &cluster.nodes {
+            let pod = pod_on(node.name);
             let words = [
                 "-n",
                 NAMESPACE,
@@ -74,23 +74,25 @@ impl<'a> Stage<'a> {
                 name: pod,
             });
             clients.push(Client {
-                name: node.name().to_owned(),
-                place: node.host().clone(),
+                name: node.name.to_owned(),
+                place: node.host.clone(),
             });
         }
         Ok(Self { cluster, clients })
     }
 
     pub(crate) const fn kubectl(&self) -> &Kubectl {
-        self.cluster.kubectl()
+        &self.cluster.kubectl
     }
 
     /// Runs a command in the pod on a node.
     pub(crate) fn exec(&self, node: &str, words: &[&str]) -> Result<String> {
-        let pod = pod_on(node);
-        let head = ["-n", NAMESPACE, "exec", &pod, "--"];
-        let words: Vec<&str> = head.iter().chain(words).copied().collect();
-        self.kubectl().run(&words)
+        self.run(&[&["exec", &pod_on(node), "--"], words].concat())
+    }
+
+    /// Runs `kubectl` in the namespace of the specs.
+    pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
+        self.kubectl().run(&[&["-n", NAMESPACE], words].concat())
     }
 
     /// The addresses of a Service, once every client is answered by each.

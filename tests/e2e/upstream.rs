@@ -256,52 +256,67 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_fails_while_its_node_ports_answer_fails_for_another_reason() {
-        for ports in [&[][..], &[("172.30.1.1:31000", 3, 3)]] {
-            let failed = judge(case(KNOWN, Verdict::Failed), true, &fates(ports));
-
-            assert_eq!(failed.verdict, Verdict::Failed);
-            assert!(failed.message.contains("no answer"), "{}", failed.message);
-        }
-    }
-
-    #[test]
-    fn a_spec_whose_client_may_be_on_the_node_that_it_dials_may_pass() {
-        let name = "[sig-network] Networking Granular Checks: Services should function for pod-Service: http";
-        let none = fates(&[]);
+    fn a_spec_is_judged_by_what_is_known_of_it_and_by_what_packets_show() {
+        let elsewhere = "[sig-network] Networking Granular Checks: Services should function for pod-Service: http";
+        let conntrack = "[sig-network] Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service";
+        let longer = format!("{KNOWN}s");
+        let none = Fates::new();
+        let answered = fates(&[("172.30.1.1:31000", 3, 3)]);
         let lost = fates(&[("172.30.1.1:31000", 3, 0)]);
-
-        let passed = judge(case(name, Verdict::Passed), true, &none);
-        assert_eq!(passed.verdict, Verdict::Passed);
-        let failed = judge(case(name, Verdict::Failed), true, &lost);
-        assert_eq!(failed.verdict, Verdict::NotYet);
-        let failed = judge(case(name, Verdict::Failed), true, &none);
-        assert_eq!(failed.verdict, Verdict::Failed);
-    }
-
-    #[test]
-    fn specs_of_conntrack_are_known_by_the_port_that_they_send_from() {
-        let name = "[sig-network] Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service";
-        let mut elsewhere = fates(&[("172.30.1.1:31999", 3, 0)]);
-
-        let failed = judge(case(name, Verdict::Failed), true, &elsewhere);
-        assert_eq!(failed.verdict, Verdict::NotYet);
-        for fate in elsewhere.values_mut() {
+        let unnamed = fates(&[("172.30.1.1:31999", 3, 0)]);
+        let mut from_others = unnamed.clone();
+        for fate in from_others.values_mut() {
             fate.from = [40_000].into();
         }
-        let failed = judge(case(name, Verdict::Failed), true, &elsewhere);
-        assert_eq!(failed.verdict, Verdict::Failed);
-    }
+        let (passed, failed, not_yet) = (Verdict::Passed, Verdict::Failed, Verdict::NotYet);
+        for (claim, name, ended, fates, judged) in [
+            ("no packet was sent", KNOWN, failed, &none, failed),
+            ("its node ports answer", KNOWN, failed, &answered, failed),
+            (
+                "its client may be on that node",
+                elsewhere,
+                passed,
+                &none,
+                passed,
+            ),
+            (
+                "its client was elsewhere",
+                elsewhere,
+                failed,
+                &lost,
+                not_yet,
+            ),
+            (
+                "its packets were not lost",
+                elsewhere,
+                failed,
+                &none,
+                failed,
+            ),
+            (
+                "conntrack's port sent",
+                conntrack,
+                failed,
+                &unnamed,
+                not_yet,
+            ),
+            ("another port sent", conntrack, failed, &from_others, failed),
+            (
+                "another name is another spec",
+                &longer,
+                failed,
+                &lost,
+                failed,
+            ),
+        ] {
+            let case = judge(case(name, ended), true, fates);
 
-    #[test]
-    fn a_longer_name_and_another_proxy_are_judged_by_how_the_spec_ended() {
-        let other = case(&format!("{KNOWN}s"), Verdict::Failed);
-
-        assert_eq!(judge(other.clone(), true, &Fates::new()), other);
-        assert_eq!(
-            judge(case(KNOWN, Verdict::Passed), false, &Fates::new()).verdict,
-            Verdict::Passed
-        );
+            assert_eq!(case.verdict, judged, "{claim}");
+            let reason = if judged == failed { "no answer" } else { "" };
+            assert!(case.message.contains(reason), "{claim}: {}", case.message);
+        }
+        let other_proxy = judge(case(KNOWN, passed), false, &none);
+        assert_eq!(other_proxy.verdict, passed);
     }
 
     #[test]

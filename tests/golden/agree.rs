@@ -141,7 +141,7 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
     let settings = Settings {
         node_name: here.node.clone(),
         algorithm: Algorithm::Random,
-        node_ports: node_ports(&here.node_port_addresses),
+        node_ports: node_ports(here.node_port_addresses.as_deref()),
         external_ips: match here.external_ips {
             reference::ExternalIps::Any => ExternalIps::Any,
             reference::ExternalIps::Owned => ExternalIps::Owned,
@@ -154,11 +154,11 @@ fn program(cluster: &Cluster, here: &Here) -> Result<(Memory, Arc<HealthChecks>)
     let mut maps = Memory::new(SIZES);
     maps.grace();
     let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
-    reconciler.set_addresses(here.addresses.iter().map(|(_, ip)| *ip).collect());
+    reconciler.set_addresses(here.addresses.iter().copied().collect());
     reconciler.update(update(cluster)?);
     reconciler.pass();
     ensure!(!reconciler.is_dirty(), "not everything was written");
-    let checks = reconciler.take_health().unwrap_or_default();
+    let checks = reconciler.health().cloned().unwrap_or_default();
     Ok((reconciler.maps().clone(), checks))
 }
 
@@ -183,24 +183,20 @@ fn told(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
     told.collect()
 }
 
-fn node_ports(wanted: &reference::NodePortAddresses) -> Vec<NodePortAddresses> {
+fn node_ports(wanted: Option<&[reference::Entry]>) -> Vec<NodePortAddresses> {
+    let entry = |entry: &reference::Entry| match entry {
+        reference::Entry::Cidr(cidr) => NodePortAddresses::Range(
+            cidr.address(),
+            u8::try_from(cidr.length()).unwrap_or(u8::MAX),
+        ),
+        reference::Entry::Primary => NodePortAddresses::Primary,
+        reference::Entry::Localhost => NodePortAddresses::Localhost,
+        reference::Entry::All => NodePortAddresses::All,
+    };
     match wanted {
-        reference::NodePortAddresses::Absent => {
-            vec![NodePortAddresses::Primary, NodePortAddresses::Localhost]
-        }
-        reference::NodePortAddresses::All => vec![NodePortAddresses::All],
-        reference::NodePortAddresses::List(entries) => entries
-            .iter()
-            .map(|entry| match entry {
-                reference::Entry::Cidr(cidr) => NodePortAddresses::Range(
-                    cidr.address(),
-                    u8::try_from(cidr.length()).unwrap_or(u8::MAX),
-                ),
-                reference::Entry::Primary => NodePortAddresses::Primary,
-                reference::Entry::Localhost => NodePortAddresses::Localhost,
-                reference::Entry::All => NodePortAddresses::All,
-            })
-            .collect(),
+        None => vec![NodePortAddresses::Primary, NodePortAddresses::Localhost],
+        Some([]) => vec![NodePortAddresses::All],
+        Some(entries) => entries.iter().map(entry).collect(),
     }
 }
 
@@ -312,7 +308,7 @@ impl Asker for Asking<'_> {
         let ip = match self.source {
             Source::PodSocket(ip) | Source::Outside(ip) => Some(*ip),
             Source::NodeSocket => {
-                let mut own = self.here.addresses.iter().map(|(_, ip)| *ip);
+                let mut own = self.here.addresses.iter().copied();
                 own.find(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback())
             }
         };
@@ -337,7 +333,7 @@ impl Asker for Asking<'_> {
 
 /// The outcome of a new connection, decided as the programs do: with each place of the set once.
 fn verdict(maps: &Memory, key: &FrontKey, source: &Source, here: &Here) -> Verdict {
-    let is_own = |ip: &IpAddr| here.addresses.iter().any(|(_, own)| own == ip);
+    let is_own = |ip: &IpAddr| here.addresses.contains(ip);
     let traffic = match source {
         Source::Outside(ip) if !is_own(ip) => Traffic::Packets,
         Source::NodeSocket | Source::PodSocket(_) | Source::Outside(_) => Traffic::Sockets,

@@ -19,14 +19,14 @@ use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 /// The name of the image, as `cargo xtask package` gives it.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
-/// The YAML files of a folder and of those in it.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The files with an ending in a folder and in those below it.
+pub(crate) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            found.extend(files(&path)?);
-        } else if path.extension().is_some_and(|end| end == "yaml") {
+            found.extend(files(&path, ending)?);
+        } else if path.extension().is_some_and(|it| it == ending) {
             found.push(path);
         }
     }
@@ -37,7 +37,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 fn chosen(is_chosen: impl Fn(&str) -> bool) -> Result<Vec<(PathBuf, String)>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
     let mut chosen = Vec::new();
-    for path in files(Path::new(folder))? {
+    for path in files(Path::new(folder), "yaml")? {
         let name = path.file_name().and_then(|name| name.to_str());
         if name.is_some_and(&is_chosen) {
             let text = fs::read_to_string(&path)?;
@@ -262,25 +262,14 @@ fn the_page_on_installing_says_what_the_api_server_must_be_told() {
 fn only_what_prepares_a_node_is_privileged() -> Result<()> {
     for pod in pods()? {
         for container in &pod.containers {
+            let name = &container.name;
             let rights = container.security_context.as_ref();
-            let rights = rights.with_context(|| format!("{}: no rights", container.name))?;
-            ensure!(rights.privileged != Some(true), "{}", container.name);
-            ensure!(
-                rights.allow_privilege_escalation == Some(false),
-                "{}",
-                container.name
-            );
-            ensure!(
-                rights.read_only_root_filesystem == Some(true),
-                "{}",
-                container.name
-            );
+            let rights = rights.with_context(|| format!("{name}: no rights"))?;
+            ensure!(rights.privileged != Some(true), "{name}");
+            ensure!(rights.allow_privilege_escalation == Some(false), "{name}");
+            ensure!(rights.read_only_root_filesystem == Some(true), "{name}");
             let drop = rights.capabilities.as_ref().and_then(|it| it.drop.as_ref());
-            ensure!(
-                drop.is_some_and(|drop| drop == &["ALL"]),
-                "{}",
-                container.name
-            );
+            ensure!(drop.is_some_and(|drop| drop == &["ALL"]), "{name}");
         }
     }
     Ok(())

@@ -120,7 +120,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
             owners.extend(fronts.map(|front| (front, owner.clone())));
         }
     }
-    let checks = reconciler.take_health().unwrap_or_default();
+    let checks = reconciler.health().cloned().unwrap_or_default();
     for (name, check) in &checks.services {
         let told = check.local.iter();
         let told: String = told
@@ -175,19 +175,14 @@ fn entries(maps: &Memory, owners: &BTreeMap<String, String>) -> Vec<String> {
 /// are endpoints elsewhere; how long clients keep their backend; and whether sockets are left alone.
 fn policies(front: &Front) -> String {
     let mut words = String::new();
-    for (chosen, who) in [
-        (Traffic::Sockets.set(front), "sockets"),
-        (Traffic::Packets.set(front), "packets"),
+    for (traffic, flag, who) in [
+        (Traffic::Sockets, Front::SOCKETS_LOCAL, "sockets"),
+        (Traffic::Packets, Front::PACKETS_LOCAL, "packets"),
     ] {
-        let flag = if who == "sockets" {
-            Front::SOCKETS_LOCAL
-        } else {
-            Front::PACKETS_LOCAL
-        };
         if front.flags & flag == 0 {
             continue;
         }
-        let is_lost = chosen.len == 0 && front.flags & Front::HAS_ENDPOINTS != 0;
+        let is_lost = traffic.set(front).len == 0 && front.flags & Front::HAS_ENDPOINTS != 0;
         let end = if is_lost { " (lead nowhere)" } else { "" };
         words.push_str(&format!(" {who}=local{end}"));
     }
@@ -277,18 +272,6 @@ mod tests {
         };
     }
 
-    /// Every file of Rust below some folders.
-    fn sources(folder: &Path, text: &mut String) {
-        for entry in fs::read_dir(folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                sources(&path, text);
-            } else if path.extension().is_some_and(|ending| ending == "rs") {
-                text.push_str(&fs::read_to_string(&path).expect("text"));
-            }
-        }
-    }
-
     #[test]
     fn the_page_on_services_names_only_tests_that_there_are() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -296,9 +279,11 @@ mod tests {
         let (_, tested) = page
             .split_once("## Where each rule is tested")
             .expect("a section");
-        let mut text = String::new();
-        sources(&root.join("netns"), &mut text);
-        sources(&root.join("../tunnel-userspace/src"), &mut text);
+        let text: String = ["netns", "../tunnel-userspace/src", "../tunnel-common/src"]
+            .into_iter()
+            .flat_map(|folder| deploy::files(&root.join(folder), "rs").expect("a folder"))
+            .map(|path| fs::read_to_string(path).expect("text"))
+            .collect();
         let is_test = |name: &&str| name.matches('_').count() > 2;
         let is_there = |name: &&str| {
             text.contains(&format!("fn {name}(")) || root.join("golden/cases").join(name).is_dir()
@@ -314,7 +299,7 @@ mod tests {
     cases![
         a_bad_document_leaves_the_rest,
         a_client_keeps_its_backend_at_every_address_of_the_service,
-        a_cluster_ip_goes_before_an_external_ip_of_an_older_service,
+        a_cluster_ip_goes_before_other_addresses_of_older_services,
         a_cluster_ip_leads_to_its_ready_endpoints,
         a_dual_stack_service_has_a_front_in_each_family,
         a_list_is_read_as_its_items,
@@ -368,6 +353,7 @@ mod tests {
         the_external_policy_local_is_for_packets_from_outside,
         the_external_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
         the_external_policy_means_nothing_without_an_external_address,
+        the_field_traffic_distribution_and_annotations_of_topology_count_for_nothing,
         the_internal_policy_local_keeps_to_endpoints_of_this_node,
         the_internal_policy_local_leads_nowhere_without_an_endpoint_of_this_node,
         the_internal_policy_means_nothing_for_other_addresses_than_the_cluster_ip,

@@ -5,9 +5,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tunnel_reference::{
-    Cluster, Entry, ExternalIps, Here, NodePortAddresses, TopologyKeys, address::Cidr,
-};
+use tunnel_reference::{Cluster, Entry, ExternalIps, Here, TopologyKeys, address::Cidr};
 
 use crate::{ADDRESSES, agree};
 
@@ -74,15 +72,11 @@ fn here(config: &Path) -> Result<Here> {
         .map(|service| &service["nodePortAddresses"]);
     Ok(Here {
         node: "node-a".to_owned(),
-        addresses: ADDRESSES.map(|ip| (ip.is_loopback(), ip)).into(),
+        addresses: ADDRESSES.into(),
         node_port_addresses: match node_ports {
-            None => NodePortAddresses::All,
-            Some(Value::Array(entries)) if entries.is_empty() => NodePortAddresses::All,
-            Some(Value::Array(entries)) => {
-                let entries = entries.iter().map(entry);
-                NodePortAddresses::List(entries.collect::<Result<_>>()?)
-            }
-            Some(_) => NodePortAddresses::Absent,
+            None => Some(Vec::new()),
+            Some(Value::Array(entries)) => Some(entries.iter().map(entry).collect::<Result<_>>()?),
+            Some(_) => None,
         },
         external_ips: match word("externalIPs") {
             Some("owned") => ExternalIps::Owned,

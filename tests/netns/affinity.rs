@@ -8,22 +8,18 @@ use tunnel_tests::{
     manifest::{Manifest, Protocol, Service},
     place::Place,
     shared::Shared,
-    topology, wait,
+    wait,
 };
 
 use crate::{
     scene::Scene,
     support::{
-        CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http, same,
-        until_backends,
+        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http,
+        same, until_backends,
     },
 };
 
 const WEB: Vip = Vip::of(30);
-const HOST: Vip = Vip {
-    v4: topology::HOST_V4,
-    v6: topology::HOST_V6,
-};
 const NODE_HTTP: u16 = 30_081;
 /// How often is tried what chance would not do: of three backends the same one is chosen twelve
 /// times in a row once in 177,147.
@@ -53,7 +49,7 @@ fn kept_for(seconds: u32) -> Service {
 
 /// The same Service, whose clients don't.
 fn plain() -> Service {
-    Service::new("web", [WEB.v4.into(), WEB.v6.into()])
+    Service::new("web", WEB.ips())
         .port(Protocol::Tcp, HTTP, HTTP_TARGET)
         .node_port(NODE_HTTP)
         .port(Protocol::Udp, DNS, DNS_TARGET)
@@ -213,30 +209,6 @@ fn sockets_that_connect_at_once_for_the_first_time_get_one_backend() -> Result<(
 }
 
 #[test]
-#[ignore = "no kernel decides it: arithmetic with a clock that all have"]
-fn a_client_that_stays_away_for_too_long_is_forgotten() -> Result<()> {
-    const KEPT: u32 = 4;
-    let scene = SCENE.take()?;
-    scene.program(kept_for(KEPT).backends(scene.all()))?;
-
-    for way in [Way::V4, Way::V6] {
-        // Each connect makes it a client for as long again.
-        let first = answering(&scene.client, way, WEB, HTTP)?;
-        for _ in 0..TRIES {
-            clock::pause(Duration::from_millis(500));
-            let server = answering(&scene.client, way, WEB, HTTP)?;
-            same("server", server, first.clone())?;
-        }
-        let away = || {
-            clock::pause(Duration::from_secs(KEPT.into()) + Duration::from_millis(200));
-            answering(&scene.client, way, WEB, HTTP).is_ok_and(|server| server != first)
-        };
-        wait::until(Duration::from_secs(120), away).context("it is never forgotten")?;
-    }
-    scene.give_back()
-}
-
-#[test]
 fn affinity_is_switched_on_and_off_while_clients_connect() -> Result<()> {
     let scene = SCENE.take()?;
     scene.program(plain().backends(scene.all()))?;
@@ -304,11 +276,7 @@ fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Resu
                 .pod(&format!("c{round}-{}", u8::from(way == Way::V6)))?;
             answering(&client, way, HOST, NODE_HTTP)?;
             for _ in 0..2 {
-                same(
-                    "server",
-                    answering(&client, way, WEB, HTTP)?,
-                    "one".to_owned(),
-                )?;
+                same("server", answering(&client, way, WEB, HTTP)?, "one")?;
             }
         }
     }

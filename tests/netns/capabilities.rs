@@ -11,8 +11,8 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{Scene, WEB},
-    support::{CHANGE, Way, ask, is_ended, same},
+    scene::{Scene, WEB, are_answered, are_ended},
+    support::{CHANGE, Way, same},
 };
 
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
@@ -81,28 +81,23 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
 #[ignore = "no kernel decides it: what is told; `helper` ends sockets on every kernel"]
 fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_says_that_it_ends_none_in_pods()
 -> Result<()> {
-    let scene = Scene::new(&["one", "two"])?;
+    let scene = Scene::of_two()?;
     let node = &scene.node;
-    scene.lead_to(&["one"])?;
     start(node)?;
     let sockets = scene.connected(WEB, "one")?;
     let (of_host, of_pod) = sockets.split_at(Way::UDP.len());
 
     scene.lead_to(&["two"])?;
 
-    for (client, socket) in of_host {
-        is_ended(socket).with_context(|| client.to_string())?;
-    }
-    for (client, socket) in of_pod {
-        same("server", ask(socket)?.as_str(), "one").with_context(|| client.to_string())?;
-    }
+    are_ended(of_host)?;
+    are_answered(of_pod, "one")?;
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
     // What a look came to is told once it is over.
     let left = serde_json::Value::from(of_pod.len());
     let sockets = || Ok::<_, anyhow::Error>(node.status()?["sockets"].clone());
     wait::until(CHANGE, || sockets().is_ok_and(|it| it["left"] == left))
         .with_context(|| format!("{:?}", sockets()))?;
-    same("pods", &sockets()?["pods"]["unreached"], &why.into())?;
+    same("pods", &sockets()?["pods"]["unreached"], why)?;
     let shown = node.culvert(&["status"])?.stdout;
     ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
     wait::until(CHANGE, || node.logs().contains(why))?;
@@ -147,7 +142,7 @@ fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_rou
         let show = [
             "ip", family, "route", "show", "table", "local", "proto", "176",
         ];
-        same("routes", node.host().run(&show)?, String::new())?;
+        same("routes", node.host().run(&show)?, "")?;
     }
     Ok(())
 }

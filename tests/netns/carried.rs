@@ -5,7 +5,6 @@ use std::{
     fs,
     net::{TcpStream, UdpSocket},
     path::Path,
-    sync::Arc,
     thread,
 };
 
@@ -15,49 +14,32 @@ use aya::{
     util::nr_cpus,
 };
 use tunnel_common::{LAYOUT_VERSION, table::COUNT};
-use tunnel_tests::{
-    load::Enough,
-    node::Node,
-    pod::{Pod, Server},
-    scale::Scale,
-    wait,
-};
+use tunnel_tests::{load::Enough, node::Node, pod::Pod, scale::Scale, wait};
 
-use crate::support::{
-    CHANGE, DNS, HTTP, Vip, Way, addresses, all_answered, ask, ask_to, http, loads, maps_folder,
-    repeated, reports, same, serve,
+use crate::{
+    scene::{OTHER, Scene, WEB},
+    support::{
+        CHANGE, DNS, HTTP, Vip, Way, all_answered, ask, ask_to, http, loads, maps_folder, repeated,
+        reports, same,
+    },
 };
-
-pub(crate) const WEB: Vip = Vip::of(10);
-pub(crate) const OTHER: Vip = Vip::of(11);
 
 /// A node with two Services, of two backends and of one.
-pub(crate) struct Stage {
-    pub(crate) node: Node,
-    pub(crate) client: Arc<Pod>,
-    _servers: [Server; 3],
+pub(crate) fn start() -> Result<Scene> {
+    let scene = Scene::new(&["one", "two", "other"])?;
+    scene.resize([64, 64, 64])?;
+    let other = scene.addresses(&["other"])?;
+    scene.start([
+        // Before the others in the maps, and gone when these are made anew.
+        Vip::of(9).service("first").backends(other.clone()),
+        WEB.service("web")
+            .backends(scene.addresses(&["one", "two"])?),
+        OTHER.service("other").backends(other),
+    ])?;
+    Ok(scene)
 }
 
-impl Stage {
-    pub(crate) fn new() -> Result<Self> {
-        let node = Node::new()?;
-        let client = node.pod("client")?;
-        let [one, two, other] = [node.pod("one")?, node.pod("two")?, node.pod("other")?];
-        let servers = [serve(&one)?, serve(&two)?, serve(&other)?];
-        // Before the others in the maps, and gone when these are made anew.
-        node.apply(Vip::of(9).service("first").backends(addresses(&[&*other])))?;
-        node.apply(WEB.service("web").backends(addresses(&[&*one, &*two])))?;
-        node.apply(OTHER.service("other").backends(addresses(&[&*other])))?;
-        let stage = Self {
-            node,
-            client,
-            _servers: servers,
-        };
-        stage.resize([64, 64, 64])?;
-        stage.node.start()?;
-        Ok(stage)
-    }
-
+impl Scene {
     /// Room for so many fronts, slots and backends, from the next start on.
     pub(crate) fn resize(&self, [fronts, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
@@ -77,7 +59,7 @@ impl Stage {
         same(
             "folders",
             folders(&self.node.bpffs())?,
-            vec!["links".to_owned(), maps_folder("")],
+            ["links", &maps_folder("")],
         )
     }
 
@@ -218,7 +200,7 @@ impl Flows {
         self.stay_connected()?;
         for _ in 0..2 {
             same("server", self.asks(WEB)?, self.sent_to.clone())?;
-            same("server", self.asks(OTHER)?, "other".to_owned())?;
+            same("server", self.asks(OTHER)?, "other")?;
         }
         Ok(())
     }

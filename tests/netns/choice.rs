@@ -1,4 +1,4 @@
-//! Which backend a connect goes to: algorithms, weights, and Services that sockets leave alone.
+//! Which backend a connect goes to: algorithms and weights.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -11,13 +11,12 @@ use tunnel_tests::{
 
 use crate::{
     scene::Scene,
-    support::{HTTP, HTTP_TARGET, Vip, Way, counted, http, same},
+    support::{HTTP, HTTP_TARGET, Vip, Way, http, same},
 };
 
 const WEB: Vip = Vip::of(40);
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
-const SOCKETS: &str = "culvert.dev/sockets";
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["one", "two", "three", "four"]));
 
@@ -73,21 +72,6 @@ fn connects_are_shared_by_weight() -> Result<()> {
 }
 
 #[test]
-#[ignore = "no kernel decides it: arithmetic with slots; `counters` takes turns on every kernel"]
-fn turns_are_taken_by_weight_without_heaps() -> Result<()> {
-    let scene = start(&[(ALGORITHM, "wrr"), (WEIGHTS, "zone:north=2, *=0")])?;
-
-    for way in Way::TCP {
-        same(
-            "counts",
-            counts(&scene.client, way, 12)?,
-            [("one".to_owned(), 12)].into(),
-        )?;
-    }
-    scene.give_back()
-}
-
-#[test]
 fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -> Result<()> {
     let scene = SCENE.take()?;
     for algorithm in ["sh", "maglev"] {
@@ -108,42 +92,6 @@ fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -
             ensure!(several > 1, "{algorithm}: {chosen:?}");
         }
         scene.restore()?;
-    }
-    scene.give_back()
-}
-
-#[test]
-#[ignore = "no kernel decides it: arithmetic with the address that is dialled"]
-fn a_hash_of_the_destination_leads_every_client_to_one_backend() -> Result<()> {
-    let scene = start(&[(ALGORITHM, "destination-hash")])?;
-
-    for way in [Way::V4, Way::V6] {
-        let expected = counts(scene.node.host(), way, 6)?;
-        same("backends", expected.len(), 1)?;
-        for number in 0..6 {
-            let client = scene
-                .node
-                .pod(&format!("{way:?}-{number}").to_lowercase())?;
-            same("counts", counts(&client, way, 6)?, expected.clone())?;
-        }
-    }
-    scene.give_back()
-}
-
-#[test]
-#[ignore = "no kernel decides it: the Service has no entries in the maps"]
-fn sockets_leave_a_service_alone_that_asks_for_it() -> Result<()> {
-    let scene = start(&[(SOCKETS, "leave-alone")])?;
-
-    for way in Way::TCP {
-        let dial = || Ok(way.connect(scene.node.host(), WEB, HTTP).is_ok());
-        let reasons = ["translated", "no_backend"];
-        let (connected, grown) = counted(&scene.node, &reasons, dial)?;
-        same(
-            "connected, and counted",
-            (connected, grown),
-            (false, vec![0, 0]),
-        )?;
     }
     scene.give_back()
 }
@@ -184,11 +132,8 @@ fn people_are_told_where_connects_go_and_why() -> Result<()> {
     );
     let json = node.culvert(&["services", "--output", "json"])?.stdout;
     let json: serde_json::Value = serde_json::from_str(&json)?;
-    same(
-        "weight",
-        json[0]["ports"][0]["endpoints"][0]["weight"].clone(),
-        3.into(),
-    )?;
+    let weight = &json[0]["ports"][0]["endpoints"][0]["weight"];
+    same("weight", weight, 3)?;
 
     let unknown = node.culvert(&["services", "other/web"])?;
     same("exit", unknown.exit.code, Some(1))?;

@@ -168,9 +168,9 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     for way in Way::TCP {
         let ask = |place: &Place| ask_by(way, place);
         let (first, grown) = counted(&beside.instance, &["translated"], || ask(&scene.client))?;
-        same("server", (first, grown), ("backend".to_owned(), vec![0]))?;
+        same("server", (&*first, grown), ("backend", vec![0]))?;
         let (second, grown) = counted(&scene.node, &["translated"], || ask(&beside.client))?;
-        same("server", (second, grown), ("other".to_owned(), vec![0]))?;
+        same("server", (&*second, grown), ("other", vec![0]))?;
     }
 
     beside.instance.stop()?;
@@ -178,7 +178,7 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     ensure!(output.exit.is_success(), "{output:?}");
     for way in Way::TCP {
         wait::until(CHANGE, || ask_by(way, &beside.client).is_err())?;
-        same("server", ask_by(way, &scene.client)?, "backend".to_owned())?;
+        same("server", ask_by(way, &scene.client)?, "backend")?;
     }
     ensure!(scene.node.is_ready());
     Ok(())

@@ -22,10 +22,11 @@ use tunnel_tests::{
 };
 
 use crate::{
+    counters::until_released,
     scene::Scene,
     support::{
         CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http, ports,
-        same,
+        same, until_same,
     },
 };
 
@@ -47,14 +48,10 @@ pub(crate) fn set_up() -> Result<Scene> {
 
 /// Waits until so many connections are counted at `web` and `other`, and no more at anybody.
 fn until(scene: &Scene, web: u64, other: u64) -> Result<()> {
-    let (mut seen, mut all) = ([0, 0], 0);
-    wait::until(CHANGE, || {
-        let sum = |name| open(&scene.node, name).map(|open| open.values().sum());
-        seen = ["web", "other"].map(|name| sum(name).unwrap_or(u64::MAX));
-        all = connections(&scene.node).unwrap_or(u64::MAX);
-        seen == [web, other] && all == web + other
+    let sum = |name| -> Result<u64> { Ok(open(&scene.node, name)?.values().sum()) };
+    until_same("at web, other, and all", (web, other, web + other), || {
+        Ok((sum("web")?, sum("other")?, connections(&scene.node)?))
     })
-    .with_context(|| format!("{seen:?} of {all} are counted, not {web} and {other}"))
 }
 
 /// How many connections the kernel counts at all backends together.
@@ -277,6 +274,7 @@ fn sockets_of_owners_that_are_killed_with_9_count_no_more_and_the_daemon_need_no
     let node = &scene.node;
     let each = Scale::from_environment().count(120);
     let held = u64::from(each * KINDS);
+    let before = until_released(node)?;
 
     let holders = [
         hold(&scene.client, each, 0, None)?,
@@ -296,6 +294,8 @@ fn sockets_of_owners_that_are_killed_with_9_count_no_more_and_the_daemon_need_no
     drop((third, fourth));
     node.start()?;
     until(&scene, 0, 0)?;
+    // Each of them was released once, and so were the sockets of two canaries.
+    same("tracked", until_released(node)?, before + 4 * held + 2)?;
     scene.give_back()
 }
 

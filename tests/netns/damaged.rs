@@ -94,73 +94,54 @@ fn tree(folder: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 fn pins_that_are_not_as_they_were_left_are_named_and_not_touched() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();
-    let (maps, links) = (pins.join(maps_folder("")), pins.join("links"));
     // In the BPF file system, and not in Culvert's folder.
     let aside = pins.with_file_name("aside");
     scene.node.kill9()?;
 
-    // A pin of somebody else's.
-    fs::hard_link(maps.join("svc"), pins.join("stranger"))?;
-    says(&fails(&scene)?, &["stranger", "not Culvert's"])?;
-    fs::remove_file(pins.join("stranger"))?;
-
-    // A map, and a link, of a name that there isn't.
-    fs::hard_link(maps.join("svc"), maps.join("stranger"))?;
-    says(
-        &fails(&scene)?,
-        &[&maps_folder("/stranger"), "not Culvert's"],
-    )?;
-    fs::rename(maps.join("stranger"), links.join("stranger"))?;
-    says(&fails(&scene)?, &["links/stranger", "not Culvert's"])?;
-    fs::remove_file(links.join("stranger"))?;
-
-    // Another layout.
-    let newer = LAYOUT_VERSION + 1;
-    let [folder, newer, ours] = [
-        format!("v{newer}"),
-        format!("layout {newer}"),
-        format!("layout {LAYOUT_VERSION}"),
-    ];
-    fs::create_dir(pins.join(&folder))?;
-    says(&fails(&scene)?, &[&folder, &newer, &ours])?;
-    fs::remove_dir(pins.join(&folder))?;
-
-    // A map of another shape under the name of one of ours, and a link in the place of a map.
-    for other in [maps.join("front"), links.join("connect4")] {
-        fs::rename(maps.join("be"), &aside)?;
-        fs::hard_link(&other, maps.join("be"))?;
-        says(&fails(&scene)?, &[&maps_folder("/be"), "not Culvert's"])?;
-        fs::remove_file(maps.join("be"))?;
-        fs::rename(&aside, maps.join("be"))?;
-    }
-
     // A map of the right shape whose size no config sets, with another size.
-    fs::rename(maps.join("count"), &aside)?;
     let mut other = EbpfLoader::new()
         .map_max_entries("count", 64)
         .load(OBJECT)?;
     let count = other.map_mut("count").context("no such map")?;
-    count.pin(maps.join("count"))?;
-    says(&fails(&scene)?, &[&maps_folder("/count"), "64 entries"])?;
-    fs::remove_file(maps.join("count"))?;
-    fs::rename(&aside, maps.join("count"))?;
+    count.pin(pins.with_file_name("count"))?;
 
-    // Programs whose map can't be reached any more.
-    fs::rename(maps.join("svc"), &aside)?;
-    says(
-        &fails(&scene)?,
-        &[&maps_folder("/svc"), "missing", "cleanup"],
-    )?;
-    fs::rename(&aside, maps.join("svc"))?;
-
-    // Links that were swapped, and a map in the place of a link.
-    fs::rename(links.join("connect4"), &aside)?;
-    for other in [links.join("connect6"), maps.join("svc")] {
-        fs::hard_link(&other, links.join("connect4"))?;
-        says(&fails(&scene)?, &["links/connect4", "not Culvert's"])?;
-        fs::remove_file(links.join("connect4"))?;
+    let foreign = &["not Culvert's"][..];
+    // What is wrong, the pin, what is there instead, and what is said of the pin.
+    for (what, name, other, words) in [
+        ("a stranger", "stranger", "maps/svc", foreign),
+        ("a map of no name", "maps/stranger", "maps/svc", foreign),
+        ("a link of no name", "links/stranger", "maps/svc", foreign),
+        ("a map of another shape", "maps/be", "maps/front", foreign),
+        ("a link for a map", "maps/be", "links/connect4", foreign),
+        ("another size", "maps/count", "../count", &["64 entries"]),
+        ("a missing map", "maps/svc", "", &["missing", "cleanup"]),
+        ("swapped links", "links/connect4", "links/connect6", foreign),
+        ("a map for a link", "links/connect4", "maps/svc", foreign),
+    ] {
+        let [name, other] = [name, other].map(|path| path.replace("maps", &maps_folder("")));
+        let pin = pins.join(&name);
+        let is_ours = pin.exists();
+        if is_ours {
+            fs::rename(&pin, &aside)?;
+        }
+        if !other.is_empty() {
+            fs::hard_link(pins.join(&other), &pin)?;
+        }
+        says(&fails(&scene)?, &[&[&*name], words].concat()).context(what)?;
+        if !other.is_empty() {
+            fs::remove_file(&pin)?;
+        }
+        if is_ours {
+            fs::rename(&aside, &pin)?;
+        }
     }
-    fs::rename(&aside, links.join("connect4"))?;
+
+    let newer = LAYOUT_VERSION + 1;
+    let folder = format!("v{newer}");
+    let layouts = [newer, LAYOUT_VERSION].map(|version| format!("layout {version}"));
+    fs::create_dir(pins.join(&folder))?;
+    says(&fails(&scene)?, &[&folder, &layouts[0], &layouts[1]])?;
+    fs::remove_dir(pins.join(&folder))?;
 
     scene.node.start()?;
     ensure!(scene.node.logs().contains("new=0 replaced=9"));

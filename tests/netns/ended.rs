@@ -1,6 +1,6 @@
 //! Connected sockets whose backend has gone: which are ended, which are not, and how soon.
 
-use std::{fs, net::UdpSocket, ops::Deref, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
@@ -8,76 +8,33 @@ use tunnel_tests::{clock::Instant, scale::Scale, wait};
 
 use crate::{
     reach::{self, BALANCER, EXTERNAL},
-    scene::{Client, OTHER, Scene, WEB},
+    scene::{OTHER, Scene, WEB, are_answered, are_ended, configure},
     support::{
-        CHANGE, DNS, DNS_TARGET, HTTP, RECOVERY, Vip, Way, ask, ask_to, errno, http, is_ended,
-        receive, same, until_backends,
+        CHANGE, DNS, DNS_TARGET, HOST, HTTP, RECOVERY, Vip, Way, ask, ask_to, errno, http,
+        is_ended, receive, same, until_backends,
     },
 };
 
-/// A node with a Service, whose backend is `one` at first.
-struct Stage(Scene);
-
-impl Deref for Stage {
-    type Target = Scene;
-
-    fn deref(&self) -> &Scene {
-        &self.0
-    }
+/// A node that ends sockets of these protocols, with a Service whose backend is `one` at first.
+fn ending(protocols: &str) -> Result<Scene> {
+    let scene = Scene::of_two()?;
+    configure(&scene.node, "sockets", &format!("{{ end: {protocols} }}"))?;
+    scene.node.start()?;
+    Ok(scene)
 }
 
-impl Stage {
-    fn new() -> Result<Self> {
-        let stage = Self::set()?;
-        stage.node.start()?;
-        Ok(stage)
-    }
-
-    /// With these sockets to be ended.
-    fn ending(protocols: &str) -> Result<Self> {
-        let stage = Self::set()?;
-        stage.end(protocols)?;
-        stage.node.start()?;
-        Ok(stage)
-    }
-
-    fn set() -> Result<Self> {
-        let scene = Scene::new(&["one", "two"])?;
-        scene.lead_to(&["one"])?;
-        Ok(Self(scene))
-    }
-
-    /// Says of which protocols sockets are ended, from the next start on.
-    fn end(&self, protocols: &str) -> Result<()> {
-        let config = fs::read_to_string(self.node.config_path())?;
-        let config = config.split("sockets:").next().unwrap_or_default();
-        let config = format!("{config}sockets: {{ end: {protocols} }}\n");
-        fs::write(self.node.config_path(), config).context("cannot write the config")
-    }
-
-    /// Connected UDP sockets in each way that were answered by `one`.
-    fn connected(&self) -> Result<Vec<(Client<'_>, UdpSocket)>> {
-        self.0.connected(WEB, "one")
-    }
-
+impl Scene {
     fn asked(&self) -> Result<u64> {
         Ok(self.backend("one")?.server.record()?.total().answered)
-    }
-
-    /// Waits until as many sockets were ended, and no more.
-    fn until_ended(&self, count: u64) -> Result<()> {
-        let ended = || self.node.reason("socket_ended").unwrap_or(0);
-        wait::until(CHANGE, || ended() >= count).with_context(|| format!("{} ended", ended()))?;
-        same("ended", ended(), count)
     }
 }
 
 #[test]
 #[expect(clippy::print_stdout, reason = "shown with --nocapture")]
 fn a_connected_resolver_has_another_backend_at_once_when_its_own_is_removed() -> Result<()> {
-    let stage = Stage::new()?;
-    let sockets = stage.connected()?;
-    let count = u64::try_from(sockets.len())?;
+    let scene = ending("[udp]")?;
+    let sockets = scene.connected(WEB, "one")?;
+    let count = sockets.len();
 
     let longest = thread::scope(|scope| -> Result<_> {
         let mut recovered = Vec::new();
@@ -85,12 +42,12 @@ fn a_connected_resolver_has_another_backend_at_once_when_its_own_is_removed() ->
             recovered.push(scope.spawn(move || -> Result<Instant> {
                 is_ended(&socket).with_context(|| client.to_string())?;
                 socket.connect(client.way.to(WEB, DNS))?;
-                same("server", ask(&socket)?, "two".to_owned())?;
+                same("server", ask(&socket)?, "two")?;
                 Ok(Instant::now())
             }));
         }
         let start = Instant::now();
-        stage.lead_to(&["two"])?;
+        scene.lead_to(&["two"])?;
         let mut longest = Duration::ZERO;
         for client in recovered {
             let at = client.join().ok().context("a client panicked")??;
@@ -99,9 +56,9 @@ fn a_connected_resolver_has_another_backend_at_once_when_its_own_is_removed() ->
         Ok(longest)
     })?;
 
-    let look = stage.node.status()?["sockets"]["lastLookSeconds"].clone();
+    let look = scene.node.status()?["sockets"]["lastLookSeconds"].clone();
     println!("recovered within {longest:?} of the change; the look took {look} s");
-    stage.until_ended(count)?;
+    scene.until_ended(count)?;
     let allowed = Scale::from_environment().patience(RECOVERY);
     ensure!(longest < allowed, "recovered only after {longest:?}");
     Ok(())
@@ -110,14 +67,14 @@ fn a_connected_resolver_has_another_backend_at_once_when_its_own_is_removed() ->
 #[test]
 fn nothing_reaches_the_last_backend_of_a_service_that_lost_it_or_is_deleted() -> Result<()> {
     for is_deleted in [false, true] {
-        let stage = Stage::new()?;
-        let sockets = stage.connected()?;
-        let asked = stage.asked()?;
+        let scene = ending("[udp]")?;
+        let sockets = scene.connected(WEB, "one")?;
+        let asked = scene.asked()?;
 
         if is_deleted {
-            stage.node.withdraw("web.yaml")?;
+            scene.node.withdraw("web.yaml")?;
         } else {
-            stage.lead_to(&[])?;
+            scene.lead_to(&[])?;
         }
 
         for (client, socket) in &sockets {
@@ -135,31 +92,27 @@ fn nothing_reaches_the_last_backend_of_a_service_that_lost_it_or_is_deleted() ->
             };
             story().with_context(|| client.to_string())?;
         }
-        same("datagrams", stage.asked()?, asked)?;
+        same("datagrams", scene.asked()?, asked)?;
     }
     Ok(())
 }
 
 #[test]
 fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either() -> Result<()> {
-    let stage = Stage::set()?;
+    let scene = Scene::of_two()?;
     let service = reach::service_everywhere;
-    stage
+    scene
         .node
-        .apply(service().backends(stage.addresses(&["one"])?))?;
-    stage.node.start()?;
-    let ways = [
-        (EXTERNAL, DNS),
-        (BALANCER, DNS),
-        (reach::HOST, reach::NODE_DNS),
-    ];
+        .apply(service().backends(scene.addresses(&["one"])?))?;
+    scene.node.start()?;
+    let ways = [(EXTERNAL, DNS), (BALANCER, DNS), (HOST, reach::NODE_DNS)];
     let mut sockets = Vec::new();
     for (vip, port) in ways {
-        sockets.extend(stage.open(&Way::UDP, |place, way| way.asked(place, vip, port, "one"))?);
+        sockets.extend(scene.open(&Way::UDP, |place, way| way.asked(place, vip, port, "one"))?);
     }
-    let asked = stage.asked()?;
+    let asked = scene.asked()?;
 
-    stage.node.apply(service())?;
+    scene.node.apply(service())?;
 
     for (client, socket) in &sockets {
         let story = || {
@@ -168,103 +121,100 @@ fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either()
         };
         story().with_context(|| client.to_string())?;
     }
-    same("datagrams", stage.asked()?, asked)
+    same("datagrams", scene.asked()?, asked)
 }
 
 #[test]
 fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_went() -> Result<()> {
-    let stage = Stage::new()?;
-    let late = stage.node.pod("late")?;
+    let scene = ending("[udp]")?;
+    let late = scene.node.pod("late")?;
     let listener = late.udp(("::", DNS_TARGET))?;
-    let sockets = stage.open(&Way::UDP, |place, way| {
+    let sockets = scene.open(&Way::UDP, |place, way| {
         let socket = way.udp(place)?;
         let (name, _) = ask_to(&socket, way.to(WEB, DNS))?;
-        same("server", name, "one".to_owned())?;
+        same("server", name, "one")?;
         Ok(socket)
     })?;
-    let witnesses = stage.connected()?;
+    let witnesses = scene.connected(WEB, "one")?;
 
     // All flows are moved to the backend that answers late.
     let service = WEB.service("web").backends([late.v4(), late.v6()]);
-    stage.node.apply(service)?;
-    stage.until_ended(u64::try_from(witnesses.len())?)?;
+    scene.node.apply(service)?;
+    scene.until_ended(witnesses.len())?;
     let mut waiting = Vec::new();
     for (client, socket) in sockets {
         socket.send_to(b"who?", client.way.to(WEB, DNS))?;
         let (_, from) = listener.recv_from(&mut [0; 64])?;
         waiting.push((client, socket, from));
     }
-    let more = stage.open(&Way::UDP, |place, way| {
+    let more = scene.open(&Way::UDP, |place, way| {
         let socket = way.udp(place)?;
         socket.connect(way.to(WEB, DNS))?;
         Ok(socket)
     })?;
 
-    stage.lead_to(&["two"])?;
+    scene.lead_to(&["two"])?;
     more.iter().try_for_each(|(_, socket)| is_ended(socket))?;
 
     for (client, socket, from) in &waiting {
         let story = || {
             listener.send_to(b"late answer", from)?;
             let (name, sender) = receive(socket)?;
-            same("server", name, "late".to_owned())?;
+            same("server", name, "late")?;
             same("sender", sender, client.way.shown(WEB, DNS))?;
             let (name, sender) = ask_to(socket, client.way.to(WEB, DNS))?;
-            same("server", name, "two".to_owned())?;
+            same("server", name, "two")?;
             same("sender", sender, client.way.shown(WEB, DNS))
         };
         story().with_context(|| client.to_string())?;
     }
-    stage.until_ended(u64::try_from(witnesses.len() + more.len())?)
+    scene.until_ended(witnesses.len() + more.len())
 }
 
 #[test]
 fn a_connection_over_tcp_goes_on_with_a_backend_that_left_its_service() -> Result<()> {
-    let stage = Stage::new()?;
-    let streams = stage.open(&Way::TCP, |place, way| Ok(way.connect(place, WEB, HTTP)?))?;
-    let witnesses = stage.connected()?;
+    let scene = ending("[udp]")?;
+    let streams = scene.open(&Way::TCP, |place, way| Ok(way.connect(place, WEB, HTTP)?))?;
+    let witnesses = scene.connected(WEB, "one")?;
 
-    stage.lead_to(&["two"])?;
-    stage.until_ended(u64::try_from(witnesses.len())?)?;
+    scene.lead_to(&["two"])?;
+    scene.until_ended(witnesses.len())?;
 
     for (client, stream) in streams {
         same("peer", stream.peer_addr()?, client.way.shown(WEB, HTTP))?;
         let name = http(stream).with_context(|| client.to_string())?;
-        same("server", name, "one".to_owned())?;
+        same("server", name, "one")?;
     }
     Ok(())
 }
 
 #[test]
 fn a_connection_over_tcp_is_ended_where_the_config_wants_that() -> Result<()> {
-    let stage = Stage::ending("[tcp]")?;
-    let streams = stage.open(&Way::TCP, |place, way| Ok(way.connect(place, WEB, HTTP)?))?;
-    let direct = stage
+    let scene = ending("[tcp]")?;
+    let streams = scene.open(&Way::TCP, |place, way| Ok(way.connect(place, WEB, HTTP)?))?;
+    let direct = scene
         .client
-        .connect(stage.backend("one")?.at4(crate::support::HTTP_TARGET))?;
-    let stays = stage.connected()?;
+        .connect(scene.backend("one")?.at4(crate::support::HTTP_TARGET))?;
+    let stays = scene.connected(WEB, "one")?;
 
-    stage.lead_to(&["two"])?;
+    scene.lead_to(&["two"])?;
 
     for (client, stream) in &streams {
         let error = errno(stream.peek(&mut [0]));
         same("error", error, Errno::ECONNABORTED).with_context(|| client.to_string())?;
     }
-    stage.until_ended(u64::try_from(streams.len())?)?;
-    same("server", http(direct)?, "one".to_owned())?;
-    for (client, socket) in &stays {
-        same("server", ask(socket)?, "one".to_owned()).with_context(|| client.to_string())?;
-    }
-    Ok(())
+    scene.until_ended(streams.len())?;
+    same("server", http(direct)?, "one")?;
+    are_answered(&stays, "one")
 }
 
 #[test]
 fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> Result<()> {
-    let stage = Stage::new()?;
-    let one = Vip::of_pod(stage.backend("one")?);
-    let two = Vip::of_pod(stage.backend("two")?);
+    let scene = ending("[udp]")?;
+    let one = Vip::of_pod(scene.backend("one")?);
+    let two = Vip::of_pod(scene.backend("two")?);
     let mut direct = Vec::new();
-    for (client, ()) in stage.open(&Way::UDP, |_, _| Ok(()))? {
+    for (client, ()) in scene.open(&Way::UDP, |_, _| Ok(()))? {
         let way = client.way;
         // It never knew the Service.
         let plain = way.udp(client.place)?;
@@ -281,13 +231,13 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
         besides.send_to(b"who?", way.to(WEB, DNS))?;
         direct.push((client, besides, "two"));
     }
-    let witnesses = stage.connected()?;
+    let witnesses = scene.connected(WEB, "one")?;
 
-    stage.lead_to(&["two"])?;
-    stage.until_ended(u64::try_from(witnesses.len())?)?;
+    scene.lead_to(&["two"])?;
+    scene.until_ended(witnesses.len())?;
 
     for (client, socket, name) in &direct {
-        let story = || same("server", ask(socket)?, (*name).to_owned());
+        let story = || same("server", ask(socket)?, *name);
         story().with_context(|| client.to_string())?;
     }
     Ok(())
@@ -296,31 +246,28 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
 #[test]
 fn a_socket_that_asked_another_service_since_it_connected_goes_with_its_own_backend() -> Result<()>
 {
-    let stage = Stage::new()?;
-    let other = OTHER.service("other").backends(stage.addresses(&["two"])?);
-    stage.node.apply(other)?;
-    until_backends(&stage.node, "other", 1)?;
-    let sockets = stage.connected()?;
+    let scene = ending("[udp]")?;
+    let other = OTHER.service("other").backends(scene.addresses(&["two"])?);
+    scene.node.apply(other)?;
+    until_backends(&scene.node, "other", 1)?;
+    let sockets = scene.connected(WEB, "one")?;
     for (client, socket) in &sockets {
         socket.send_to(b"who?", client.way.to(OTHER, DNS))?;
     }
 
-    stage.node.withdraw("web.yaml")?;
+    scene.node.withdraw("web.yaml")?;
 
-    for (client, socket) in &sockets {
-        is_ended(socket).with_context(|| client.to_string())?;
-    }
-    Ok(())
+    are_ended(&sockets)
 }
 
 #[test]
 fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
     // The first daemon retires the backend and ends nothing, as one that is killed in between.
-    let stage = Stage::ending("[]")?;
-    let lost = stage.connected()?;
-    stage.lead_to(&["two"])?;
-    until_backends(&stage.node, "web", 1)?;
-    let serving = stage.open(&Way::UDP, |place, way| {
+    let scene = ending("[]")?;
+    let lost = scene.connected(WEB, "one")?;
+    scene.lead_to(&["two"])?;
+    until_backends(&scene.node, "web", 1)?;
+    let serving = scene.open(&Way::UDP, |place, way| {
         let socket = way.udp(place)?;
         wait::until(CHANGE, || {
             let again = socket.connect(way.to(WEB, DNS)).is_ok();
@@ -328,27 +275,19 @@ fn what_a_daemon_left_that_was_killed_is_ended_by_the_next_one() -> Result<()> {
         })?;
         Ok(socket)
     })?;
-    for (client, socket) in &lost {
-        same("server", ask(socket)?, "one".to_owned()).with_context(|| client.to_string())?;
-    }
+    are_answered(&lost, "one")?;
 
-    stage.node.kill9()?;
-    stage.end("[udp]")?;
-    stage.node.start()?;
+    scene.node.kill9()?;
+    configure(&scene.node, "sockets", "{ end: [udp] }")?;
+    scene.node.start()?;
 
-    for (client, socket) in &lost {
-        is_ended(socket).with_context(|| client.to_string())?;
-    }
-    stage.until_ended(u64::try_from(lost.len())?)?;
-    for (client, socket) in &serving {
-        same("server", ask(socket)?, "two".to_owned()).with_context(|| client.to_string())?;
-    }
+    are_ended(&lost)?;
+    scene.until_ended(lost.len())?;
+    are_answered(&serving, "two")?;
     // And what went while there was no daemon.
-    stage.node.kill9()?;
-    stage.lead_to(&["one"])?;
-    stage.node.start()?;
-    for (client, socket) in &serving {
-        is_ended(socket).with_context(|| client.to_string())?;
-    }
-    stage.until_ended(u64::try_from(serving.len())?)
+    scene.node.kill9()?;
+    scene.lead_to(&["one"])?;
+    scene.node.start()?;
+    are_ended(&serving)?;
+    scene.until_ended(serving.len())
 }

@@ -72,7 +72,7 @@ fn third_is_refused(stage: &Stage, reason: &str) -> Result<()> {
     let listed = node.culvert(&["services", "--output", "json"])?;
     let services: serde_json::Value = serde_json::from_str(&listed.stdout)?;
     let third = ports(&services, "third");
-    same("refused", &third[0]["reason"], &reason.into())?;
+    same("refused", &third[0]["reason"], reason)?;
     let table = node.culvert(&["services"])?.stdout;
     let line = table.lines().find(|line| line.contains("default/third"));
     ensure!(line.is_some_and(|line| line.contains("refused")), "{table}");

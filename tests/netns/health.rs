@@ -1,9 +1,6 @@
 //! What load balancers ask of a Service at its health check port, inside and outside of the node.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
@@ -11,15 +8,13 @@ use tunnel_tests::{
     manifest::Service,
     node::Node,
     place::Place,
-    pod::Pod,
-    topology, wait,
+    wait,
 };
 
-use crate::support::{CHANGE, Vip, addresses, get};
+use crate::support::{CHANGE, HOST, Vip, addresses, get};
 
 const WEB: Vip = Vip::of(60);
 const PORT: u16 = 32_100;
-const HOST: [IpAddr; 2] = [IpAddr::V4(topology::HOST_V4), IpAddr::V6(topology::HOST_V6)];
 
 /// A load balancer's Service of policy Local, with a health check port.
 fn service(name: &str, vip: Vip, port: u16) -> Service {
@@ -31,7 +26,7 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
 
 /// Waits until it is told there, of both families, that a Service has so many endpoints here.
 fn until_told(node: &Node, place: &Place, port: u16, name: &str, local: usize) -> Result<()> {
-    for ip in HOST {
+    for ip in HOST.ips() {
         let at = SocketAddr::new(ip, port);
         let code = if local > 0 { 200 } else { 503 };
         let mut last = None;
@@ -54,14 +49,10 @@ fn until_told(node: &Node, place: &Place, port: u16, name: &str, local: usize) -
 }
 
 fn until_closed(place: &Place, port: u16) -> Result<()> {
-    for ip in HOST {
+    for ip in HOST.ips() {
         wait::until(CHANGE, || place.connect(SocketAddr::new(ip, port)).is_err())?;
     }
     Ok(())
-}
-
-fn pods(node: &Node) -> Result<[Arc<Pod>; 2]> {
-    Ok([node.pod("one")?, node.pod("two")?])
 }
 
 #[test]
@@ -69,7 +60,7 @@ fn pods(node: &Node) -> Result<[Arc<Pod>; 2]> {
 fn a_health_check_port_is_told_the_ready_endpoints_of_its_node_while_its_service_is_there()
 -> Result<()> {
     let node = Node::new()?;
-    let [one, two] = pods(&node)?;
+    let (one, two) = (node.pod("one")?, node.pod("two")?);
     let places = [node.host(), node.outside()];
     let elsewhere = service("web", WEB, PORT)
         .on("node-b")
@@ -108,7 +99,7 @@ fn a_health_check_port_that_is_taken_is_named_and_served_once_it_is_free() -> Re
         ..Settings::from_environment()?
     };
     let node = Node::with(settings)?;
-    let [one, _] = pods(&node)?;
+    let one = node.pod("one")?;
     let local = |name, vip, port| {
         let service = service(name, vip, port).on(NODE);
         service.backends(addresses(&[&*one]))

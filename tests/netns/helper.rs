@@ -1,43 +1,29 @@
 //! The helper that ends sockets in pods for a daemon that has no right to enter them.
 
-use std::{net::UdpSocket, ops::Deref};
-
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
     place::{ANSWER, Process},
     scale::Scale,
-    wait,
 };
 
 use crate::{
     capabilities::{granted, start, with},
-    scene::{Client, Scene, WEB},
-    support::{CHANGE, RECOVERY, Way, ask, is_ended, same},
+    scene::{Scene, WEB, are_answered, are_ended},
+    support::{RECOVERY, Way, same, until_same},
 };
 
 const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
 
 /// A node whose daemon has the rights of its manifest, and a Service.
-struct Stage(Scene);
-
-impl Deref for Stage {
-    type Target = Scene;
-
-    fn deref(&self) -> &Scene {
-        &self.0
-    }
+fn granted_scene() -> Result<Scene> {
+    let scene = Scene::of_two()?;
+    start(&scene.node)?;
+    Ok(scene)
 }
 
-impl Stage {
-    fn new() -> Result<Self> {
-        let scene = Scene::new(&["one", "two"])?;
-        scene.lead_to(&["one"])?;
-        start(&scene.node)?;
-        Ok(Self(scene))
-    }
-
+impl Scene {
     /// Starts the helper as its manifest has it started.
     fn help(&self) -> Result<Process> {
         let helper = self.start_helper(&granted(COMPONENT)?)?;
@@ -55,32 +41,20 @@ impl Stage {
 
     /// Waits until the daemon says that of pods.
     fn until_pods(&self, wanted: &serde_json::Value) -> Result<()> {
-        let pods = || {
-            self.node
-                .status()
-                .map(|status| status["sockets"]["pods"].clone())
-        };
-        wait::until(CHANGE, || pods().is_ok_and(|pods| pods == *wanted))
-            .with_context(|| format!("{:?}\n{}", pods(), self.node.logs()))
+        let pods = || Ok(self.node.status()?["sockets"]["pods"].take());
+        until_same("pods", wanted.clone(), pods).with_context(|| self.node.logs())
     }
-}
-
-fn are_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
-    for (client, socket) in sockets {
-        is_ended(socket).with_context(|| client.to_string())?;
-    }
-    Ok(())
 }
 
 #[test]
 #[expect(clippy::print_stdout, reason = "shown with --nocapture")]
 fn sockets_in_pods_are_ended_by_the_helper_at_once() -> Result<()> {
-    let stage = Stage::new()?;
-    let _helper = stage.help()?;
-    let sockets = stage.connected(WEB, "one")?;
+    let scene = granted_scene()?;
+    let _helper = scene.help()?;
+    let sockets = scene.connected(WEB, "one")?;
 
     let start = Instant::now();
-    stage.lead_to(&["two"])?;
+    scene.lead_to(&["two"])?;
     are_ended(&sockets)?;
     let taken = start.elapsed();
 
@@ -89,47 +63,41 @@ fn sockets_in_pods_are_ended_by_the_helper_at_once() -> Result<()> {
         taken < Scale::from_environment().patience(RECOVERY),
         "only after {taken:?}"
     );
-    let count = u64::try_from(sockets.len())?;
-    wait::until(CHANGE, || {
-        let ended = stage.node.reason("socket_ended");
-        ended.is_ok_and(|ended| ended == count)
-    })?;
-    same("left", &stage.node.status()?["sockets"]["left"], &0.into())
+    scene.until_ended(sockets.len())?;
+    same("left", &scene.node.status()?["sockets"]["left"], 0)
 }
 
 #[test]
 #[ignore = "no kernel decides it: what two processes of ours tell each other"]
 fn the_helper_serves_the_next_daemon_and_ends_what_went_between_them() -> Result<()> {
-    let stage = Stage::new()?;
-    let _helper = stage.help()?;
-    let sockets = stage.connected(WEB, "one")?;
+    let scene = granted_scene()?;
+    let _helper = scene.help()?;
+    let sockets = scene.connected(WEB, "one")?;
 
-    stage.node.kill9()?;
-    stage.lead_to(&["two"])?;
-    start(&stage.node)?;
+    scene.node.kill9()?;
+    scene.lead_to(&["two"])?;
+    start(&scene.node)?;
 
-    stage.until_pods(&"helper".into())?;
+    scene.until_pods(&"helper".into())?;
     are_ended(&sockets)
 }
 
 #[test]
 fn a_helper_that_has_ended_is_missed_and_its_successor_makes_good_what_it_missed() -> Result<()> {
-    let stage = Stage::new()?;
-    let first = stage.help()?;
+    let scene = granted_scene()?;
+    let first = scene.help()?;
     first.signal(Signal::SIGTERM)?;
     let exit = first.wait(ANSWER)?;
     ensure!(exit.is_success(), "{exit:?}");
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
-    stage.until_pods(&serde_json::json!({ "unreached": why }))?;
-    let sockets = stage.connected(WEB, "one")?;
+    scene.until_pods(&serde_json::json!({ "unreached": why }))?;
+    let sockets = scene.connected(WEB, "one")?;
 
-    stage.lead_to(&["two"])?;
+    scene.lead_to(&["two"])?;
     let (of_host, of_pod) = sockets.split_at(Way::UDP.len());
     are_ended(of_host)?;
-    for (_, socket) in of_pod {
-        same("server", ask(socket)?.as_str(), "one")?;
-    }
-    let _second = stage.help()?;
+    are_answered(of_pod, "one")?;
+    let _second = scene.help()?;
 
     are_ended(of_pod)
 }
@@ -137,9 +105,9 @@ fn a_helper_that_has_ended_is_missed_and_its_successor_makes_good_what_it_missed
 #[test]
 #[ignore = "no kernel decides it: the helper reads its own rights, and says so"]
 fn a_helper_without_its_rights_says_which_and_ends() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = granted_scene()?;
 
-    let helper = stage.start_helper(&["NET_ADMIN", "SYS_ADMIN"])?;
+    let helper = scene.start_helper(&["NET_ADMIN", "SYS_ADMIN"])?;
     let output = helper.finish(ANSWER)?;
 
     ensure!(!output.exit.is_success());

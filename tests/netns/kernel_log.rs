@@ -1,6 +1,6 @@
 //! The log of one kernel program: told while the config asks for it, gone when it doesn't.
 
-use std::{fs, net::IpAddr, ops::Deref, thread, time::Duration};
+use std::{net::IpAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
@@ -17,10 +17,9 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::{EMPTY, Scene, WEB},
+    scene::{EMPTY, Scene, WEB, configure},
     support::{
-        CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, ask_to, http, maps_folder, repeated, reports,
-        same,
+        CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, maps_folder, repeated, reports, same, until_same,
     },
 };
 
@@ -30,9 +29,11 @@ const OTHER: Vip = Vip::of(99);
 /// The map that only a program has which tells its events.
 const RING: &str = "AYA_LOGS";
 
-/// What a config says to have the events of a program logged.
-fn log(program: &str, level: &str) -> String {
-    format!("log: {{ kernel: {{ program: {program}, level: {level} }} }}\n")
+/// Has the events of a program logged, or none, from the next start of the daemon on.
+fn ask_for(node: &Node, program: Option<(&str, &str)>) -> Result<()> {
+    let log = program
+        .map(|(program, level)| format!("{{ kernel: {{ program: {program}, level: {level} }} }}"));
+    configure(node, "log", log.as_deref().unwrap_or("{}"))
 }
 
 /// The lines that kernel programs have told.
@@ -52,50 +53,20 @@ fn until_told(node: &Node, words: &[&str]) -> Result<String> {
         .with_context(|| format!("nobody told {words:?}, but {:#?}", told(node)))
 }
 
-struct Stage {
-    scene: Scene,
-    /// The config without a log.
-    config: String,
+/// A node with a Service that has a backend, and one that has none; the daemon isn't started yet.
+fn prepared() -> Result<Scene> {
+    let scene = Scene::new(&["backend"])?;
+    scene.lead_to(&["backend"])?;
+    scene.node.apply(EMPTY.service("empty"))?;
+    Ok(scene)
 }
 
-impl Deref for Stage {
-    type Target = Scene;
-
-    fn deref(&self) -> &Scene {
-        &self.scene
-    }
-}
-
-impl Stage {
-    fn new() -> Result<Self> {
-        let scene = Scene::new(&["backend"])?;
-        scene.lead_to(&["backend"])?;
-        scene.node.apply(EMPTY.service("empty"))?;
-        let config = fs::read_to_string(scene.node.config_path())?;
-        Ok(Self { scene, config })
-    }
-
-    /// What the next start of the daemon is to log.
-    fn ask_for(&self, program: Option<(&str, &str)>) -> Result<()> {
-        let log = program.map_or_else(String::new, |(program, level)| log(program, level));
-        let config = format!("{}{log}", self.config);
-        Ok(fs::write(self.node.config_path(), config)?)
-    }
-
+impl Scene {
     fn connect(&self) -> Result<()> {
         for way in [Way::V4, Way::V6] {
-            let stream = way.connect(&self.client, WEB, HTTP)?;
-            same("server", http(stream)?, "backend".to_owned())?;
+            way.is_served(&self.client, WEB, HTTP, "backend")?;
         }
         Ok(())
-    }
-
-    fn told(&self) -> Vec<String> {
-        told(&self.node)
-    }
-
-    fn until_told(&self, words: &[&str]) -> Result<String> {
-        until_told(&self.node, words)
     }
 
     /// The programs on the maps of this node that tell their events, by their names. A program
@@ -119,8 +90,7 @@ impl Stage {
     }
 
     fn until_telling(&self, expected: &[&str]) -> Result<()> {
-        wait::until(CHANGE, || self.telling().is_ok_and(|all| all == expected))
-            .with_context(|| format!("not {expected:?}, but {:?}", self.telling()))
+        until_same("telling", expected, || self.telling())
     }
 }
 
@@ -137,59 +107,64 @@ fn a_connect_over_ipv6_is_told_with_its_destination_and_backend_while_it_is_aske
 }
 
 fn tell_connects(way: Way, program: &str) -> Result<()> {
-    let stage = Stage::new()?;
-    stage.node.start()?;
-    stage.connect()?;
-    same("telling by default", stage.telling()?, Vec::<String>::new())?;
-    same("status", stage.node.status()?["kernelLog"].is_null(), true)?;
+    let scene = prepared()?;
+    scene.node.start()?;
+    scene.connect()?;
+    same("telling by default", scene.telling()?, [""; 0])?;
+    same("status", scene.node.status()?["kernelLog"].is_null(), true)?;
 
-    stage.ask_for(Some((program, "debug")))?;
-    stage.node.restart()?;
-    same("told by default", stage.told(), Vec::new())?;
-    stage.until_telling(&[program])?;
-    stage.connect()?;
+    ask_for(&scene.node, Some((program, "debug")))?;
+    scene.node.restart()?;
+    same("told by default", told(&scene.node), [""; 0])?;
+    scene.until_telling(&[program])?;
+    scene.connect()?;
     let web = way.to(WEB, HTTP).ip();
     let destination = format!("destination={web} port={HTTP} protocol=TCP");
     let backend = format!(
         "backend={} backend_port={HTTP_TARGET} reason=translated",
-        stage.backend("backend")?.address(way.family())
+        scene.backend("backend")?.address(way.family())
     );
-    let line = stage.until_told(&["DEBUG kernel: sent on", &destination, &backend])?;
+    let line = until_told(
+        &scene.node,
+        &["DEBUG kernel: sent on", &destination, &backend],
+    )?;
     ensure!(line.contains(program), "{line}");
-    ensure!(way.connect(&stage.client, EMPTY, HTTP).is_err());
+    ensure!(way.connect(&scene.client, EMPTY, HTTP).is_err());
     let empty = format!("destination={} ", way.to(EMPTY, HTTP).ip());
-    stage.until_told(&["refused", &empty, "reason=no_backend"])?;
+    until_told(&scene.node, &["refused", &empty, "reason=no_backend"])?;
     // What was left alone is for trace.
-    ensure!(way.connect(&stage.client, OTHER, HTTP).is_err());
-    let status = stage.node.culvert(&["status"])?.stdout;
+    ensure!(way.connect(&scene.client, OTHER, HTTP).is_err());
+    let status = scene.node.culvert(&["status"])?.stdout;
     ensure!(status.contains(&format!("{program}, debug")), "{status}");
 
     // The end of the daemon is the end of the log, and so is a start without it.
-    stage.node.stop()?;
-    stage.until_telling(&[])?;
-    stage.connect()?;
-    stage.node.start()?;
-    stage.node.kill9()?;
-    stage.until_telling(&[program])?;
-    stage.ask_for(None)?;
-    stage.node.start()?;
-    stage.until_telling(&[])?;
-    let told = stage.told().len();
-    stage.connect()?;
-    stage.node.stop()?;
-    same("told after all", stage.told().len(), told)?;
-    let left_alone = stage.told().iter().any(|line| line.contains("left alone"));
+    scene.node.stop()?;
+    scene.until_telling(&[])?;
+    scene.connect()?;
+    scene.node.start()?;
+    scene.node.kill9()?;
+    scene.until_telling(&[program])?;
+    ask_for(&scene.node, None)?;
+    scene.node.start()?;
+    scene.until_telling(&[])?;
+    let before = told(&scene.node).len();
+    scene.connect()?;
+    scene.node.stop()?;
+    same("told after all", told(&scene.node).len(), before)?;
+    let left_alone = told(&scene.node)
+        .iter()
+        .any(|line| line.contains("left alone"));
     same("left alone at debug", left_alone, false)
 }
 
 #[test]
 #[ignore = "no kernel decides it: each is loaded by `verify`, and all tell in the same way"]
 fn every_program_can_tell_what_it_does() -> Result<()> {
-    let stage = Stage::new()?;
+    let scene = prepared()?;
 
     for program in PROGRAMS.iter().map(|program| program.name) {
-        stage.ask_for(Some((program, "trace")))?;
-        stage.node.start().context(program)?;
+        ask_for(&scene.node, Some((program, "trace")))?;
+        scene.node.start().context(program)?;
         // The guard is loaded, and on no uplink: this node steers nothing.
         let telling = [program];
         let telling = if program == GUARD.name {
@@ -197,30 +172,28 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
         } else {
             &telling[..]
         };
-        stage.until_telling(telling)?;
+        scene.until_telling(telling)?;
         for way in Way::TCP {
-            let stream = way.connect(&stage.client, WEB, HTTP)?;
-            same(program, stream.peer_addr()?, way.shown(WEB, HTTP))?;
-            same(program, http(stream)?, "backend".to_owned())?;
+            way.is_served(&scene.client, WEB, HTTP, "backend")
+                .context(program)?;
         }
         for way in Way::UDP {
-            let socket = way.udp(&stage.client)?;
-            let answer = ask_to(&socket, way.to(WEB, DNS))?;
-            let expected = ("backend".to_owned(), way.shown(WEB, DNS));
-            same(program, answer, expected)?;
+            let socket = way.udp(&scene.client)?;
+            way.is_answered(&socket, WEB, DNS, "backend")
+                .context(program)?;
         }
         for (asked, way) in [("connect4", Way::V4), ("connect6", Way::V6)] {
             if program == asked {
-                ensure!(way.connect(&stage.client, OTHER, HTTP).is_err());
+                ensure!(way.connect(&scene.client, OTHER, HTTP).is_err());
             }
         }
-        stage.node.stop()?;
+        scene.node.stop()?;
     }
 
     let [v4, v6] = [WEB.v4.to_string(), WEB.v6.to_string()];
     let told = |program: &str, start: &str, vip: &str| {
         let name = format!("program=\"{program}\"");
-        stage.until_told(&[start, &format!("destination={vip} "), &name])
+        until_told(&scene.node, &[start, &format!("destination={vip} "), &name])
     };
     for (hook, start) in [
         ("connect", "sent on"),
@@ -243,11 +216,7 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
 fn the_guard_tells_what_it_drops() -> Result<()> {
     let site = Site::set(Settings::from_environment()?)?;
     let node = site.node();
-    let config = fs::read_to_string(node.config_path())?;
-    fs::write(
-        node.config_path(),
-        format!("{config}{}", log("guard", "debug")),
-    )?;
+    ask_for(node, Some(("guard", "debug")))?;
     node.start()?;
 
     for to in ["198.19.0.1", "fd00:c01e::1"] {
@@ -272,10 +241,10 @@ fn a_flood_of_events_waits_is_lost_by_number_and_holds_up_nobody() -> Result<()>
 }
 
 fn flood(way: Way, program: &str) -> Result<()> {
-    let stage = Stage::new()?;
-    stage.ask_for(Some((program, "debug")))?;
-    stage.node.start()?;
-    let socket = way.udp(&stage.client)?;
+    let scene = prepared()?;
+    ask_for(&scene.node, Some((program, "debug")))?;
+    scene.node.start()?;
+    let socket = way.udp(&scene.client)?;
     let flood = || -> Result<()> {
         for _ in 0..1000 {
             socket.send_to(b"who?", way.to(WEB, DNS))?;
@@ -283,26 +252,26 @@ fn flood(way: Way, program: &str) -> Result<()> {
         Ok(())
     };
 
-    let lost = || stage.node.reason("log_lost");
+    let lost = || scene.node.reason("log_lost");
     wait::until(CHANGE, || {
         flood().is_ok() && lost().is_ok_and(|lost| lost > 0)
     })?;
-    stage.until_told(&["WARN kernel: more events than can be told"])?;
-    ensure!(stage.node.is_ready());
-    stage.connect()?;
+    until_told(&scene.node, &["WARN kernel: more events than can be told"])?;
+    ensure!(scene.node.is_ready());
+    scene.connect()?;
 
     // Nobody reads what the programs of a daemon tell that was killed.
-    stage.node.kill9()?;
+    scene.node.kill9()?;
     flood()?;
-    stage.connect()?;
-    stage.node.start()?;
+    scene.connect()?;
+    scene.node.start()?;
     let before = lost()?;
-    stage.connect()?;
-    stage.until_told(&["sent on", program])?;
-    stage.node.kill9()?;
+    scene.connect()?;
+    until_told(&scene.node, &["sent on", program])?;
+    scene.node.kill9()?;
     flood()?;
-    stage.ask_for(None)?;
-    stage.node.start()?;
+    ask_for(&scene.node, None)?;
+    scene.node.start()?;
     let lost = lost()?;
     ensure!(lost > before, "lost {lost}, before {before}");
     Ok(())
@@ -311,14 +280,14 @@ fn flood(way: Way, program: &str) -> Result<()> {
 #[test]
 #[ignore = "no kernel decides it: programs are replaced as in `restart`"]
 fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
-    let stage = Stage::new()?;
-    stage.node.start()?;
+    let scene = prepared()?;
+    scene.node.start()?;
     let enough = Enough::default();
     let scale = Scale::from_environment();
     let rate = scale.count(400);
     let plans = [Way::V4, Way::V6]
         .map(|way| Plan::new(way.to(WEB, HTTP), rate / 2, Duration::MAX).until(&enough));
-    let sockets = |domain, kind| stage.client.socket(domain, kind);
+    let sockets = |domain, kind| scene.client.socket(domain, kind);
 
     let loads = thread::scope(|scope| -> Result<Vec<Report>> {
         let loads = plans.each_ref();
@@ -326,17 +295,17 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
         let lives = |number: usize| {
             let program = ["connect4", "connect6"][number / 2 % 2];
             let log = number.is_multiple_of(2).then_some((program, "debug"));
-            stage.ask_for(log)?;
+            ask_for(&scene.node, log)?;
             if number % 4 < 2 {
-                stage.node.stop()?;
+                scene.node.stop()?;
             } else {
-                stage.node.kill9()?;
+                scene.node.kill9()?;
             }
-            let told = stage.told().len();
-            stage.node.start()?;
+            let before = told(&scene.node).len();
+            scene.node.start()?;
             // What the load does is told, as often as it is asked for.
             log.map_or(Ok(()), |_| {
-                wait::until(CHANGE, || stage.told().len() > told)
+                wait::until(CHANGE, || told(&scene.node).len() > before)
             })
         };
         enough.after(|| repeated(4, lives))?;

@@ -13,11 +13,12 @@ use tunnel_common::{
 use tunnel_tests::{admin::metric, wait};
 
 use crate::{
-    carried::{Flows, OTHER, Stage, WEB, age, all_stay, folders, older_folder},
+    carried::{self, Flows, age, all_stay, folders, older_folder},
+    scene::{OTHER, Scene, WEB},
     support::{CHANGE, HTTP, Way, counted, http, maps_folder, same},
 };
 
-impl Stage {
+impl Scene {
     /// Renames pins to those that a daemon of another layout leaves.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
@@ -30,57 +31,57 @@ fn go_on(flows: &[Flows]) -> Result<()> {
     for flow in flows {
         flow.stay_connected()?;
         ensure!(["one", "two"].contains(&&*flow.asks(WEB)?));
-        same("server", flow.asks(OTHER)?, "other".to_owned())?;
+        same("server", flow.asks(OTHER)?, "other")?;
     }
     Ok(())
 }
 
 #[test]
 fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
 
-    stage.under_load(3, |number| {
+    scene.under_load(3, |number| {
         node.kill9()?;
-        age(&stage.node)?;
+        age(&scene.node)?;
         if number % 2 == 0 {
-            stage.resize([128, 64, 64])?;
+            scene.resize([128, 64, 64])?;
         } else {
-            stage.resize([64, 128, 128])?;
+            scene.resize([64, 128, 128])?;
         }
         go_on(&flows)?;
         node.start()?;
-        stage.is_tidy()?;
+        scene.is_tidy()?;
         go_on(&flows)
     })?;
 
     node.restart()?;
-    stage.is_tidy()?;
+    scene.is_tidy()?;
     flows.into_iter().try_for_each(Flows::end)
 }
 
 #[test]
 fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Result<()> {
-    let stage = Stage::new()?;
-    let flows = Flows::open(&stage.client)?;
-    stage.node.kill9()?;
-    age(&stage.node)?;
-    stage.node.start()?;
+    let scene = carried::start()?;
+    let flows = Flows::open(&scene.client)?;
+    scene.node.kill9()?;
+    age(&scene.node)?;
+    scene.node.start()?;
 
     let reasons = ["translated", "translated_sticky"];
     let ask = || -> Result<()> { flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop)) };
-    let ((), grown) = counted(&stage.node, &reasons, ask)?;
+    let ((), grown) = counted(&scene.node, &reasons, ask)?;
     same("first", grown, vec![3, 0])?;
-    let ((), grown) = counted(&stage.node, &reasons, ask)?;
+    let ((), grown) = counted(&scene.node, &reasons, ask)?;
     same("then", grown, vec![0, 3])
 }
 
 #[test]
 fn what_hangs_on_sockets_outlasts_a_layout_and_counters_begin_anew() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
     let open = || Ok(metric(&node.metrics()?, "culvert_open_connections"));
     let opened: Result<_> = open();
     node.kill9()?;
@@ -109,12 +110,12 @@ fn what_hangs_on_sockets_outlasts_a_layout_and_counters_begin_anew() -> Result<(
 #[test]
 #[ignore = "no kernel decides it: the daemon waits for its sources"]
 fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
     let good = fs::read_to_string(node.manifests().join("other.yaml"))?;
     node.kill9()?;
-    age(&stage.node)?;
+    age(&scene.node)?;
     node.apply(("other.yaml", "kind: [Service\n"))?;
 
     node.launch()?;
@@ -125,23 +126,23 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     wait::until(CHANGE, || waits() == Some(true))
         .with_context(|| format!("{:?}", node.status()))?;
 
-    ensure!(stage.has(&older_folder("/svc")) && !stage.has(&maps_folder("")));
+    ensure!(scene.has(&older_folder("/svc")) && !scene.has(&maps_folder("")));
     all_stay(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         for way in Way::TCP {
-            let server = http(way.connect(&stage.client, vip, HTTP)?)?;
+            let server = http(way.connect(&scene.client, vip, HTTP)?)?;
             ensure!(servers.contains(&&*server), "{way:?}: {server}");
         }
     }
 
     node.apply(("other.yaml", &*good))?;
     node.wait_ready()?;
-    stage.is_tidy()?;
+    scene.is_tidy()?;
     go_on(&flows)?;
     same(
         "server",
-        http(Way::V6.connect(&stage.client, OTHER, HTTP)?)?,
-        "other".to_owned(),
+        http(Way::V6.connect(&scene.client, OTHER, HTTP)?)?,
+        "other",
     )
 }
 
@@ -149,35 +150,35 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
 #[ignore = "no kernel decides it: the same steps as in `sizes`, with other names"]
 fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_goes_on_with()
 -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
     node.kill9()?;
-    age(&stage.node)?;
-    let moments: [fn(&Stage) -> bool; 5] = [
-        |stage| stage.has(&maps_folder("-next")),
-        |stage| stage.has(&maps_folder("-next/svc")),
-        |stage| stage.has(&maps_folder("-next/host")),
-        |stage| stage.has(&maps_folder("")),
-        |stage| stage.has(&maps_folder("")) && !stage.has(&older_folder("/svc")),
+    age(&scene.node)?;
+    let moments: [fn(&Scene) -> bool; 5] = [
+        |scene| scene.has(&maps_folder("-next")),
+        |scene| scene.has(&maps_folder("-next/svc")),
+        |scene| scene.has(&maps_folder("-next/host")),
+        |scene| scene.has(&maps_folder("")),
+        |scene| scene.has(&maps_folder("")) && !scene.has(&older_folder("/svc")),
     ];
 
     let story = || {
         go_on(&flows)?;
-        if stage.has(&maps_folder("")) {
+        if scene.has(&maps_folder("")) {
             // It was replaced; a start ends it, and an older one comes again.
             node.start()?;
-            stage.is_tidy()?;
+            scene.is_tidy()?;
             go_on(&flows)?;
             node.kill9()?;
-            age(&stage.node)?;
+            age(&scene.node)?;
         }
         Ok(())
     };
-    stage.killed_at(&moments, |_| Ok(()), story)?;
+    scene.killed_at(&moments, |_| Ok(()), story)?;
 
     node.start()?;
-    stage.is_tidy()?;
+    scene.is_tidy()?;
     go_on(&flows)?;
     flows.into_iter().try_for_each(Flows::end)
 }
@@ -185,9 +186,9 @@ fn a_daemon_that_is_killed_while_it_replaces_a_layout_leaves_what_the_next_one_g
 #[test]
 #[ignore = "no kernel decides it: names of folders"]
 fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
     node.kill9()?;
 
     let newer = LAYOUT_VERSION + 1;
@@ -197,7 +198,7 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     );
     for name in ["", "-next", "-old"].map(|stage| format!("v{newer}{stage}")) {
         let name = name.as_str();
-        stage.rename(&maps_folder(""), name)?;
+        scene.rename(&maps_folder(""), name)?;
         let before = folders(&node.bpffs().join(name))?;
         let output = node.culvert(&["node"])?;
         same("exit", output.exit.code, Some(1))?;
@@ -207,7 +208,7 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
         }
         same("pins", folders(&node.bpffs().join(name))?, before)?;
         all_stay(&flows)?;
-        stage.rename(name, &maps_folder(""))?;
+        scene.rename(name, &maps_folder(""))?;
     }
 
     node.start()?;
@@ -217,12 +218,12 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
 #[test]
 #[ignore = "no kernel decides it: files are removed"]
 fn cleanup_removes_an_older_layout_too() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
+    let scene = carried::start()?;
+    let node = &scene.node;
     node.kill9()?;
-    age(&stage.node)?;
-    let is_met = stage.kill_when(|stage| stage.has(&maps_folder("-next/svc")))?;
-    ensure!(is_met && stage.has(&older_folder("")), "{}", node.logs());
+    age(&scene.node)?;
+    let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/svc")))?;
+    ensure!(is_met && scene.has(&older_folder("")), "{}", node.logs());
 
-    stage.cleanup_removes_all()
+    scene.cleanup_removes_all()
 }

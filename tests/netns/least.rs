@@ -10,7 +10,8 @@ use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
 use crate::{
     carried,
     conns::{WEB, connections, open, set_up},
-    support::{CHANGE, DNS, HTTP, Vip, Way, ask, same, until_backends},
+    scene,
+    support::{CHANGE, DNS, HTTP, Vip, Way, ask, same, until_backends, until_same},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -148,17 +149,10 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
 
 #[test]
 fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
-    let scene = carried::Stage::new()?;
+    let scene = carried::start()?;
     let node = &scene.node;
-    let until = |wanted: u64| {
-        let mut seen = None;
-        wait::until(CHANGE, || {
-            seen = connections(node).ok();
-            seen == Some(wanted)
-        })
-        .with_context(|| format!("{seen:?} connections are counted, not {wanted}"))
-    };
-    let connect = || connected_to(&scene.client, carried::WEB);
+    let until = |wanted: u64| until_same("connections", wanted, || connections(node));
+    let connect = || connected_to(&scene.client, scene::WEB);
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
@@ -200,7 +194,7 @@ fn connected_to(client: &Pod, vip: Vip) -> Result<UdpSocket> {
 
 #[test]
 fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> {
-    let scene = carried::Stage::new()?;
+    let scene = carried::start()?;
     let sizes = [4096, 64, 8192];
 
     scene.under_load(sizes.len(), |number| {
@@ -216,10 +210,5 @@ fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> 
         scene.is_tidy()
     })?;
 
-    let mut seen = None;
-    wait::until(CHANGE, || {
-        seen = connections(&scene.node).ok();
-        seen == Some(0)
-    })
-    .with_context(|| format!("{seen:?} connections are counted, and none is open"))
+    until_same("connections", 0, || connections(&scene.node))
 }

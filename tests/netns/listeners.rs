@@ -1,17 +1,13 @@
 //! A Service whose address this node has too, and where something of it listens itself.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, ensure};
-use socket2::SockRef;
-use tunnel_tests::{
-    place::{ANSWER, Place},
-    wait,
-};
+use tunnel_tests::{place::Place, wait};
 
 use crate::{
     scene::Scene,
-    support::{CHANGE, DNS, HTTP, Vip, Way, ask_to, http, ports, receive, same},
+    support::{CHANGE, DNS, HTTP, Listening, Vip, Way, ports, receive, same},
 };
 
 /// An address that pods have a way to: it is not of the range of Services, which leads nowhere.
@@ -27,16 +23,8 @@ fn prepared() -> Result<Scene> {
     scene
         .node
         .apply(CACHED.service(NAME).backends(scene.all()))?;
-    address(&scene, "add", "nodad")?;
+    CACHED.add_to(scene.node.host(), "lo")?;
     Ok(scene)
-}
-
-/// Gives the link the address, or takes it away.
-fn address(scene: &Scene, what: &str, how: &str) -> Result<()> {
-    let Vip { v4, v6 } = CACHED;
-    let host = scene.node.host();
-    host.ip(&format!("addr {what} {v4}/32 dev lo"))?;
-    host.ip(&format!("addr {what} {v6}/128 dev lo {how}"))
 }
 
 /// From each place, in each way of TCP and UDP.
@@ -62,48 +50,35 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
 }
 
 fn backend_over_tcp(place: &Place, way: Way) -> Result<()> {
-    let stream = way.connect(place, CACHED, HTTP)?;
-    same("server", http(stream)?.as_str(), "backend")
+    way.is_served(place, CACHED, HTTP, "backend")
 }
 
 fn backend_over_udp(place: &Place, way: Way) -> Result<()> {
-    let (name, from) = ask_to(&way.udp(place)?, way.to(CACHED, DNS))?;
-    same("server", name.as_str(), "backend")?;
-    same("sender", from, way.shown(CACHED, DNS))
+    way.is_answered(&way.udp(place)?, CACHED, DNS, "backend")
 }
 
-/// What listens on the host, over TCP and UDP, at one address of each family.
-struct Cache {
-    tcp: [TcpListener; 2],
-    udp: [UdpSocket; 2],
-}
+/// What listens on the host at the address of the Service.
+struct Cache(Listening);
 
 impl Cache {
-    fn on(host: &Place, at: [IpAddr; 2]) -> Result<Self> {
-        let [v4, v6] = at;
-        let tcp = |at| -> Result<TcpListener> {
-            let listener = host.listen((at, HTTP))?;
-            SockRef::from(&listener).set_read_timeout(Some(ANSWER))?;
-            Ok(listener)
-        };
-        Ok(Self {
-            tcp: [tcp(v4)?, tcp(v6)?],
-            udp: [host.udp((v4, DNS))?, host.udp((v6, DNS))?],
-        })
+    fn on(host: &Place) -> Result<Self> {
+        Listening::at(host, CACHED.ips(), [HTTP, DNS]).map(Self)
     }
 
-    const fn number(way: Way) -> usize {
-        match way {
-            Way::V4 | Way::Mapped | Way::V4OnV6 => 0,
-            Way::V6 => 1,
-        }
+    /// Gets what is dialled from each place, in each way of TCP and UDP.
+    fn is_dialled(&self, scene: &Scene) -> Result<()> {
+        dial(
+            scene,
+            |place, way| self.accepts(place, way),
+            |place, way| self.answers(place, way),
+        )
     }
 
     /// A connect comes here.
     fn accepts(&self, place: &Place, way: Way) -> Result<()> {
         let stream = way.connect(place, CACHED, HTTP)?;
         same("peer", stream.peer_addr()?, way.shown(CACHED, HTTP))?;
-        let (_, from) = self.tcp[Self::number(way)].accept().context("accept")?;
+        let from = self.0.accept(way)?;
         let own = stream.local_addr()?;
         same("port", from.port(), own.port())?;
         same("client", from.ip(), own.ip().to_canonical())
@@ -113,12 +88,11 @@ impl Cache {
     fn answers(&self, place: &Place, way: Way) -> Result<()> {
         let socket = way.udp(place)?;
         socket.send_to(b"who?", way.to(CACHED, DNS))?;
-        let udp = &self.udp[Self::number(way)];
+        let udp = self.0.udp(way);
         let (_, from) = udp.recv_from(&mut [0; 16]).context("receive")?;
         udp.send_to(b"cache who?", from)?;
-        let (name, from) = receive(&socket)?;
-        same("server", name.as_str(), "cache")?;
-        same("sender", from, way.shown(CACHED, DNS))
+        let expected = ("cache".to_owned(), way.shown(CACHED, DNS));
+        same("answer", receive(&socket)?, expected)
     }
 }
 
@@ -126,17 +100,12 @@ impl Cache {
 fn sockets_reach_what_listens_on_the_address_of_a_service_here_and_backends_when_it_has_gone()
 -> Result<()> {
     let scene = prepared()?;
-    let cached = [CACHED.v4.into(), CACHED.v6.into()];
     scene.node.start()?;
     dial(&scene, backend_over_tcp, backend_over_udp)?;
 
-    let cache = Cache::on(scene.node.host(), cached)?;
+    let cache = Cache::on(scene.node.host())?;
     until_listener(&scene, true)?;
-    dial(
-        &scene,
-        |place, way| cache.accepts(place, way),
-        |place, way| cache.answers(place, way),
-    )?;
+    cache.is_dialled(&scene)?;
     let shown = scene.node.culvert(&["services", NAME])?.stdout;
     let told = shown.matches("left alone: this node listens there itself");
     ensure!(told.count() == 8, "four states and four fronts:\n{shown}");
@@ -149,27 +118,19 @@ fn sockets_reach_what_listens_on_the_address_of_a_service_here_and_backends_when
 #[test]
 fn what_listens_before_the_daemon_is_left_alone_from_its_first_write() -> Result<()> {
     let scene = prepared()?;
-    let cached = [CACHED.v4.into(), CACHED.v6.into()];
-    let cache = Cache::on(scene.node.host(), cached)?;
-    let to_cache = || {
-        dial(
-            &scene,
-            |place, way| cache.accepts(place, way),
-            |place, way| cache.answers(place, way),
-        )
-    };
+    let cache = Cache::on(scene.node.host())?;
 
     scene.node.start()?;
-    to_cache()?;
+    cache.is_dialled(&scene)?;
 
     scene.node.stop()?;
     scene.node.start()?;
-    to_cache()?;
+    cache.is_dialled(&scene)?;
     let logs = scene.node.logs();
     ensure!(!logs.contains("listens there no more"), "{logs}");
 
     // An address that has gone from the link leads to the backends again, whoever listens.
-    address(&scene, "del", "")?;
+    CACHED.delete_from(scene.node.host(), "lo")?;
     until_listener(&scene, false)?;
     dial(&scene, backend_over_tcp, backend_over_udp)
 }

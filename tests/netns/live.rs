@@ -58,8 +58,8 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
         ensure!(table.contains(word), "no {word} in {table}");
     }
     same("refused", node.reason("object_refused")?, 1)?;
-    same("server", ask(node, OTHER)?, "backend".to_owned())?;
-    same("server", ask(node, WEB)?, "backend".to_owned())?;
+    same("server", ask(node, OTHER)?, "backend")?;
+    same("server", ask(node, WEB)?, "backend")?;
     ensure!(node.is_ready());
 
     // What can't be read at all is another matter, and as harmless.
@@ -67,12 +67,12 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     wait::until(CHANGE, || {
         problems(node).iter().any(|it| it.contains("broken.yaml"))
     })?;
-    same("server", ask(node, WEB)?, "backend".to_owned())?;
+    same("server", ask(node, WEB)?, "backend")?;
 
     node.apply(("web.yaml", &*format!("{good}{other}")))?;
     node.withdraw("broken.yaml")?;
     wait::until(CHANGE, || problems(node).is_empty())?;
-    same("server", ask(node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend")
 }
 
 #[test]
@@ -88,11 +88,11 @@ fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
     };
 
     other_leads_to(&["backend"])?;
-    same("server", ask(node, OTHER)?, "backend".to_owned())?;
+    same("server", ask(node, OTHER)?, "backend")?;
 
     other_leads_to(&["backend", "second"])?;
     other_leads_to(&["second"])?;
-    same("server", ask(node, OTHER)?, "second".to_owned())?;
+    same("server", ask(node, OTHER)?, "second")?;
 
     node.apply(OTHER.service("other"))?;
     until_backends(node, "other", 0)?;
@@ -110,41 +110,32 @@ fn a_service_comes_changes_and_goes_with_its_manifest() -> Result<()> {
             "still refused: {way:?}"
         );
     }
-    same("server", ask(node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend")
 }
 
 /// That kube-proxy's names for what a pass does are there, for both families.
 fn passes_are_measured(metrics: &str) -> Result<()> {
     for family in ["IPv4", "IPv6"] {
-        let of = |name: &str| {
-            let name = format!("kubeproxy_{name}{{ip_family=\"{family}\"}}");
-            metric(metrics, &name).unwrap_or_default()
-        };
         // The Service alone: the canary, by which the daemon tries its way, is none.
-        ensure!(
-            of("sync_proxy_rules_duration_seconds_count") >= 1,
-            "{metrics}"
-        );
-        ensure!(
-            of("sync_full_proxy_rules_duration_seconds_count") >= 1,
-            "{metrics}"
-        );
-        ensure!(
-            of("sync_proxy_rules_service_changes_total") == 1,
-            "{metrics}"
-        );
-        ensure!(
-            of("sync_proxy_rules_endpoint_changes_total") >= 1,
-            "{metrics}"
-        );
-        ensure!(
-            of("sync_proxy_rules_last_timestamp_seconds") > 0,
-            "{metrics}"
-        );
-        ensure!(
-            of("sync_proxy_rules_last_queued_timestamp_seconds") > 0,
-            "{metrics}"
-        );
+        for (name, least, most) in [
+            ("sync_proxy_rules_duration_seconds_count", 1, u64::MAX),
+            ("sync_full_proxy_rules_duration_seconds_count", 1, u64::MAX),
+            ("sync_proxy_rules_service_changes_total", 1, 1),
+            ("sync_proxy_rules_endpoint_changes_total", 1, u64::MAX),
+            ("sync_proxy_rules_last_timestamp_seconds", 1, u64::MAX),
+            (
+                "sync_proxy_rules_last_queued_timestamp_seconds",
+                1,
+                u64::MAX,
+            ),
+        ] {
+            let name = format!("kubeproxy_{name}{{ip_family=\"{family}\"}}");
+            let value = metric(metrics, &name).unwrap_or_default();
+            ensure!(
+                (least..=most).contains(&value),
+                "{name} of {value} in {metrics}"
+            );
+        }
     }
     Ok(())
 }
@@ -192,7 +183,7 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
             same(path, (code, &health["healthy"]), (200, &true.into()))?;
             for family in ["IPv4", "IPv6"] {
                 let healthy = &health["status"][family]["healthy"];
-                same(family, healthy, &true.into())?;
+                same(family, healthy, true)?;
             }
         }
     }
@@ -201,7 +192,7 @@ fn health_and_metrics_are_told_over_their_ports() -> Result<()> {
         ask_host(healthz, "/metrics")?.0,
         404,
     )?;
-    same("server", ask(node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend")
 }
 
 #[test]
@@ -229,5 +220,5 @@ fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
         ask_host(healthz, "/healthz").is_ok_and(|(code, _)| code == 503)
     })?;
     same("livez", ask_host(healthz, "/livez")?.0, 200)?;
-    same("server", ask(node, WEB)?, "backend".to_owned())
+    same("server", ask(node, WEB)?, "backend")
 }

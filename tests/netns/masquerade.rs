@@ -1,10 +1,7 @@
 //! Whom a backend sees: the pod or the host that dialled, whatever address it dialled. Where kube-proxy
 //! puts the node's address in its place, there is no packet to be changed here.
 
-use std::{
-    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
@@ -15,9 +12,9 @@ use tunnel_tests::{
 };
 
 use crate::{
-    reach::{self, BALANCER, EXTERNAL, HOST, NODE_DNS, NODE_HTTP, WEB},
+    reach::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP, WEB},
     scene::Scene,
-    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, addresses, same},
+    support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Listening, Vip, Way, addresses, same},
 };
 
 /// The addresses of the Service, with the ports there.
@@ -44,59 +41,22 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
 /// Whom the backend sees when a place dials each address of the Service over each protocol and
 /// family: that place, by the address that it has.
 fn sees(backend: &Pod, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
-    let listening = Listening::new(backend)?;
+    let ips = [backend.v4(), backend.v6()];
+    let listening = Listening::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;
     for (what, vip, [http, dns]) in ADDRESSES {
         for (way, as_whom) in [Way::V4, Way::V6].into_iter().zip(as_whom) {
-            let (own, seen) = listening
-                .tcp(place, way, way.to(vip, http))
-                .with_context(|| format!("{way:?} to {what}"))?;
-            same(what, (own, seen.ip()), (seen, as_whom))?;
-            let seen = listening
-                .udp(place, way, way.to(vip, dns))
-                .with_context(|| format!("{way:?} to {what}, UDP"))?;
-            same(what, seen, as_whom)?;
+            let story = || {
+                let own = place.connect(way.to(vip, http))?.local_addr()?;
+                let seen = listening.accept(way)?;
+                same("TCP", (own, seen.ip()), (seen, as_whom))?;
+                way.udp(place)?.send_to(b"who am I?", way.to(vip, dns))?;
+                let (_, seen) = listening.udp(way).recv_from(&mut [0; 16])?;
+                same("UDP", seen.ip(), as_whom)
+            };
+            story().with_context(|| format!("{way:?} to {what}"))?;
         }
     }
     Ok(())
-}
-
-/// What the backend listens with, in either family.
-struct Listening {
-    tcp: [TcpListener; 2],
-    udp: [UdpSocket; 2],
-}
-
-impl Listening {
-    fn new(pod: &Pod) -> Result<Self> {
-        let ips: [IpAddr; 2] = [pod.v4(), pod.v6()];
-        let [tcp4, tcp6] = ips.map(|ip| pod.listen((ip, HTTP_TARGET)));
-        let [udp4, udp6] = ips.map(|ip| pod.udp((ip, DNS_TARGET)));
-        Ok(Self {
-            tcp: [tcp4?, tcp6?],
-            udp: [udp4?, udp6?],
-        })
-    }
-
-    const fn of(way: Way) -> usize {
-        match way {
-            Way::V6 => 1,
-            Way::V4 | Way::Mapped | Way::V4OnV6 => 0,
-        }
-    }
-
-    /// The address of a client that connects, as it knows it, and as the backend sees it.
-    fn tcp(&self, place: &Place, way: Way, to: SocketAddr) -> Result<(SocketAddr, SocketAddr)> {
-        let client = place.connect(to)?;
-        let (_stream, seen) = self.tcp[Self::of(way)].accept()?;
-        Ok((client.local_addr()?, seen))
-    }
-
-    /// The address of a client that sends a datagram, as the backend sees it.
-    fn udp(&self, place: &Place, way: Way, to: SocketAddr) -> Result<IpAddr> {
-        way.udp(place)?.send_to(b"who am I?", to)?;
-        let (_, seen) = self.udp[Self::of(way)].recv_from(&mut [0; 16])?;
-        Ok(seen.ip())
-    }
 }
 
 #[test]
@@ -116,8 +76,7 @@ fn a_backend_sees_the_node_where_its_host_dials() -> Result<()> {
     let scene = SCENE.take()?;
     for policy in ["Cluster", "Local"] {
         let backend = program(&scene, policy)?;
-        let own = [HOST.v4.into(), HOST.v6.into()];
-        sees(&backend, scene.node.host(), own).context(policy)?;
+        sees(&backend, scene.node.host(), HOST.ips()).context(policy)?;
         scene.restore()?;
     }
     scene.give_back()

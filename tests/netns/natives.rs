@@ -1,9 +1,6 @@
 //! What only some kernels have beside us: SCTP, links of kind dummy, IPVS.
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Protocol as Transport, Socket, Type};
@@ -14,14 +11,12 @@ use tunnel_tests::{
     node::Node,
     place::{ANSWER, Place, connect_within},
     pod::Pod,
-    test_name,
-    topology::{HOST_V4, HOST_V6},
-    wait,
+    test_name, wait,
 };
 
 use crate::{
-    guard::daemon::{PATIENCE, network, steering},
-    support::{HTTP, HTTP_TARGET, Vip, Way, addresses, clients, counted, http, same, serve},
+    guard::daemon::{PATIENCE, guards, network, steering},
+    support::{HOST, HTTP, HTTP_TARGET, Vip, Way, addresses, clients, counted, http, same, serve},
     untouched::ALL,
 };
 
@@ -43,10 +38,8 @@ fn web() -> Result<(Node, tunnel_tests::pod::Server)> {
 fn is_served(node: &Node, client: &Pod) -> Result<()> {
     for (from, place) in clients(node.host(), client) {
         for way in Way::TCP {
-            let what = format!("{way:?} from the {from}");
-            let stream = way.connect(place, WEB, HTTP).context(what.clone())?;
-            same(&what, stream.peer_addr()?, way.shown(WEB, HTTP))?;
-            same(&what, http(stream)?, "backend".to_owned())?;
+            way.is_served(place, WEB, HTTP, "backend")
+                .with_context(|| format!("from the {from}"))?;
         }
     }
     Ok(())
@@ -70,9 +63,7 @@ fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served()
     let (node, _server) = web()?;
     let client = node.pod("client")?;
     let (v4, v6) = (WEB.v4, WEB.v6);
-    node.outside().ip(&format!(
-        "addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad\n"
-    ))?;
+    WEB.add_to(node.outside(), "lo")?;
     node.host().ip(&format!(
         "route add {v4} via 192.0.2.2\nroute add {v6} via 2001:db8::2\n"
     ))?;
@@ -80,7 +71,7 @@ fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served()
         "route add {v4} via 169.254.1.1\nroute add {v6} via fe80::1 dev eth0\n"
     ))?;
 
-    for vip in [IpAddr::from(v4), v6.into()] {
+    for vip in WEB.ips() {
         let vip = SocketAddr::from((vip, SIGNAL));
         let listener = sctp(node.outside(), vip)?;
         listener.bind(&vip.into())?;
@@ -124,14 +115,8 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
             uplinks.unwrap_or_default().iter().any(|it| it == name)
         })
     };
-    let guards = || -> Result<usize> {
-        let links = fs::read_dir(node.bpffs().join("links"))?;
-        let names = links.flatten().map(|link| link.file_name());
-        Ok(names
-            .filter(|name| name.to_string_lossy().starts_with("guard-"))
-            .count())
-    };
-    ensure!(guards()? == 1, "{} at first", guards()?);
+    let guards = || guards(&node);
+    same("guards at first", guards()?, 1)?;
 
     let host = node.host();
     host.run(&["ip", "link", "add", "cloud", "type", "dummy"])?;
@@ -141,7 +126,7 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     host.run(&[&route[..], &["dev", "cloud", "metric", "5"]].concat())?;
 
     wait::until(PATIENCE, || has("cloud")).context("the dummy is no uplink")?;
-    ensure!(guards()? == 2, "{} with the dummy", guards()?);
+    same("guards with the dummy", guards()?, 2)?;
     if !feature::is_there(Feature::Tcx)? {
         let filters = host.run(&["tc", "filter", "show", "dev", "cloud", "ingress"])?;
         ensure!(filters.contains("guard direct-action"), "{filters}");
@@ -167,14 +152,11 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
     let decoy = node.pod("decoy")?;
     let _decoy_server = serve(&decoy)?;
     let host = node.host();
-    let (v4, v6) = (WEB.v4, WEB.v6);
-    host.ip(&format!(
-        "addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad\n"
-    ))?;
+    WEB.add_to(host, "lo")?;
     let table = Ipvs::open(host)?;
     let foreign = node.topology().beside(host, "foreign", None)?;
 
-    for (way, own) in [(Way::V4, IpAddr::from(HOST_V4)), (Way::V6, HOST_V6.into())] {
+    for (way, own) in [Way::V4, Way::V6].into_iter().zip(HOST.ips()) {
         let vip = way.to(WEB, HTTP);
         table.add(vip, (decoy.address(way.family()), HTTP_TARGET).into())?;
 
@@ -182,7 +164,7 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
         let socket = way.tcp(&foreign)?;
         socket.bind(&SocketAddr::from((own, 0)).into())?;
         connect_within(&socket, vip, ANSWER).context("by IPVS")?;
-        same("by IPVS", http(socket.into())?, "decoy".to_owned())?;
+        same("by IPVS", http(socket.into())?, "decoy")?;
         let before = ipvs::connections(host)?;
         ensure!(before > 0, "IPVS lists no connection");
 
@@ -192,7 +174,7 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
 
         table.remove(vip)?;
         is_served(&node, &client)?;
-        same("held", http(held)?, "backend".to_owned())?;
+        same("held", http(held)?, "backend")?;
     }
     Ok(())
 }

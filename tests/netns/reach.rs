@@ -1,9 +1,9 @@
 //! A Service at all its other addresses: node ports, addresses of load balancers, external IPs; and
 //! policies that keep traffic on this node.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use socket2::SockRef;
 use tunnel_tests::{
@@ -17,16 +17,12 @@ use tunnel_tests::{
 use crate::{
     scene::Scene,
     support::{
-        CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask_to, counted, errno, http, no_way,
-        same, until_backends,
+        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Listening, Vip, Way, counted, errno,
+        no_way, same, until_backends,
     },
 };
 
 pub(crate) const WEB: Vip = Vip::of(20);
-pub(crate) const HOST: Vip = Vip {
-    v4: topology::HOST_V4,
-    v6: topology::HOST_V6,
-};
 const LOOPBACK: Vip = Vip {
     v4: Ipv4Addr::LOCALHOST,
     v6: Ipv6Addr::LOCALHOST,
@@ -38,7 +34,6 @@ const OUTSIDE: Vip = Vip {
 /// Addresses that lead nowhere by themselves.
 pub(crate) const BALANCER: Vip = Vip::of(200);
 pub(crate) const EXTERNAL: Vip = Vip::of(201);
-const PROXIED: Vip = Vip::of(202);
 pub(crate) const NODE_HTTP: u16 = 30_080;
 pub(crate) const NODE_DNS: u16 = 30_053;
 
@@ -46,7 +41,7 @@ static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["backend"]));
 
 /// A Service with node ports, without endpoints yet.
 pub(crate) fn service() -> Service {
-    Service::new("web", [WEB.v4.into(), WEB.v6.into()])
+    Service::new("web", WEB.ips())
         .port(Protocol::Tcp, HTTP, HTTP_TARGET)
         .node_port(NODE_HTTP)
         .port(Protocol::Udp, DNS, DNS_TARGET)
@@ -56,10 +51,7 @@ pub(crate) fn service() -> Service {
 /// The same, with an external IP and an address of a load balancer of each family.
 pub(crate) fn service_everywhere() -> Service {
     service()
-        .spec(&format!(
-            "externalIPs: [\"{}\", \"{}\"]",
-            EXTERNAL.v4, EXTERNAL.v6
-        ))
+        .spec(&format!("externalIPs: [{}]", EXTERNAL.listed()))
         .load_balancer(&format!(
             "{{ip: \"{}\"}}, {{ip: \"{}\"}}",
             BALANCER.v4, BALANCER.v6
@@ -69,18 +61,10 @@ pub(crate) fn service_everywhere() -> Service {
 /// That the backend answers there, over every protocol and family, under the address that was dialled.
 fn answers(place: &Place, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
     for way in Way::TCP {
-        let stream = way
-            .connect(place, vip, http_port)
-            .with_context(|| format!("{way:?} to port {http_port}"))?;
-        same("peer", stream.peer_addr()?, way.shown(vip, http_port))?;
-        same("server", http(stream)?.as_str(), "backend")?;
+        way.is_served(place, vip, http_port, "backend")?;
     }
     for way in Way::UDP {
-        let socket = way.udp(place)?;
-        let (name, from) = ask_to(&socket, way.to(vip, dns_port))
-            .with_context(|| format!("{way:?} to port {dns_port}"))?;
-        same("server", name.as_str(), "backend")?;
-        same("sender", from, way.shown(vip, dns_port))?;
+        way.is_answered(&way.udp(place)?, vip, dns_port, "backend")?;
     }
     Ok(())
 }
@@ -90,24 +74,6 @@ fn failure(place: &Place, to: SocketAddr) -> Result<Errno> {
     let way = if to.is_ipv4() { Way::V4 } else { Way::V6 };
     let socket = way.tcp(place)?;
     Ok(errno(connect_within(&socket, to, ANSWER)))
-}
-
-#[test]
-#[ignore = "no kernel decides it: entries in the maps, as those of the test with a listener below"]
-fn node_ports_are_served_on_addresses_of_this_node_and_on_no_other() -> Result<()> {
-    let scene = SCENE.take()?;
-    let web = service().backends(scene.all());
-    scene.program(web)?;
-
-    for (name, place) in scene.places() {
-        answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
-        // Nobody listens on the other node.
-        for way in [Way::V4, Way::V6] {
-            let other = failure(place, way.to(OUTSIDE, NODE_HTTP))?;
-            same("another node's", other, Errno::ECONNREFUSED)?;
-        }
-    }
-    scene.give_back()
 }
 
 #[test]
@@ -181,8 +147,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
 
     // What is not the node's leads nowhere, and a connect fails at once.
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
-    host.ip(&format!("addr add {}/32 dev uplink", new.v4))?;
-    host.ip(&format!("addr add {}/128 dev uplink nodad", new.v6))?;
+    new.add_to(host, "uplink")?;
 
     for (name, place) in scene.places() {
         wait::until(CHANGE, || {
@@ -190,8 +155,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
         })
         .with_context(|| format!("from {name}"))?;
     }
-    host.ip(&format!("addr del {}/32 dev uplink", new.v4))?;
-    host.ip(&format!("addr del {}/128 dev uplink", new.v6))?;
+    new.delete_from(host, "uplink")?;
     let is_gone = |way: Way| way.connect(host, new, NODE_HTTP).is_err();
     wait::until(CHANGE, || Way::TCP.into_iter().all(is_gone))
         .context("the address that went is still served")
@@ -219,11 +183,8 @@ fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_ther
     let host = scene.node.host();
     let mut listening = Vec::new();
     for vip in [BALANCER, EXTERNAL] {
-        host.ip(&format!("addr add {}/32 dev lo", vip.v4))?;
-        host.ip(&format!("addr add {}/128 dev lo nodad", vip.v6))?;
-        for ip in [IpAddr::from(vip.v4), vip.v6.into()] {
-            listening.push((host.listen((ip, HTTP))?, host.udp((ip, DNS))?));
-        }
+        vip.add_to(host, "lo")?;
+        listening.push(Listening::at(host, vip.ips(), [HTTP, DNS])?);
     }
     let web = service_everywhere().backends(scene.all());
     scene.start([web])?;
@@ -237,66 +198,13 @@ fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_ther
 }
 
 #[test]
-#[ignore = "no kernel decides it: entries in the maps"]
-fn external_ips_and_vips_of_load_balancers_are_served_and_proxied_ones_left_alone() -> Result<()> {
-    let scene = SCENE.take()?;
-    let ips = |vip: Vip| format!("[\"{}\", \"{}\"]", vip.v4, vip.v6);
-    let balancer = format!(
-        "{{ip: \"{}\"}}, {{ip: \"{}\", ipMode: VIP}}, \
-         {{ip: \"{}\", ipMode: Proxy}}, {{ip: \"{}\", ipMode: Proxy}}",
-        BALANCER.v4, BALANCER.v6, PROXIED.v4, PROXIED.v6
-    );
-    let web = service()
-        .spec(&format!("externalIPs: {}", ips(EXTERNAL)))
-        .load_balancer(&balancer)
-        .backends(scene.all());
-    scene.program(web)?;
-
-    for (name, place) in scene.places() {
-        for vip in [BALANCER, EXTERNAL] {
-            answers(place, vip, [HTTP, DNS]).with_context(|| format!("{vip:?} from {name}"))?;
-        }
-        for way in [Way::V4, Way::V6] {
-            let proxied = failure(place, way.to(PROXIED, HTTP))?;
-            ensure!(proxied != Errno::ECONNREFUSED, "{way:?}: {proxied}");
-        }
-    }
-    scene.give_back()
-}
-
-/// A backend that is ready elsewhere.
-fn elsewhere() -> [IpAddr; 2] {
-    [OUTSIDE.v4.into(), OUTSIDE.v6.into()]
-}
-
-#[test]
-#[ignore = "no kernel decides it: the daemon chooses the endpoints"]
-fn the_internal_policy_local_leads_to_endpoints_of_this_node_only() -> Result<()> {
-    let scene = SCENE.take()?;
-    let local = || service().spec("internalTrafficPolicy: Local");
-    let both = local()
-        .on("other")
-        .backends(elsewhere())
-        .on(instance::NODE)
-        .backends(scene.all());
-    scene.program(both)?;
-
-    for (name, place) in scene.places() {
-        for _ in 0..8 {
-            answers(place, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;
-        }
-    }
-    scene.give_back()
-}
-
-#[test]
 fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> {
     let (error, _) = no_way()?;
     let scene = SCENE.take()?;
     let away = service()
         .spec("internalTrafficPolicy: Local")
         .on("other")
-        .backends(elsewhere());
+        .backends(OUTSIDE.ips());
     scene.program(away)?;
 
     for (name, place) in scene.places() {
@@ -325,22 +233,6 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
 
 #[test]
 #[ignore = "no kernel decides it: the daemon chooses the endpoints"]
-fn the_external_policy_local_is_not_for_sockets_of_this_node() -> Result<()> {
-    let scene = SCENE.take()?;
-    let web = service()
-        .spec("externalTrafficPolicy: Local")
-        .on("other")
-        .backends(scene.all());
-    scene.program(web)?;
-
-    for (name, place) in scene.places() {
-        answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| format!("from {name}"))?;
-    }
-    scene.give_back()
-}
-
-#[test]
-#[ignore = "no kernel decides it: the daemon chooses the endpoints"]
 fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_refuses() -> Result<()>
 {
     let node_ports = "topologyKeys: honour";
@@ -361,9 +253,6 @@ fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_ref
             same(&format!("from {name}"), refused, Errno::ECONNREFUSED)?;
         }
     }
-    let shown = scene.node.culvert(&["backends", "web"])?.stdout;
-    let away = shown.matches("not used: openyurt.io/topologyKeys lead this node elsewhere");
-    ensure!(away.count() == 4, "two ports of two families:\n{shown}");
 
     scene.node.apply(web(instance::NODE))?;
     until_backends(&scene.node, "web", 1)?;

@@ -32,7 +32,7 @@ fn devices(scene: &Scene) -> [(&'static str, &Place); 2] {
 fn dialled() -> Result<Lease<Scene>> {
     let scene = DIALLED.take()?;
     let refusing = &scene.node.status()?["refusing"];
-    same("way", refusing, &"bpf_set_retval".into())?;
+    same("way", refusing, "bpf_set_retval")?;
     Ok(scene)
 }
 

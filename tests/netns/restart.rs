@@ -5,21 +5,23 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathB
 use anyhow::{Result, ensure};
 use tunnel_tests::{
     load::{Enough, Report},
-    manifest::{Protocol, Service},
     node::Node,
 };
 
 use crate::{
     scene::{Scene, WEB},
     support::{
-        DNS, HTTP, HTTP_TARGET, Vip, Way, all_answered, ask, ask_to, http, loads, maps_folder,
-        repeated, reports, same, until_backends,
+        DNS, HTTP, Vip, Way, all_answered, ask, ask_to, http, loads, maps_folder, repeated,
+        reports, same, until_backends,
     },
 };
 
-/// Has a Service only in some tests.
-const LATE: Vip = Vip::of(11);
-const EARLY: Vip = Vip::of(12);
+/// The address of a Service that is deleted, and of one that comes.
+const EARLY: Vip = Vip::of(11);
+const LATE: Vip = Vip::of(12);
+/// The addresses of a Service that moves.
+const FORMER: Vip = Vip::of(13);
+const LATTER: Vip = Vip::of(14);
 
 #[test]
 fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<()> {
@@ -106,71 +108,37 @@ fn open_sockets_outlive_the_daemon_and_keep_showing_the_cluster_ip() -> Result<(
 fn what_changed_while_no_daemon_ran_is_made_good_at_the_start() -> Result<()> {
     let scene = Scene::web(&["one", "two"])?;
     let node = &scene.node;
-    let client = &scene.client;
-    node.apply(EARLY.service("early").backends(scene.addresses(&["one"])?))?;
-    until_backends(node, "early", 1)?;
-    let early = || -> Result<()> {
-        for way in Way::TCP {
-            let name = http(way.connect(client, EARLY, HTTP)?)?;
-            same("server", name, "one".to_owned())?;
-        }
-        Ok(())
+    let apply = |vip: Vip, name, backend| {
+        let backends = scene.addresses(&[backend])?;
+        node.apply(vip.service(name).backends(backends))
     };
-    early()?;
+    let are_served =
+        |vips: &[Vip], server| vips.iter().try_for_each(|vip| scene.reaches(*vip, server));
+    let are_nobodys = |vips: [Vip; 2]| {
+        for vip in vips {
+            for way in Way::TCP {
+                let connected = way.connect(&scene.client, vip, HTTP);
+                connected.expect_err("nobody has this address");
+            }
+        }
+    };
+    for (vip, name) in [(EARLY, "early"), (FORMER, "moved")] {
+        apply(vip, name, "one")?;
+        until_backends(node, name, 1)?;
+    }
+    are_served(&[EARLY, FORMER], "one")?;
 
     node.kill9()?;
     node.withdraw("early.yaml")?;
-    node.apply(LATE.service("late").backends(scene.addresses(&["two"])?))?;
+    apply(LATE, "late", "two")?;
+    apply(LATTER, "moved", "two")?;
     scene.lead_to(&["two"])?;
     // Nobody has seen it yet.
-    early()?;
-    for way in Way::TCP {
-        way.connect(client, LATE, HTTP)
-            .expect_err("there was no daemon");
-    }
+    are_served(&[EARLY, FORMER], "one")?;
+    are_nobodys([LATE, LATTER]);
     node.start()?;
 
-    for way in Way::TCP {
-        way.connect(client, EARLY, HTTP)
-            .expect_err("it was removed");
-        same(
-            "server",
-            http(way.connect(client, LATE, HTTP)?)?,
-            "two".to_owned(),
-        )?;
-        for _ in 0..8 {
-            same(
-                "server",
-                http(way.connect(client, WEB, HTTP)?)?,
-                "two".to_owned(),
-            )?;
-        }
-    }
-    Ok(())
-}
-
-#[test]
-#[ignore = "no kernel decides it: the daemon compares; `sizes` and `layouts` read maps, too"]
-fn a_service_that_moves_to_another_address_while_no_daemon_ran_is_found_there() -> Result<()> {
-    let scene = Scene::web(&["one", "two"])?;
-    let node = &scene.node;
-    let client = &scene.client;
-
-    node.kill9()?;
-    let moved = Service::new("web", [LATE.v4.into(), LATE.v6.into()])
-        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
-        .backends(scene.addresses(&["one"])?);
-    node.apply(moved)?;
-    node.start()?;
-
-    for way in Way::TCP {
-        same(
-            "server",
-            http(way.connect(client, LATE, HTTP)?)?,
-            "one".to_owned(),
-        )?;
-        way.connect(client, WEB, HTTP)
-            .expect_err("nobody has this address any more");
-    }
-    Ok(())
+    are_nobodys([EARLY, FORMER]);
+    are_served(&[LATE, LATTER], "two")?;
+    are_served(&[WEB; 8], "two")
 }

@@ -21,7 +21,7 @@ use tunnel_userspace::{
 
 use crate::{
     scene::{EMPTY, Scene, WEB},
-    support::{DNS, HTTP, Way, ask, ask_to, errno, same},
+    support::{DNS, HTTP, Way, ask, errno, same},
 };
 
 /// A node whose data path was loaded without the daemon.
@@ -101,11 +101,9 @@ fn translates(scene: &Scene) -> Result<()> {
     scene.reaches(WEB, "backend")?;
     scene.each(&Way::UDP, |place, way| {
         let socket = way.udp(place)?;
-        let (name, sender) = ask_to(&socket, way.to(WEB, DNS))?;
-        same("server", name, "backend".to_owned())?;
-        same("sender", sender, way.shown(WEB, DNS))?;
+        way.is_answered(&socket, WEB, DNS, "backend")?;
         socket.connect(way.to(WEB, DNS))?;
-        same("server", ask(&socket)?, "backend".to_owned())
+        same("server", ask(&socket)?, "backend")
     })
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    instance::Settings,
+    instance::{Instance, Settings},
     manifest::{Manifest, Service},
     node::Node,
     place::Place,
@@ -19,7 +19,9 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::{CHANGE, DNS, HTTP, Vip, Way, addresses, clients, http, ports, same, serve};
+use crate::support::{
+    CHANGE, DNS, HTTP, Vip, Way, addresses, ask, clients, is_ended, ports, same, serve, until_same,
+};
 
 pub(crate) const WEB: Vip = Vip::of(10);
 /// Leads to another backend.
@@ -96,6 +98,13 @@ impl Scene {
         let scene = Self::new(backends)?;
         scene.lead_to(backends)?;
         scene.node.start()?;
+        Ok(scene)
+    }
+
+    /// Pods `one` and `two`, and the Service `web` that leads to `one`; the daemon isn't started yet.
+    pub(crate) fn of_two() -> Result<Self> {
+        let scene = Self::new(&["one", "two"])?;
+        scene.lead_to(&["one"])?;
         Ok(scene)
     }
 
@@ -183,9 +192,7 @@ impl Scene {
     /// answers.
     pub(crate) fn reaches(&self, vip: Vip, server: &str) -> Result<()> {
         self.each(&Way::TCP, |place, way| {
-            let stream = way.connect(place, vip, HTTP)?;
-            same("peer", stream.peer_addr()?, way.shown(vip, HTTP))?;
-            same("server", http(stream)?.as_str(), server)
+            way.is_served(place, vip, HTTP, server)
         })
     }
 
@@ -215,6 +222,13 @@ impl Scene {
         self.open(&Way::UDP, |place, way| way.asked(place, vip, DNS, server))
     }
 
+    /// Waits until as many sockets were ended, and no more.
+    pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
+        until_same("ended", u64::try_from(count)?, || {
+            self.node.reason("socket_ended")
+        })
+    }
+
     /// The manifests in the folder, by their names.
     fn applied(&self) -> Result<BTreeMap<String, String>> {
         let read = |entry: std::io::Result<fs::DirEntry>| {
@@ -240,6 +254,22 @@ impl fmt::Display for Client<'_> {
     }
 }
 
+/// Waits until each of these sockets is ended.
+pub(crate) fn are_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
+    let is_ended =
+        |(client, socket): &(Client<'_>, _)| is_ended(socket).with_context(|| client.to_string());
+    sockets.iter().try_for_each(is_ended)
+}
+
+/// Asks on each of these connected sockets: this server answers.
+pub(crate) fn are_answered(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
+    for (client, socket) in sockets {
+        let answer = ask(socket).and_then(|name| same("server", name, server));
+        answer.with_context(|| client.to_string())?;
+    }
+    Ok(())
+}
+
 impl Fixture for Scene {
     /// Takes away what a test has applied; what was there before it must not have changed.
     fn restore(&self) -> Result<()> {
@@ -263,4 +293,12 @@ impl Fixture for Scene {
         })
         .context("what the test applied isn't gone")
     }
+}
+
+/// Writes the last section of the config anew, for the next start.
+pub(crate) fn configure(instance: &Instance, section: &str, value: &str) -> Result<()> {
+    let config = fs::read_to_string(instance.config_path())?;
+    let rest = config.split(&format!("{section}:")).next();
+    let config = format!("{}{section}: {value}\n", rest.unwrap_or_default());
+    fs::write(instance.config_path(), config).context("cannot write the config")
 }

@@ -14,7 +14,8 @@ use tunnel_tests::{
 };
 
 use crate::{
-    carried::{Flows, OTHER, Stage, WEB, all_stay, folders},
+    carried::{self, Flows, all_stay, folders},
+    scene::{OTHER, Scene, WEB},
     support::{
         CHANGE, HTTP, HTTP_TARGET, Vip, Way, counted, maps_folder, same, until_backends, until_gone,
     },
@@ -36,16 +37,16 @@ fn sizes(node: &Node) -> Result<[u32; 3]> {
 
 #[test]
 fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
     // What was there before has gone, so that its indices are not those of a new start.
     node.withdraw("first.yaml")?;
     until_gone(node, "first")?;
 
-    stage.under_load(SIZES.len(), |number| {
+    scene.under_load(SIZES.len(), |number| {
         let wanted = SIZES[(number + 1) % SIZES.len()];
-        stage.resize(wanted)?;
+        scene.resize(wanted)?;
         if number % 2 == 0 {
             node.kill9()?;
         } else {
@@ -54,7 +55,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
         all_stay(&flows)?;
         node.start()?;
         same("sizes", sizes(node)?, wanted)?;
-        stage.is_tidy()?;
+        scene.is_tidy()?;
         all_stay(&flows)
     })?;
 
@@ -70,13 +71,13 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
 
 #[test]
 fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() -> Result<()> {
-    let stage = Stage::new()?;
-    let flows = Flows::open(&stage.client)?;
-    stage.resize([128, 256, 32])?;
-    stage.node.restart()?;
+    let scene = carried::start()?;
+    let flows = Flows::open(&scene.client)?;
+    scene.resize([128, 256, 32])?;
+    scene.node.restart()?;
 
     let reasons = ["translated", "translated_sticky"];
-    let ((), grown) = counted(&stage.node, &reasons, || {
+    let ((), grown) = counted(&scene.node, &reasons, || {
         flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop))
     })?;
 
@@ -92,28 +93,28 @@ fn crowd(vip: Vip, count: u8) -> Service {
 }
 
 /// A start that keeps the sizes which are there, and says why.
-fn refused(stage: &Stage, wanted: [u32; 3], words: &[&str]) -> Result<()> {
-    let node = &stage.node;
+fn refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
+    let node = &scene.node;
     let before = sizes(node)?;
     let maps = folders(&node.bpffs().join(maps_folder("")))?;
     let logged = node.logs().len();
-    stage.resize(wanted)?;
+    scene.resize(wanted)?;
     node.restart()?;
     let log = node.logs().split_off(logged);
     let told = |line: &str| words.iter().all(|word| line.contains(word));
     ensure!(log.lines().any(told), "no {words:?} in {log}");
     same("sizes", sizes(node)?, before)?;
     same("maps", folders(&node.bpffs().join(maps_folder("")))?, maps)?;
-    stage.is_tidy()
+    scene.is_tidy()
 }
 
 #[test]
 #[ignore = "no kernel decides it: the daemon compares numbers"]
 fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
+    let scene = carried::start()?;
+    let node = &scene.node;
     // The crowd stands before a Service that stays, so that this one's indices are high.
-    stage.resize([64, 256, 256])?;
+    scene.resize([64, 256, 256])?;
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;
     until_backends(node, "crowd", 150)?;
@@ -121,20 +122,20 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
     let last = Vip::of(21);
     node.apply(last.service("last").backends([pod.v4(), pod.v6()]))?;
     until_backends(node, "last", 1)?;
-    let flows = Flows::open(&stage.client)?;
+    let flows = Flows::open(&scene.client)?;
 
     refused(
-        &stage,
+        &scene,
         [64, 64, 256],
         &["bpf.maps.slots of 64 is too small"],
     )?;
     refused(
-        &stage,
+        &scene,
         [4, 256, 256],
         &["bpf.maps.fronts of 4 is too small"],
     )?;
     refused(
-        &stage,
+        &scene,
         [64, 256, 64],
         &["bpf.maps.backends of 64 is too small"],
     )?;
@@ -142,17 +143,17 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
     node.withdraw("crowd.yaml")?;
     until_gone(node, "crowd")?;
     refused(
-        &stage,
+        &scene,
         [64, 256, 64],
         &["bpf.maps.backends of 64 is too small", "open connections"],
     )?;
 
     all_stay(&flows)?;
     for way in Way::TCP {
-        way.connect(&stage.client, last, HTTP)?;
+        way.connect(&scene.client, last, HTTP)?;
     }
     // What fits is done.
-    stage.resize([64, 64, 256])?;
+    scene.resize([64, 64, 256])?;
     node.restart()?;
     same("sizes", sizes(node)?, [64, 64, 256])?;
     all_stay(&flows)
@@ -161,28 +162,28 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
 #[test]
 fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_on_with()
 -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    let flows = Flows::open(&stage.client)?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    let flows = Flows::open(&scene.client)?;
     node.kill9()?;
-    let moments: [fn(&Stage) -> bool; 6] = [
-        |stage| stage.has(&maps_folder("-next")),
-        |stage| stage.has(&maps_folder("-next/svc")),
-        |stage| stage.has(&maps_folder("-next/host")),
-        |stage| stage.has(&maps_folder("-old")),
-        |stage| stage.has(&maps_folder("-old")) && !stage.has(&maps_folder("-old/svc")),
+    let moments: [fn(&Scene) -> bool; 6] = [
+        |scene| scene.has(&maps_folder("-next")),
+        |scene| scene.has(&maps_folder("-next/svc")),
+        |scene| scene.has(&maps_folder("-next/host")),
+        |scene| scene.has(&maps_folder("-old")),
+        |scene| scene.has(&maps_folder("-old")) && !scene.has(&maps_folder("-old/svc")),
         |_| false,
     ];
 
     let resize = |number: usize| {
         // Larger and smaller in turn, and never what is there.
         let size = u32::try_from(number)? + [65, 4096][number % 2];
-        stage.resize([size, size, size])
+        scene.resize([size, size, size])
     };
-    stage.killed_at(&moments, resize, || all_stay(&flows))?;
+    scene.killed_at(&moments, resize, || all_stay(&flows))?;
 
     node.start()?;
-    stage.is_tidy()?;
+    scene.is_tidy()?;
     all_stay(&flows)?;
     flows.into_iter().try_for_each(Flows::end)
 }
@@ -190,14 +191,14 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
 #[test]
 #[ignore = "no kernel decides it: files are removed"]
 fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
-    let stage = Stage::new()?;
-    let node = &stage.node;
-    stage.resize([4096, 8192, 4096])?;
+    let scene = carried::start()?;
+    let node = &scene.node;
+    scene.resize([4096, 8192, 4096])?;
     node.kill9()?;
-    let is_met = stage.kill_when(|stage| stage.has(&maps_folder("-next/svc")))?;
-    ensure!(is_met && stage.has(&maps_folder("")), "{}", node.logs());
+    let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/svc")))?;
+    ensure!(is_met && scene.has(&maps_folder("")), "{}", node.logs());
 
-    stage.cleanup_removes_all()
+    scene.cleanup_removes_all()
 }
 
 /// How many entries the maps of steering have room for.

@@ -11,22 +11,18 @@ use tunnel_tests::{
     node::Node,
     place::{ANSWER, Place, connect_within},
     shared::Shared,
-    topology, wait,
+    wait,
 };
 
 use crate::{
     scene::Scene,
-    support::{CHANGE, DNS, HTTP, Vip, Way, ask_to, counted, errno, http, no_way, same},
+    support::{CHANGE, DNS, HOST, HTTP, Vip, Way, ask_to, counted, errno, http, no_way, same},
 };
 
 const WEB: Vip = Vip::of(40);
 /// Addresses that lead nowhere by themselves.
 const BALANCER: Vip = Vip::of(200);
 const EXTERNAL: Vip = Vip::of(201);
-const HOST: Vip = Vip {
-    v4: topology::HOST_V4,
-    v6: topology::HOST_V6,
-};
 /// Further addresses of a pod.
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_refused";
@@ -43,10 +39,7 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
     let ranges: Vec<_> = ranges.collect();
     WEB.service("web")
         .of_type("LoadBalancer")
-        .spec(&format!(
-            "externalIPs: [\"{}\", \"{}\"]",
-            EXTERNAL.v4, EXTERNAL.v6
-        ))
+        .spec(&format!("externalIPs: [{}]", EXTERNAL.listed()))
         .spec(&format!(
             "loadBalancerSourceRanges: [{}]",
             ranges.join(", ")
@@ -56,10 +49,6 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
             BALANCER.v4, BALANCER.v6
         ))
         .backends(scene.all())
-}
-
-fn of(vip: Vip) -> [IpAddr; 2] {
-    [vip.v4.into(), vip.v6.into()]
 }
 
 /// That TCP and UDP sockets of a place are answered at these addresses, in every way.
@@ -104,17 +93,6 @@ fn is_shut_out(node: &Node, place: &Place, vip: Vip) -> Result<()> {
     Ok(())
 }
 
-/// A TCP socket of a place that is bound to an address and connects.
-fn bound(place: &Place, way: Way, own: IpAddr, to: SocketAddr) -> Result<std::io::Result<String>> {
-    let socket = way.tcp(place)?;
-    socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
-    let connected = connect_within(&socket, to, ANSWER);
-    Ok(match connected {
-        Ok(()) => Ok(http(socket.into())?),
-        Err(error) => Err(error),
-    })
-}
-
 #[test]
 fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> {
     let scene = Scene::started(&BACKENDS)?;
@@ -138,7 +116,7 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
 fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
     let scene = SCENE.take()?;
     let node = &scene.node;
-    scene.program(open_to(&scene, &of(HOST)))?;
+    scene.program(open_to(&scene, &HOST.ips()))?;
 
     is_admitted(node.host(), BALANCER)?;
     is_shut_out(node, &scene.client, BALANCER)?;
@@ -148,8 +126,10 @@ fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
         (Way::V4, IpAddr::from([127, 0, 0, 1])),
         (Way::V6, IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])),
     ] {
-        let answer = bound(node.host(), way, own, way.to(BALANCER, HTTP))?;
-        same("error", errno(answer), tcp).with_context(|| format!("from {own}"))?;
+        let socket = way.tcp(node.host())?;
+        socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
+        let connected = connect_within(&socket, way.to(BALANCER, HTTP), ANSWER);
+        same("error", errno(connected), tcp).with_context(|| format!("from {own}"))?;
     }
     scene.give_back()
 }
@@ -159,11 +139,8 @@ fn a_socket_that_is_bound_to_an_address_comes_from_there() -> Result<()> {
     let scene = SCENE.take()?;
     let node = &scene.node;
     let pod = &node.pod("bound")?;
-    for own in of(SECOND) {
-        let length = if own.is_ipv4() { 32 } else { 128 };
-        pod.ip(&format!("addr add {own}/{length} dev lo"))?;
-    }
-    scene.program(open_to(&scene, &of(SECOND)))?;
+    SECOND.add_to(pod, "lo")?;
+    scene.program(open_to(&scene, &SECOND.ips()))?;
 
     is_shut_out(node, pod, BALANCER)?;
     for (way, own) in Way::TCP.into_iter().zip([

@@ -3,15 +3,16 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Debug,
     io::{self, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     clock::Instant,
@@ -23,6 +24,7 @@ use tunnel_tests::{
     pod::{Pod, Server},
     scale::Scale,
     serve::{Kind, Listener},
+    topology::{HOST_V4, HOST_V6},
     wait,
 };
 use tunnel_userspace::model::Family;
@@ -61,13 +63,45 @@ impl Vip {
         Self { v4, v6 }
     }
 
+    /// Both, IPv4 first.
+    pub(crate) fn ips(self) -> [IpAddr; 2] {
+        [self.v4.into(), self.v6.into()]
+    }
+
+    /// Both, as items of a list in YAML.
+    pub(crate) fn listed(self) -> String {
+        format!("\"{}\", \"{}\"", self.v4, self.v6)
+    }
+
+    /// Adds both to a link of a place.
+    pub(crate) fn add_to(self, place: &Place, link: &str) -> Result<()> {
+        let Self { v4, v6 } = self;
+        place.ip(&format!(
+            "addr add {v4}/32 dev {link}\naddr add {v6}/128 dev {link} nodad\n"
+        ))
+    }
+
+    /// Deletes both from a link of a place.
+    pub(crate) fn delete_from(self, place: &Place, link: &str) -> Result<()> {
+        let Self { v4, v6 } = self;
+        place.ip(&format!(
+            "addr del {v4}/32 dev {link}\naddr del {v6}/128 dev {link}\n"
+        ))
+    }
+
     /// A Service with these ClusterIPs, HTTP over TCP and questions over UDP.
     pub(crate) fn service(self, name: &str) -> Service {
-        Service::new(name, [self.v4.into(), self.v6.into()])
+        Service::new(name, self.ips())
             .port(Protocol::Tcp, HTTP, HTTP_TARGET)
             .port(Protocol::Udp, DNS, DNS_TARGET)
     }
 }
+
+/// The addresses of the host.
+pub(crate) const HOST: Vip = Vip {
+    v4: HOST_V4,
+    v6: HOST_V6,
+};
 
 /// Serves what [`Vip::service`] leads to.
 pub(crate) fn serve(pod: &Pod) -> Result<Server> {
@@ -213,6 +247,30 @@ impl Way {
         Ok(socket.into())
     }
 
+    /// Connects over TCP: the peer is shown as it was dialled, and this server answers.
+    pub(crate) fn is_served(self, place: &Place, vip: Vip, port: u16, server: &str) -> Result<()> {
+        let story = || {
+            let stream = self.connect(place, vip, port)?;
+            same("peer", stream.peer_addr()?, self.shown(vip, port))?;
+            same("server", http(stream)?, server)
+        };
+        story().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
+    }
+
+    /// Sends a datagram: this server answers, and the sender is shown as it was asked.
+    pub(crate) fn is_answered(
+        self,
+        socket: &UdpSocket,
+        vip: Vip,
+        port: u16,
+        server: &str,
+    ) -> Result<()> {
+        let expected = (server.to_owned(), self.shown(vip, port));
+        ask_to(socket, self.to(vip, port))
+            .and_then(|answer| same("answer", answer, expected))
+            .with_context(|| format!("{self:?} to UDP port {port} of {vip:?}"))
+    }
+
     /// A connected UDP socket that this server has answered.
     pub(crate) fn asked(
         self,
@@ -223,7 +281,7 @@ impl Way {
     ) -> Result<UdpSocket> {
         let socket = self.udp(place)?;
         socket.connect(self.to(vip, port))?;
-        same("server", ask(&socket)?.as_str(), server)?;
+        same("server", ask(&socket)?, server)?;
         Ok(socket)
     }
 
@@ -310,24 +368,20 @@ pub(crate) fn is_ended(socket: &UdpSocket) -> Result<()> {
 
 /// Waits until every port of a Service that is programmed has this many backends.
 pub(crate) fn until_backends(instance: &Instance, name: &str, count: usize) -> Result<()> {
-    let mut seen = String::new();
-    wait::until(CHANGE, || {
-        let services = instance.services().unwrap_or_default();
-        let ports = ports(&services, name);
-        seen = format!("{ports:?}");
-        let len = |port: &serde_json::Value| port["backends"].as_array().map_or(0, Vec::len);
-        !ports.is_empty() && ports.iter().all(|port| len(port) == count)
-    })
-    .with_context(|| format!("{name} hasn't {count} backends: {seen}"))
+    let len = |port: &serde_json::Value| port["backends"].as_array().map_or(0, Vec::len);
+    until_same(
+        &format!("backends of {name}"),
+        BTreeSet::from([count]),
+        || {
+            let ports = ports(&instance.services()?, name);
+            Ok(ports.iter().map(len).collect::<BTreeSet<_>>())
+        },
+    )
 }
 
 /// Waits until a Service is known no more.
 pub(crate) fn until_gone(instance: &Instance, name: &str) -> Result<()> {
-    wait::until(CHANGE, || {
-        let services = instance.services().unwrap_or_default();
-        services.is_array() && ports(&services, name).is_empty()
-    })
-    .with_context(|| format!("{name} is still there"))
+    until_same(name, 0, || Ok(ports(&instance.services()?, name).len()))
 }
 
 /// The ports of a Service, as the daemon tells of them.
@@ -374,7 +428,66 @@ pub(crate) fn maps_folder(rest: &str) -> String {
 }
 
 /// That two things are alike, with what was tried.
-pub(crate) fn same<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T) -> Result<()> {
+pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(
+    what: &str,
+    seen: A,
+    expected: B,
+) -> Result<()> {
     ensure!(seen == expected, "{what}: {seen:?}, expected {expected:?}");
     Ok(())
+}
+
+/// Waits until two things are alike; an error says what was seen last.
+pub(crate) fn until_same<A: PartialEq<B> + Debug, B: Debug>(
+    what: &str,
+    expected: B,
+    mut look: impl FnMut() -> Result<A>,
+) -> Result<()> {
+    let mut last = None;
+    wait::until(CHANGE, || {
+        let seen = last.insert(look());
+        seen.as_ref().is_ok_and(|seen| *seen == expected)
+    })
+    .with_context(|| format!("{what}: {last:?}, expected {expected:?}"))
+}
+
+/// Sockets that a test listens with in a place, over TCP and UDP, at one address of each family.
+pub(crate) struct Listening {
+    tcp: [TcpListener; 2],
+    udp: [UdpSocket; 2],
+}
+
+impl Listening {
+    pub(crate) fn at(place: &Place, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
+        let tcp = ips.map(|ip| {
+            let listener = place.listen((ip, http))?;
+            SockRef::from(&listener).set_read_timeout(Some(ANSWER))?;
+            io::Result::Ok(listener)
+        });
+        let udp = ips.map(|ip| place.udp((ip, dns)));
+        let ([tcp4, tcp6], [udp4, udp6]) = (tcp, udp);
+        Ok(Self {
+            tcp: [tcp4?, tcp6?],
+            udp: [udp4?, udp6?],
+        })
+    }
+
+    /// The address of the next client that connects in this way.
+    pub(crate) fn accept(&self, way: Way) -> Result<SocketAddr> {
+        let [v4, v6] = &self.tcp;
+        let listener = match way.family() {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        };
+        Ok(listener.accept().context("accept")?.1)
+    }
+
+    /// The socket that gets the datagrams of this way.
+    pub(crate) const fn udp(&self, way: Way) -> &UdpSocket {
+        let [v4, v6] = &self.udp;
+        match way.family() {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        }
+    }
 }

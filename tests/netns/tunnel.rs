@@ -10,23 +10,16 @@ use tunnel_tests::{
     kubelet::client::Client,
     place::{ANSWER, Place, connect_within},
     site::Site,
-    topology::{HOST_V4, HOST_V6},
     wait,
 };
 
-use crate::support::{Vip, errno};
+use crate::support::{HOST, Vip, errno};
 
 mod changes;
 mod faults;
 mod guarded;
 mod remade;
 mod steered;
-
-/// The addresses of the host.
-const HOST: Vip = Vip {
-    v4: HOST_V4,
-    v6: HOST_V6,
-};
 
 /// How soon a refusal has to come.
 const AT_ONCE: Duration = Duration::from_millis(100);

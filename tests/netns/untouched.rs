@@ -8,9 +8,7 @@ use tunnel_tests::place::Place;
 
 use crate::{
     scene::{DIALLED, WEB},
-    support::{
-        DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, errno, http, same,
-    },
+    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, counted, errno, same},
 };
 
 const NOBODY: Vip = Vip::of(99);
@@ -32,18 +30,14 @@ pub(crate) const ALL: [&str; 10] = [
 /// Reaches a pod by its own address in every way.
 fn direct(place: &Place, pod: Vip) -> Result<()> {
     for way in Way::TCP {
-        let stream = way.connect(place, pod, HTTP_TARGET)?;
-        same("peer", stream.peer_addr()?, way.shown(pod, HTTP_TARGET))?;
-        same("server", http(stream)?, "backend".to_owned())?;
+        way.is_served(place, pod, HTTP_TARGET, "backend")?;
     }
     for way in Way::UDP {
         let socket = way.udp(place)?;
-        let (server, sender) = ask_to(&socket, way.to(pod, DNS_TARGET))?;
-        same("server", server, "backend".to_owned())?;
-        same("sender", sender, way.shown(pod, DNS_TARGET))?;
+        way.is_answered(&socket, pod, DNS_TARGET, "backend")?;
         socket.connect(way.to(pod, DNS_TARGET))?;
         same("peer", socket.peer_addr()?, way.shown(pod, DNS_TARGET))?;
-        same("server", ask(&socket)?, "backend".to_owned())?;
+        same("server", ask(&socket)?, "backend")?;
     }
     Ok(())
 }

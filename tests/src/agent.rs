@@ -15,15 +15,17 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
+use clap::Args;
 use nix::sys::{
     signal::Signal,
     socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt::ReceiveTimeout},
     time::{TimeVal, TimeValLike as _},
 };
+use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use self::wire::{Exit, Reply, Request};
+use self::wire::{Exit, Failure, Request};
 use crate::{environment, scale::Scale, wait};
 
 pub(crate) mod child;
@@ -33,23 +35,17 @@ pub mod wire;
 /// No request takes long: the agent answers at once or is broken.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Where a place begins.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Network {
-    /// In a network namespace of its own.
-    Own,
-    /// In the network namespace of another place, given by the process that holds it.
-    Of(u32),
-}
-
 /// What a place consists of.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Ground {
-    /// The network namespace.
-    pub network: Network,
+    /// The process that holds the place whose network namespace it shares; without one it has its own.
+    #[arg(long)]
+    pub network_of: Option<u32>,
     /// The cgroup, which exists.
+    #[arg(long)]
     pub cgroup: PathBuf,
     /// A folder on which a BPF file system is mounted, in a mount namespace of the place's own.
+    #[arg(long)]
     pub bpffs: Option<PathBuf>,
 }
 
@@ -63,10 +59,6 @@ pub struct Agent {
 
 impl Agent {
     /// Starts an agent and waits until it stands in its place.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be started, or the kernel refuses it the place.
     pub fn start(ground: &Ground) -> Result<Self> {
         let (channel, other) = socketpair(
             AddressFamily::Unix,
@@ -82,7 +74,7 @@ impl Agent {
         let program = environment::culvert_lab()?;
         let mut command = Command::new(&program);
         command.arg("agent").arg("--cgroup").arg(&ground.cgroup);
-        if let Network::Of(pid) = ground.network {
+        if let Some(pid) = ground.network_of {
             command.arg("--network-of").arg(pid.to_string());
         }
         if let Some(folder) = &ground.bpffs {
@@ -104,7 +96,7 @@ impl Agent {
         // Dropping the parent's copy of the other end is what lets both sides see the end.
         drop(command);
         agent
-            .call(&Request::Greet, &[])
+            .call::<()>(&Request::Greet, &[])
             .context("an agent didn't get into its place")?;
         Ok(agent)
     }
@@ -116,10 +108,6 @@ impl Agent {
     }
 
     /// Makes a socket in the place.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error, or when the agent is gone.
     pub fn socket(
         &self,
         domain: Domain,
@@ -131,16 +119,17 @@ impl Agent {
             kind: kind.into(),
             protocol: protocol.map(Into::into),
         };
-        match self.exchange(&request, &[]).map_err(io::Error::other)? {
-            (Reply::Done, Some(socket)) => Ok(Socket::from(socket)),
-            (
-                Reply::Failed {
-                    errno: Some(errno), ..
-                },
-                _,
-            ) => Err(io::Error::from_raw_os_error(errno)),
-            (reply, _) => Err(io::Error::other(format!(
-                "odd answer to a request: {reply:?}"
+        let (answer, socket) = self
+            .exchange::<()>(&request, &[])
+            .map_err(io::Error::other)?;
+        match (
+            answer.map_err(|failure| (failure.errno, failure.message)),
+            socket,
+        ) {
+            (Ok(()), Some(socket)) => Ok(Socket::from(socket)),
+            (Err((Some(errno), _)), _) => Err(io::Error::from_raw_os_error(errno)),
+            (odd, _) => Err(io::Error::other(format!(
+                "odd answer to a request: {odd:?}"
             ))),
         }
     }
@@ -152,29 +141,13 @@ impl Agent {
         cpu: Option<u32>,
         output: [BorrowedFd<'_>; 2],
     ) -> Result<i32> {
-        match self.call(
-            &Request::Spawn {
-                argv: argv.to_vec(),
-                cpu,
-            },
-            &output,
-        )? {
-            Reply::Pid(pid) => Ok(pid),
-            reply @ (Reply::Done | Reply::Running | Reply::Ended(_) | Reply::Failed { .. }) => {
-                bail!("odd answer to a start: {reply:?}")
-            }
-        }
+        let argv = argv.to_vec();
+        self.call(&Request::Spawn { argv, cpu }, &output)
     }
 
     /// How a process of the place ended, if it did.
     pub(crate) fn ended(&self, pid: i32) -> Result<Option<Exit>> {
-        match self.call(&Request::Ended { pid }, &[])? {
-            Reply::Running => Ok(None),
-            Reply::Ended(exit) => Ok(Some(exit)),
-            reply @ (Reply::Done | Reply::Pid(_) | Reply::Failed { .. }) => {
-                bail!("odd answer to a question after a process: {reply:?}")
-            }
-        }
+        self.call(&Request::Ended { pid }, &[])
     }
 
     /// Sends a signal to a process of the place.
@@ -184,44 +157,32 @@ impl Agent {
             reason = "the number of a field-less enum of C"
         )]
         let signal = signal as i32;
-        self.call(&Request::Signal { pid, signal }, &[]).map(drop)
+        self.call(&Request::Signal { pid, signal }, &[])
     }
 
     /// Writes a file as the place sees it: what lies under `/proc/sys/net` is the place's own.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error, or when the agent is gone.
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
-        self.call(
-            &Request::Write {
-                path: path.to_owned(),
-                text: text.to_owned(),
-            },
-            &[],
-        )
-        .map(drop)
+        let (path, text) = (path.to_owned(), text.to_owned());
+        self.call(&Request::Write { path, text }, &[])
     }
 
     /// Asks, and makes a failure that the agent reports an error.
-    fn call(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<Reply> {
-        match self.exchange(request, files)?.0 {
-            Reply::Failed { message, .. } => bail!(message),
-            reply @ (Reply::Done | Reply::Pid(_) | Reply::Running | Reply::Ended(_)) => Ok(reply),
-        }
+    fn call<T: DeserializeOwned>(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<T> {
+        let (answer, _) = self.exchange(request, files)?;
+        answer.map_err(|failure| anyhow!(failure.message))
     }
 
-    fn exchange(
+    fn exchange<T: DeserializeOwned>(
         &self,
         request: &Request,
         files: &[BorrowedFd<'_>],
-    ) -> Result<(Reply, Option<OwnedFd>)> {
+    ) -> Result<(Result<T, Failure>, Option<OwnedFd>)> {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         wire::send(channel.as_fd(), request, files).context("cannot ask an agent")?;
-        let (reply, mut files) = wire::receive(channel.as_fd())
+        let (answer, mut files) = wire::receive(channel.as_fd())
             .context("no answer from an agent")?
             .context("an agent has gone")?;
-        Ok((reply, files.pop()))
+        Ok((answer, files.pop()))
     }
 }
 

@@ -21,10 +21,6 @@ use crate::wait;
 const END: Duration = Duration::from_secs(5);
 
 /// Where the cgroup v2 hierarchy is mounted: alone, or beside version 1.
-///
-/// # Errors
-///
-/// When it is not mounted.
 pub fn mount_point() -> Result<PathBuf> {
     let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
     parse_mounts(&mounts).context("no cgroup2 hierarchy is mounted here")
@@ -32,10 +28,6 @@ pub fn mount_point() -> Result<PathBuf> {
 
 /// Where hierarchies of version 1 are mounted, one for each controller; none where there is only
 /// version 2.
-///
-/// # Errors
-///
-/// When the mount table can't be read.
 pub fn legacy() -> Result<Vec<PathBuf>> {
     let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
     Ok(parse_legacy(&mounts))
@@ -75,29 +67,17 @@ fn unescape(field: &[u8]) -> PathBuf {
 }
 
 /// Makes a group, and those above it that are missing.
-///
-/// # Errors
-///
-/// When the kernel refuses.
 pub fn create(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot make cgroup {}", path.display()))
 }
 
 /// Moves the calling process into a group.
-///
-/// # Errors
-///
-/// When the kernel refuses.
 pub fn enter(path: &Path) -> Result<()> {
     fs::write(path.join("cgroup.procs"), "0")
         .with_context(|| format!("cannot enter cgroup {}", path.display()))
 }
 
 /// Kills what runs in a group and below, and removes it, the deepest first.
-///
-/// # Errors
-///
-/// When a group is still there after a while.
 pub fn remove(path: &Path) -> Result<()> {
     wait::until(END, || match remove_once(path) {
         Ok(()) => true,
@@ -124,10 +104,6 @@ fn remove_once(path: &Path) -> io::Result<()> {
 }
 
 /// The processes in a group and in those below it.
-///
-/// # Errors
-///
-/// When the group can't be read.
 pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
     let mut found = processes(path)?;
     for entry in fs::read_dir(path)? {

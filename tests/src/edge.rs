@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -94,10 +94,6 @@ impl Default for AgentSettings {
 
 impl Edge {
     /// Joins an edge node to a node's network.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses something.
     pub fn new(topology: &Topology, culvert: PathBuf) -> Result<Self> {
         let place = topology.elsewhere(EDGE)?;
         join(topology, &place)?;
@@ -145,48 +141,37 @@ impl Edge {
 
     /// Starts a kubelet-like server on ports of the edge, with a certificate of an authority of its
     /// own for the addresses of the Node.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't listen in time.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
-        let files = Files::of(&self.folder, "kubelet");
+        let files = self.kubelet_files();
         let authority = Authority::new("kubelets")?;
         let addresses = [IpAddr::from(EDGE_V4), IpAddr::from(EDGE_V6)];
         files.write(
             &authority.pem(),
             &authority.server(&format!("system:node:{EDGE}"), &addresses)?,
         )?;
-        let number = self.servers.fetch_add(1, Ordering::Relaxed);
-        let listeners: Vec<_> = ports
-            .iter()
-            .map(|port| Listener::new(Kind::Kubelet, *port))
-            .collect();
-        Server::start(
-            &self.place,
-            &Options {
-                name: EDGE,
-                stem: &self.folder.join(format!("kubelet-{number}")),
-                listeners: &listeners,
-                cpu: None,
-                certificate: Some(&files),
-            },
-        )
+        let listener = |port: &u16| Listener::new(Kind::Kubelet, *port);
+        let listeners: Vec<_> = ports.iter().map(listener).collect();
+        self.start_server(&listeners, None, Some(&files))
     }
 
     /// Starts any other servers on the edge.
-    ///
-    /// # Errors
-    ///
-    /// When they don't listen in time.
     pub fn serve(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
+        self.start_server(listeners, cpu, None)
+    }
+
+    fn start_server(
+        &self,
+        listeners: &[Listener],
+        cpu: Option<u32>,
+        certificate: Option<&Files>,
+    ) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let options = Options {
             name: EDGE,
             stem: &self.folder.join(format!("server-{number}")),
             listeners,
             cpu,
-            certificate: None,
+            certificate,
         };
         Server::start(&self.place, &options)
     }
@@ -216,24 +201,19 @@ impl Edge {
     }
 
     /// Starts `culvert agent`; its certificate lies in [`Edge::identity`].
-    ///
-    /// # Errors
-    ///
-    /// When one runs already, or can't be started.
     pub fn start_agent(&self, settings: &AgentSettings) -> Result<()> {
         let config = self.folder.join("culvert.yaml");
         fs::create_dir_all(self.folder.join("state"))?;
         fs::write(&config, self.config(settings)?)?;
-        let words = [text(&self.culvert)?, "agent".to_owned()];
-        let options = ["--config".to_owned(), text(&config)?];
+        let [culvert, config] = [text(&self.culvert)?, text(&config)?];
+        let words = [culvert, "agent".to_owned(), "--config".to_owned(), config];
         let log = OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.folder.join("culvert.log"))?;
         let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
         ensure!(agent.is_none(), "the agent runs already");
-        let command = self.place.command(&[&words[..], &options].concat());
-        *agent = Some(command.log(log).start()?);
+        *agent = Some(self.place.command(&words).log(log).start()?);
         Ok(())
     }
 
@@ -251,62 +231,26 @@ impl Edge {
         agent.as_ref().map(Process::pid)
     }
 
-    fn signal(&self, signal: Signal) -> Result<()> {
+    /// Sends the agent a signal.
+    pub fn signal_agent(&self, signal: Signal) -> Result<()> {
         let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        match agent.as_ref() {
-            Some(agent) => agent.signal(signal),
-            None => bail!("no agent runs"),
-        }
-    }
-
-    /// Freezes the agent with SIGSTOP: its connections stay, and nothing moves on them.
-    ///
-    /// # Errors
-    ///
-    /// When none runs.
-    pub fn freeze_agent(&self) -> Result<()> {
-        self.signal(Signal::SIGSTOP)
-    }
-
-    /// Lets a frozen agent go on.
-    ///
-    /// # Errors
-    ///
-    /// When none runs.
-    pub fn thaw_agent(&self) -> Result<()> {
-        self.signal(Signal::SIGCONT)
+        agent.as_ref().context("no agent runs")?.signal(signal)
     }
 
     /// Ends the agent, with SIGTERM or SIGKILL.
-    ///
-    /// # Errors
-    ///
-    /// When none runs, or it doesn't end.
     pub fn end_agent(&self, signal: Signal) -> Result<()> {
-        self.signal(signal)?;
-        let agent = self
-            .agent
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let agent = agent.context("no agent runs")?;
+        self.signal_agent(signal)?;
+        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        let agent = agent.take().context("no agent runs")?;
         agent.wait(STOP).map(drop)
     }
 
     /// Cuts the link: whatever is sent, either way, is lost without a word.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses.
     pub fn cut(&self) -> Result<()> {
         self.rules("add")
     }
 
     /// Brings the link back.
-    ///
-    /// # Errors
-    ///
-    /// When it isn't cut.
     pub fn mend(&self) -> Result<()> {
         self.rules("del")
     }

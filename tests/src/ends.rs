@@ -93,27 +93,25 @@ pub struct CloudRecord {
 }
 
 impl CloudRecord {
+    fn sessions_of(&self, node: &str) -> impl Iterator<Item = &serde_json::Value> {
+        let nodes = self.nodes.as_array().into_iter().flatten();
+        nodes
+            .filter(move |it| it["node"] == node)
+            .filter_map(|it| it["sessions"].as_array())
+            .flatten()
+    }
+
     /// How many sessions of a node there are.
     #[must_use]
     pub fn sessions(&self, node: &str) -> usize {
-        let nodes = self.nodes.as_array().into_iter().flatten();
-        nodes
-            .filter(|it| it["node"] == node)
-            .filter_map(|it| it["sessions"].as_array())
-            .map(Vec::len)
-            .sum()
+        self.sessions_of(node).count()
     }
 
     /// How many streams the sessions of a node carry.
     #[must_use]
     pub fn streams(&self, node: &str) -> u64 {
-        let nodes = self.nodes.as_array().into_iter().flatten();
-        nodes
-            .filter(|it| it["node"] == node)
-            .filter_map(|it| it["sessions"].as_array())
-            .flatten()
-            .filter_map(|session| session["streams"].as_u64())
-            .sum()
+        let streams = |session: &serde_json::Value| session["streams"].as_u64();
+        self.sessions_of(node).filter_map(streams).sum()
     }
 
     /// How often a reason was counted.
@@ -143,19 +141,21 @@ pub struct End {
 
 impl End {
     /// Starts one; `role` is `cloud` or `agent`, its files begin with `stem`.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't serve in time.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
-        let words = prepare(role, stem, settings)?;
-        let log = stem.with_extension("log");
+        let file = |extension| stem.with_extension(extension);
+        let (settings_file, record, log) = (file("json"), file("record"), file("log"));
+        fs::write(&settings_file, serde_json::to_vec_pretty(settings)?)?;
+        // Left by one that was killed.
+        drop(fs::remove_file(&record));
         let output = File::options().create(true).append(true).open(&log)?;
         let lab = environment::culvert_lab()?;
         let mut command = Command::new(lab);
         child::prepare(&mut command, None)?;
         let process = command
-            .args(&words)
+            .args(["end", role, "--settings"])
+            .arg(&settings_file)
+            .arg("--record")
+            .arg(&record)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
@@ -163,7 +163,7 @@ impl End {
             .context("cannot start an end")?;
         let mut end = Self {
             process,
-            record: stem.with_extension("record"),
+            record,
             log,
         };
         let serving = wait::some(PATIENCE, || match end.process.try_wait() {
@@ -178,23 +178,19 @@ impl End {
     }
 
     fn ask<T: DeserializeOwned>(&self) -> Result<T> {
-        read(&self.record)
+        let mut stream = UnixStream::connect(&self.record).context("an end has gone")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        serde_json::from_str(&text).context("an end's record is cut off")
     }
 
     /// What a cloud end tells of itself.
-    ///
-    /// # Errors
-    ///
-    /// When it is gone or frozen.
     pub fn cloud(&self) -> Result<CloudRecord> {
         self.ask()
     }
 
     /// What an agent tells of itself.
-    ///
-    /// # Errors
-    ///
-    /// When it is gone or frozen.
     pub fn agent(&self) -> Result<AgentRecord> {
         self.ask()
     }
@@ -213,10 +209,6 @@ impl End {
     }
 
     /// Sends it a signal.
-    ///
-    /// # Errors
-    ///
-    /// When it has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if let Some(status) = self.process.try_wait()? {
             bail!("it has ended: {status}");
@@ -225,10 +217,6 @@ impl End {
     }
 
     /// Ends it by a signal, and waits for its end: the signal that killed it, if one did.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't end.
     pub fn end(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
         let status = wait::some(PATIENCE, || self.process.try_wait().ok().flatten())?;
@@ -241,35 +229,4 @@ impl Drop for End {
         drop(self.process.kill());
         drop(self.process.wait());
     }
-}
-
-/// Writes the settings; the words that start an end with them.
-///
-/// # Errors
-///
-/// When they can't be written.
-pub fn prepare(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Vec<String>> {
-    let file = stem.with_extension("json");
-    let record = stem.with_extension("record");
-    fs::write(&file, serde_json::to_vec_pretty(settings)?)?;
-    // Left by one that was killed.
-    drop(fs::remove_file(&record));
-    let mut words = ["end", role].map(str::to_owned).to_vec();
-    for (option, path) in [("--settings", &file), ("--record", &record)] {
-        words.extend([option.to_owned(), crate::pod::text(path)?]);
-    }
-    Ok(words)
-}
-
-/// What an end tells of itself, over its Unix socket.
-///
-/// # Errors
-///
-/// When it is gone or frozen.
-pub fn read<T: DeserializeOwned>(record: &Path) -> Result<T> {
-    let mut stream = UnixStream::connect(record).context("an end has gone")?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    serde_json::from_str(&text).context("an end's record is cut off")
 }

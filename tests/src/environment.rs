@@ -8,20 +8,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 /// The program under test: `CULVERT_BIN`, else `culvert` beside the laboratory's own program.
-///
-/// # Errors
-///
-/// When there is no such file.
 pub fn culvert() -> Result<PathBuf> {
     find("CULVERT_BIN", "culvert").context("build it with `cargo build`, or set CULVERT_BIN")
 }
 
 /// The laboratory's own program, which holds places and runs servers and loads in them:
 /// `CULVERT_LAB_BIN`, else this process, else `culvert-lab` near it.
-///
-/// # Errors
-///
-/// When there is no such file.
 pub fn culvert_lab() -> Result<PathBuf> {
     find("CULVERT_LAB_BIN", "culvert-lab")
         .context("build it with `cargo build --package tunnel-tests`, or set CULVERT_LAB_BIN")

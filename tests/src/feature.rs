@@ -54,10 +54,6 @@ impl Display for Feature {
 }
 
 /// Whether the kernel has a feature, asked once.
-///
-/// # Errors
-///
-/// When it can't be found out: that is never taken for a lack.
 pub fn is_there(feature: Feature) -> Result<bool> {
     static KNOWN: Mutex<BTreeMap<Feature, bool>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,10 +123,6 @@ fn dummy() -> Result<bool> {
 
 /// Whether a test can't be run here, since the kernel lacks one of the features that it needs.
 /// Then its name and the feature go to the file that `CULVERT_SKIPS` names, for whoever counts.
-///
-/// # Errors
-///
-/// When a feature can't be found out, or the file can't be written.
 pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     for feature in needed {
         if !is_there(*feature)? {

@@ -10,8 +10,6 @@ use nix::sys::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::load::Latency;
-
 pub mod client;
 pub mod serve;
 
@@ -45,13 +43,6 @@ impl Flood {
     pub fn megabytes(&self) -> u64 {
         per(u128::from(self.bytes) * 1000, self.took_ns)
     }
-}
-
-/// What a client got out of echoes.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Echoes {
-    /// How long each took.
-    pub times: Latency,
 }
 
 /// A ratio without fractions; 0 if nothing was measured.

@@ -42,10 +42,6 @@ pub struct Instance {
 
 impl Instance {
     /// Prepares an instance: its folders, its config, and its own Node as a manifest.
-    ///
-    /// # Errors
-    ///
-    /// When the files can't be written.
     pub fn new(host: Place, folder: PathBuf, cgroup: &Path, settings: Settings) -> Result<Self> {
         let instance = Self {
             daemon: Mutex::default(),
@@ -148,10 +144,6 @@ impl Instance {
     }
 
     /// Gives the maps other sizes, from the next start on.
-    ///
-    /// # Errors
-    ///
-    /// When the config can't be read or written.
     pub fn resize(&self, change: impl FnOnce(&mut Settings)) -> Result<()> {
         let mut settings = self.settings.clone();
         change(&mut settings);
@@ -190,10 +182,6 @@ impl Instance {
     }
 
     /// Puts a manifest into the folder, as editors do: written beside it, then renamed into it.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be written.
     pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
         let Manifest { file, text } = manifest.into();
         let draft = self.folder.join(format!("{file}.draft"));
@@ -203,39 +191,23 @@ impl Instance {
     }
 
     /// Takes a manifest out of the folder.
-    ///
-    /// # Errors
-    ///
-    /// When there is none of this name.
     pub fn withdraw(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
             .with_context(|| format!("cannot take {file} away"))
     }
 
     /// Starts the daemon and waits until it is ready.
-    ///
-    /// # Errors
-    ///
-    /// When it ends instead, or doesn't get there in time; with the end of its log.
     pub fn start(&self) -> Result<()> {
         self.launch()?;
         self.wait_ready()
     }
 
     /// Starts the daemon without waiting.
-    ///
-    /// # Errors
-    ///
-    /// When it runs already, or can't be started.
     pub fn launch(&self) -> Result<()> {
         self.launch_by(&[])
     }
 
     /// Starts the daemon by another command, which is given its command line, without waiting.
-    ///
-    /// # Errors
-    ///
-    /// As [`Instance::launch`].
     pub fn launch_by(&self, command: &[String]) -> Result<()> {
         let mut daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
         if daemon.is_some() {
@@ -253,10 +225,6 @@ impl Instance {
 
     /// Waits until the daemon that was launched does its work, ready or not: a port may be taken, and
     /// a map be full.
-    ///
-    /// # Errors
-    ///
-    /// When it ends instead, or isn't ready in time; with the end of its log.
     pub fn wait_ready(&self) -> Result<()> {
         let ready = wait::some(READY, || match self.ended() {
             Ok(None) => self.is_working().then_some(Ok(())),
@@ -289,28 +257,16 @@ impl Instance {
     }
 
     /// Kills the daemon with SIGKILL.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't run, or doesn't end.
     pub fn kill9(&self) -> Result<()> {
         self.end(Signal::SIGKILL)
     }
 
     /// Stops the daemon with SIGTERM; it must end as a success.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't run, doesn't end, or ends badly.
     pub fn stop(&self) -> Result<()> {
         self.end(Signal::SIGTERM)
     }
 
     /// Stops the daemon and starts it again.
-    ///
-    /// # Errors
-    ///
-    /// As [`Instance::stop`] and [`Instance::start`].
     pub fn restart(&self) -> Result<()> {
         self.stop()?;
         self.start()
@@ -363,49 +319,29 @@ impl Instance {
     }
 
     /// What the daemon says under `/status`.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't answer.
     pub fn status(&self) -> Result<serde_json::Value> {
         let answer = admin::get(&self.admin_socket(), "/status")?;
         serde_json::from_str(&answer.body).context("/status is no JSON")
     }
 
     /// What the daemon says under `/services`.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't answer.
     pub fn services(&self) -> Result<serde_json::Value> {
         let answer = admin::get(&self.admin_socket(), "/services")?;
         serde_json::from_str(&answer.body).context("/services is no JSON")
     }
 
     /// What the daemon says under `/metrics`.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't answer.
     pub fn metrics(&self) -> Result<String> {
         Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
     }
 
     /// How often a reason was counted, by its word; 0 if it isn't listed.
-    ///
-    /// # Errors
-    ///
-    /// When the daemon doesn't answer.
     pub fn reason(&self, word: &str) -> Result<u64> {
         let name = format!("culvert_reason_total{{reason=\"{word}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
 
     /// Runs another command of the product with this instance's config, to its end.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be started or doesn't end.
     pub fn culvert(&self, arguments: &[&str]) -> Result<Output> {
         self.host
             .command(&self.command_line(arguments)?)

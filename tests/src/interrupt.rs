@@ -19,10 +19,6 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// From now on SIGINT, SIGTERM and SIGHUP remove the laboratories of this process before they end
 /// it. To be called before any thread is started.
-///
-/// # Errors
-///
-/// When the kernel refuses.
 pub fn clean_up_first() -> Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -54,10 +50,6 @@ pub fn leave_to_signal() {
 }
 
 /// Waits for a line, or the end, of standard input.
-///
-/// # Errors
-///
-/// When it can't be read.
 pub fn wait_for_enter() -> Result<()> {
     io::stdin()
         .read_line(&mut String::new())

@@ -4,21 +4,22 @@
 //! start of `ip` costs more than all else in an emulated machine.
 
 use std::{
-    io::{Read as _, Write as _},
+    fmt::Debug,
+    io::{self, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rtnetlink::{
-    RouteMessageBuilder,
+    LinkUnspec, RouteMessageBuilder,
     packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-        NetlinkPayload,
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+        NetlinkMessage, NetlinkPayload, NetlinkSerializable,
     },
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
-        link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+        link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage},
         route::{RouteFlags, RouteProtocol, RouteScope, RouteType},
     },
 };
@@ -33,7 +34,8 @@ const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
 /// Longer than any answer about one link.
 const LARGEST: usize = 32 << 10;
-const NEW: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+pub(crate) const CHANGE: u16 = NLM_F_REQUEST | NLM_F_ACK;
+const NEW: u16 = CHANGE | NLM_F_CREATE | NLM_F_EXCL;
 
 /// Runs commands, one a line: `link set L up`, `link add L type veth peer name P netns PID`,
 /// `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and
@@ -46,7 +48,6 @@ pub(crate) fn batch(place: &Place, commands: &str) -> Result<()> {
             Protocol::from(ROUTE),
         )
         .context("cannot open a netlink socket")?;
-    socket.set_read_timeout(Some(ANSWER))?;
     let kernel = Kernel { socket };
     for command in commands.lines() {
         kernel
@@ -65,14 +66,8 @@ impl Kernel {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["link", "set", link, "up"] => {
-                let mut message = LinkMessage::default();
-                message.header.index = self.index(link)?;
-                message.header.flags = LinkFlags::Up;
-                message.header.change_mask = LinkFlags::Up;
-                self.change(
-                    RouteNetlinkMessage::SetLink(message),
-                    NLM_F_REQUEST | NLM_F_ACK,
-                )
+                let message = LinkUnspec::new_with_index(self.index(link)?).up().build();
+                self.change(RouteNetlinkMessage::SetLink(message), CHANGE)
             }
             [
                 "link",
@@ -97,10 +92,7 @@ impl Kernel {
             ["addr", "del", address, "dev", link] => {
                 let mut message = address_message(prefix(address)?, &[])?;
                 message.header.index = self.index(link)?;
-                self.change(
-                    RouteNetlinkMessage::DelAddress(message),
-                    NLM_F_REQUEST | NLM_F_ACK,
-                )
+                self.change(RouteNetlinkMessage::DelAddress(message), CHANGE)
             }
             ["route", "add", ref words @ ..] => self.add_route(words),
             _ => bail!("no such command"),
@@ -153,10 +145,7 @@ impl Kernel {
 
     /// The number of a link.
     fn index(&self, link: &str) -> Result<u32> {
-        let mut message = LinkMessage::default();
-        message
-            .attributes
-            .push(LinkAttribute::IfName(link.to_owned()));
+        let message = LinkUnspec::new_with_name(link).build();
         let answer = self.ask(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST);
         match answer.with_context(|| format!("link {link}"))? {
             Some(RouteNetlinkMessage::NewLink(link)) => Ok(link.header.index),
@@ -171,26 +160,34 @@ impl Kernel {
         }
     }
 
-    /// Sends a message; what it is answered with, if that is more than that it was done.
     fn ask(&self, message: RouteNetlinkMessage, flags: u16) -> Result<Option<RouteNetlinkMessage>> {
-        let mut header = NetlinkHeader::default();
-        header.flags = flags;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        (&self.socket).write_all(&bytes)?;
-        let mut answer = vec![0; LARGEST];
-        let length = (&self.socket).read(&mut answer)?;
-        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer[..length])?;
-        if let NetlinkPayload::InnerMessage(inner) = answer.payload {
-            return Ok(Some(inner));
-        }
-        let NetlinkPayload::Error(error) = answer.payload else {
-            bail!("odd answer: {answer:?}");
-        };
-        error.code.map_or(Ok(None), |_| Err(error.to_io().into()))
+        Ok(ask(&self.socket, message, flags)?)
     }
+}
+
+/// Sends a message over a socket of netlink; returns its answer, unless that only acknowledges it.
+pub(crate) fn ask<T>(socket: &Socket, message: T, flags: u16) -> io::Result<Option<T>>
+where
+    T: Debug + NetlinkDeserializable + NetlinkSerializable,
+{
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.set_read_timeout(Some(ANSWER))?;
+    socket.send(&bytes)?;
+    let mut answer = vec![0; LARGEST];
+    let length = (&*socket).read(&mut answer)?;
+    let answer = NetlinkMessage::<T>::deserialize(&answer[..length]).map_err(io::Error::other)?;
+    if let NetlinkPayload::InnerMessage(inner) = answer.payload {
+        return Ok(Some(inner));
+    }
+    let NetlinkPayload::Error(error) = answer.payload else {
+        return Err(io::Error::other(format!("odd answer: {answer:?}")));
+    };
+    error.code.map_or(Ok(None), |_| Err(error.to_io()))
 }
 
 /// What follows the destination of a route.
@@ -232,21 +229,14 @@ impl<'a> Options<'a> {
 
 /// A pair of links, one here and one in the network namespace of a process.
 fn veth(link: &str, peer: &str, pid: u32) -> LinkMessage {
-    let mut other = LinkMessage::default();
-    other.attributes = vec![
-        LinkAttribute::IfName(peer.to_owned()),
-        LinkAttribute::NetNsPid(pid),
-    ];
+    let other = LinkUnspec::new_with_name(peer).setns_by_pid(pid).build();
     let info = vec![
         LinkInfo::Kind(InfoKind::Veth),
         LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
     ];
-    let mut message = LinkMessage::default();
-    message.attributes = vec![
-        LinkAttribute::IfName(link.to_owned()),
-        LinkAttribute::LinkInfo(info),
-    ];
-    message
+    LinkUnspec::new_with_name(link)
+        .append_extra_attribute(LinkAttribute::LinkInfo(info))
+        .build()
 }
 
 fn address_message((address, length): (IpAddr, u8), options: &[&str]) -> Result<AddressMessage> {
@@ -285,27 +275,4 @@ fn prefix(text: &str) -> Result<(IpAddr, u8)> {
     };
     ensure!(length <= whole, "{text} is too long");
     Ok((address, length))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prefix_is_an_address_with_or_without_a_length() {
-        assert_eq!(prefix("10.96.0.0/12").unwrap(), ([10, 96, 0, 0].into(), 12));
-        assert_eq!(prefix("fe80::1").unwrap().1, 128);
-        let error = |text| prefix(text).unwrap_err().to_string();
-        assert_eq!(error("10.96.0.0/33"), "10.96.0.0/33 is too long");
-        assert_eq!(error("ten"), "ten is no prefix");
-    }
-
-    #[test]
-    fn a_word_that_is_not_known_is_named() {
-        let of_a_route = Options::of(&["via", "10.0.0.1", "metric", "5"]).unwrap_err();
-        let of_an_address = address_message(prefix("10.0.0.1/8").unwrap(), &["peer"]).unwrap_err();
-
-        assert_eq!(of_a_route.to_string(), "metric: no such option");
-        assert_eq!(of_an_address.to_string(), "no such options: [\"peer\"]");
-    }
 }

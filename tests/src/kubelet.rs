@@ -133,22 +133,6 @@ pub struct Exchange {
     pub over: bool,
 }
 
-/// The value of a header in a head.
-pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    head.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        key.eq_ignore_ascii_case(name).then(|| value.trim())
-    })
-}
-
-/// Where the head ends, if it is whole.
-pub(crate) fn head_end(bytes: &[u8]) -> Option<usize> {
-    bytes
-        .windows(4)
-        .position(|window| window == b"\r\n\r\n")
-        .map(|at| at + 4)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,15 +154,5 @@ mod tests {
 
         assert_eq!(pattern.len(), PATTERN);
         assert_ne!(pattern[..32], pattern[32..64]);
-    }
-
-    #[test]
-    fn a_head_ends_with_a_blank_line() {
-        assert_eq!(head_end(b"GET / HTTP/1.1\r\n\r\nrest"), Some(18));
-        assert_eq!(head_end(b"GET / HTTP/1.1\r\n"), None);
-        assert_eq!(
-            header("GET /\r\nContent-Length: 5\r\n", "content-length"),
-            Some("5")
-        );
     }
 }

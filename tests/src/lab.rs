@@ -39,10 +39,6 @@ pub struct Lab {
 
 impl Lab {
     /// A new one, after sweeping what dead processes left.
-    ///
-    /// # Errors
-    ///
-    /// Without the rights of root, or without a cgroup v2 hierarchy.
     pub fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         sweep()?;
@@ -68,10 +64,6 @@ impl Lab {
 
     /// Makes a folder elsewhere that nobody fills, as a place for mounts, unless it is there. It goes
     /// with the last laboratory that wants it: a mount goes with its place.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be made.
     pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
         let others = wanted_by_others(&self.folder);
         let ancestors: Vec<_> = path.ancestors().collect();
@@ -114,10 +106,6 @@ impl Drop for Lab {
 }
 
 /// Removes what laboratories of processes that are gone left behind.
-///
-/// # Errors
-///
-/// When something of theirs can't be removed.
 pub fn sweep() -> Result<()> {
     remove_those_of(|owner| !is_alive(owner))
 }
@@ -144,10 +132,6 @@ fn sweep_at_the_end() -> Result<()> {
 }
 
 /// Waits for the end of the process that holds the other end of standard input, then sweeps.
-///
-/// # Errors
-///
-/// As [`sweep`], and when the process stays.
 pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
@@ -157,10 +141,6 @@ pub fn sweep_after(owner: Pid) -> Result<()> {
 }
 
 /// Ends and removes all laboratories of this process: for the way out after a signal.
-///
-/// # Errors
-///
-/// When something of theirs can't be removed.
 pub fn remove_own() -> Result<()> {
     remove_those_of(|owner| owner == Pid::this())
 }

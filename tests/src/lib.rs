@@ -14,6 +14,7 @@ pub mod ends;
 pub mod environment;
 pub mod feature;
 pub mod flow;
+pub mod http;
 pub mod instance;
 pub mod interrupt;
 mod ip;

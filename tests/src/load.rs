@@ -3,6 +3,7 @@
 use std::{
     io,
     net::SocketAddr,
+    num::ParseIntError,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,6 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use clap::Args;
 use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
 
@@ -36,6 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// else.
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(8);
 
+/// The number of attempts that may be under way at once, unless the plan says.
+const WORKERS: u32 = 8;
+
 /// How long one connect or one answer may take here before it counts as lost.
 #[must_use]
 pub fn patience() -> Duration {
@@ -48,10 +53,6 @@ pub fn patience() -> Duration {
 pub type Sockets<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
 
 /// Sockets of this process: for a load process that runs in a place.
-///
-/// # Errors
-///
-/// With the kernel's error.
 pub fn own_sockets(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
@@ -79,19 +80,25 @@ impl Enough {
 }
 
 /// An open load: attempts start at their time, whatever became of earlier ones.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// Where to, in turn.
+    /// Where to; several are taken in turn.
+    #[arg(long, required = true)]
     pub to: Vec<SocketAddr>,
     /// The Service that is meant, told to the servers.
+    #[arg(long)]
     pub service: Option<String>,
     /// Attempts a second.
+    #[arg(long)]
     pub rate: u32,
-    /// How long at most.
+    /// The time that it lasts at most, in milliseconds.
+    #[arg(long = "millis", value_parser = millis)]
     pub lasting: Duration,
-    /// How many attempts may be under way at once.
+    /// The number of attempts that may be under way at once.
+    #[arg(long, default_value_t = WORKERS)]
     pub workers: u32,
     /// What ends it sooner.
+    #[arg(skip)]
     pub enough: Enough,
 }
 
@@ -104,7 +111,7 @@ impl Plan {
             service: None,
             rate,
             lasting,
-            workers: 8,
+            workers: WORKERS,
             enough: Enough::default(),
         }
     }
@@ -200,6 +207,11 @@ pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// A time on a command line, given in milliseconds.
+fn millis(text: &str) -> Result<Duration, ParseIntError> {
+    text.parse().map(Duration::from_millis)
+}
+
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -241,7 +253,7 @@ pub(crate) fn run(
                 break;
             }
             let Some(target) = targets.next() else { break };
-            tally.attempts += 1;
+            tally.report.attempts += 1;
             let outcome = attempt(*target);
             tally.note(milliseconds(start.elapsed()), outcome);
         }

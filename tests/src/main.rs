@@ -7,23 +7,17 @@
 
 mod commands;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use nix::unistd::Pid;
 use serde::Serialize;
 use tunnel_tests::{
-    agent::{Ground, Network, run::serve as hold},
+    agent::{Ground, run::serve as hold},
     ends, interrupt, lab,
     load::race,
-    pki::Files,
-    serve::{self, Listener},
+    serve,
     topology::Topology,
 };
 
@@ -38,14 +32,7 @@ struct Cli {
 enum Command {
     /// Hold a place and serve it on standard input; started by the laboratory.
     #[command(hide = true)]
-    Agent {
-        #[arg(long)]
-        cgroup: PathBuf,
-        #[arg(long)]
-        network_of: Option<u32>,
-        #[arg(long)]
-        bpffs: Option<PathBuf>,
-    },
+    Agent(Ground),
     /// Remove what a process left, once it has ended; started by the laboratory.
     #[command(hide = true)]
     SweepAfter { owner: i32 },
@@ -56,22 +43,7 @@ enum Command {
         pods: u8,
     },
     /// Serve ports, and give a record of it to whoever connects to a Unix socket.
-    Serve {
-        #[arg(long)]
-        name: String,
-        #[arg(long)]
-        record: PathBuf,
-        /// The certificate of ports of kind kubelet.
-        #[arg(long, requires = "key")]
-        cert: Option<PathBuf>,
-        /// Its key.
-        #[arg(long, requires = "cert")]
-        key: Option<PathBuf>,
-        /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp, sink
-        /// or kubelet.
-        #[arg(required = true)]
-        listeners: Vec<Listener>,
-    },
+    Serve(serve::run::Options),
     /// Run an end of a tunnel without kernel programs, and tell of it to whoever connects to a
     /// Unix socket.
     End {
@@ -95,28 +67,7 @@ enum Command {
     /// verifier made of them.
     Verify,
     /// Connect UDP sockets to many VIPs as fast as can be, telling each which Service is meant.
-    RaceRead {
-        /// The first VIP and its port.
-        #[arg(long)]
-        first: SocketAddr,
-        /// How many VIPs, one address after another.
-        #[arg(long)]
-        count: u32,
-        /// VIP number k belongs to the Service STEM-k.
-        #[arg(long)]
-        stem: String,
-        #[arg(long)]
-        millis: u64,
-        /// Connect one socket again and again, instead of a new one each time.
-        #[arg(long)]
-        reconnect: bool,
-        /// The source address that the route to backends of the first Service gives.
-        #[arg(long)]
-        source: Option<IpAddr>,
-        /// Send after one connect of so many, and after each that was led astray.
-        #[arg(long, default_value_t = 1)]
-        send_each: u64,
-    },
+    RaceRead(race::Plan),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -139,34 +90,10 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Agent {
-            cgroup,
-            network_of,
-            bpffs,
-        } => {
-            let network = network_of.map_or(Network::Own, Network::Of);
-            hold(&Ground {
-                network,
-                cgroup,
-                bpffs,
-            })
-        }
+        Command::Agent(ground) => hold(&ground),
         Command::SweepAfter { owner } => lab::sweep_after(Pid::from_raw(owner)),
         Command::Up { pods } => up(pods),
-        Command::Serve {
-            name,
-            record,
-            cert,
-            key,
-            listeners,
-        } => {
-            let certificate = cert.zip(key).map(|(cert, key)| Files {
-                ca: PathBuf::new(),
-                cert,
-                key,
-            });
-            serve::run::serve(&name, &listeners, &record, certificate.as_ref())
-        }
+        Command::Serve(options) => serve::run::serve(options),
         Command::End {
             role,
             settings,
@@ -178,26 +105,7 @@ fn run(command: Command) -> Result<()> {
         Command::Flow { flow } => commands::flow::run(flow),
         Command::Load { load } => commands::load::run(load),
         Command::Verify => commands::verify::run(),
-        Command::RaceRead {
-            first,
-            count,
-            stem,
-            millis,
-            reconnect,
-            source,
-            send_each,
-        } => {
-            let lasting = Duration::from_millis(millis);
-            print(&race::run(&race::Plan {
-                first,
-                count,
-                stem,
-                lasting,
-                reconnect,
-                source,
-                send_each,
-            })?)
-        }
+        Command::RaceRead(plan) => print(&race::run(&plan)?),
     }
 }
 

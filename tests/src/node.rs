@@ -21,19 +21,11 @@ pub struct Node {
 
 impl Node {
     /// A node with the product's own map sizes; the daemon isn't started yet.
-    ///
-    /// # Errors
-    ///
-    /// Without the rights of root, without the program, or when the kernel refuses something.
     pub fn new() -> Result<Self> {
         Self::with(Settings::from_environment()?)
     }
 
     /// A node with settings of its own; the daemon isn't started yet.
-    ///
-    /// # Errors
-    ///
-    /// Without the rights of root, or when the kernel refuses something.
     pub fn with(settings: Settings) -> Result<Self> {
         let topology = Topology::new()?;
         let folder = topology.lab().folder().to_owned();
@@ -43,10 +35,6 @@ impl Node {
     }
 
     /// The pod of this name, made when it is asked for first.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses something.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         self.topology.pod(name)
     }

@@ -31,10 +31,6 @@ const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 const GATEWAY: &str = "gateway.culvert.dev";
 
 /// A bare pair of keys in PEM, the private one first.
-///
-/// # Errors
-///
-/// When it can't be made.
 pub fn keys() -> Result<[String; 2]> {
     let key = KeyPair::generate()?;
     Ok([key.serialize_pem(), key.public_key_pem()])
@@ -62,16 +58,10 @@ pub enum Validity {
     Current,
     /// Now, for two days.
     Longer,
-    /// It ended an hour ago.
-    Expired,
 }
 
 impl Authority {
     /// A new one.
-    ///
-    /// # Errors
-    ///
-    /// When a key can't be made.
     pub fn new(name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -96,10 +86,6 @@ impl Authority {
     }
 
     /// The certificate of a server with these names and addresses.
-    ///
-    /// # Errors
-    ///
-    /// When a name is none, or a key can't be made.
     pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
@@ -110,10 +96,6 @@ impl Authority {
     }
 
     /// The certificate of a server with these addresses.
-    ///
-    /// # Errors
-    ///
-    /// When a key can't be made.
     pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Pair> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -123,19 +105,11 @@ impl Authority {
     }
 
     /// The certificate of a node's agent.
-    ///
-    /// # Errors
-    ///
-    /// When a key can't be made.
     pub fn agent(&self, node: &str, validity: Validity) -> Result<Pair> {
         self.client(node, ORGANIZATIONS[0], validity)
     }
 
     /// The certificate of a client of any organization.
-    ///
-    /// # Errors
-    ///
-    /// When a key can't be made.
     pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<Pair> {
         let mut params = CertificateParams::default();
         let subject = &mut params.distinguished_name;
@@ -146,10 +120,6 @@ impl Authority {
     }
 
     /// The certificate of a gateway.
-    ///
-    /// # Errors
-    ///
-    /// When a key can't be made.
     pub fn gateway(&self, validity: Validity) -> Result<Pair> {
         let mut params = CertificateParams::new([GATEWAY.to_owned()])?;
         let subject = &mut params.distinguished_name;
@@ -177,7 +147,6 @@ fn live(params: &mut CertificateParams, validity: Validity) {
     params.not_after = match validity {
         Validity::Current => now + LIFE,
         Validity::Longer => now + LIFE * 2,
-        Validity::Expired => now - Duration::from_hours(1),
     }
     .into();
 }
@@ -216,10 +185,6 @@ impl Files {
     }
 
     /// Writes them, each whole: beside its place, then renamed into it.
-    ///
-    /// # Errors
-    ///
-    /// When one can't be written.
     pub fn write(&self, ca: &str, pair: &Pair) -> Result<()> {
         for (path, text) in [
             (&self.ca, ca),
@@ -234,10 +199,6 @@ impl Files {
     }
 
     /// The settings of a TLS 1.3 server with this certificate, which asks its clients for none.
-    ///
-    /// # Errors
-    ///
-    /// When the files are no certificate and key.
     pub fn server(&self) -> Result<Arc<ServerConfig>> {
         let chain = CertificateDer::pem_file_iter(&self.cert)?.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(&self.key)?;
@@ -247,22 +208,9 @@ impl Files {
             .with_single_cert(chain, key)?;
         Ok(Arc::new(config))
     }
-
-    /// The settings of a TLS 1.3 client that trusts the authorities and shows no certificate.
-    ///
-    /// # Errors
-    ///
-    /// When the file holds no certificate.
-    pub fn client(&self) -> Result<Arc<ClientConfig>> {
-        trusting(&self.ca)
-    }
 }
 
 /// The settings of a TLS 1.3 client that trusts the authorities in a file.
-///
-/// # Errors
-///
-/// When the file holds no certificate.
 pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(ca)? {

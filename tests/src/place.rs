@@ -38,10 +38,6 @@ pub struct Place {
 
 impl Place {
     /// Makes a place.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses it.
     pub fn new(ground: &Ground) -> Result<Self> {
         Ok(Self {
             agent: Arc::new(Agent::start(ground)?),
@@ -55,28 +51,16 @@ impl Place {
     }
 
     /// A socket made in the place.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
         self.agent.socket(domain, kind, None)
     }
 
     /// A socket of a given protocol made in the place.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn socket_of(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
         self.agent.socket(domain, kind, Some(protocol))
     }
 
     /// A TCP connection from the place, whose reads and writes end after [`ANSWER`].
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error of `connect`, or `TimedOut`.
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         let to = single(to)?;
         let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
@@ -86,10 +70,6 @@ impl Place {
     }
 
     /// A TCP listener in the place.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn listen(&self, at: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let at = single(at)?;
         let socket = self.socket(Domain::for_address(at), Type::STREAM)?;
@@ -100,10 +80,6 @@ impl Place {
     }
 
     /// A UDP socket in the place, bound to an address, whose reads end after [`ANSWER`].
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let at = single(at)?;
         let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
@@ -113,10 +89,6 @@ impl Place {
     }
 
     /// Runs a command to its end, which must be a success.
-    ///
-    /// # Errors
-    ///
-    /// When it fails (with what it printed) or takes longer than [`COMMAND`].
     pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
         let output = self.command(argv).start()?.finish(COMMAND)?;
         if !output.exit.is_success() {
@@ -132,10 +104,6 @@ impl Place {
     }
 
     /// Makes links, addresses and routes: commands in the words of ip(8), one a line.
-    ///
-    /// # Errors
-    ///
-    /// When one isn't understood, or the kernel refuses it.
     pub fn ip(&self, commands: &str) -> Result<()> {
         ip::batch(self, commands)
     }
@@ -152,10 +120,6 @@ impl Place {
     }
 
     /// A command of the laboratory's own program to start in the place.
-    ///
-    /// # Errors
-    ///
-    /// When that program can't be found.
     pub fn lab_command<A: AsRef<str>>(&self, arguments: &[A]) -> Result<Command<'_>> {
         let program = environment::culvert_lab()?;
         let program = program
@@ -168,10 +132,6 @@ impl Place {
     }
 
     /// Sets a parameter of the network namespace, such as `net.ipv4.ip_forward`.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
         self.agent.write(&path, value)
@@ -179,10 +139,6 @@ impl Place {
 }
 
 /// Connects a socket, waiting at most `within`; the socket blocks afterwards.
-///
-/// # Errors
-///
-/// With the kernel's error, or `TimedOut`.
 pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::Result<()> {
     // The kernel's own limit on a blocking connect: the same call as without a limit.
     socket.set_write_timeout(Some(within))?;
@@ -237,10 +193,6 @@ impl Command<'_> {
     }
 
     /// Starts it.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be started.
     pub fn start(self) -> Result<Process> {
         let (stdout, stderr) = match self.log {
             Some(log) => (log.try_clone()?, log),
@@ -281,10 +233,6 @@ pub struct Output {
 
 impl Output {
     /// Reads the report that it printed as JSON.
-    ///
-    /// # Errors
-    ///
-    /// With what it complained about, when it printed something else.
     pub fn report<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(&self.stdout).with_context(|| self.stderr.clone())
     }
@@ -298,38 +246,22 @@ impl Process {
     }
 
     /// Sends it a signal; none is sent to one that has ended.
-    ///
-    /// # Errors
-    ///
-    /// When the place is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.agent.signal(self.pid, signal)
     }
 
     /// How it ended, if it did.
-    ///
-    /// # Errors
-    ///
-    /// When the place is gone.
     pub fn ended(&self) -> Result<Option<Exit>> {
         self.agent.ended(self.pid)
     }
 
     /// Waits for its end.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't end in time.
     pub fn wait(&self, within: Duration) -> Result<Exit> {
         wait::some(within, || self.ended().transpose())
             .with_context(|| format!("`{}` doesn't end", joined(&self.argv)))?
     }
 
     /// Waits for its end, and returns what it printed.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't end in time.
     pub fn finish(mut self, within: Duration) -> Result<Output> {
         let exit = self.wait(within)?;
         Ok(Output {

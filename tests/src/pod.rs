@@ -86,46 +86,21 @@ impl Pod {
     }
 
     /// Starts a server that answers HTTP requests on `port` with the pod's name.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't listen in time.
     pub fn serve_http(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(Kind::Http, port)])
     }
 
     /// Starts a server that sends back what it receives over TCP on `port`.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't listen in time.
     pub fn serve_echo(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(Kind::Echo, port)])
     }
 
-    /// Starts a server that answers datagrams on `port` with the pod's name and the payload.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't listen in time.
-    pub fn serve_udp(&self, port: u16) -> Result<Server> {
-        self.serve(&[Listener::new(Kind::Udp, port)])
-    }
-
     /// Starts a server process with several listeners.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't listen in time.
     pub fn serve(&self, listeners: &[Listener]) -> Result<Server> {
         self.serve_on(listeners, None)
     }
 
     /// Starts a server process with several listeners, kept to one CPU.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't listen in time.
     pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let stem = self.folder.join(format!("{}-{number}", self.name));
@@ -204,10 +179,6 @@ impl Server {
     }
 
     /// What it has served so far, by its own record.
-    ///
-    /// # Errors
-    ///
-    /// When the server is gone.
     pub fn record(&self) -> Result<Record> {
         serve::read_record(&self.record)
     }

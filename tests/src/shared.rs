@@ -14,10 +14,6 @@ use anyhow::Result;
 /// A fixture that several tests use, one after the other.
 pub trait Fixture: Send + Sync + Sized + 'static {
     /// Undoes what a test changed; an error means that it can't be used again.
-    ///
-    /// # Errors
-    ///
-    /// When something doesn't become as it was.
     fn restore(&self) -> Result<()> {
         Ok(())
     }
@@ -48,10 +44,6 @@ impl<T: Fixture> Shared<T> {
     }
 
     /// Waits for the fixture, and makes it where there is none.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be made.
     pub fn take(&'static self) -> Result<Lease<T>> {
         let mut kept = lock(&self.fixture);
         let fixture = match kept.take() {
@@ -93,10 +85,6 @@ pub struct Lease<T: 'static> {
 
 impl<T: Fixture> Lease<T> {
     /// Gives the fixture back for the next test: the last line of a test that succeeds.
-    ///
-    /// # Errors
-    ///
-    /// As [`Fixture::restore`].
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
         *self.kept = Some(Arc::clone(&self.fixture));

@@ -43,10 +43,6 @@ pub struct Site {
 
 impl Site {
     /// Both nodes, with certificates and manifests; neither the daemon nor the agent is started.
-    ///
-    /// # Errors
-    ///
-    /// Without the rights of root, or when the kernel refuses something.
     pub fn set(settings: Settings) -> Result<Self> {
         let settings = Settings {
             tunnel: true,
@@ -70,10 +66,6 @@ impl Site {
     }
 
     /// Both nodes, with daemon and agent, and the agent connected.
-    ///
-    /// # Errors
-    ///
-    /// As [`Site::set`], and when they don't find each other.
     pub fn new() -> Result<Self> {
         let site = Self::set(Settings::from_environment()?)?;
         site.start()?;
@@ -81,10 +73,6 @@ impl Site {
     }
 
     /// Starts daemon and agent, and waits until the kubelet is reached.
-    ///
-    /// # Errors
-    ///
-    /// When they don't find each other.
     pub fn start(&self) -> Result<()> {
         self.node.start()?;
         self.edge.start_agent(&AgentSettings::default())?;
@@ -92,20 +80,12 @@ impl Site {
     }
 
     /// The pod that clients are in.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses something.
     pub fn pod(&self) -> Result<Arc<Pod>> {
         self.node.pod("client")
     }
 
     /// Waits until clients on the cloud host and in its pod are served by the kubelet. What comes
     /// first from a new pod may be lost, and sent again only after a second.
-    ///
-    /// # Errors
-    ///
-    /// When none is in time.
     pub fn until_served(&self) -> Result<()> {
         let mut last = None;
         let pod = self.pod()?;
@@ -127,20 +107,12 @@ impl Site {
     }
 
     /// Whether a new client in a place is served.
-    ///
-    /// # Errors
-    ///
-    /// When it isn't.
     pub fn ask(&self, place: &Place) -> Result<()> {
         let to = Self::at4(KUBELET[0]);
         self.client(place.connect(to)?, to)?.healthz().map(drop)
     }
 
     /// A client of the kubelet over a connection to an address of the edge.
-    ///
-    /// # Errors
-    ///
-    /// When the server can't prove that the address is its own.
     pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
         stream.set_read_timeout(Some(ANSWER))?;
         let client = Client::over(stream, dialled.ip(), Arc::clone(&self.tls))?;

@@ -1,12 +1,17 @@
 //! Tables in text, and times in them.
 
-/// Lines whose cells stand below one another: the first and last to the left, numbers to the right.
+/// A head and lines whose cells stand below one another: the first and last to the left, numbers to
+/// the right.
 #[must_use]
-pub fn in_columns<const N: usize>(lines: &[[String; N]]) -> String {
+pub fn in_columns<const N: usize>(
+    head: [&str; N],
+    lines: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let lines: Vec<_> = [head.map(str::to_owned)].into_iter().chain(lines).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
     let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
     let mut text = String::new();
-    for line in lines {
+    for line in &lines {
         let cells = line
             .iter()
             .zip(widths)
@@ -38,9 +43,9 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let lines = [["a", "1", "x"], ["long", "200", "y"]].map(|line| line.map(str::to_owned));
+        let text = in_columns(["a", "1", "x"], [["long", "200", "y"].map(str::to_owned)]);
 
-        assert_eq!(in_columns(&lines), "  a       1  x\n  long  200  y\n");
+        assert_eq!(text, "  a       1  x\n  long  200  y\n");
     }
 
     #[test]

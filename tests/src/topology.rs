@@ -18,13 +18,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::{
-    agent::{Ground, Network},
-    cgroup,
-    lab::Lab,
-    place::Place,
-    pod::Pod,
-};
+use crate::{agent::Ground, cgroup, lab::Lab, place::Place, pod::Pod};
 
 /// The host's address on its uplink.
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -74,26 +68,15 @@ pub struct Topology {
 
 impl Topology {
     /// A host and a client outside.
-    ///
-    /// # Errors
-    ///
-    /// Without the rights of root, or when the kernel refuses something.
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
-        let host = Ground {
-            network: Network::Own,
-            cgroup: lab.cgroup().join("instance/host"),
-            bpffs: Some(lab.folder().join("bpffs")),
-        };
-        let outside = Ground {
-            network: Network::Own,
-            cgroup: lab.cgroup().join("outside"),
-            bpffs: None,
-        };
+        let bpffs = Some(lab.folder().join("bpffs"));
+        let outside = place(lab.cgroup().join("outside"), None);
+        let host = place(lab.cgroup().join("instance/host"), bpffs);
         let topology = Self {
             pods: Mutex::default(),
-            outside: place(&outside).context("the place outside")?,
-            host: place(&host).context("the host's place")?,
+            outside: outside.context("the place outside")?,
+            host: host.context("the host's place")?,
             lab,
         };
         topology.join_outside()?;
@@ -125,10 +108,6 @@ impl Topology {
     }
 
     /// The pod of this name, made when it is asked for first.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses something.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pod) = pods.iter().find(|pod| pod.name() == name) {
@@ -144,16 +123,11 @@ impl Topology {
     }
 
     /// A further place in the network namespace of another, in a cgroup of its own.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses something.
     pub fn beside(&self, other: &Place, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Place> {
-        let network = Network::Of(other.pid());
         let cgroup = self.lab.cgroup().join(cgroup);
         cgroup::create(&cgroup)?;
         Place::new(&Ground {
-            network,
+            network_of: Some(other.pid()),
             cgroup,
             bpffs,
         })
@@ -161,16 +135,8 @@ impl Topology {
 
     /// A further place with a network of its own, outside the instance's cgroup; nothing is joined
     /// to it yet.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses something.
     pub fn elsewhere(&self, name: &str) -> Result<Place> {
-        place(&Ground {
-            network: Network::Own,
-            cgroup: self.lab.cgroup().join(name),
-            bpffs: None,
-        })
+        place(self.lab.cgroup().join(name), None)
     }
 
     fn join_outside(&self) -> Result<()> {
@@ -199,11 +165,7 @@ impl Topology {
     }
 
     fn make_pod(&self, name: &str, number: u8) -> Result<Pod> {
-        let place = place(&Ground {
-            network: Network::Own,
-            cgroup: self.instance_cgroup().join("pods").join(name),
-            bpffs: None,
-        })?;
+        let place = place(self.instance_cgroup().join("pods").join(name), None)?;
         let pod = Pod::new(name, place, number, self.lab.folder().to_owned());
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
         let [gateway4, gateway6] = GATEWAY;
@@ -258,9 +220,14 @@ impl Topology {
     }
 }
 
-fn place(ground: &Ground) -> Result<Place> {
-    cgroup::create(&ground.cgroup)?;
-    let place = Place::new(ground)?;
+/// Makes a place with a network of its own.
+fn place(cgroup: PathBuf, bpffs: Option<PathBuf>) -> Result<Place> {
+    cgroup::create(&cgroup)?;
+    let place = Place::new(&Ground {
+        network_of: None,
+        cgroup,
+        bpffs,
+    })?;
     for (name, value) in EVERYWHERE {
         place.sysctl(name, value)?;
     }

@@ -6,19 +6,11 @@ use anyhow::{Context as _, Result};
 use nix::unistd::{SysconfVar, sysconf};
 
 /// How many bytes of memory a process has resident.
-///
-/// # Errors
-///
-/// When the process is gone.
 pub fn resident(pid: i32) -> Result<u64> {
     memory(pid, "VmRSS:")
 }
 
 /// How many bytes of memory a process has had resident at most.
-///
-/// # Errors
-///
-/// When the process is gone.
 pub fn peak(pid: i32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }
@@ -33,10 +25,6 @@ fn memory(pid: i32, field: &str) -> Result<u64> {
 
 /// How long the threads of a process have run on a CPU, in the kernel and outside, to the nanosecond
 /// (kernel `Documentation/scheduler/sched-stats.rst`). Threads that have ended don't count.
-///
-/// # Errors
-///
-/// When the process is gone, or the kernel doesn't tell.
 pub fn work(pid: i32) -> Result<Duration> {
     let mut ran = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -51,19 +39,11 @@ pub fn work(pid: i32) -> Result<Duration> {
 }
 
 /// How many files a process holds open.
-///
-/// # Errors
-///
-/// When the process is gone.
 pub fn open_files(pid: i32) -> Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
 /// How long a process has run on a CPU, in the kernel and outside.
-///
-/// # Errors
-///
-/// When the process is gone.
 pub fn cpu(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, rest) = text.rsplit_once(") ").context("no name")?;

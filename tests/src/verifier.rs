@@ -46,7 +46,7 @@ pub struct Measured {
     pub program: &'static str,
     /// What it was told: `retval` or `rewrite`, by how it refuses, then whether it steers, and
     /// whether it tells its events.
-    pub variant: &'static str,
+    pub variant: String,
     /// Instructions that the verifier followed, on all paths together; a million at most.
     pub instructions: u64,
     /// Bytes of stack where it is deepest. Before Linux 7.3 the verifier tells only what each
@@ -61,10 +61,6 @@ pub struct Measured {
 
 /// Loads every program in each variant that the loader may choose on a kernel with these features,
 /// and gives the verifier's figures. Nothing is attached or pinned.
-///
-/// # Errors
-///
-/// The kernel refuses a program; with the whole log of its verifier.
 pub fn measure(features: Features) -> Result<Vec<Measured>> {
     let variants = variants(features);
     let told: Vec<_> = variants.iter().map(Variant::globals).collect();
@@ -97,8 +93,6 @@ pub fn measure(features: Features) -> Result<Vec<Measured>> {
 
 /// What the loader may tell the programs.
 struct Variant {
-    /// Its name, and that of the same with programs that tell their events.
-    names: [&'static str; 2],
     features: Features,
     switches: Switches,
 }
@@ -108,9 +102,14 @@ impl Variant {
         Globals::of(self.features, &self.switches)
     }
 
-    const fn named(&self, is_logged: bool) -> &'static str {
-        let [silent, logged] = self.names;
-        if is_logged { logged } else { silent }
+    fn named(&self, is_logged: bool) -> String {
+        let word = |is_so: bool, [so, not]: [&'static str; 2]| if is_so { so } else { not };
+        [
+            word(self.features.set_retval, ["retval", "rewrite"]),
+            word(self.switches.prefixes.is_empty(), ["", "-steering"]),
+            word(is_logged, ["-logged", ""]),
+        ]
+        .concat()
     }
 }
 
@@ -126,32 +125,22 @@ fn variants(features: Features) -> Vec<Variant> {
         own_mark: OWN_MARK,
         prefixes: prefixes.collect(),
     };
-    let none = Switches::default;
-    let all = [
-        (["rewrite", "rewrite-logged"], false, none()),
-        (
-            ["rewrite-steering", "rewrite-steering-logged"],
-            false,
-            steering.clone(),
-        ),
-        (["retval", "retval-logged"], true, none()),
-        (
-            ["retval-steering", "retval-steering-logged"],
-            true,
-            steering,
-        ),
-    ];
-    all.into_iter()
-        .filter(|(_, set_retval, _)| features.set_retval || !set_retval)
-        .map(|(names, set_retval, switches)| Variant {
-            names,
-            features: Features {
-                set_retval,
-                ..features
-            },
-            switches,
-        })
-        .collect()
+    let mut variants = Vec::new();
+    for set_retval in [false, true]
+        .into_iter()
+        .take(1 + usize::from(features.set_retval))
+    {
+        for switches in [Switches::default(), steering.clone()] {
+            variants.push(Variant {
+                features: Features {
+                    set_retval,
+                    ..features
+                },
+                switches,
+            });
+        }
+    }
+    variants
 }
 
 fn parse(bytes: &[u8]) -> Result<Object> {
@@ -215,7 +204,7 @@ fn data_of(map: &Map) -> Option<&MapData> {
 fn verify(
     object: &Object,
     program: &'static table::Program,
-    variant: &'static str,
+    variant: String,
     types: BorrowedFd<'_>,
 ) -> Result<Measured> {
     let name = program.name;

@@ -21,28 +21,16 @@ fn next_look(waited: Duration) -> Duration {
 }
 
 /// Waits until `condition` holds.
-///
-/// # Errors
-///
-/// When it still doesn't hold after `within`.
 pub fn until(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     some(within, || condition().then_some(()))
 }
 
 /// Waits until `condition` holds, which may be for a moment only.
-///
-/// # Errors
-///
-/// As [`until`].
 pub fn until_a_moment(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     looking(within, |_| LOOKS[0], || condition().then_some(()))
 }
 
 /// Waits until `look` finds something, and returns it.
-///
-/// # Errors
-///
-/// When it has found nothing after `within`.
 pub fn some<T>(within: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     looking(within, next_look, look)
 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{clock::Instant, pki::Validity, scale::Scale, usage, wait};
 
 use crate::{
-    support::{ANSWER, BACK, Plan, delays, dial, echo, in_words},
+    support::{ANSWER, BACK, HANDSHAKE_TIMEOUT, HANDSHAKES, Plan, dial, echo, expect_live},
     targets::{Act, Server},
 };
 
@@ -29,6 +29,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
     let pid = tunnel.cloud()?.pid();
     let files = usage::open_files(pid)?;
 
+    let began = Instant::now();
     let mut slow = Vec::new();
     for _ in 0..Scale::from_environment().count(SLOW) {
         let mut stream = TcpStream::connect(tunnel.gateway())?;
@@ -36,10 +37,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         drop(stream.write_all(BEGINNING));
         slow.push(stream);
     }
-    println!(
-        "{}",
-        in_words("beside slow handshakes", &delays(&mut live, 200)?)
-    );
+    expect_live("beside slow handshakes", &mut live)?;
     echo(&mut tunnel.connect(server.at())?, b"hello")?;
 
     // One more agent gets in while they are held, once those before it have had their time.
@@ -51,12 +49,22 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         "another agent is in after {} ms",
         start.elapsed().as_millis()
     );
-    let turned_away = ["handshakes_full", "handshake_timed_out"];
+    let counts = || {
+        let record = tunnel.record().ok()?;
+        Some(["handshakes_full", "handshake_timed_out"].map(|reason| record.count(reason)))
+    };
+    let all = u64::try_from(slow.len())?;
     wait::until(BACK, || {
-        let counts = turned_away.map(|reason| tunnel.count(reason).unwrap_or(0));
-        counts.iter().sum::<u64>() == u64::try_from(slow.len()).unwrap_or(0)
+        counts().is_some_and(|[full, late]| full + late == all)
     })
-    .with_context(|| format!("{:?}", tunnel.record().map(|it| it.counts)))?;
+    .with_context(|| format!("{:?} of {all}", counts()))?;
+    // Only those within the bound ever had the time to time out; all others gave way.
+    let [full, late] = counts().context("no record")?;
+    let rounds = began.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
+    ensure!(
+        late <= rounds * u64::try_from(HANDSHAKES)?,
+        "{full} gave way and {late} timed out, in {rounds} rounds of {HANDSHAKES}"
+    );
     wait::until(ANSWER, || {
         usage::open_files(pid).is_ok_and(|now| now <= files + 8)
     })

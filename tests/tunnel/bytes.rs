@@ -3,33 +3,24 @@
 use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    sync::Arc,
     thread,
-    time::Duration,
 };
 
 use anyhow::{Result, ensure};
-use socket2::SockRef;
 use tunnel_tests::{
     kubelet::{Sum, Summing, client::Client, pattern, serve::Kubelet},
-    pki::{Authority, Files},
+    pki::{self, Authority, Files},
     scale::Scale,
     wait,
 };
 
 use crate::{
-    support::{ANSWER, Plan, Tunnel, echo, expect_reset},
-    targets::{Act, GREETING, Server, until_end},
+    support::{ANSWER, Plan, Tunnel, dial, echo},
+    targets::{Act, Server, until_end},
 };
 
 /// How many bytes go each way.
 const MANY: u32 = 1 << 30;
-
-fn tunnel_to(act: Act) -> Result<(Server, Tunnel)> {
-    let server = Server::start(act)?;
-    let tunnel = Plan::of(&[server.at()]).start()?;
-    Ok((server, tunnel))
-}
 
 /// Sends so many bytes of the pattern.
 fn send(stream: &mut TcpStream, length: u64) -> Result<Sum> {
@@ -42,34 +33,6 @@ fn send(stream: &mut TcpStream, length: u64) -> Result<Sum> {
         summing.add(part);
     }
     Ok(summing.sum())
-}
-
-#[test]
-fn what_a_client_sends_comes_back() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Echo)?;
-    let mut stream = tunnel.connect(server.at())?;
-
-    for length in [1, 64, 1400, 70_000] {
-        echo(&mut stream, &pattern()[..length.min(65_000)])?;
-    }
-    stream.shutdown(Shutdown::Write)?;
-    ensure!(stream.read(&mut [0])? == 0);
-
-    tunnel.until_counted("stream_served", 1)?;
-    ensure!(server.ended() == 1 && server.reset() == 0);
-    Ok(())
-}
-
-#[test]
-fn a_server_that_speaks_first_is_heard() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Greet)?;
-    let mut stream = tunnel.connect(server.at())?;
-
-    let mut greeting = vec![0; GREETING.len()];
-    stream.read_exact(&mut greeting)?;
-
-    ensure!(greeting == GREETING);
-    echo(&mut stream, b"hello")
 }
 
 #[test]
@@ -98,11 +61,12 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
 
 #[test]
 fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Echo)?;
+    let server = Server::start(Act::Echo)?;
+    let tunnel = Plan::of(&[server.at()]).start()?;
     let way = tunnel.way_to(server.at())?;
     let mut clients = Vec::new();
     for number in 0_u32..200 {
-        clients.push((number, crate::support::dial(way)?));
+        clients.push((number, dial(way)?));
     }
 
     let speak = |(number, mut stream): (u32, TcpStream)| {
@@ -123,61 +87,6 @@ fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
     tunnel.until_counted("stream_served", 200)
 }
 
-#[test]
-fn a_client_that_ends_its_half_still_gets_the_answer() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Sum)?;
-    let mut stream = tunnel.connect(server.at())?;
-
-    let sent = send(&mut stream, 100_000)?;
-    stream.shutdown(Shutdown::Write)?;
-    let mut counted = String::new();
-    stream.read_to_string(&mut counted)?;
-
-    ensure!(counted.parse::<Sum>()? == sent);
-    tunnel.until_counted("stream_served", 1)
-}
-
-#[test]
-fn a_server_that_ends_its_half_still_gets_what_the_client_sends() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Send(1000))?;
-    let mut stream = tunnel.connect(server.at())?;
-
-    let received = until_end(&mut stream)?.sum();
-    ensure!(received.bytes == 1000 && server.ended() == 0);
-    stream.write_all(b"late")?;
-    drop(stream);
-
-    wait::until(ANSWER, || server.ended() == 1)?;
-    ensure!(server.reset() == 0);
-    Ok(())
-}
-
-#[test]
-fn a_reset_of_the_client_reaches_the_server_as_one() -> Result<()> {
-    let (server, tunnel) = tunnel_to(Act::Echo)?;
-    let mut stream = tunnel.connect(server.at())?;
-    echo(&mut stream, b"hello")?;
-
-    SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
-    drop(stream);
-
-    wait::until(ANSWER, || server.reset() == 1)?;
-    ensure!(server.ended() == 0);
-    tunnel.until_counted("client_reset", 1)
-}
-
-#[test]
-fn a_reset_of_the_server_reaches_the_client_as_one() -> Result<()> {
-    let (server, mut tunnel) = tunnel_to(Act::Reset)?;
-    let mut stream = tunnel.connect(server.at())?;
-
-    stream.write_all(b"x")?;
-    expect_reset(&mut stream)?;
-
-    tunnel.until_counted("target_reset", 1)?;
-    tunnel.until_agent_counted("a", "target_reset")
-}
-
 /// A kubelet behind a tunnel, and a client of it that dialled the address of its node.
 fn kubelet() -> Result<(Kubelet, Tunnel, Client)> {
     let folder = tempfile::tempdir()?;
@@ -188,7 +97,7 @@ fn kubelet() -> Result<(Kubelet, Tunnel, Client)> {
     let kubelet = Kubelet::start(TcpListener::bind("127.0.0.1:0")?, files.server()?)?;
     let tunnel = Plan::of(&[kubelet.address()]).start()?;
     let stream = tunnel.connect(kubelet.address())?;
-    let client = Client::over(stream, address, Arc::clone(&files.client()?))?;
+    let client = Client::over(stream, address, pki::trusting(&files.ca)?)?;
     Ok((kubelet, tunnel, client))
 }
 

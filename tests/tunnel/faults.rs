@@ -4,14 +4,16 @@
     reason = "times and sizes are told, not only bounded"
 )]
 
-use std::{io::Write as _, net::SocketAddr, thread, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{clock::Instant, scale::Scale, usage, wait};
 
 use crate::{
-    support::{ANSWER, BACK, Plan, Tunnel, dial, echo, expect_refused, expect_reset},
+    support::{
+        ANSWER, BACK, Plan, Tunnel, dial, echo, expect_live, expect_refused, expect_reset, stuff,
+    },
     targets::{Act, Server, closed},
 };
 
@@ -64,14 +66,25 @@ fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
 }
 
 #[test]
-fn clients_of_a_frozen_agent_are_told_and_those_after_it_are_served() -> Result<()> {
-    let (server, mut tunnel) = echoing()?;
+fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
+    let (server, other) = (Server::start(Act::Echo)?, Server::start(Act::Echo)?);
+    let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
+    let mut plan = Plan::nodes(nodes);
+    // Long enough for the echoes, also on a busy machine.
+    plan.session.ping_timeout = Duration::from_secs(5);
+    let mut tunnel = plan.start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
+    // One on each session of the other agent.
+    let mut live = [tunnel.connect(other.at())?, tunnel.connect(other.at())?];
 
     tunnel.agent("a")?.signal(Signal::SIGSTOP)?;
     let start = Instant::now();
-    old.write_all(b"anybody?")?;
+    stuff(&mut old)?;
+    for stream in &mut live {
+        expect_live("on another agent, beside one that is frozen", stream)?;
+    }
+    ensure!(tunnel.count("agent_lost")? == 0, "it is lost already");
     expect_reset(&mut old)?;
     println!("told {} ms after the freeze", start.elapsed().as_millis());
     tunnel.until_counted("agent_lost", 1)?;
@@ -107,19 +120,6 @@ fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
     tunnel.until_disconnected("a")?;
     tunnel.start_agent("a")?;
     echo(&mut tunnel.connect(server.at())?, b"hello")
-}
-
-#[test]
-fn a_stream_of_the_drain_ends_well_and_new_ones_are_refused() -> Result<()> {
-    let (server, mut tunnel) = echoing()?;
-    let mut old = tunnel.connect(server.at())?;
-    echo(&mut old, b"hello")?;
-
-    tunnel.agent("a")?.signal(Signal::SIGTERM)?;
-
-    tunnel.until_refused(server.at())?;
-    // Its drain lasts a second.
-    wait::until(ANSWER, || echo(&mut old, b"still there").is_err())
 }
 
 /// Dials that fail, from several threads.

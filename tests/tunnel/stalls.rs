@@ -1,40 +1,20 @@
 //! One stream that gets nowhere never delays another.
-#![expect(clippy::print_stdout, reason = "the delays are told, not only bounded")]
 
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use socket2::SockRef;
-use tunnel_tests::{load, scale::Scale};
 
 use crate::{
-    support::{Plan, Tunnel, delays, echo, expect_reset, in_words, until_still},
+    support::{Plan, Tunnel, echo, expect_live, expect_reset, stuff, until_still},
     targets::{Act, Blackhole, LITTLE, Server},
 };
 
-/// How many echoes are timed.
-const ECHOES: usize = 300;
-
-/// What a live echo may take in a dev build on a busy machine: less than a retransmission takes. The
-/// bench asks for less.
-const LIVE: Duration = Duration::from_millis(100);
-
-/// That a live echo is quick, and how quick.
-fn expect_live(what: &str, stream: &mut TcpStream) -> Result<()> {
-    let delays = delays(stream, ECHOES)?;
-    println!("{}", in_words(what, &delays));
-    let most = Scale::from_environment().patience(LIVE).as_micros();
-    ensure!(
-        u128::from(load::percentile(&delays, 99)) <= most,
-        "{}",
-        in_words(what, &delays)
-    );
-    Ok(())
-}
+/// How many readers stall at once.
+const STALLED: usize = 200;
 
 /// Readers that ask for a flood and read nothing of it.
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
@@ -50,36 +30,27 @@ fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>
     Ok(readers)
 }
 
-fn live_beside(count: usize) -> Result<()> {
+#[test]
+fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
     let (server, flood) = (Server::start(Act::Echo)?, Server::start(Act::Flood)?);
     let tunnel = Plan::of(&[server.at(), flood.at()]).start()?;
     let mut live = tunnel.connect(server.at())?;
     echo(&mut live, b"hello")?;
     expect_live("beside no stalled reader", &mut live)?;
 
-    let readers = stall(&tunnel, &flood, count)?;
+    let readers = stall(&tunnel, &flood, STALLED)?;
 
-    expect_live(&format!("beside {count} stalled readers"), &mut live)?;
+    expect_live("beside stalled readers", &mut live)?;
     let mut new = tunnel.connect(server.at())?;
     expect_live("on a stream opened beside them", &mut new)?;
     let counts = tunnel.record()?.counts;
-    ensure!(flood.accepted() == u64::try_from(count)?, "{counts:?}");
+    ensure!(flood.accepted() == u64::try_from(STALLED)?, "{counts:?}");
     // Those that read again get the rest: more than was on the way.
     let mut rest = vec![0; 2 << 20];
     for mut reader in readers {
         reader.read_exact(&mut rest).context("a reader again")?;
     }
     Ok(())
-}
-
-#[test]
-fn a_stalled_reader_does_not_delay_another_stream() -> Result<()> {
-    live_beside(1)
-}
-
-#[test]
-fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
-    live_beside(200)
 }
 
 #[test]
@@ -91,12 +62,9 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
 
     // More than there are sessions, so that there is one beside the live stream.
     let mut writers = Vec::new();
-    let chunk = vec![0; 1 << 20];
     for _ in 0..4 {
         let mut writer = tunnel.connect(silent.at())?;
-        writer.set_write_timeout(Some(Duration::from_millis(300)))?;
-        // Until nothing fits any more, between here and the target that reads nothing.
-        while writer.write(&chunk).is_ok() {}
+        stuff(&mut writer)?;
         writers.push(writer);
     }
 

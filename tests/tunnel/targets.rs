@@ -34,14 +34,7 @@ pub(crate) enum Act {
     Flood,
     /// Reads nothing and sends nothing.
     Silence,
-    /// Resets as soon as something came.
-    Reset,
-    /// Speaks first, then is as `Echo`.
-    Greet,
 }
-
-/// The first words of [`Act::Greet`].
-pub(crate) const GREETING: &[u8] = b"220 ready";
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -120,10 +113,6 @@ impl Drop for Server {
 fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
     stream.set_nodelay(true)?;
     match act {
-        Act::Greet => {
-            stream.write_all(GREETING)?;
-            echo(stream)
-        }
         Act::Echo => echo(stream),
         Act::Sum => sum(stream),
         Act::Send(length) => {
@@ -142,10 +131,6 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
                 thread::park_timeout(Duration::from_millis(50));
             }
             Ok(())
-        }
-        Act::Reset => {
-            stream.read_exact(&mut [0])?;
-            SockRef::from(&stream).set_linger(Some(Duration::ZERO))
         }
     }
 }

@@ -248,44 +248,21 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_sticks_until_the_backend_is_gone() {
+    fn a_choice_sticks_while_its_backend_serves_its_service_and_its_flow_is_in_use() {
         let serving = State::default().next_use();
-        let choice = origin(3, serving, 0);
-
-        assert!(is_sticky(&choice, 3, serving, 1));
-        assert!(!is_sticky(&choice, 3, serving.gone(), 1));
-    }
-
-    #[test]
-    fn a_choice_does_not_stick_to_the_next_use_of_its_index() {
-        let serving = State::default().next_use();
-
-        assert!(!is_sticky(
-            &origin(3, serving, 0),
-            3,
-            serving.gone().next_use(),
-            1
-        ));
-    }
-
-    #[test]
-    fn a_choice_does_not_stick_when_the_address_went_to_another_service() {
-        let serving = State::default().next_use();
-
-        assert!(!is_sticky(&origin(3, serving, 0), 4, serving, 1));
-    }
-
-    #[test]
-    fn an_idle_flow_chooses_anew() {
-        let serving = State::default().next_use();
+        let next = serving.gone().next_use();
         let choice = origin(3, serving, 5);
-
-        assert!(is_sticky(&choice, 3, serving, 4 + UDP_IDLE_NS));
-        assert!(!is_sticky(&choice, 3, serving, 5 + UDP_IDLE_NS));
-        assert!(
-            is_sticky(&choice, 3, serving, 4),
-            "another thread was quicker"
-        );
+        for (what, service, state, now, sticks) in [
+            ("the backend serves", 3, serving, 6, true),
+            ("the backend is gone", 3, serving.gone(), 6, false),
+            ("its index is in another use", 3, next, 6, false),
+            ("the address went to another service", 4, serving, 6, false),
+            ("a flow pauses", 3, serving, 4 + UDP_IDLE_NS, true),
+            ("a flow is idle", 3, serving, 5 + UDP_IDLE_NS, false),
+            ("another thread was quicker", 3, serving, 4, true),
+        ] {
+            assert_eq!(is_sticky(&choice, service, state, now), sticks, "{what}");
+        }
     }
 
     #[test]

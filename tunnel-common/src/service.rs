@@ -85,7 +85,9 @@ pub struct Set {
 }
 
 /// How a slot is chosen from a set.
-#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
 #[repr(transparent)]
 pub struct Algorithm(u8);
 

@@ -152,7 +152,7 @@ impl Prefix {
     }
 
     /// How many addresses can be numbered; the first one, the network itself, and the last one,
-    /// where IPv4 has its broadcast, are not counted.
+    /// where IPv4 has its broadcast, are not counted. A range of one address has room for none.
     #[must_use]
     pub fn room(&self) -> u32 {
         let host = u128::MAX.checked_shr(self.bits).unwrap_or(0);

@@ -122,7 +122,7 @@ impl Map {
     pub const fn entries(&self, sizes: Sizes, cpus: u32) -> u32 {
         match self.entries {
             Entries::Of(size, rule) => rule.entries(sizes.of(size)),
-            Entries::PerCpu(each) => each.saturating_mul(cpus),
+            Entries::PerCpu(each) => each * cpus,
             Entries::Fixed(number) => number,
         }
     }

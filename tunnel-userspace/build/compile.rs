@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use crate::toolchain::{Core, Pair, TARGET};
+use crate::toolchain::{Core, Pair, TARGET, entries, home};
 
 /// The names of the objects as Cargo makes them: plain, and with events logged.
 const BINARIES: [&str; 2] = ["culvert-ebpf", "culvert-ebpf-log"];
@@ -141,22 +141,14 @@ fn anywhere(target: &Path) -> io::Result<PathBuf> {
 
 /// Beside the outer build's own folders, so that all its profiles share one object.
 pub(crate) fn target_folder() -> io::Result<PathBuf> {
-    let inside = match env::var_os("OUT_DIR") {
-        Some(folder) => PathBuf::from(folder),
-        None => env::current_exe()?,
-    }
-    .canonicalize()?;
+    let out = env::var_os("OUT_DIR").map(PathBuf::from);
+    let inside = out.map_or_else(env::current_exe, Ok)?.canonicalize()?;
     // Cargo marks the top: with the tag when it made the folder, and with its notes on rustc.
-    let is_top = |folder: &&Path| {
-        ["CACHEDIR.TAG", ".rustc_info.json"]
-            .iter()
-            .any(|mark| folder.join(mark).is_file())
-    };
+    let marks = ["CACHEDIR.TAG", ".rustc_info.json"];
+    let is_top = |folder: &&Path| marks.iter().any(|mark| folder.join(mark).is_file());
     let top = inside.ancestors().skip(1).find(is_top);
-    Ok(top
-        .or_else(|| inside.parent())
-        .unwrap_or(&inside)
-        .join("bpf"))
+    let top = top.or_else(|| inside.parent()).unwrap_or(&inside);
+    Ok(top.join("bpf"))
 }
 
 fn is_dropped(name: &str) -> bool {
@@ -188,18 +180,7 @@ fn flags(pair: &Pair, workspace: &Path, target: &Path, arch: &str) -> OsString {
 
 /// The folders where Cargo unpacks crates, one per registry.
 pub(crate) fn registries() -> Vec<PathBuf> {
-    let home = env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(env::home_dir()?.join(".cargo")));
-    let Some(folders) = home.and_then(|home| fs::read_dir(home.join("registry/src")).ok()) else {
-        return Vec::new();
-    };
-    let mut found: Vec<_> = folders
-        .filter_map(Result::ok)
-        .map(|entry| entry.path())
-        .collect();
-    found.sort();
-    found
+    entries(home("CARGO_HOME", ".cargo"), "registry/src")
 }
 
 pub(crate) fn joined(before: &str, path: &Path, after: &str) -> OsString {

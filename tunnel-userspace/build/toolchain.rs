@@ -5,10 +5,10 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::OsStr,
     fmt,
     fs::{self, File},
-    io::{self, Read as _},
+    io::Read as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -89,54 +89,31 @@ fn compilers() -> Vec<Compiler> {
     if let Some(rustc) = env::var_os(RUSTC_VARIABLE) {
         return ask_compiler(Path::new(&rustc)).into_iter().collect();
     }
-    let mut found: Vec<_> = toolchains()
-        .iter()
-        .filter_map(|sysroot| compiler_in(sysroot))
-        .collect();
-    found.extend(compiler_in(Path::new("/usr")));
-    found
+    let sysroots = toolchains().into_iter().chain(["/usr".into()]);
+    sysroots
+        .filter_map(|sysroot| describe_compiler(&sysroot.join("bin/rustc"), &sysroot))
+        .collect()
 }
 
 /// The toolchains of rustup: stable first, nightlies last, newer before older.
 fn toolchains() -> Vec<PathBuf> {
-    let home = env::var_os("RUSTUP_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(home()?.join(".rustup")));
-    let Some(folder) = home.and_then(|home| fs::read_dir(home.join("toolchains")).ok()) else {
-        return Vec::new();
-    };
-    let mut names: Vec<OsString> = folder
-        .filter_map(Result::ok)
-        .map(|entry| entry.path().into_os_string())
-        .collect();
-    names.sort_by_key(|name| {
-        let last = Path::new(name)
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned());
-        let last = last.unwrap_or_default();
-        let rank = if last.starts_with("stable") {
-            0
-        } else if last.starts_with("nightly") {
-            2
-        } else {
-            1
-        };
-        (rank, std::cmp::Reverse(last))
+    let mut found = entries(home("RUSTUP_HOME", ".rustup"), "toolchains");
+    found.sort_by_key(|path| {
+        let name = path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        let rank = u8::from(!name.starts_with("stable")) + u8::from(name.starts_with("nightly"));
+        (rank, std::cmp::Reverse(name))
     });
-    names.into_iter().map(PathBuf::from).collect()
-}
-
-fn compiler_in(sysroot: &Path) -> Option<Compiler> {
-    let core = core_of(sysroot)?;
-    describe_compiler(&sysroot.join("bin/rustc"), sysroot, core)
+    found
 }
 
 fn ask_compiler(rustc: &Path) -> Option<Compiler> {
-    let sysroot = PathBuf::from(output_of(rustc, &["--print", "sysroot"])?.trim());
-    describe_compiler(rustc, &sysroot, core_of(&sysroot)?)
+    let sysroot = output_of(rustc, &["--print", "sysroot"])?;
+    describe_compiler(rustc, Path::new(sysroot.trim()))
 }
 
-fn describe_compiler(rustc: &Path, sysroot: &Path, core: Core) -> Option<Compiler> {
+fn describe_compiler(rustc: &Path, sysroot: &Path) -> Option<Compiler> {
+    let core = core_of(sysroot)?;
     let version = output_of(rustc, &["-vV"])?;
     let field = |name: &str| version.lines().find_map(|line| line.strip_prefix(name));
     Some(Compiler {
@@ -150,81 +127,57 @@ fn describe_compiler(rustc: &Path, sysroot: &Path, core: Core) -> Option<Compile
 
 fn core_of(sysroot: &Path) -> Option<Core> {
     let rustlib = sysroot.join("lib/rustlib");
-    let is_compiled = fs::read_dir(rustlib.join(TARGET).join("lib")).is_ok_and(|folder| {
-        folder
-            .filter_map(Result::ok)
-            .any(|entry| entry.file_name().to_string_lossy().starts_with("libcore-"))
-    });
-    if is_compiled {
+    let libraries = entries(Some(rustlib.join(TARGET)), "lib");
+    let is_core = |name: &OsStr| name.to_string_lossy().starts_with("libcore-");
+    if libraries
+        .iter()
+        .filter_map(|path| path.file_name())
+        .any(is_core)
+    {
         return Some(Core::Compiled);
     }
-    rustlib
-        .join("src/rust/library/core/Cargo.toml")
-        .exists()
-        .then_some(Core::Source)
+    let source = rustlib.join("src/rust/library/core/Cargo.toml");
+    source.exists().then_some(Core::Source)
 }
 
 fn linkers(tools: &Path) -> Vec<Linker> {
-    const NAME: &str = "bpf-linker";
-    let candidates: Vec<PathBuf> = match env::var_os(LINKER_VARIABLE) {
-        Some(path) => vec![path.into()],
-        None => {
-            let path = env::var_os("PATH").unwrap_or_default();
-            let cargo_home = env::var_os("CARGO_HOME")
-                .map(PathBuf::from)
-                .or_else(|| Some(home()?.join(".cargo")));
-            let folders = [
-                Some(tools.join("bin")),
-                cargo_home.map(|home| home.join("bin")),
-            ];
-            let folders = folders.into_iter().flatten().chain(env::split_paths(&path));
-            folders
-                .map(|folder| folder.join(NAME))
-                .filter(|path| path.is_file())
-                .collect()
-        }
-    };
+    if let Some(path) = env::var_os(LINKER_VARIABLE) {
+        return describe_linker(path.into()).into_iter().collect();
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let installed = [Some(tools.to_owned()), home("CARGO_HOME", ".cargo")];
+    let installed = installed.into_iter().flatten().map(|home| home.join("bin"));
     let mut found: Vec<Linker> = Vec::new();
-    for path in candidates {
-        if found.iter().all(|linker| linker.path != path) {
-            found.extend(describe_linker(&path));
+    for folder in installed.chain(env::split_paths(&path)) {
+        let path = folder.join("bpf-linker");
+        if path.is_file() && found.iter().all(|linker| linker.path != path) {
+            found.extend(describe_linker(path));
         }
     }
     found
 }
 
-fn describe_linker(path: &Path) -> Option<Linker> {
-    let version = output_of(path, &["--version"])?;
-    let release = version
-        .trim()
-        .strip_prefix("bpf-linker ")
-        .unwrap_or("unknown")
-        .to_owned();
+fn describe_linker(path: PathBuf) -> Option<Linker> {
+    let version = output_of(&path, &["--version"])?;
+    let release = version.trim().strip_prefix("bpf-linker ");
     Some(Linker {
-        path: path.to_owned(),
-        release,
-        llvm: linked_llvm(path).ok().flatten(),
+        release: release.unwrap_or("unknown").to_owned(),
+        llvm: linked_llvm(&path),
+        path,
     })
 }
 
 /// Which LLVM a linker was built against: `bpf-linker` has no option that tells, but the name of the
 /// library it loads (`libLLVM.so.22.1`, `libLLVM-19.so.1`) stands near the start of the file.
-fn linked_llvm(path: &Path) -> io::Result<Option<u32>> {
+fn linked_llvm(path: &Path) -> Option<u32> {
     const NAMES_END: u64 = 1 << 20;
     const LIBRARY: &[u8] = b"libLLVM";
-    let mut head = Vec::new();
-    File::open(path)?.take(NAMES_END).read_to_end(&mut head)?;
-    let Some(start) = head
-        .windows(LIBRARY.len())
-        .position(|window| window == LIBRARY)
-    else {
-        return Ok(None);
-    };
-    let name = head[start..]
-        .split(|byte| *byte == 0)
-        .next()
-        .unwrap_or_default();
-    Ok(major(&String::from_utf8_lossy(name)))
+    let (file, mut head) = (File::open(path).ok()?, Vec::new());
+    file.take(NAMES_END).read_to_end(&mut head).ok()?;
+    let mut windows = head.windows(LIBRARY.len());
+    let start = windows.position(|window| window == LIBRARY)?;
+    let name = head[start..].split(|byte| *byte == 0).next()?;
+    major(&String::from_utf8_lossy(name))
 }
 
 /// The first number in a text.
@@ -243,8 +196,19 @@ fn output_of(program: &Path, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn home() -> Option<PathBuf> {
-    env::home_dir()
+/// The folder that a variable names, or one in the user's home.
+pub(crate) fn home(variable: &str, folder: &str) -> Option<PathBuf> {
+    let named = env::var_os(variable).map(PathBuf::from);
+    named.or_else(|| Some(env::home_dir()?.join(folder)))
+}
+
+/// What lies in a folder, sorted; nothing if there is no such folder.
+pub(crate) fn entries(home: Option<PathBuf>, folder: &str) -> Vec<PathBuf> {
+    let read = home.and_then(|home| fs::read_dir(home.join(folder)).ok());
+    let entries = read.into_iter().flatten().filter_map(Result::ok);
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
 }
 
 impl fmt::Display for Compiler {
@@ -253,13 +217,8 @@ impl fmt::Display for Compiler {
             Core::Compiled => "its own compiled core",
             Core::Source => "its own rust-src",
         };
-        write!(
-            out,
-            "{} {} (LLVM {}, {core})",
-            self.rustc.display(),
-            self.release,
-            self.llvm
-        )
+        let (rustc, release, llvm) = (self.rustc.display(), &self.release, self.llvm);
+        write!(out, "{rustc} {release} (LLVM {llvm}, {core})")
     }
 }
 

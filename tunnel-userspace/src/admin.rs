@@ -3,39 +3,38 @@
 //!
 //! - `status`: the status as a whole
 //! - `metrics`: counts and sizes for Prometheus
-//! - `ready`: the one answer to the question if the node is ready
-//! - `health`: what load balancers and probes ask
-//! - `checks`: what load balancers ask of a Service
-//! - `server`: HTTP on sockets and ports, for a site
-//! - `node`, `agent`: the sites of those roles
+//! - `readiness`: judges if the node is ready; every answer that says so asks it
+//! - `proxy_health`: `/healthz` and `/livez`, as kube-proxy answers them
+//! - `service_health`: the health check ports of Services
+//! - `server`: HTTP on sockets and ports
+//! - `node`, `agent`: the routes of those roles
 //! - `client`: the command line's end of the admin socket
 //! - `fixture`: views for tests
 
 mod agent;
-mod checks;
 mod client;
 #[cfg(test)]
 mod fixture;
-mod health;
 mod metrics;
 mod node;
-mod ready;
+mod proxy_health;
+mod readiness;
 mod server;
+mod service_health;
 mod status;
 
 use std::collections::BTreeMap;
 
 use tokio::sync::watch;
-use tracing::warn;
 use tunnel_common::reason::Reason;
 
 pub use self::{
     agent::{AgentSetup, AgentStatus, AgentViews},
-    checks::{Checks, ChecksView},
     client::{AskError, ask},
-    node::{Answers, Endpoint, Node},
-    ready::log_readiness,
-    server::{Site, SocketError, Span, serve_path, serve_port},
+    node::{Endpoint, Node},
+    readiness::log_readiness,
+    server::{Routes, SocketError, serve_path, serve_port},
+    service_health::{Checks, ChecksView},
     status::{Setup, StartTimes, Status, used},
 };
 use crate::{
@@ -49,33 +48,24 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// Reads the kernel's counters.
-pub type Counters = dyn Fn() -> Result<Vec<(Reason, u64)>, String> + Send + Sync;
+/// Reads a value as it is now.
+pub type Query<T> = Box<dyn Fn() -> T + Send + Sync>;
 
 /// Shows the Services of a name, or all.
 pub type Services = dyn Fn(Option<&str>) -> Vec<ServiceView> + Send + Sync;
 
-/// What the sources have read, and what of it can't be used.
-pub type Sources = dyn Fn() -> Report + Send + Sync;
+/// Counts of answers about health, by path and code.
+pub type Answers = BTreeMap<(&'static str, u16), u64>;
 
-/// What is shown of the tunnel of a node; nothing where it is off.
-pub struct TunnelViews {
+/// The tunnel of a node; empty where it is off.
+#[derive(Clone, Debug, Default)]
+pub struct TunnelView {
     /// Every node that has, had or was asked for a session, or is steered.
-    pub nodes: Box<dyn Fn() -> Vec<NodeView> + Send + Sync>,
+    pub nodes: Vec<NodeView>,
     /// How often each reason was met.
-    pub counts: Box<dyn Fn() -> BTreeMap<Reason, u64> + Send + Sync>,
+    pub counts: BTreeMap<Reason, u64>,
     /// The certificate of the gateway.
-    pub identity: Box<dyn Fn() -> Option<State> + Send + Sync>,
-}
-
-impl Default for TunnelViews {
-    fn default() -> Self {
-        Self {
-            nodes: Box::new(Vec::new),
-            counts: Box::new(BTreeMap::new),
-            identity: Box::new(|| None),
-        }
-    }
+    pub identity: Option<State>,
 }
 
 /// What is shown, as the parts of the daemon publish it.
@@ -96,32 +86,22 @@ pub struct Views {
     pub network: watch::Receiver<View>,
     /// The ending of sockets.
     pub sockets: watch::Receiver<SocketsView>,
-    /// Of how many Service ports there are metrics of their own.
-    pub service_metrics: usize,
     /// Services of a name, or all, and what is programmed of them.
     pub services: Box<Services>,
-    /// What was counted of so many service ports.
-    pub counted: Box<dyn Fn(usize) -> Counted + Send + Sync>,
+    /// The counts of the Service ports that have metrics of their own.
+    pub counted: Query<Counted>,
     /// The tunnel.
-    pub tunnel: TunnelViews,
-    /// What the sources have read.
-    pub source: Box<Sources>,
-    /// The kernel's counters.
-    pub counters: Box<Counters>,
+    pub tunnel: Query<TunnelView>,
+    /// What the sources have read, and what of it can't be used.
+    pub source: Query<Report>,
+    /// The kernel's counters; none where they can't be read.
+    pub counters: Query<Vec<(Reason, u64)>>,
     /// How many open sockets were sent to a backend, by the kernel's count.
-    pub connections: Box<dyn Fn() -> u64 + Send + Sync>,
+    pub connections: Query<u64>,
     /// Ports that are not ours yet, and why.
     pub listening: Waiting,
     /// Health check ports of Services.
     pub checks: watch::Sender<ChecksView>,
-}
-
-impl Views {
-    /// The kernel's counters; none where they can't be read, which is logged.
-    fn kernel_counts(&self) -> Vec<(Reason, u64)> {
-        (self.counters)().unwrap_or_else(|error| {
-            warn!(%error, "cannot read the kernel's counters");
-            Vec::new()
-        })
-    }
+    /// How often each path about health was answered with each code.
+    pub answers: watch::Sender<Answers>,
 }

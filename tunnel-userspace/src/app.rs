@@ -12,14 +12,15 @@ mod state;
 mod stop;
 mod tunnel;
 
+use std::{borrow::Cow, error::Error};
+
 pub use self::{
     agent::agent,
     ca::{ca_init, ca_issue_agent, ca_issue_gateway},
-    cleanup::{CleanupError, cleanup},
+    cleanup::cleanup,
     helper::sockets,
     node::node,
-    prepare::{PrepareError, prepare},
-    state::StateError,
+    prepare::prepare,
 };
 
 /// A role could not start, or stopped by itself.
@@ -29,11 +30,14 @@ pub enum RoleError {
     #[error("{step}")]
     Start {
         /// What was tried.
-        step: &'static str,
+        step: Cow<'static, str>,
         /// Why it failed.
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Box<dyn Error + Send + Sync>,
     },
+    /// A part failed, whose error names the step.
+    #[error(transparent)]
+    Part(Box<dyn Error + Send + Sync>),
     /// A task ended that should not.
     #[error("task {name} ended")]
     TaskEnded {
@@ -42,12 +46,16 @@ pub enum RoleError {
     },
 }
 
-fn failed<E>(step: &'static str) -> impl FnOnce(E) -> RoleError
+fn failed<E>(step: impl Into<Cow<'static, str>>) -> impl FnOnce(E) -> RoleError
 where
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    E: Into<Box<dyn Error + Send + Sync>>,
 {
     move |source| RoleError::Start {
-        step,
+        step: step.into(),
         source: source.into(),
     }
+}
+
+fn part(error: impl Into<Box<dyn Error + Send + Sync>>) -> RoleError {
+    RoleError::Part(error.into())
 }

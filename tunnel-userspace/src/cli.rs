@@ -15,6 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use jiff::Timestamp;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
@@ -246,7 +247,13 @@ impl Look {
     pub fn run(self) -> Result<(), LookError> {
         match self {
             Self::Status(args) => status(&args),
-            Self::Nodes(args) => look(&args, "/nodes", nodes::render),
+            Self::Nodes(args) => {
+                let body = args.ask("/nodes")?;
+                let now = Timestamp::now();
+                show(args.output, &body, || {
+                    Ok(nodes::render(&parse::<Vec<_>>(&body)?, now))
+                })
+            }
             Self::Services(args) if args.name.is_some() => args.run(services::render_each),
             Self::Services(args) => args.run(services::render),
             Self::Backends(args) => args.run(services::render_backends),
@@ -265,16 +272,21 @@ impl Look {
     }
 }
 
+impl LookArgs {
+    /// Asks the daemon for a path.
+    fn ask(&self, path: &str) -> Result<Bytes, LookError> {
+        fetch(&Config::read(&self.config.config)?.admin_socket(), path)
+    }
+}
+
 impl ServiceArgs {
     fn run(&self, render: fn(&[ServiceView]) -> String) -> Result<(), LookError> {
         let path = match &self.name {
             Some(name) => format!("/services?name={name}"),
             None => "/services".to_owned(),
         };
-        let socket = Config::read(&self.look.config.config)?.admin_socket();
-        let body = fetch(&socket, &path)?;
-        let services: Vec<ServiceView> =
-            serde_json::from_slice(&body).map_err(LookError::Answer)?;
+        let body = self.look.ask(&path)?;
+        let services: Vec<ServiceView> = parse(&body)?;
         match &self.name {
             Some(name) if services.is_empty() => Err(LookError::NoService(name.clone())),
             Some(_) | None => show(self.look.output, &body, || Ok(render(&services))),
@@ -291,45 +303,25 @@ struct Headline {
 /// The status of the node, or of the agent where no node runs and the config has one.
 fn status(args: &LookArgs) -> Result<(), LookError> {
     let config = Config::read(&args.config.config)?;
-    let body = match fetch(&config.admin_socket(), "/status") {
+    let (body, is_agent) = match fetch(&config.admin_socket(), "/status") {
         Err(LookError::Ask(AskError::NoDaemon(..))) if config.tunnel.agent.is_some() => {
-            let body = fetch(&config.agent_socket(), "/status")?;
-            present(args, &body, agent::render)?;
-            body
+            (fetch(&config.agent_socket(), "/status")?, true)
         }
-        other => {
-            let body = other?;
-            present(args, &body, status::render)?;
-            body
-        }
+        answer => (answer?, false),
     };
-    let headline: Headline = serde_json::from_slice(&body).map_err(LookError::Answer)?;
-    if headline.ready {
-        Ok(())
-    } else {
-        Err(LookError::NotReady)
-    }
+    show(args.output, &body, || {
+        Ok(if is_agent {
+            agent::render(&parse(&body)?)
+        } else {
+            status::render(&parse(&body)?)
+        })
+    })?;
+    let Headline { ready } = parse(&body)?;
+    ready.then_some(()).ok_or(LookError::NotReady)
 }
 
-fn look<T: DeserializeOwned>(
-    args: &LookArgs,
-    path: &str,
-    render: impl Fn(&T) -> String,
-) -> Result<(), LookError> {
-    let socket = Config::read(&args.config.config)?.admin_socket();
-    present(args, &fetch(&socket, path)?, render)
-}
-
-/// Shows an answer; as a table, it is what `render` makes of it.
-fn present<T: DeserializeOwned>(
-    args: &LookArgs,
-    body: &[u8],
-    render: impl Fn(&T) -> String,
-) -> Result<(), LookError> {
-    show(args.output, body, || {
-        let value = serde_json::from_slice(body).map_err(LookError::Answer)?;
-        Ok(render(&value))
-    })
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, LookError> {
+    serde_json::from_slice(body).map_err(LookError::Answer)
 }
 
 fn fetch(socket: &Path, path: &str) -> Result<Bytes, LookError> {
@@ -348,8 +340,7 @@ fn show(
     let text = match output {
         Output::Json => String::from_utf8_lossy(body).into_owned(),
         Output::Yaml => {
-            let value: serde_json::Value =
-                serde_json::from_slice(body).map_err(LookError::Answer)?;
+            let value: serde_json::Value = parse(body)?;
             serde_saphyr::to_string(&value).map_err(|error| LookError::Yaml(error.into()))?
         }
         Output::Table => table()?,

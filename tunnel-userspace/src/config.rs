@@ -19,6 +19,7 @@ pub use kube_proxy::Warning;
 pub use log::Log;
 pub use section::{Admin, Bpf, Cgroup, DetectLocal, Healthz, Mode, Service};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 pub use source::Source;
 pub use tunnel::{Identity, Steering, Tunnel, WhenDown};
 
@@ -109,10 +110,7 @@ impl Config {
     ///
     /// The file can't be read, has a field that there isn't, or a value that can't be.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(path)?;
-        let mut config = Self::parse(&text).map_err(|refusal| refused(path, refusal))?;
-        config.resolve(&folder(path)?);
-        Ok(config)
+        Self::of_file(path, read_document(path)?)
     }
 
     /// Reads a file for a node, over what kube-proxy's own file says, if there is one: what the first
@@ -127,21 +125,14 @@ impl Config {
         default: &Path,
         kube_proxy: &Path,
     ) -> Result<(Self, Vec<Warning>), ConfigError> {
-        let meaning = Self::read_kube_proxy(kube_proxy)?;
-        let own = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && path == default => {
-                String::new()
-            }
-            Err(source) => {
-                let path = path.to_owned();
-                return Err(ConfigError::Read { path, source });
-            }
+        let meaning = Self::read_kube_proxy(kube_proxy, &read_document(kube_proxy)?)?;
+        let is_absent = path == default && matches!(path.try_exists(), Ok(false));
+        let own = if is_absent {
+            json!({})
+        } else {
+            read_document(path)?
         };
-        let own = document(&own).map_err(|refusal| refused(path, refusal))?;
-        let whole = kube_proxy::over(meaning.config, own);
-        let mut config = Self::from_value(whole).map_err(|refusal| refused(path, refusal))?;
-        config.resolve(&folder(path)?);
+        let config = Self::of_file(path, kube_proxy::over(meaning.config, own))?;
         Ok((config, meaning.warnings))
     }
 
@@ -151,21 +142,25 @@ impl Config {
     ///
     /// As [`Self::read`].
     pub fn check_file(path: &Path) -> Result<Vec<Warning>, ConfigError> {
-        let text = read_text(path)?;
-        let file = document(&text).map_err(|refusal| refused(path, refusal))?;
+        let file = read_document(path)?;
         if kube_proxy::is_one(&file) {
-            return Ok(Self::read_kube_proxy(path)?.warnings);
+            return Ok(Self::read_kube_proxy(path, &file)?.warnings);
         }
-        Self::read(path)?;
+        Self::of_file(path, file)?;
         Ok(Vec::new())
     }
 
-    /// What a file of kube-proxy's means here.
-    fn read_kube_proxy(path: &Path) -> Result<kube_proxy::Meaning, ConfigError> {
-        let text = read_text(path)?;
-        document(&text)
-            .and_then(|file| kube_proxy::read(&file, &folder(path).unwrap_or_default()))
-            .map_err(|refusal| refused(path, refusal))
+    /// Reads the values of a file.
+    fn of_file(path: &Path, values: Value) -> Result<Self, ConfigError> {
+        let mut config = Self::from_value(values).map_err(|refusal| refused(path, refusal))?;
+        config.resolve(&folder(path)?);
+        Ok(config)
+    }
+
+    /// What the values of a file of kube-proxy's mean here.
+    fn read_kube_proxy(path: &Path, values: &Value) -> Result<kube_proxy::Meaning, ConfigError> {
+        let meaning = kube_proxy::read(values, &folder(path)?);
+        meaning.map_err(|refusal| refused(path, refusal))
     }
 
     /// Reads the text of a file of kube-proxy's, and gives its fields that have no effect; on failure the
@@ -184,15 +179,13 @@ impl Config {
         Self::from_value(document(text)?)
     }
 
-    fn from_value(mut value: serde_json::Value) -> Result<Self, Refused> {
+    fn from_value(mut value: Value) -> Result<Self, Refused> {
         shape::check(&mut value)?;
         let config: Self = serde_path_to_error::deserialize(value).map_err(|error| {
-            let field = error.path().to_string();
-            let field = if field == "." {
-                WHOLE.to_owned()
-            } else {
-                field
-            };
+            let mut field = error.path().to_string();
+            if field == "." {
+                WHOLE.clone_into(&mut field);
+            }
             (field, error.into_inner().to_string())
         })?;
         config.check()?;
@@ -208,8 +201,8 @@ impl Config {
     /// All of it as it counts, with what the file leaves out, below the name of its group (as
     /// kube-proxy's `/configz` shows its own).
     #[must_use]
-    pub fn effective(&self) -> serde_json::Value {
-        serde_json::json!({ GROUP: self })
+    pub fn effective(&self) -> Value {
+        json!({ GROUP: self })
     }
 
     /// The socket that the daemon answers its command line on.
@@ -239,8 +232,7 @@ impl Config {
     fn check(&self) -> Result<(), Refused> {
         let refuse = |field: &str, reason: &str| Err((field.to_owned(), reason.to_owned()));
         if !self.node_name.is_empty() && !is_node_name(&self.node_name) {
-            let reason = format!("`{}` {NO_NODE_NAME}", self.node_name);
-            return Err(("nodeName".to_owned(), reason));
+            return refuse("nodeName", &format!("`{}` {NO_NODE_NAME}", self.node_name));
         }
         for (field, folder) in [
             ("stateDir", &self.state_dir),
@@ -250,18 +242,15 @@ impl Config {
                 return refuse(field, "must name a folder, is empty");
             }
         }
-        match self.mode {
-            Mode::Userspace => return refuse("mode", "userspace is not built yet, use ebpf"),
-            Mode::Auto | Mode::Ebpf => {}
+        if self.mode == Mode::Userspace {
+            return refuse("mode", "userspace is not built yet, use ebpf");
         }
         bounds::check(self)?;
         self.source.check()?;
         self.service.check()?;
         let ended = &self.sockets.end;
-        let mut numbered = ended.iter().enumerate();
-        let twice =
-            numbered.find(|(index, it)| ended.iter().take(*index).any(|other| other == *it));
-        if let Some((index, _)) = twice {
+        let is_twice = |index: &usize| ended[..*index].contains(&ended[*index]);
+        if let Some(index) = (0..ended.len()).find(is_twice) {
             return refuse(&format!("sockets.end[{index}]"), "is there already");
         }
         self.log.check()?;
@@ -272,42 +261,34 @@ impl Config {
     /// Refuses two listeners of one process that would be in each other's way.
     fn check_ports(&self) -> Result<(), Refused> {
         let tunnel = &self.tunnel;
-        let ingress = tunnel.steering.as_ref().map(|steering| steering.port);
+        let gateway = tunnel.gateway.as_ref().map(|gateway| gateway.listen);
         let all = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let ingress = tunnel.steering.as_ref();
+        let ingress = ingress.map(|steering| all(steering.port));
         let listeners = [
             ("admin.address", Some(self.admin.address)),
             ("healthz.address", Some(self.healthz.address)),
-            (
-                "tunnel.gateway.listen",
-                tunnel.gateway.as_ref().map(|gateway| gateway.listen),
-            ),
-            ("tunnel.steering.port", ingress.map(all)),
+            ("tunnel.gateway.listen", gateway),
+            ("tunnel.steering.port", ingress),
         ];
-        for (index, (field, listener)) in listeners.iter().enumerate() {
-            for (earlier, other) in listeners.iter().take(index) {
-                if let (Some(one), Some(other)) = (listener, other)
-                    && is_same_port(*one, *other)
-                {
-                    let reason = format!("must be another port than that of {earlier}, {other}");
-                    return Err(((*field).to_owned(), reason));
-                }
+        let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
+        for (field, listener) in listeners {
+            let Some(one) = listener else { continue };
+            if let Some((earlier, other)) = seen.iter().find(|(_, it)| is_same_port(one, *it)) {
+                let reason = format!("must be another port than that of {earlier}, {other}");
+                return Err((field.to_owned(), reason));
             }
+            seen.push((field, one));
         }
         Ok(())
     }
 
     fn resolve(&mut self, folder: &Path) {
-        for path in [&mut self.bpf.bpffs, &mut self.state_dir] {
+        let own = [&mut self.bpf.bpffs, &mut self.state_dir];
+        let own = own.into_iter().chain(&mut self.bpf.cgroup.0);
+        let parts = self.source.paths().chain(self.tunnel.paths());
+        for path in own.chain(parts) {
             *path = folder.join(&path);
-        }
-        for path in self.source.paths() {
-            *path = folder.join(&path);
-        }
-        for path in self.tunnel.paths() {
-            *path = folder.join(&path);
-        }
-        if let Some(cgroup) = &mut self.bpf.cgroup.0 {
-            *cgroup = folder.join(&cgroup);
         }
         if self.node_name.is_empty() {
             self.node_name = named_by_pod();
@@ -340,23 +321,27 @@ fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
 const WHOLE: &str = "the file";
 
 /// The values of a file.
-fn document(text: &str) -> Result<serde_json::Value, Refused> {
-    let nothing = || serde_json::json!({});
+fn document(text: &str) -> Result<Value, Refused> {
     if text.trim().is_empty() {
-        return Ok(nothing());
+        return Ok(json!({}));
     }
     // Comments are kept for nobody, and more than 96 in a row would be refused.
     let options = serde_saphyr::options! { emit_comments: false };
-    let value: serde_json::Value = serde_saphyr::from_str_with_options(text, options)
+    let value: Value = serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| (WHOLE.to_owned(), error.to_string()))?;
-    Ok(if value.is_null() { nothing() } else { value })
+    Ok(if value.is_null() { json!({}) } else { value })
 }
 
-fn read_text(path: &Path) -> Result<String, ConfigError> {
-    fs::read_to_string(path).map_err(|source| ConfigError::Read {
+fn read_document(path: &Path) -> Result<Value, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| unread(path, source))?;
+    document(&text).map_err(|refusal| refused(path, refusal))
+}
+
+fn unread(path: &Path, source: io::Error) -> ConfigError {
+    ConfigError::Read {
         path: path.to_owned(),
         source,
-    })
+    }
 }
 
 fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
@@ -369,10 +354,7 @@ fn refused(path: &Path, (field, reason): Refused) -> ConfigError {
 
 /// The folder that a file's relative paths are relative to.
 fn folder(path: &Path) -> Result<PathBuf, ConfigError> {
-    let absolute = std::path::absolute(path).map_err(|source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
+    let absolute = std::path::absolute(path).map_err(|source| unread(path, source))?;
     let folder = absolute.parent().unwrap_or_else(|| Path::new("/"));
     Ok(folder.to_owned())
 }

@@ -5,11 +5,11 @@
 //! from what it says, so that the second one to be made is refused by the API server as the first
 //! is there already.
 //!
-//! - `ledger`: what was told, and what is told when (no I/O)
-//! - `letter`: an Event of what is told
+//! - `event`: builds the Events
+//! - `queue`: which Event is due, and when (no I/O)
 
-mod ledger;
-mod letter;
+mod event;
+mod queue;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
-use self::ledger::Ledger;
+use self::queue::Queue;
 use crate::{drain, duration, failure::chain, model::Concern};
 
 /// How often to look for what is new, and for what is due.
@@ -72,13 +72,13 @@ pub async fn run(
     mut views: Views,
     mut draining: watch::Receiver<bool>,
 ) {
-    let mut ledger = Ledger::new(settings.burst, settings.every, Instant::now());
+    let mut queue = Queue::new(settings.burst, settings.every, Instant::now());
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_told = true;
     // Of the start: it happens once, so it is told as soon as that can be.
     let mut start = Some((
-        letter::of_start(&node, jiff::Timestamp::now()),
+        event::of_start(&node, jiff::Timestamp::now()),
         Instant::now(),
     ));
     // What there is already is news here.
@@ -100,13 +100,14 @@ pub async fn run(
             start = (!is_settled).then_some((event, next));
         }
         if let Some(concerns) = views.news(&node) {
-            ledger.take(concerns, Instant::now());
+            queue.take(concerns, Instant::now());
         }
-        while let Some(concern) = ledger.due(Instant::now()) {
+        while let Some(concern) = queue.due(Instant::now()) {
+            let event = event::of(&concern, &node, jiff::Timestamp::now());
             let told = tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
-                told = tell(&client, &concern, &node) => told,
+                told = make(&client, &event) => told,
             };
             match told {
                 Ok(()) => {
@@ -114,14 +115,14 @@ pub async fn run(
                         info!("Events are told again");
                     }
                     is_told = true;
-                    ledger.told(&concern, Instant::now());
+                    queue.told(&concern, Instant::now());
                 }
                 Err(error) => {
                     if is_told {
                         warn!(error = chain(&error), "cannot tell Events");
                     }
                     is_told = false;
-                    ledger.failed(&concern, PAUSE, Instant::now());
+                    queue.failed(&concern, PAUSE, Instant::now());
                 }
             }
         }
@@ -152,10 +153,6 @@ impl Views {
 
 /// Makes an Event. One that is there already, or that can't be made whatever is tried, counts as
 /// told.
-async fn tell(client: &Client, concern: &Concern, node: &str) -> Result<(), kube::Error> {
-    make(client, &letter::of(concern, node, jiff::Timestamp::now())).await
-}
-
 async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);

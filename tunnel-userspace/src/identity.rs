@@ -9,7 +9,7 @@ mod peer;
 mod rejected;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tls;
 
 use std::{fmt, path::PathBuf};

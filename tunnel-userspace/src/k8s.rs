@@ -78,6 +78,8 @@ pub enum Reason {
     NotAList,
     #[error("is not text")]
     NotText,
+    #[error("{found:?} is not {wanted}")]
+    Not { found: String, wanted: &'static str },
     #[error("{0}")]
     Shape(String),
     #[error("is {found:?}, but {kind} is read as {expected}")]
@@ -90,45 +92,28 @@ pub enum Reason {
     Name(String),
     #[error("{0} is not a port from 1 to 65535")]
     Port(i32),
-    #[error("{0:?} is not TCP, UDP or SCTP")]
-    Protocol(String),
     #[error("{0:?} is there twice")]
     Repeated(String),
     #[error("must be named, as there are several ports")]
     UnnamedPort,
-    #[error("{0:?} is not an IP address")]
-    Address(String),
     #[error("{0} is a second address of its family")]
     SecondOfFamily(String),
     #[error("{0} is not of the slice's address type")]
     OtherFamily(String),
     #[error("{address} is {what}, which can't be used here")]
     Unusable { address: String, what: &'static str },
-    #[error("{0:?} is not IPv4, IPv6 or FQDN")]
-    AddressType(String),
     #[error("{0} is not one of spec.clusterIPs")]
     NotAmongClusterIps(String),
-    #[error("{0:?} is not an address with a prefix length")]
-    Cidr(String),
-    #[error(
-        "{0:?} is not random, weighted, round-robin, source-hash, destination-hash, maglev or \
-         least-conn, nor their name in IPVS"
-    )]
-    Algorithm(String),
-    #[error("{0:?} is not of the form <pod>=<0 to 100>, zone:<zone>=… or *=…")]
-    Weight(String),
-    #[error("{0:?} is not translate or leave-alone")]
-    Sockets(String),
-    #[error("{0:?} is not kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone")]
-    TopologyKeys(String),
-    #[error("{0:?} is not Cluster or Local")]
-    TrafficPolicy(String),
-    #[error("{0:?} is not ClientIP or None")]
-    Affinity(String),
     #[error("{0} is not from 1 to 86400 seconds")]
     Timeout(i32),
-    #[error("{0:?} is not VIP or Proxy")]
-    IpMode(String),
+}
+
+impl Reason {
+    /// The text is not what is wanted.
+    fn not(wanted: &'static str, found: &str) -> Self {
+        let found = found.to_owned();
+        Self::Not { found, wanted }
+    }
 }
 
 impl Invalid {
@@ -155,53 +140,45 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
     let Some(fields) = value.as_object_mut() else {
         return Err(Invalid::new("", Reason::NotAnObject).into());
     };
-    let kind =
-        text(fields, "kind", "kind")?.ok_or_else(|| Invalid::new("kind", Reason::Missing))?;
-    let kind = kind.to_owned();
+    let kind = required(fields, "kind", "kind")?.to_owned();
     if kind == "List" {
         return list(fields, None);
     }
-    if let Some(items) = kind
-        .strip_suffix("List")
-        .filter(|items| known(items).is_some())
-    {
+    let items = kind.strip_suffix("List");
+    if let Some(items) = items.filter(|items| Reader::of(items).is_some()) {
         return list(fields, Some(items));
     }
     let version = text(fields, "apiVersion", "apiVersion")?
         .unwrap_or_default()
         .to_owned();
-    let Some((kind, versions)) = known(&kind) else {
-        return Ok(Manifest::Unknown(
-            format!("{version} {kind}").trim_start().to_owned(),
-        ));
+    let reader = Reader::of(&kind).filter(|_| !is_foreign(&version));
+    let Some(reader) = reader else {
+        let unknown = format!("{version} {kind}");
+        return Ok(Manifest::Unknown(unknown.trim_start().to_owned()));
     };
-    if is_foreign(&version) {
-        return Ok(Manifest::Unknown(format!("{version} {kind}")));
-    }
 
-    let id = identify(kind, fields)?;
+    let id = identify(reader.kind, fields)?;
     let refuse = |invalid| Refused {
         id: Some(id.clone()),
         invalid,
     };
-    let [expected, ..] = versions;
     if version.is_empty() {
         return Err(refuse(Invalid::new("apiVersion", Reason::Missing)));
     }
-    if !versions.contains(&version.as_str()) {
+    if version != reader.version && Some(&*version) != reader.also {
         let reason = Reason::ApiVersion {
-            kind,
+            kind: reader.kind,
             found: version,
-            expected,
+            expected: reader.version,
         };
         return Err(refuse(Invalid::new("apiVersion", reason)));
     }
-    fields.insert("apiVersion".to_owned(), Value::from(*expected));
+    fields.insert("apiVersion".to_owned(), Value::from(reader.version));
     // In a file it is that of an object that was exported, perhaps from another cluster.
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
-    let read = convert(kind, id.name.clone(), value);
+    let read = (reader.value)(id.name.clone(), value);
     manifest(id, read)
 }
 
@@ -217,30 +194,47 @@ fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manife
     }
 }
 
-/// Takes the object of a kind, or nothing if Culvert has no part in it.
-fn convert(kind: Kind, name: ObjectName, value: Value) -> Result<Option<Taken>, Invalid> {
-    match kind {
-        Kind::Service => typed::<v1::Service>(value)?.take(name),
-        Kind::EndpointSlice => typed::<discovery::EndpointSlice>(value)?.take(name),
-        Kind::Node => typed::<v1::Node>(value)?.take(name),
-        Kind::ConfigMap => typed::<v1::ConfigMap>(value)?.take(name),
-        Kind::ServiceCidr => typed::<networking::ServiceCIDR>(value)?.take(name),
-    }
+/// How one kind is read.
+struct Reader {
+    kind: Kind,
+    /// The kind's name.
+    name: &'static str,
+    /// The `apiVersion` that the type here is of.
+    version: &'static str,
+    /// Another one that is read alike.
+    also: Option<&'static str>,
+    /// Takes the object, or nothing if Culvert has no part in it.
+    value: fn(ObjectName, Value) -> Result<Option<Taken>, Invalid>,
+    /// Takes it from its text; nothing if the manifest is not complete.
+    json: fn(&str) -> Option<Result<Manifest, Refused>>,
 }
 
-/// The kind of that name, with its versions that are read alike; the first is the one that the
-/// types here are of.
-fn known(kind: &str) -> Option<(Kind, &'static [&'static str; 2])> {
-    match kind {
-        "Service" => Some((Kind::Service, &["v1"; 2])),
-        "EndpointSlice" => Some((Kind::EndpointSlice, &["discovery.k8s.io/v1"; 2])),
-        "Node" => Some((Kind::Node, &["v1"; 2])),
-        "ConfigMap" => Some((Kind::ConfigMap, &["v1"; 2])),
-        "ServiceCIDR" => Some((
-            Kind::ServiceCidr,
-            &["networking.k8s.io/v1", "networking.k8s.io/v1beta1"],
-        )),
-        _ => None,
+static READERS: [Reader; 5] = [
+    Reader::new::<v1::Service>(),
+    Reader::new::<discovery::EndpointSlice>(),
+    Reader::new::<v1::Node>(),
+    Reader::new::<v1::ConfigMap>(),
+    Reader {
+        also: Some("networking.k8s.io/v1beta1"),
+        ..Reader::new::<networking::ServiceCIDR>()
+    },
+];
+
+impl Reader {
+    const fn new<T: Arriving>() -> Self {
+        Self {
+            kind: T::READ_AS,
+            name: T::KIND,
+            version: T::API_VERSION,
+            also: None,
+            value: |name, value| typed::<T>(value)?.take(name),
+            json: json::taken::<T>,
+        }
+    }
+
+    /// The reader of the kind of that name.
+    fn of(kind: &str) -> Option<&'static Self> {
+        READERS.iter().find(|reader| reader.name == kind)
     }
 }
 
@@ -294,8 +288,7 @@ fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid
         Some(Value::Object(metadata)) => metadata,
         Some(_) => return Err(Invalid::new("metadata", Reason::NotAnObject)),
     };
-    let name = text(metadata, "name", "metadata.name")?
-        .ok_or_else(|| Invalid::new("metadata.name", Reason::Missing))?;
+    let name = required(metadata, "name", "metadata.name")?;
     let namespace = match kind {
         Kind::Node | Kind::ServiceCidr => None,
         Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => {
@@ -313,23 +306,24 @@ fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, In
                 .bytes()
                 .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'))
     };
-    if !is_name(name) {
-        return Err(Invalid::new("metadata.name", Reason::Name(name.to_owned())));
-    }
     let namespace = match kind {
         Kind::Node | Kind::ServiceCidr => "",
         Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => namespace.unwrap_or("default"),
     };
-    if !is_name(namespace) {
-        return Err(Invalid::new(
-            "metadata.namespace",
-            Reason::Name(namespace.to_owned()),
-        ));
+    for (field, text) in [("metadata.name", name), ("metadata.namespace", namespace)] {
+        if !is_name(text) {
+            return Err(Invalid::new(field, Reason::Name(text.to_owned())));
+        }
     }
     Ok(ObjectId {
         kind,
         name: ObjectName::new(model::namespace(namespace), name),
     })
+}
+
+/// A text field that must be there.
+fn required<'a>(fields: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, Invalid> {
+    text(fields, key, path)?.ok_or_else(|| Invalid::new(path, Reason::Missing))
 }
 
 /// A text field that isn't empty.
@@ -349,11 +343,8 @@ fn text<'a>(
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Invalid> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
-        let field = if path == "." { String::new() } else { path };
-        Invalid {
-            field,
-            reason: Reason::Shape(error.into_inner().to_string()),
-        }
+        let field = if path == "." { "" } else { &path };
+        Invalid::new(field, Reason::Shape(error.into_inner().to_string()))
     })
 }
 
@@ -371,7 +362,10 @@ fn protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protoc
         None | Some("" | "TCP") => Ok(Protocol::TCP),
         Some("UDP") => Ok(Protocol::UDP),
         Some("SCTP") => Ok(Protocol::SCTP),
-        Some(other) => Err(Invalid::new(field(), Reason::Protocol(other.to_owned()))),
+        Some(other) => Err(Invalid::new(
+            field(),
+            Reason::not("TCP, UDP or SCTP", other),
+        )),
     }
 }
 

@@ -16,13 +16,14 @@
 //! - [`events`]: what an operator must act on, as Kubernetes Events
 //! - [`admin`]: status, metrics, health
 //! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, [`failure`], [`telemetry`]:
-//!   tasks with an owner; the wish to stop; values that others follow; work by several threads; listening
-//!   sockets; the monotonic clock; durations in words; errors in words; logs
+//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`, [`failure`],
+//!   [`telemetry`]: tasks with an owner; the wish to stop; values that others follow; work by several threads;
+//!   listening sockets; the monotonic clock; durations in words; the rights of this process; errors in words; logs
 //! - [`fuzz`]: the parsers of what others wrote, for fuzz targets
 pub mod admin;
 pub mod app;
 pub mod bpf;
+mod capabilities;
 pub mod cli;
 pub mod clock;
 pub mod config;

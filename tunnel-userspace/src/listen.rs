@@ -52,33 +52,34 @@ pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Binds as often as it takes, and says in `waiting` why the port can't be had; gives nothing if the
-/// drain begins before.
-pub(crate) async fn bound<T>(
-    name: &str,
+/// Binds a port as often as it takes and says in `waiting` why it can't be had, then runs what listens
+/// there; ends if the drain begins before.
+pub(crate) async fn serve<T, F: Future<Output = ()>>(
+    name: String,
     bind: impl Fn() -> io::Result<T>,
-    waiting: &Waiting,
-    draining: &mut watch::Receiver<bool>,
-) -> Option<T> {
+    waiting: Waiting,
+    mut draining: watch::Receiver<bool>,
+    run: impl FnOnce(T, watch::Receiver<bool>) -> F,
+) {
     loop {
         match bind() {
             Ok(listener) => {
-                waiting.send_if_modified(|names| names.remove(name).is_some());
-                return Some(listener);
+                waiting.send_if_modified(|names| names.remove(&name).is_some());
+                return run(listener, draining).await;
             }
             Err(error) => waiting.send_if_modified(|names| {
                 let reason = error.to_string();
-                let is_new = names.get(name) != Some(&reason);
+                let is_new = names.get(&name) != Some(&reason);
                 if is_new {
                     warn!(name, reason, "cannot listen, trying again until it is free");
-                    names.insert(name.to_owned(), reason);
+                    names.insert(name.clone(), reason);
                 }
                 is_new
             }),
         };
         tokio::select! {
             () = sleep(RETRY) => {}
-            () = drain::begun(draining) => return None,
+            () = drain::begun(&mut draining) => return,
         }
     }
 }

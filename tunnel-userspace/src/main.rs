@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tunnel_userspace::{
-    app,
+    app::{self, RoleError},
     cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs, RunArgs},
     config::{Config, Warning},
     telemetry,
@@ -17,16 +17,7 @@ fn main() -> ExitCode {
     memory::keep();
     let command = Cli::parse().command;
     let as_json = command.logs_json();
-    let done = match command {
-        Command::Node(args) => node(&args),
-        Command::Agent(args) => configured(&args, app::agent),
-        Command::Sockets(args) => configured(&args, app::sockets),
-        Command::Prepare(args) => prepare(&args),
-        Command::Cleanup(args) => cleanup(&args),
-        Command::Ca { command } => ca(&command),
-        Command::Look(look) => look.run().map_err(Into::into),
-    };
-    match done {
+    match run(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             report(&error, as_json);
@@ -35,9 +26,31 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(command: Command) -> Result<()> {
+    let told = match command {
+        Command::Node(args) => return node(&args),
+        Command::Agent(args) => return configured(&args, app::agent),
+        Command::Sockets(args) => return configured(&args, app::sockets),
+        Command::Look(look) => return Ok(look.run()?),
+        Command::Prepare(args) => app::prepare(&Config::read(&args.config)?)?.join("\n"),
+        Command::Cleanup(args) => app::cleanup(&Config::read(&args.config)?)?.join("\n"),
+        Command::Ca { command } => match command {
+            CaCommand::Init(args) => app::ca_init(&args.dir, args.days)?,
+            CaCommand::Issue {
+                whom: CaIssue::Gateway(args),
+            } => app::ca_issue_gateway(&args.dir, args.out.as_deref(), args.days)?,
+            CaCommand::Issue {
+                whom: CaIssue::Agent { node, args },
+            } => app::ca_issue_agent(&args.dir, &node, args.out.as_deref(), args.days)?,
+            CaCommand::Show(args) => return Ok(args.run()?),
+        },
+    };
+    Ok(cli::print(&told)?)
+}
+
 fn node(args: &NodeArgs) -> Result<()> {
     let (config, warnings) = args.config()?;
-    run(&args.run, config, |config| {
+    run_role(&args.run, config, |config| {
         for Warning { field, why } in &warnings {
             tracing::warn!(field, why, "a field of kube-proxy's config has no effect");
         }
@@ -46,19 +59,17 @@ fn node(args: &NodeArgs) -> Result<()> {
 }
 
 /// Runs a role that goes by its own config alone.
-fn configured<F, E>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
+fn configured<F>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
 where
-    F: Future<Output = Result<(), E>>,
-    E: std::error::Error + Send + Sync + 'static,
+    F: Future<Output = Result<(), RoleError>>,
 {
-    run(args, Config::read(&args.config.config)?, role)
+    run_role(args, Config::read(&args.config.config)?, role)
 }
 
 /// Runs a role to its end.
-fn run<F, E>(args: &RunArgs, config: Config, role: impl FnOnce(Config) -> F) -> Result<()>
+fn run_role<F>(args: &RunArgs, config: Config, role: impl FnOnce(Config) -> F) -> Result<()>
 where
-    F: Future<Output = Result<(), E>>,
-    E: std::error::Error + Send + Sync + 'static,
+    F: Future<Output = Result<(), RoleError>>,
 {
     telemetry::start(
         &config.log.filter(&args.log),
@@ -73,30 +84,6 @@ where
     // A look-up of a name that hangs must not hold up the end.
     runtime.shutdown_background();
     Ok(done?)
-}
-
-fn prepare(args: &cli::ConfigArgs) -> Result<()> {
-    let lines = app::prepare(&Config::read(&args.config)?)?;
-    Ok(cli::print(&lines.join("\n"))?)
-}
-
-fn cleanup(args: &cli::ConfigArgs) -> Result<()> {
-    let lines = app::cleanup(&Config::read(&args.config)?)?;
-    Ok(cli::print(&lines.join("\n"))?)
-}
-
-fn ca(command: &CaCommand) -> Result<()> {
-    let lines = match command {
-        CaCommand::Init(args) => app::ca_init(&args.dir, args.days)?,
-        CaCommand::Issue {
-            whom: CaIssue::Gateway(args),
-        } => app::ca_issue_gateway(&args.dir, args.out.as_deref(), args.days)?,
-        CaCommand::Issue {
-            whom: CaIssue::Agent { node, args },
-        } => app::ca_issue_agent(&args.dir, node, args.out.as_deref(), args.days)?,
-        CaCommand::Show(args) => return Ok(args.run()?),
-    };
-    Ok(cli::print(&lines.join("\n"))?)
 }
 
 #[expect(

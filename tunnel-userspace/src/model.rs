@@ -1,7 +1,7 @@
 //! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
 
+mod algorithm;
 mod by_family;
-mod choice;
 mod concern;
 mod endpoint;
 mod namespace;
@@ -17,8 +17,8 @@ pub(crate) mod fixture;
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 
+pub use algorithm::{Algorithm, Weights};
 pub use by_family::ByFamily;
-pub use choice::{Algorithm, Weights};
 pub use concern::Concern;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use namespace::namespace;
@@ -30,7 +30,7 @@ pub use steering::{Target, Targets};
 pub use update::{ServiceState, Update};
 
 /// Namespace and name of an object; the namespace of a cluster-wide object is empty.
-#[derive(Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct ObjectName {
     /// The namespace, or empty.
     pub namespace: Arc<str>,
@@ -133,6 +133,14 @@ pub struct ObjectId {
     pub name: ObjectName,
 }
 
+impl ObjectId {
+    /// The object of that kind and name.
+    #[must_use]
+    pub const fn new(kind: Kind, name: ObjectName) -> Self {
+        Self { kind, name }
+    }
+}
+
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.name)
@@ -195,9 +203,6 @@ impl Object {
     /// What names the object among all objects.
     #[must_use]
     pub fn id(&self) -> ObjectId {
-        ObjectId {
-            kind: self.kind(),
-            name: self.name().clone(),
-        }
+        ObjectId::new(self.kind(), self.name().clone())
     }
 }

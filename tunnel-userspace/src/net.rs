@@ -4,7 +4,7 @@
 //! - `follower`: the links, addresses and routes of this node, followed
 //! - `uplinks`: which links lead to the world (pure)
 //! - `routes`: the routes that make the prefixes local, and the file that says which are ours
-//! - `scene`: links, addresses and routes at one moment (pure); `route`: a route of ours
+//! - `snapshot`: links, addresses and routes at one moment (pure); `route`: a route of ours
 //! - `netlink`: asking the kernel, and changing its routes
 //! - `diag`: the sockets of a network namespace
 //! - `listeners`: which addresses and ports something of this node listens at
@@ -15,7 +15,7 @@ mod listeners;
 mod netlink;
 mod route;
 mod routes;
-mod scene;
+mod snapshot;
 mod uplinks;
 
 use std::{
@@ -34,14 +34,14 @@ use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
 pub(crate) use self::diag::messages_in;
+use self::netlink::Kernel;
 pub use self::{
-    diag::{Diag, DiagError, Place, Stage, is_connected},
+    diag::{Diag, DiagError, Filter, Place, is_connected},
     follower::{Follower, Network},
     listeners::Listeners,
     netlink::NetError,
     routes::{record, remove as remove_routes},
 };
-use self::{netlink::Kernel, scene::Scene};
 use crate::{drain, failure::chain, latest};
 
 /// How long changes are gathered before they are looked at.
@@ -154,8 +154,8 @@ impl<K: Keeper> Net<K> {
     /// makes the prefixes local. Says whether all went well; what did not is in the view.
     pub async fn look(&mut self, anew: bool) -> bool {
         let mut view = View::default();
-        let result = self.arrange(&mut view, anew).await;
-        view.problem = result.err().map(|problems| problems.join("; "));
+        let problems = self.arrange(&mut view, anew).await;
+        view.problem = (!problems.is_empty()).then(|| problems.join("; "));
         let is_well = view.problem.is_none();
         self.view.send_if_modified(|old| {
             if *old == view {
@@ -171,26 +171,29 @@ impl<K: Keeper> Net<K> {
         is_well
     }
 
-    async fn arrange(&mut self, view: &mut View, anew: bool) -> Result<(), Vec<String>> {
-        let Network { scene, problem } = self.network.borrow_and_update().clone();
+    /// Says what went wrong.
+    async fn arrange(&mut self, view: &mut View, anew: bool) -> Vec<String> {
+        let Network { snapshot, problem } = self.network.borrow_and_update().clone();
         if let Some(problem) = problem {
-            return Err(vec![problem]);
+            return vec![problem];
         }
         // Nothing is taken for inside that ever was an uplink, whatever became of its routes.
         self.known.extend(self.keeper.guarded());
         let found = uplinks::find(
-            &scene.links,
-            &scene.gateways,
+            &snapshot.links,
+            &snapshot.gateways,
             &self.settings.uplinks,
             &self.known,
         );
         self.known.extend(found.uplinks.keys().copied());
         self.known
-            .retain(|index| scene.links.iter().any(|link| link.index == *index));
+            .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
         // The ingress takes only what comes by these, also where the guard can't be put.
         latest::put(&self.inside, Arc::new(found.inside));
-        let mut problems = Vec::new();
-        problems.extend(missing(&self.settings.uplinks, &scene));
+        let missing = found
+            .missing
+            .map(|name| format!("service.uplinks names {name}, and there is no such link"));
+        let mut problems = Vec::from_iter(missing);
         if found.uplinks.is_empty() && problems.is_empty() {
             problems.push(
                 "no link is known to lead to the world; name it in service.uplinks".to_owned(),
@@ -202,7 +205,7 @@ impl<K: Keeper> Net<K> {
         }
         view.uplinks = found.uplinks.values().cloned().collect();
         let may_route = problems.is_empty();
-        let routed = routes::keep(&self.settings, &self.kernel, &scene, may_route).await;
+        let routed = routes::keep(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
         problems.extend(routed.problems);
         if let Err(error) = self.keeper.admit(routed.families) {
@@ -212,11 +215,7 @@ impl<K: Keeper> Net<K> {
         if may_route && let Err(error) = self.keeper.tidy(&found.uplinks) {
             problems.push(chain(&error));
         }
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(problems)
-        }
+        problems
     }
 
     /// Takes away what an earlier process left: routes, then guards.
@@ -259,13 +258,4 @@ impl<K: Keeper> Net<K> {
             }
         }
     }
-}
-
-/// A name of the config that no link has.
-fn missing(names: &[String], scene: &Scene) -> Option<String> {
-    let is_there = |name: &String| scene.links.iter().any(|link| link.name == *name);
-    let missing = names.iter().find(|name| !is_there(name))?;
-    Some(format!(
-        "service.uplinks names {missing}, and there is no such link"
-    ))
 }

@@ -27,7 +27,7 @@ pub(crate) fn each<T: Sync, R: Send>(
     let work = &work;
     thread::scope(|scope| {
         let worker = |(number, things): (usize, &'_ [T])| -> Vec<R> {
-            let first = number.saturating_mul(share);
+            let first = number * share;
             let numbered = (first..).zip(things);
             numbered.map(|(i, thing)| work(i, thing)).collect()
         };

@@ -1,37 +1,44 @@
-//! What the maps should hold for a Service. Pure: no I/O, no clock, no chance.
+//! Plans one Service: computes what the maps should hold for it. Pure: no I/O, no clock, no chance.
+//! `reconcile/desired` keeps the plans of all Services, and has those planned that a change concerns.
 //!
-//! - `choice`: how often, and in which order, a backend stands in a set
 //! - `claims`: who owns an address that several Services claim
 //! - `endpoints`: which endpoints count
+//! - `external_ips`: whose an address is, and so which external IPs are served
 //! - `gaps`: where a policy finds no endpoint of this node
 //! - `health`: what load balancers are told of a Service
-//! - `owners`: whose an address is, and so which external IPs are served
+//! - `local_node`: the zone and addresses of this node
 //! - `pools`: which endpoints Services keep to, of this node or its node pool
-//! - `place`: where this node is, and its addresses
+//! - `slots`: how often, and in which order, a backend stands in a set
 //! - `sources`: who may use the addresses of a load balancer
 //! - `uses`: what becomes of each endpoint, and why
 //! - `steering`: which addresses and ports go to the tunnel
 
-mod choice;
 mod claims;
 mod endpoints;
+mod external_ips;
 mod gaps;
 mod health;
-mod owners;
-mod place;
+mod local_node;
 mod pools;
+mod slots;
 mod sources;
 mod steering;
 mod uses;
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    slice,
+    sync::Arc,
+};
 
 pub use claims::{Claims, Rank};
+pub use external_ips::ExternalIpOwners;
 pub use gaps::{Gaps, gaps};
 pub use health::{HealthCheck, HealthChecks, Listeners, health_check};
 use litemap::LiteMap;
-pub use owners::Owners;
-pub use place::{NodePortAddresses, Place};
+pub use local_node::{LocalNode, NodePortAddresses};
 pub use pools::Pools;
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, steering};
 use tunnel_common::{
@@ -78,15 +85,12 @@ pub struct Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address.to_ip() {
-            IpAddr::V4(ip) => write!(f, "{ip}:{}", self.port),
-            IpAddr::V6(ip) => write!(f, "[{ip}]:{}", self.port),
-        }
+        SocketAddr::new(self.address.to_ip(), self.port.to_host()).fmt(f)
     }
 }
 
 /// What the maps should hold for one port of a Service in one family.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortPlan {
     /// The addresses that are translated.
     pub fronts: LiteMap<FrontKey, FrontPlan>,
@@ -104,30 +108,14 @@ pub struct PortPlan {
     pub algorithm: Algorithm,
     /// Client-IP affinity in seconds, or 0.
     pub affinity: u32,
-    /// Whether sockets are translated; otherwise the fronts are for packets only.
-    pub for_sockets: bool,
+    /// Whether sockets leave the fronts alone, so that they are for packets only.
+    pub not_for_sockets: bool,
     /// The clients that may use the addresses of the load balancer, in ascending order and apart from
     /// each other; all may where there are none.
     pub sources: Vec<Source>,
 }
 
 impl PortPlan {
-    /// The plan of a port that is no longer there.
-    #[must_use]
-    pub const fn nothing() -> Self {
-        Self {
-            fronts: LiteMap::new(),
-            cluster: Vec::new(),
-            local: Vec::new(),
-            has_endpoints: false,
-            serving: Vec::new(),
-            algorithm: Algorithm::RANDOM,
-            affinity: 0,
-            for_sockets: true,
-            sources: Vec::new(),
-        }
-    }
-
     /// Whether only some clients may use a front.
     #[must_use]
     pub fn is_restricted(&self, front: &FrontPlan) -> bool {
@@ -211,7 +199,7 @@ pub enum FrontKind {
 }
 
 /// What planning needs to know of this node.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Here {
     /// The name of its Node object.
     pub node: Arc<str>,
@@ -227,21 +215,6 @@ pub struct Here {
     pub algorithm: model::Algorithm,
 }
 
-impl Here {
-    /// A node of which only the name is known.
-    #[must_use]
-    pub const fn new(node: Arc<str>, algorithm: model::Algorithm) -> Self {
-        Self {
-            node,
-            zone: None,
-            node_port_addresses: BTreeSet::new(),
-            primary: BTreeSet::new(),
-            addresses: BTreeSet::new(),
-            algorithm,
-        }
-    }
-}
-
 /// The plans of one Service, by port and family. They are shared, as they are large beside their
 /// names.
 pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
@@ -252,13 +225,10 @@ pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
     let service = &state.service;
     let families = service.cluster_ips.len();
-    let mut plans = ServicePlan::with_capacity(families.saturating_mul(service.ports.len()));
+    let mut plans = ServicePlan::with_capacity(families * service.ports.len());
     for ip in &service.cluster_ips {
-        for port in service
-            .ports
-            .iter()
-            .filter(|port| is_planned(port.protocol))
-        {
+        let ports = service.ports.iter();
+        for port in ports.filter(|port| is_planned(port.protocol)) {
             let name = PortName {
                 service: service.name.clone(),
                 port: Arc::clone(&port.name),
@@ -283,13 +253,13 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
     let endpoints = endpoints::of_port(&state.slices, Family::of(ip), named, weights, here);
     let sources = sources::of_service(service, Family::of(ip), here);
     let fronts = fronts(service, ip, port, (here, &sources));
-    let has_endpoints = endpoints.are_any();
+    let has_endpoints = !endpoints.cluster.is_empty();
     let algorithm = service.algorithm.unwrap_or(here.algorithm);
     let used = |policy, targets: &BTreeSet<Target>| {
         if !leads_by(&fronts, policy) {
             return Vec::new();
         }
-        choice::slots(algorithm, targets, &endpoints.weights)
+        slots::of_set(algorithm, targets, &endpoints.weights)
     };
     PortPlan {
         cluster: used(TrafficPolicy::Cluster, &endpoints.cluster),
@@ -306,7 +276,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
             model::Algorithm::LeastConn => Algorithm::LEAST_CONN,
         },
         affinity: service.affinity,
-        for_sockets: !service.not_for_sockets,
+        not_for_sockets: service.not_for_sockets,
         sources,
     }
 }
@@ -330,46 +300,46 @@ fn fronts(
     let key = |ip: IpAddr, number| {
         FrontKey::new(Address::from_ip(ip), Port::from_host(number), port.protocol)
     };
-    let external = |kind, ip| FrontPlan {
-        kind,
-        // A socket of this node is not outside (kube-proxy's short-circuit).
-        sockets: TrafficPolicy::Cluster,
-        packets: service.external_policy,
-        admits_host: if kind == FrontKind::LoadBalancerIp && !sources.is_empty() {
+    let front = |kind, ip| {
+        let (sockets, packets) = match kind {
+            FrontKind::ClusterIp => (service.internal_policy, service.internal_policy),
+            // A socket of this node is not outside (kube-proxy's short-circuit).
+            FrontKind::LoadBalancerIp | FrontKind::ExternalIp | FrontKind::NodePort => {
+                (TrafficPolicy::Cluster, service.external_policy)
+            }
+        };
+        let admits_host = if kind == FrontKind::LoadBalancerIp && !sources.is_empty() {
             sources::admit_host(sources, ip, here)
         } else {
             Some(true)
-        },
-        has_listener: false,
+        };
+        FrontPlan {
+            kind,
+            sockets,
+            packets,
+            admits_host,
+            has_listener: false,
+        }
     };
-    let cluster_ip = FrontPlan {
-        kind: FrontKind::ClusterIp,
-        sockets: service.internal_policy,
-        packets: service.internal_policy,
-        admits_host: Some(true),
-        has_listener: false,
-    };
-    let mut fronts = LiteMap::with_capacity(1);
-    fronts.insert(key(ip, port.port), cluster_ip);
     let node_ports = port.node_port.into_iter();
     let node_ports = node_ports.flat_map(|number| {
         let ips = here.node_port_addresses.iter();
         ips.map(move |ip| (*ip, number, FrontKind::NodePort))
     });
-    let others = [
-        (FrontKind::LoadBalancerIp, &service.load_balancer_ips),
-        (FrontKind::ExternalIp, &service.external_ips),
+    let all = [
+        (FrontKind::ClusterIp, slice::from_ref(&ip)),
+        (FrontKind::LoadBalancerIp, &*service.load_balancer_ips),
+        (FrontKind::ExternalIp, &*service.external_ips),
     ];
-    let others = others
+    let all = all
         .into_iter()
         .flat_map(|(kind, ips)| ips.iter().map(move |ip| (*ip, port.port, kind)))
         .chain(node_ports);
-    for (other, number, kind) in others {
-        if Family::of(other) == Family::of(ip) {
-            fronts
-                .entry(key(other, number))
-                .or_insert_with(|| external(kind, other));
-        }
+    let mut fronts = LiteMap::with_capacity(1);
+    for (other, number, kind) in all.filter(|(other, ..)| Family::of(*other) == Family::of(ip)) {
+        fronts
+            .entry(key(other, number))
+            .or_insert_with(|| front(kind, other));
     }
     fronts
 }

@@ -1,30 +1,30 @@
 //! Ends the connected sockets of backends that are gone, so that whoever waits on one hears of it at
 //! once and connects anew.
 //!
-//! - `rule`: which sockets have outlived their backend
+//! - `stale`: which sockets have outlived their backend
 //! - `namespaces`: the network namespaces of running processes
-//! - `round`: one look at all of them
-//! - `retry`: how long until a look that failed is repeated (pure)
-//! - `ender`: looks whenever a backend has gone
-//! - `link`: the helper that looks into pods where the daemon has no right to
+//! - `scan`: one look at all of them
+//! - `retry`: how long until a look that failed is repeated
+//! - `terminator`: looks whenever a backend has gone
+//! - `helper`: the helper that looks into pods where the daemon has no right to
 //!
 //! A look takes nothing from the one before: what each socket remembers is compared with the
 //! backends as they are now. The first one, at the start, ends what an earlier process left.
 
-mod ender;
-mod link;
+mod helper;
 mod namespaces;
 mod retry;
-mod round;
-mod rule;
+mod scan;
+mod stale;
+mod terminator;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    ender::{Ender, Settings, Transport},
-    link::help,
+    helper::help,
     namespaces::obstacle,
-    rule::{Memory, Remembered},
+    stale::{Memory, Remembered},
+    terminator::{Settings, Terminator, Transport},
 };
 
 /// Who ends sockets in pods.
@@ -70,10 +70,10 @@ pub struct View {
 impl View {
     /// Counts a look that ended so many sockets.
     const fn count(&mut self, ended: u64, has_failed: bool) {
-        self.ended = self.ended.saturating_add(ended);
-        self.looks = self.looks.saturating_add(1);
+        self.ended += ended;
+        self.looks += 1;
         if has_failed {
-            self.failures = self.failures.saturating_add(1);
+            self.failures += 1;
         }
     }
 }

@@ -2,6 +2,7 @@
 //! of the store, and the owner of the maps takes what changed from there.
 
 pub mod file;
+mod fingerprint;
 mod journal;
 pub mod kube;
 mod problem;

@@ -2,13 +2,14 @@
 
 use std::{future::Future, time::Duration};
 
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::{Instrument as _, Span, error, info_span, warn};
 
-/// The tasks of a role.
+/// The tasks of a role, and their drain.
 #[derive(Default)]
 pub struct Tasks {
     set: JoinSet<&'static str>,
+    drain: watch::Sender<bool>,
 }
 
 impl Tasks {
@@ -21,6 +22,12 @@ impl Tasks {
         self.set.spawn(named.instrument(span(name)));
     }
 
+    /// Follows the drain: false until [`Self::finish`].
+    #[must_use]
+    pub fn draining(&self) -> watch::Receiver<bool> {
+        self.drain.subscribe()
+    }
+
     /// Waits until a task ends, and gives its name; before the drain none should.
     pub async fn ended(&mut self) -> String {
         match self.set.join_next().await {
@@ -30,8 +37,10 @@ impl Tasks {
         }
     }
 
-    /// Waits for every task, but no longer than that; what still runs then is ended.
+    /// Begins the drain and waits for every task, but no longer than that; what still runs then is
+    /// ended.
     pub async fn finish(mut self, limit: Duration) {
+        self.drain.send_replace(true);
         let all = async {
             while let Some(ended) = self.set.join_next().await {
                 if let Err(panic) = ended {

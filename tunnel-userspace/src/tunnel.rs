@@ -4,20 +4,18 @@
 //! `docs/tunnel-protocol.md` describes what goes over the wire.
 
 pub mod agent;
-mod arrival;
 mod backoff;
-mod code;
 mod copy;
 mod counts;
 mod dial;
+mod error_code;
 pub mod gateway;
 mod handshakes;
 mod hello;
+mod incoming_interface;
 pub mod ingress;
 mod link;
-mod opener;
-mod quiet;
-mod registry;
+mod log_limit;
 mod serve;
 mod session;
 mod sessions;
@@ -33,9 +31,8 @@ mod wire;
 use std::time::Duration;
 
 pub use link::TrafficView;
-pub use registry::Registry;
 use serde::{Deserialize, Serialize};
-pub use sessions::{NodeView, SessionView};
+pub use sessions::{NodeView, SessionView, Sessions};
 pub use view::{AgentView, Board, ConnectionState, ConnectionView};
 
 use crate::duration;
@@ -104,7 +101,7 @@ pub(crate) fn read_heads(bytes: &[u8]) {
     });
     let _asked = request.body(()).map(|request| target::Asked::of(&request));
     if let (Ok(status), Some(label)) = (http::StatusCode::from_bytes(first), value) {
-        let name = http::HeaderName::from_static(code::REASON);
-        code::refusal(status, &[(name, label)].into_iter().collect());
+        let name = http::HeaderName::from_static(error_code::REASON);
+        error_code::refusal(status, &[(name, label)].into_iter().collect());
     }
 }

@@ -78,21 +78,15 @@ mod tests {
     const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
 
     fn code(instructions: &[[u8; 8]]) -> Code {
+        let function = |(name, offset): (&str, _)| Function {
+            name: name.to_owned(),
+            offset,
+            size: 8,
+        };
         Code {
             section: "cgroup/connect4".to_owned(),
             bytes: instructions.concat(),
-            functions: vec![
-                Function {
-                    name: "first".to_owned(),
-                    offset: 0,
-                    size: 8,
-                },
-                Function {
-                    name: "second".to_owned(),
-                    offset: 8,
-                    size: 8,
-                },
-            ],
+            functions: [("first", 0), ("second", 8)].map(function).into(),
         }
     }
 
@@ -113,33 +107,18 @@ mod tests {
 
     #[test]
     fn every_other_atomic_is_named() {
-        let atomic = |opcode, immediate: i32| {
+        for (opcode, immediate, name) in [
+            (0xdb, 0x01_i32, "add with fetch"),
+            (0xc3, 0xe1, "exchange"),
+            (0xdb, 0xf1, "compare and exchange"),
+            (0xdb, 0x40, "or"),
+            (0xc3, 0x50, "and"),
+            (0xdb, 0xa0, "xor"),
+            (0xd3, 0x100, "load with acquire"),
+        ] {
             let [a, b, c, d] = immediate.to_le_bytes();
-            [opcode, 0x21, 0, 0, a, b, c, d]
-        };
-
-        let found = operations(&[
-            atomic(0xdb, 0x01),
-            atomic(0xc3, 0xe1),
-            atomic(0xdb, 0xf1),
-            atomic(0xdb, 0x40),
-            atomic(0xc3, 0x50),
-            atomic(0xdb, 0xa0),
-            atomic(0xd3, 0x100),
-        ]);
-
-        assert_eq!(
-            found,
-            [
-                "add with fetch",
-                "exchange",
-                "compare and exchange",
-                "or",
-                "and",
-                "xor",
-                "load with acquire"
-            ]
-        );
+            assert_eq!(operations(&[[opcode, 0x21, 0, 0, a, b, c, d]]), [name]);
+        }
     }
 
     #[test]

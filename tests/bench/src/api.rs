@@ -26,11 +26,11 @@ use tunnel_tests::{
     clock::{self, Instant},
     load::{nanoseconds, percentile, race::offset},
     place::{Place, Process, connect_within},
-    table::microseconds,
+    table::{in_columns, microseconds},
     usage,
 };
 
-use crate::report::{Common, Verdict, median, shuffled, table, thousandths};
+use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
 /// The first address of the Services, and the port of each.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
@@ -120,22 +120,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         name: proxy.name(),
         ..Measured::default()
     });
-    for round in 0..options.rounds.max(1) {
-        for index in shuffled(PROXIES.len()) {
-            let (Some(proxy), Some(of)) = (PROXIES.get(index), measured.get_mut(index)) else {
-                continue;
-            };
-            let began = Instant::now();
-            let process = field.start(*proxy)?;
-            field.until_all(*proxy)?;
-            of.starts_ns.push(nanoseconds(began.elapsed()));
-            if round == 0 {
-                field.measure(*proxy, &process, of)?;
-            }
-            drop(process);
-            field.clear(*proxy)?;
+    rounds(options.rounds.max(1), &PROXIES, |proxy| {
+        let [own, peer] = &mut measured;
+        let of = match proxy {
+            Proxy::Culvert => own,
+            Proxy::KubeProxy => peer,
+        };
+        let began = Instant::now();
+        let process = field.start(*proxy)?;
+        field.until_all(*proxy)?;
+        of.starts_ns.push(nanoseconds(began.elapsed()));
+        if of.starts_ns.len() == 1 {
+            field.measure(*proxy, &process, of)?;
         }
-    }
+        drop(process);
+        field.clear(*proxy)
+    })?;
     for of in &mut measured {
         of.start_ns = median(of.starts_ns.iter().copied());
     }
@@ -149,27 +149,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
-    let ratio = |own: u64, peer: u64| own.saturating_mul(1000) / peer.max(1);
     let start = ratio(own.start_ns, peer.start_ns);
     let memory = ratio(own.resident_bytes, peer.resident_bytes);
-    let within = |what: &str, value: u64, limit: Duration| Verdict {
-        target: format!("a change, {what}, within {} ms", limit.as_millis()),
-        measured: microseconds(value),
-        met: value <= nanoseconds(limit),
+    let at_most = |what: &str, ratio: u64, limit: u64| {
+        let target = format!("{what} at most {} of kube-proxy's", thousandths(limit));
+        Verdict::new(target, thousandths(ratio), ratio <= limit)
+    };
+    let within = |what: &str, value: u64, limit: Duration| {
+        let target = format!("a change, {what}, within {} ms", limit.as_millis());
+        Verdict::new(target, microseconds(value), value <= nanoseconds(limit))
     };
     vec![
-        Verdict {
-            target: format!("start at most {} of kube-proxy's", thousandths(START)),
-            measured: thousandths(start),
-            met: start <= START,
-        },
+        at_most("start", start, START),
         within("median", own.change_p50_ns, CHANGED),
         within("99th of 100", own.change_p99_ns, CHANGED_LATE),
-        Verdict {
-            target: format!("memory at most {} of kube-proxy's", thousandths(MEMORY)),
-            measured: thousandths(memory),
-            met: memory <= MEMORY,
-        },
+        at_most("memory", memory, MEMORY),
     ]
 }
 
@@ -259,7 +253,7 @@ impl<'a> Field<'a> {
 
     /// Starts a proxy on its host.
     fn start(&self, proxy: Proxy) -> Result<Process> {
-        let (host, folder) = (self.host(proxy), self.bare.folder());
+        let (host, folder) = (self.host(proxy), self.bare.site.lab.folder());
         let (config, command) = match proxy {
             Proxy::Culvert => {
                 let path = folder.join("culvert.yaml");
@@ -268,13 +262,13 @@ impl<'a> Field<'a> {
             }
             Proxy::KubeProxy => {
                 let path = folder.join("kube-proxy.yaml");
-                let mut command = self.bare.kit().environment();
-                command.push(self.bare.kit().program("kube-proxy"));
+                let mut command = self.bare.site.kit.environment();
+                command.push(self.bare.site.kit.program("kube-proxy"));
                 fs::write(&path, proxy::config(host.name, &self.bare.kubeconfig()))?;
                 (path.display().to_string(), command)
             }
         };
-        let log = self.bare.logs().create(proxy.name())?;
+        let log = self.bare.site.logs.create(proxy.name())?;
         let command = [command, vec![format!("--config={config}")]].concat();
         host.place.command(&command).log(log).start()
     }
@@ -287,7 +281,7 @@ impl<'a> Field<'a> {
             host.name,
             self.bare.kubeconfig(),
             host.cgroup.display(),
-            self.bare.folder().join("state").display(),
+            self.bare.site.lab.folder().join("state").display(),
         );
         fs::write(path, text)?;
         Ok(path.display().to_string())
@@ -302,11 +296,11 @@ impl<'a> Field<'a> {
                 "cleanup".to_owned(),
                 format!(
                     "--config={}",
-                    self.bare.folder().join("culvert.yaml").display()
+                    self.bare.site.lab.folder().join("culvert.yaml").display()
                 ),
             ],
             Proxy::KubeProxy => {
-                let mut command = self.bare.kit().environment();
+                let mut command = self.bare.site.kit.environment();
                 command.extend(["nft", "flush", "ruleset"].map(str::to_owned));
                 command
             }
@@ -435,6 +429,6 @@ fn text(services: u32, measured: &[Measured; 2]) -> String {
     format!(
         "{services} Services of {OF_EACH} endpoints; from the start of the proxy, and from the answer to a PATCH of \
          an EndpointSlice, until connects show it\n{}",
-        table(head, lines)
+        in_columns(head, lines)
     )
 }

@@ -18,15 +18,15 @@ use tunnel_tests::{
     load::connect::Report,
     manifest::Protocol,
     place::{COMMAND, Place},
-    pod::Server,
+    pod::{self, Server},
     serve::{Kind, Listener},
-    table::microseconds,
+    table::{in_columns, microseconds},
     topology::Topology,
 };
 
 use self::beside::Kind as Rules;
 use crate::{
-    report::{Common, Verdict, median, shuffled, table, thousandths},
+    report::{Common, Verdict, median, ratio, rounds, thousandths},
     services::{FIRST, many},
 };
 
@@ -147,10 +147,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
 
-    let mut rounds = Vec::new();
-    for _ in 0..options.rounds.max(1) {
-        rounds.push(round(&variants, options.slot_millis, &prefix)?);
-    }
+    let rounds = rounds(options.rounds.max(1), &variants, |variant| {
+        measure(variant, options.slot_millis, &prefix).with_context(|| variant.name.clone())
+    })?;
     let lines: Vec<Line> = (0..variants.len())
         .map(|at| line(&variants[at].name, variants[at].is_ours, at, &rounds))
         .collect();
@@ -261,26 +260,9 @@ fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     })
 }
 
-/// Measures each variant once, in a shuffled order; the reports are in the variants' own order.
-fn round(variants: &[Variant], millis: u64, prefix: &[String]) -> Result<Vec<Report>> {
-    let mut reports = vec![Report::default(); variants.len()];
-    for at in shuffled(variants.len()) {
-        let variant = &variants[at];
-        reports[at] = measure(variant, millis, prefix).with_context(|| variant.name.clone())?;
-    }
-    Ok(reports)
-}
-
 fn measure(variant: &Variant, millis: u64, prefix: &[String]) -> Result<Report> {
-    let program = environment::culvert_lab()?;
-    let mut words = prefix.to_vec();
-    words.push(
-        program
-            .to_str()
-            .context("the laboratory's path is no UTF-8")?
-            .to_owned(),
-    );
-    words.extend(["load", "connect"].map(str::to_owned));
+    let program = pod::text(&environment::culvert_lab()?)?;
+    let words = [prefix, &[program], &["load", "connect"].map(str::to_owned)].concat();
     let output = variant
         .client
         .command(&words)
@@ -298,13 +280,13 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String]) -> Result<Report> 
 fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Report>]) -> Line {
     let own = || rounds.iter().map(|reports| &reports[at]);
     let pairs = || rounds.iter().map(|reports| (&reports[0], &reports[at]));
-    let ratio = |(direct, own): (&Report, &Report)| own.rate * 1000 / direct.rate.max(1);
+    let to_direct = |(direct, own): (&Report, &Report)| ratio(own.rate, direct.rate);
     let over = |(direct, own): (&Report, &Report)| signed(own) - signed(direct);
     Line {
         variant: name.to_owned(),
         is_ours,
         connects_per_second: median(own().map(|report| report.rate)),
-        rate_to_direct: median(pairs().map(ratio)),
+        rate_to_direct: median(pairs().map(to_direct)),
         p50_ns: median(own().map(|report| report.connect.p50_ns)),
         p99_ns: median(own().map(|report| report.connect.p99_ns)),
         p50_over_direct_ns: median(pairs().map(over)),
@@ -320,24 +302,16 @@ fn verdicts(lines: &[Line]) -> Vec<Verdict> {
     let through: Vec<&Line> = lines.iter().filter(|line| line.is_ours).collect();
     let mut verdicts = Vec::new();
     for line in &through {
-        verdicts.push(Verdict {
-            target: format!("{}: rate at least 0.950 of direct", line.variant),
-            measured: thousandths(line.rate_to_direct),
-            met: line.rate_to_direct >= 950,
-        });
-        verdicts.push(Verdict {
-            target: format!("{}: p50 at most 3.0 µs above direct", line.variant),
-            measured: difference(line.p50_over_direct_ns),
-            met: line.p50_over_direct_ns <= 3000,
-        });
+        let (rate, over) = (line.rate_to_direct, line.p50_over_direct_ns);
+        let target = format!("{}: rate at least 0.950 of direct", line.variant);
+        verdicts.push(Verdict::new(target, thousandths(rate), rate >= 950));
+        let target = format!("{}: p50 at most 3.0 µs above direct", line.variant);
+        verdicts.push(Verdict::new(target, difference(over), over <= 3000));
     }
     if let [few, .., most] = through.as_slice() {
         let over = most.p50_over_direct_ns - few.p50_over_direct_ns;
-        verdicts.push(Verdict {
-            target: format!("{}: p50 at most 1.0 µs above {}", most.variant, few.variant),
-            measured: difference(over),
-            met: over <= 1000,
-        });
+        let target = format!("{}: p50 at most 1.0 µs above {}", most.variant, few.variant);
+        verdicts.push(Verdict::new(target, difference(over), over <= 1000));
     }
     verdicts
 }
@@ -366,7 +340,7 @@ fn text(rounds: u32, lines: &[Line]) -> String {
     format!(
         "medians of {rounds} rounds; connects go to {USED} Services spread over all, or to each in turn; four \
          endpoints each; nft and iptables: rules of kube-proxy's shape\n{}",
-        table(head, lines)
+        in_columns(head, lines)
     )
 }
 

@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use tunnel_tests::{
     load::{nanoseconds, percentile},
-    table::microseconds,
+    table::{in_columns, microseconds},
 };
 
 use self::{
@@ -18,7 +18,7 @@ use self::{
     probe::Change,
     very_many::{OF_EACH, Sample, Way},
 };
-use crate::report::{Common, Verdict, median, table, thousandths};
+use crate::report::{Common, Verdict, median, ratio, thousandths};
 
 mod beside;
 mod few;
@@ -226,7 +226,6 @@ const YAML: &str = "from YAML";
 fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line {
     let own = || rounds.iter().map(|samples| &samples[at]);
     let pairs = || rounds.iter().map(|samples| (&samples[0], &samples[at]));
-    let ratio = |first: u64, own: u64| own.saturating_mul(1000) / first.max(1);
     let middle = |sample: &Sample, of: fn(&Change) -> Duration| {
         median(sample.changes.iter().map(|change| nanoseconds(of(change))))
     };
@@ -242,10 +241,10 @@ fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line 
         way,
         services,
         whole_ns: median(own().map(whole)),
-        whole_to_first: median(pairs().map(|(first, own)| ratio(whole(first), whole(own)))),
+        whole_to_first: median(pairs().map(|(first, own)| ratio(whole(own), whole(first)))),
         write_ns: ours(median(own().map(|sample| nanoseconds(sample.write)))),
         change_ns: median(own().map(change)),
-        change_to_first: median(pairs().map(|(first, own)| ratio(change(first), change(own)))),
+        change_to_first: median(pairs().map(|(first, own)| ratio(change(own), change(first)))),
         work_ns: ours(median(
             own().map(|sample| middle(sample, |change| change.work)),
         )),
@@ -254,19 +253,16 @@ fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line 
 }
 
 fn under(what: &str, median_ns: u64, target: Duration) -> Verdict {
-    Verdict {
-        target: format!("{what}: median under {} ms", target.as_millis()),
-        measured: milliseconds(median_ns),
-        met: median_ns < nanoseconds(target),
-    }
+    Verdict::new(
+        format!("{what}: median under {} ms", target.as_millis()),
+        milliseconds(median_ns),
+        median_ns < nanoseconds(target),
+    )
 }
 
 fn at_most(what: &str, bytes: u64, target: u64) -> Verdict {
-    Verdict {
-        target: format!("{what}: at most {} MB", target / 1_000_000),
-        measured: megabytes(bytes),
-        met: bytes <= target,
-    }
+    let what = format!("{what}: at most {} MB", target / 1_000_000);
+    Verdict::new(what, megabytes(bytes), bytes <= target)
 }
 
 fn text(measured: &Measured, options: &Options) -> String {
@@ -315,7 +311,7 @@ fn very_many(lines: &[Line], starts: u32) -> String {
     format!(
         "medians of {starts} rounds, {OF_EACH} endpoints for each service; the daemon from its start until connects \
          show everything, nft from its start to its end\n{}",
-        table(head, lines)
+        in_columns(head, lines)
     )
 }
 

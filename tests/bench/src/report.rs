@@ -1,11 +1,11 @@
 //! The options of every benchmark, and its report.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use tunnel_tests::{environment, instance::Settings, table::in_columns};
+use tunnel_tests::{environment, instance::Settings};
 
 /// The options of every benchmark.
 #[derive(Args, Clone, Debug, Default)]
@@ -77,6 +77,17 @@ pub(crate) struct Verdict {
     pub(crate) met: bool,
 }
 
+impl Verdict {
+    /// The verdict on a target.
+    pub(crate) fn new(target: impl Into<String>, measured: impl Into<String>, met: bool) -> Self {
+        Self {
+            target: target.into(),
+            measured: measured.into(),
+            met,
+        }
+    }
+}
+
 /// Makes verdicts that aren't met an error if asked to.
 fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
@@ -88,15 +99,6 @@ fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// A table with a head, whose last column is empty: numbers to the right.
-pub(crate) fn table<const N: usize>(
-    head: [&str; N],
-    lines: impl IntoIterator<Item = [String; N]>,
-) -> String {
-    let head = std::iter::once(head.map(str::to_owned));
-    in_columns(&head.chain(lines).collect::<Vec<_>>())
-}
-
 /// The middle of some values; of an even number of them, the lower one; 0 of none.
 pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T>) -> T {
     let mut values: Vec<T> = values.into_iter().collect();
@@ -105,11 +107,25 @@ pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T
     middle.copied().unwrap_or_default()
 }
 
-/// The numbers below `count`, shuffled: the order of the measurements in a round.
-pub(crate) fn shuffled(count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..count).collect();
-    fastrand::shuffle(&mut order);
-    order
+/// Measures each of `ways` once a round, in a shuffled order; results are in the order of the ways.
+pub(crate) fn rounds<W, T>(
+    count: u32,
+    ways: &[W],
+    mut measure: impl FnMut(&W) -> Result<T>,
+) -> Result<Vec<Vec<T>>> {
+    let round = |_| {
+        let mut order: Vec<_> = ways.iter().enumerate().collect();
+        fastrand::shuffle(&mut order);
+        let measured = order.into_iter().map(|(at, way)| Ok((at, measure(way)?)));
+        let measured: BTreeMap<_, _> = measured.collect::<Result<_>>()?;
+        Ok(measured.into_values().collect())
+    };
+    (0..count).map(round).collect()
+}
+
+/// The ratio of a value to another, in thousandths.
+pub(crate) fn ratio(value: u64, to: u64) -> u64 {
+    value.saturating_mul(1000) / to.max(1)
 }
 
 /// A number of thousandths, as a decimal.
@@ -130,11 +146,7 @@ mod tests {
 
     #[test]
     fn a_missed_target_is_an_error_only_where_it_is_asked() {
-        let verdicts = [true, false].map(|met| Verdict {
-            target: "fast".to_owned(),
-            measured: "slow".to_owned(),
-            met,
-        });
+        let verdicts = [true, false].map(|met| Verdict::new("fast", "slow", met));
 
         judge(&verdicts, false).unwrap();
         judge(&verdicts[..1], true).unwrap();

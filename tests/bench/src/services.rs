@@ -11,7 +11,7 @@ use tunnel_tests::{
 pub(crate) const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
 /// How many Services a file holds.
-const PER_FILE: u32 = 10_000;
+const PER_FILE: usize = 10_000;
 
 /// Files with many Services, whose endpoints are those that `backends` gives by the Service's number.
 pub(crate) fn many<I: IntoIterator<Item = IpAddr>>(
@@ -25,17 +25,12 @@ pub(crate) fn many<I: IntoIterator<Item = IpAddr>>(
             .port(protocol, port, target)
             .backends(backends(number))
     };
-    let file = |(first, last): (u32, u32)| {
-        let services: Vec<_> = (first..last).map(service).collect();
+    let file = |first: u32| {
+        let numbers = (first..count).take(PER_FILE);
+        let services: Vec<_> = numbers.map(service).collect();
         Manifest::of_services(&format!("services-{first}.yaml"), &services)
     };
-    chunks(count).map(file).collect()
-}
-
-/// The first number of each file's Services, and the first behind them.
-pub(crate) fn chunks(count: u32) -> impl Iterator<Item = (u32, u32)> {
-    let files = 0..count.div_ceil(PER_FILE);
-    files.map(move |file| (file * PER_FILE, count.min((file + 1) * PER_FILE)))
+    (0..count).step_by(PER_FILE).map(file).collect()
 }
 
 #[cfg(test)]

@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 use tunnel_tests::{
-    flow::{Echoes, Flood, per},
-    load::nanoseconds,
-    table::microseconds,
+    flow::{Flood, per},
+    load::{Latency, nanoseconds},
+    table::{in_columns, microseconds},
     usage,
 };
 
 use self::stage::{Stage, Way};
-use crate::report::{Common, Verdict, median, shuffled, table, thousandths};
+use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
 
 mod stage;
 
@@ -103,16 +103,10 @@ struct Measured {
 /// Measures and prints; with `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let stage = Stage::set(options)?;
-    let mut rounds = Vec::new();
     let slot = Duration::from_millis(options.slot_millis);
-    for _ in 0..options.rounds.max(1) {
-        let mut samples = [Sample::default(); 3];
-        for at in shuffled(Variant::ALL.len()) {
-            let variant = Variant::ALL[at];
-            samples[at] = measure(&stage, variant, slot).with_context(|| variant.name())?;
-        }
-        rounds.push(samples);
-    }
+    let rounds = rounds(options.rounds.max(1), &Variant::ALL, |variant| {
+        measure(&stage, *variant, slot).with_context(|| variant.name())
+    })?;
     let lines: Vec<_> = (0..Variant::ALL.len())
         .map(|at| line(at, &rounds))
         .collect();
@@ -142,12 +136,12 @@ fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
             sample.cpu = per(cpu * 1_000_000, flood.bytes);
         }
     }
-    let echoes: Echoes = ask(stage, &way, "echo", 1, slot)?;
-    (sample.p50_ns, sample.p99_ns) = (echoes.times.p50_ns, echoes.times.p99_ns);
+    let echoes: Latency = ask(stage, &way, "echo", 1, slot)?;
+    (sample.p50_ns, sample.p99_ns) = (echoes.p50_ns, echoes.p99_ns);
     for (stalled, beside) in STALLED.iter().zip(&mut sample.beside_ns) {
         let _held = stage.stall(&way, *stalled)?;
-        let echoes: Echoes = ask(stage, &way, "echo", 1, slot)?;
-        *beside = echoes.times.p99_ns;
+        let echoes: Latency = ask(stage, &way, "echo", 1, slot)?;
+        *beside = echoes.p99_ns;
     }
     Ok(sample)
 }
@@ -169,7 +163,7 @@ fn ask<T: DeserializeOwned>(
     output.report()
 }
 
-fn line(at: usize, rounds: &[[Sample; 3]]) -> Line {
+fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {
     let of = |pick: fn(&Sample) -> u64| median(rounds.iter().map(|samples| pick(&samples[at])));
     Line {
         variant: Variant::ALL[at].name(),
@@ -184,38 +178,29 @@ fn line(at: usize, rounds: &[[Sample; 3]]) -> Line {
     }
 }
 
-fn verdicts(rounds: &[[Sample; 3]]) -> Vec<Verdict> {
+fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
     // Compared within a round: what disturbs it disturbs both.
-    let ratio = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
-        let ratios = rounds.iter().map(|[_, tls, ours]| {
-            let (ours, tls) = pick(ours, tls);
-            per(u128::from(ours) * 1000, tls)
-        });
-        median(ratios)
+    let [_, tls, ours] = [0, 1, 2];
+    let to_tls = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
+        median(rounds.iter().map(|samples| {
+            let (ours, tls) = pick(&samples[ours], &samples[tls]);
+            ratio(ours, tls)
+        }))
     };
     let mut verdicts = Vec::new();
     for (at, streams) in STREAMS.iter().enumerate() {
-        let rate = ratio(&|ours, tls| (ours.megabytes[at], tls.megabytes[0]));
-        verdicts.push(Verdict {
-            target: format!("{streams} streams: MB/s at least 0.600 of one of bare TLS"),
-            measured: thousandths(rate),
-            met: rate >= RATE,
-        });
+        let rate = to_tls(&|ours, tls| (ours.megabytes[at], tls.megabytes[0]));
+        let target = format!("{streams} streams: MB/s at least 0.600 of one of bare TLS");
+        verdicts.push(Verdict::new(target, thousandths(rate), rate >= RATE));
     }
-    let cpu = ratio(&|ours, tls| (ours.cpu, tls.cpu));
-    verdicts.push(Verdict {
-        target: "CPU of both ends for a byte at most 1.500 of bare TLS".to_owned(),
-        measured: thousandths(cpu),
-        met: cpu <= CPU,
-    });
+    let cpu = to_tls(&|ours, tls| (ours.cpu, tls.cpu));
+    let target = "CPU of both ends for a byte at most 1.500 of bare TLS";
+    verdicts.push(Verdict::new(target, thousandths(cpu), cpu <= CPU));
     for (at, stalled) in STALLED.iter().enumerate() {
-        let delays = rounds.iter().map(|[_, _, ours]| ours.beside_ns[at]);
-        let delay = median(delays);
-        verdicts.push(Verdict {
-            target: format!("a live echo beside {stalled} stalled readers: p99 at most 2 ms"),
-            measured: microseconds(delay),
-            met: delay <= nanoseconds(LIVE),
-        });
+        let delay = median(rounds.iter().map(|samples| samples[ours].beside_ns[at]));
+        let target = format!("a live echo beside {stalled} stalled readers: p99 at most 2 ms");
+        let met = delay <= nanoseconds(LIVE);
+        verdicts.push(Verdict::new(target, microseconds(delay), met));
     }
     verdicts
 }
@@ -247,7 +232,7 @@ fn text(rounds: u32, lines: &[Line]) -> String {
     });
     format!(
         "medians of {rounds} rounds; from the edge to the cloud; an echo has 64 bytes\n{}",
-        table(head, lines)
+        in_columns(head, lines)
     )
 }
 
@@ -264,15 +249,12 @@ mod tests {
             ..Sample::default()
         };
         let rounds = [
-            [Sample::default(), sample(1000, 100, 0), sample(700, 140, 1)],
+            [sample(1000, 100, 0), sample(700, 140, 1)],
             // Disturbed, for both alike.
-            [Sample::default(), sample(100, 900, 0), sample(65, 1300, 1)],
-            [
-                Sample::default(),
-                sample(1000, 100, 0),
-                sample(500, 160, 3_000_000),
-            ],
+            [sample(100, 900, 0), sample(65, 1300, 1)],
+            [sample(1000, 100, 0), sample(500, 160, 3_000_000)],
         ];
+        let rounds = rounds.map(|[tls, ours]| vec![Sample::default(), tls, ours]);
 
         let verdicts = verdicts(&rounds);
 

@@ -39,8 +39,8 @@ rules:
 
 /// Its processes. They end when it is dropped.
 #[derive(Debug)]
-pub(super) struct Control {
-    kubectl: Kubectl,
+pub struct Control {
+    pub(super) kubectl: Kubectl,
     api_server: Mutex<Option<Process>>,
     /// What starts the API server once more.
     host: Place,
@@ -51,23 +51,23 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Starts all of it on a host, and waits until the API server answers.
-    pub(super) fn start(site: &Site<'_>, host: &Place) -> Result<Self> {
-        let mut control = Self::start_api(site, host)?;
+    /// Starts all of it on the cloud's host, and waits until the API server answers.
+    pub(super) fn start(site: &Site) -> Result<Self> {
+        let mut control = Self::start_api(site)?;
         control.start_rest(site)?;
         Ok(control)
     }
 
-    /// Starts etcd and the API server on a host, and waits until it answers.
-    pub(super) fn start_api(site: &Site<'_>, host: &Place) -> Result<Self> {
+    /// Starts etcd and the API server there, and waits until it answers.
+    pub(super) fn start_api(site: &Site) -> Result<Self> {
+        let host = site.network.cloud();
         let config = site.pki.file("admin.kubeconfig");
         let folder = site.lab.folder().join("kubectl");
-        let kubectl = Kubectl::new(host, site.kit, config, folder)?;
+        let kubectl = Kubectl::new(host, &site.kit, config, folder)?;
         let etcd = daemon(site, host, "etcd", etcd(site))?;
         let served = api_server(site)?;
         let api_server = daemon(site, host, "kube-apiserver", served.clone())?;
-        wait::until(READY, || kubectl.run(&["get", "--raw", "/readyz"]).is_ok())
-            .context("the API server doesn't get ready")?;
+        wait::until(READY, || is_ready(&kubectl)).context("the API server doesn't get ready")?;
         Ok(Self {
             kubectl,
             api_server: Mutex::new(Some(api_server)),
@@ -79,7 +79,7 @@ impl Control {
     }
 
     /// Starts the controllers and the scheduler.
-    fn start_rest(&mut self, site: &Site<'_>) -> Result<()> {
+    fn start_rest(&mut self, site: &Site) -> Result<()> {
         for (name, arguments) in [
             ("kube-controller-manager", controllers(site)),
             ("kube-scheduler", scheduler(site)),
@@ -91,23 +91,23 @@ impl Control {
     }
 
     /// Kills the API server.
-    pub(super) fn stop_api_server(&self) -> Result<()> {
+    pub fn stop_api_server(&self) -> Result<()> {
         let mut api_server = self.lock();
         let process = api_server.take().context("there is no API server")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(READY).map(drop)
     }
 
-    /// Starts it again, and waits until it answers.
-    pub(super) fn start_api_server(&self) -> Result<()> {
+    /// Starts the API server again, and waits until it answers.
+    pub fn start_api_server(&self) -> Result<()> {
         let log = fs::OpenOptions::new()
             .append(true)
             .create(true)
             .open(&self.log)?;
         let process = self.host.command(&self.command).log(log).start()?;
         *self.lock() = Some(process);
-        let is_ready = || self.kubectl.run(&["get", "--raw", "/readyz"]).is_ok();
-        wait::until(READY, is_ready).context("the API server doesn't get ready again")
+        wait::until(READY, || is_ready(&self.kubectl))
+            .context("the API server doesn't get ready again")
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {
@@ -115,21 +115,21 @@ impl Control {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    pub(super) const fn kubectl(&self) -> &Kubectl {
-        &self.kubectl
-    }
+fn is_ready(kubectl: &Kubectl) -> bool {
+    kubectl.run(&["get", "--raw", "/readyz"]).is_ok()
 }
 
 /// Starts a part, which writes a log of its name.
-fn daemon(site: &Site<'_>, host: &Place, name: &str, arguments: Vec<String>) -> Result<Process> {
+fn daemon(site: &Site, host: &Place, name: &str, arguments: Vec<String>) -> Result<Process> {
     let log = site.logs.create(name)?;
     host.command(&command(site, name, arguments))
         .log(log)
         .start()
 }
 
-fn command(site: &Site<'_>, name: &str, arguments: Vec<String>) -> Vec<String> {
+fn command(site: &Site, name: &str, arguments: Vec<String>) -> Vec<String> {
     let mut command = site.kit.environment();
     command.push(match name {
         "etcd" => name.to_owned(),
@@ -139,12 +139,12 @@ fn command(site: &Site<'_>, name: &str, arguments: Vec<String>) -> Vec<String> {
     command
 }
 
-fn etcd(site: &Site<'_>) -> Vec<String> {
+fn etcd(site: &Site) -> Vec<String> {
     let data = site.lab.folder().join("etcd");
     vec![format!("--data-dir={}", data.display())]
 }
 
-fn api_server(site: &Site<'_>) -> Result<Vec<String>> {
+fn api_server(site: &Site) -> Result<Vec<String>> {
     let pki = |name: &str| site.pki.file(name);
     let policy = site.lab.folder().join("audit.yaml");
     fs::write(&policy, AUDIT)?;
@@ -179,7 +179,7 @@ fn api_server(site: &Site<'_>) -> Result<Vec<String>> {
     ])
 }
 
-fn controllers(site: &Site<'_>) -> Vec<String> {
+fn controllers(site: &Site) -> Vec<String> {
     let pki = |name: &str| site.pki.file(name);
     let volumes = site.lab.folder().join("volume-plugins");
     let mut arguments = client(site, "controllers");
@@ -196,12 +196,12 @@ fn controllers(site: &Site<'_>) -> Vec<String> {
     arguments
 }
 
-fn scheduler(site: &Site<'_>) -> Vec<String> {
+fn scheduler(site: &Site) -> Vec<String> {
     client(site, "scheduler")
 }
 
 /// The arguments of a client that serves nobody but itself.
-fn client(site: &Site<'_>, user: &str) -> Vec<String> {
+fn client(site: &Site, user: &str) -> Vec<String> {
     let config = site.pki.file(&format!("{user}.kubeconfig"));
     vec![
         format!("--kubeconfig={config}"),

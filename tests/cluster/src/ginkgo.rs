@@ -51,13 +51,8 @@ pub enum Verdict {
 }
 
 /// Runs specs.
-///
-/// # Errors
-///
-/// When ginkgo can't be run, or leaves no report.
 pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
-    let kit = cluster.kit();
-    let logs = cluster.logs();
+    let (kit, logs) = (&cluster.site.kit, &cluster.site.logs);
     let mut command = kit.environment();
     command.extend([
         kit.program("ginkgo"),
@@ -72,13 +67,13 @@ pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
     command.extend([
         kit.program("e2e.test"),
         "--".to_owned(),
-        format!("--kubeconfig={}", cluster.kubectl().config()),
+        format!("--kubeconfig={}", cluster.kubectl.config),
         "--provider=skeleton".to_owned(),
         format!("--kubectl-path={}", kit.program("kubectl")),
-        format!("--num-nodes={}", cluster.nodes().len()),
+        format!("--num-nodes={}", cluster.nodes.len()),
         "--disable-log-dump=true".to_owned(),
     ]);
-    let host = cluster.nodes().first().context("no node")?.host();
+    let host = &cluster.nodes.first().context("no node")?.host;
     let ended = host
         .command(&command)
         .log(logs.create("ginkgo")?)

@@ -18,10 +18,6 @@ pub struct Kit {
 
 impl Kit {
     /// The kit in a folder.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
     pub fn open(folder: &Path) -> Result<Self> {
         let folder = folder
             .canonicalize()
@@ -50,10 +46,6 @@ impl Kit {
     }
 
     /// The archives of images.
-    ///
-    /// # Errors
-    ///
-    /// When the folder can't be read.
     pub fn images(&self) -> Result<Vec<PathBuf>> {
         let mut images = Vec::new();
         for entry in std::fs::read_dir(self.path("images"))? {

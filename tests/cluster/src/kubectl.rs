@@ -27,7 +27,8 @@ const ROLLOUT: Duration = Duration::from_secs(120);
 pub struct Kubectl {
     host: Place,
     program: String,
-    config: String,
+    /// The client config of the administrator.
+    pub config: String,
     folder: PathBuf,
     written: Arc<AtomicU32>,
 }
@@ -44,17 +45,7 @@ impl Kubectl {
         })
     }
 
-    /// The client config of the administrator.
-    #[must_use]
-    pub fn config(&self) -> &str {
-        &self.config
-    }
-
     /// Runs it, which must succeed; what it printed.
-    ///
-    /// # Errors
-    ///
-    /// When it fails, with what it complained about.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.outcome(words, CALL)?;
         if !output.exit.is_success() {
@@ -68,28 +59,16 @@ impl Kubectl {
     }
 
     /// Runs it to its end, whatever that is.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be started or doesn't end in time.
     pub fn outcome(&self, words: &[&str], within: Duration) -> Result<Output> {
         self.start(words)?.finish(within)
     }
 
     /// Starts it, for what runs until it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be started.
     pub fn start(&self, words: &[&str]) -> Result<Process> {
         self.host.command(&self.command(words)).start()
     }
 
     /// Starts it, and has it write into a file.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be started.
     pub fn start_into(&self, words: &[&str], file: File) -> Result<Process> {
         self.host.command(&self.command(words)).log(file).start()
     }
@@ -105,10 +84,6 @@ impl Kubectl {
     }
 
     /// Applies objects in YAML.
-    ///
-    /// # Errors
-    ///
-    /// When the API server refuses one.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let path = self.folder.join(format!("{number}.yaml"));
@@ -120,10 +95,6 @@ impl Kubectl {
     }
 
     /// Waits until an object, which may not be there yet, has a condition.
-    ///
-    /// # Errors
-    ///
-    /// When it still hasn't after a while.
     pub fn wait_for(
         &self,
         kind: &str,
@@ -137,10 +108,6 @@ impl Kubectl {
     }
 
     /// Waits until a Deployment has the pods it wants.
-    ///
-    /// # Errors
-    ///
-    /// When it still hasn't after a while, with the state of its pods.
     pub fn rolled_out(&self, namespace: &str, name: &str) -> Result<()> {
         let limit = format!("--timeout={}s", ROLLOUT.as_secs());
         let words = ["-n", namespace, "rollout", "status", name, &limit];

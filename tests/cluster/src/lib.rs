@@ -15,7 +15,7 @@
 
 pub mod api;
 pub mod bare;
-mod control;
+pub mod control;
 mod control_groups;
 pub mod ginkgo;
 pub mod kit;
@@ -31,7 +31,6 @@ pub mod trace;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::Path,
     thread,
     time::Duration,
 };
@@ -57,83 +56,82 @@ const READY: Duration = Duration::from_secs(120);
 /// The address of the cluster's DNS.
 pub const DNS: &str = "10.96.0.10";
 
-/// What the parts of a cluster share while they start.
-struct Site<'a> {
-    lab: &'a Lab,
-    kit: &'a Kit,
-    logs: &'a Logs,
-    pki: &'a Pki,
+/// What the parts of a cluster share.
+#[derive(Debug)]
+pub struct Site {
+    /// The wire between the nodes, and their hosts.
+    pub network: Network,
+    pki: Pki,
+    /// The programs.
+    pub kit: Kit,
+    /// Where every part writes what it says.
+    pub logs: Logs,
+    /// The folder and the control group that go with it.
+    pub lab: Lab,
+}
+
+impl Site {
+    fn new(kit: Kit, logs: Logs, size: Size) -> Result<Self> {
+        let lab = Lab::new()?;
+        Ok(Self {
+            network: Network::new(&lab, &kit, size)?,
+            pki: Pki::write(&lab.folder().join("pki"))?,
+            kit,
+            logs,
+            lab,
+        })
+    }
 }
 
 /// A cluster that is up. All of it goes when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    kubectl: Kubectl,
-    nodes: Vec<Node>,
-    control: Control,
-    network: Network,
-    logs: Logs,
-    proxy: Proxy,
-    kit: Kit,
-    lab: Lab,
+    /// Asks the API server.
+    pub kubectl: Kubectl,
+    /// The nodes, the cloud's first.
+    pub nodes: Vec<Node>,
+    /// The control plane.
+    pub control: Control,
+    /// What serves Services.
+    pub proxy: Proxy,
+    /// What all parts share.
+    pub site: Site,
 }
 
 impl Cluster {
     /// Starts a cluster and waits until its nodes and its DNS are ready.
-    ///
-    /// # Errors
-    ///
-    /// Without the rights of root, or when a part of it doesn't get ready.
     pub fn start(kit: Kit, logs: Logs, proxy: Proxy, size: Size) -> Result<Self> {
-        let lab = Lab::new()?;
-        node::prepare(&lab)?;
-        let network = Network::new(&lab, &kit, size)?;
-        let pki = Pki::write(&lab.folder().join("pki"))?;
-        let site = Site {
-            lab: &lab,
-            kit: &kit,
-            logs: &logs,
-            pki: &pki,
-        };
-        let (control, nodes) = start_parts(&site, &network)?;
-        let kubectl = control.kubectl().clone();
+        let site = Site::new(kit, logs, size)?;
+        node::prepare(&site.lab)?;
+        let (control, nodes) = start_parts(&site)?;
         let mut cluster = Self {
-            kubectl,
+            kubectl: control.kubectl.clone(),
             nodes,
             control,
-            network,
-            logs,
             proxy,
-            kit,
-            lab,
+            site,
         };
-        cluster.join(&pki)?;
+        cluster.join()?;
         Ok(cluster)
     }
 
     /// Has kubelets join, starts what serves Services, and waits for all of it.
-    fn join(&mut self, pki: &Pki) -> Result<()> {
+    fn join(&mut self) -> Result<()> {
         self.kubectl.apply(&objects::bootstrap())?;
-        let site = Site {
-            lab: &self.lab,
-            kit: &self.kit,
-            logs: &self.logs,
-            pki,
-        };
         for node in &mut self.nodes {
-            node.start_kubelet(&site)?;
+            node.start_kubelet(&self.site)?;
             if self.proxy == Proxy::KubeProxy {
-                proxy::start_kube_proxy(node, &site)?;
+                proxy::start_kube_proxy(node, &self.site)?;
             }
         }
         for node in &self.nodes {
-            let name = node.name();
+            let name = node.name;
             self.kubectl
                 .wait_for("node", name, "Ready", READY)
                 .with_context(|| format!("{name} doesn't get ready"))?;
         }
         if let Proxy::Culvert(product) = &self.proxy {
-            product::deploy(product, &self.kubectl, &self.nodes, self.lab.folder())
+            product::deploy(product, &self.kubectl, &self.nodes, self.site.lab.folder())
                 .context("the product doesn't get ready")?;
         }
         self.kubectl.rolled_out("kube-system", "deploy/coredns")?;
@@ -142,92 +140,12 @@ impl Cluster {
             .context("there is no default service account")
     }
 
-    /// Asks the API server.
-    #[must_use]
-    pub const fn kubectl(&self) -> &Kubectl {
-        &self.kubectl
-    }
-
     /// Captures what asks for node ports from other nodes.
-    ///
-    /// # Errors
-    ///
-    /// When tcpdump doesn't begin.
     pub fn trace(&self) -> Result<Trace> {
-        Trace::start(self.network.router(), &self.kit, &self.logs)
-    }
-
-    /// Kills the API server.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't run.
-    pub fn stop_api_server(&self) -> Result<()> {
-        self.control.stop_api_server()
-    }
-
-    /// Starts the API server again, and waits until it answers.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't.
-    pub fn start_api_server(&self) -> Result<()> {
-        self.control.start_api_server()
-    }
-
-    /// The nodes, the cloud's first.
-    #[must_use]
-    pub fn nodes(&self) -> &[Node] {
-        &self.nodes
-    }
-
-    /// The node of this name.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
-    pub fn node(&self, name: &str) -> Result<&Node> {
-        let mut nodes = self.nodes.iter();
-        nodes
-            .find(|node| node.name() == name)
-            .with_context(|| format!("there is no {name}"))
-    }
-
-    /// The wire between the nodes.
-    #[must_use]
-    pub const fn network(&self) -> &Network {
-        &self.network
-    }
-
-    /// What serves Services.
-    #[must_use]
-    pub const fn proxy(&self) -> &Proxy {
-        &self.proxy
-    }
-
-    /// Where every part writes what it says.
-    #[must_use]
-    pub const fn logs(&self) -> &Logs {
-        &self.logs
-    }
-
-    /// The programs.
-    #[must_use]
-    pub const fn kit(&self) -> &Kit {
-        &self.kit
-    }
-
-    /// A folder that goes with the cluster.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.lab.folder()
+        Trace::start(&self.site)
     }
 
     /// The addresses of a Service, IPv4 first, with a port.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such Service.
     pub fn service(&self, namespace: &str, name: &str, port: u16) -> Result<Vec<SocketAddr>> {
         let path = "jsonpath={.spec.clusterIPs[*]}";
         let said = self
@@ -246,20 +164,23 @@ impl Cluster {
     pub fn ways_in(&self) -> String {
         let mut text = String::new();
         for node in &self.nodes {
-            text.push_str(&format!("  {:<8} {}\n", node.name(), node.way_in()));
+            text.push_str(&format!("  {:<8} {}\n", node.name, node.way_in()));
         }
         text.push_str(&format!("  kubectl  {}\n", self.kubectl.way_in()));
-        text.push_str(&format!("  logs     {}\n", self.logs.folder().display()));
+        text.push_str(&format!(
+            "  logs     {}\n",
+            self.site.logs.folder().display()
+        ));
         text
     }
 }
 
 /// The control plane and the nodes' runtimes at the same time: each waits for its own.
-fn start_parts(site: &Site<'_>, network: &Network) -> Result<(Control, Vec<Node>)> {
+fn start_parts(site: &Site) -> Result<(Control, Vec<Node>)> {
     thread::scope(|scope| {
-        let control = scope.spawn(|| Control::start(site, network.cloud()));
+        let control = scope.spawn(|| Control::start(site));
         let mut starting = Vec::new();
-        for (number, host) in network.hosts().iter().enumerate() {
+        for (number, host) in site.network.hosts().iter().enumerate() {
             let host = host.clone();
             starting.push(scope.spawn(move || Node::start(site, number, host)));
         }

@@ -19,10 +19,6 @@ pub struct Logs {
 
 impl Logs {
     /// An empty folder, in the place of what an earlier cluster left.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be made.
     pub fn new(folder: PathBuf) -> Result<Self> {
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -47,28 +43,15 @@ impl Logs {
     }
 
     /// A new file for a part of the cluster.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be made.
     pub fn create(&self, name: &str) -> Result<File> {
         let path = self.path(&format!("{name}.log"));
         File::create(&path).with_context(|| format!("cannot make {}", path.display()))
     }
 
     /// The last lines of each log, under its name.
-    ///
-    /// # Errors
-    ///
-    /// When one can't be read.
     pub fn tails(&self, lines: usize) -> Result<String> {
         let mut paths = Vec::new();
-        find(
-            &self.folder,
-            &|path| path.extension().is_some_and(|kind| kind == "log"),
-            &mut paths,
-        )?;
-        paths.retain(|path| is_of_interest(path));
+        find(&self.folder, &mut paths)?;
         paths.sort();
         let mut text = String::new();
         for path in paths {
@@ -84,16 +67,16 @@ impl Logs {
 /// A part's own log, or that of a pod of the product: those of all pods would be too many.
 fn is_of_interest(path: &Path) -> bool {
     let text = path.to_string_lossy();
-    !text.contains("/pods-") || text.contains("/kube-system_culvert")
+    text.ends_with(".log") && (!text.contains("/pods-") || text.contains("/kube-system_culvert"))
 }
 
-/// The files below a folder that are wanted.
-fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool, found: &mut Vec<PathBuf>) -> Result<()> {
+/// The logs of interest below a folder.
+fn find(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            find(&path, wanted, found)?;
-        } else if wanted(&path) {
+            find(&path, found)?;
+        } else if is_of_interest(&path) {
             found.push(path);
         }
     }

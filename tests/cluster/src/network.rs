@@ -3,12 +3,7 @@
 use std::{fs, net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{
-    agent::{Ground, Network as Namespace},
-    cgroup,
-    lab::Lab,
-    place::Place,
-};
+use tunnel_tests::{agent::Ground, cgroup, lab::Lab, place::Place};
 
 use super::kit::Kit;
 
@@ -128,10 +123,6 @@ impl Network {
     }
 
     /// Whether the edge can only open connections, and takes none.
-    ///
-    /// # Errors
-    ///
-    /// When the router's rules can't be changed.
     pub fn set_outbound_only(&self, is_so: bool) -> Result<()> {
         let path = self.folder.join("edge.nft");
         fs::write(&path, OUTBOUND_ONLY)?;
@@ -151,7 +142,7 @@ fn place(lab: &Lab, group: &str, bpffs: Option<PathBuf>) -> Result<Place> {
     let cgroup = lab.cgroup().join(group);
     cgroup::create(&cgroup)?;
     let place = Place::new(&Ground {
-        network: Namespace::Own,
+        network_of: None,
         cgroup,
         bpffs,
     })?;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use nix::sys::signal::{Signal, kill};
 use tunnel_tests::{
     admin,
-    agent::{Ground, Network as Namespace},
+    agent::Ground,
     cgroup,
     lab::Lab,
     place::{Place, Process},
@@ -54,23 +54,26 @@ pub(super) fn prepare(lab: &Lab) -> Result<()> {
 /// A node. Its processes end when it is dropped.
 #[derive(Debug)]
 pub struct Node {
-    name: &'static str,
+    /// Its name in the cluster.
+    pub name: &'static str,
     group: &'static str,
     number: usize,
-    host: Place,
+    /// Its host, in the network namespace and the control group of its daemons.
+    pub host: Place,
     folder: PathBuf,
     /// Its control group below each hierarchy.
     cgroup: String,
-    /// The same in version 2, and where it shows on the node too.
-    unified: PathBuf,
-    shown: PathBuf,
+    /// The control group (version 2) of everything on the node, pods and daemons.
+    pub unified: PathBuf,
+    /// Where that shows on every node, and so on this one.
+    pub(super) shown: PathBuf,
     environment: Vec<String>,
     daemons: Vec<Process>,
 }
 
 impl Node {
     /// Starts the container runtime, and gives it all images.
-    pub(super) fn start(site: &Site<'_>, number: usize, host: Place) -> Result<Self> {
+    pub(super) fn start(site: &Site, number: usize, host: Place) -> Result<Self> {
         let (name, group) = NODES[number];
         let folder = site.lab.folder().join(group);
         fs::create_dir_all(&folder)?;
@@ -80,7 +83,7 @@ impl Node {
             number,
             host,
             folder,
-            cgroup: control_groups::make(site.lab, group)?,
+            cgroup: control_groups::make(&site.lab, group)?,
             unified: site.lab.cgroup().join(group),
             shown: site.lab.cgroup().join(SHOWN),
             environment: site.kit.environment(),
@@ -124,10 +127,6 @@ impl Node {
     }
 
     /// Gives the runtime an image from an archive.
-    ///
-    /// # Errors
-    ///
-    /// When it can't be read.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let archive = archive.display().to_string();
         let command = self.runtime_client(&[
@@ -150,7 +149,7 @@ impl Node {
     }
 
     /// Starts the kubelet, which joins the cluster.
-    pub(super) fn start_kubelet(&mut self, site: &Site<'_>) -> Result<()> {
+    pub(super) fn start_kubelet(&mut self, site: &Site) -> Result<()> {
         self.write("resolv.conf", "nameserver 127.0.0.1\n")?;
         self.write("kubelet.yaml", &self.kubelet_config(site))?;
         let [own4, own6] = network::addresses(self.number);
@@ -175,7 +174,7 @@ impl Node {
     /// Starts a program that runs as long as the node.
     pub(super) fn run_daemon<A: AsRef<str>>(
         &mut self,
-        site: &Site<'_>,
+        site: &Site,
         name: &str,
         argv: &[A],
     ) -> Result<()> {
@@ -189,40 +188,10 @@ impl Node {
         Ok(())
     }
 
-    /// Its name in the cluster.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Which of the nodes it is.
-    #[must_use]
-    pub const fn number(&self) -> usize {
-        self.number
-    }
-
     /// Whether it is the one far away.
     #[must_use]
     pub const fn is_edge(&self) -> bool {
         self.number == EDGE
-    }
-
-    /// Its host, in the network namespace and the control group of its daemons.
-    #[must_use]
-    pub const fn host(&self) -> &Place {
-        &self.host
-    }
-
-    /// The control group (version 2) of everything on the node, pods and daemons.
-    #[must_use]
-    pub fn cgroup(&self) -> &Path {
-        &self.unified
-    }
-
-    /// Where that shows on every node, and so on this one.
-    #[must_use]
-    pub fn shown_cgroup(&self) -> &Path {
-        &self.shown
     }
 
     /// A path on the node, for who is elsewhere.
@@ -239,19 +208,11 @@ impl Node {
     }
 
     /// Asks the product's daemon on this node.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't answer.
     pub fn ask_daemon(&self, path: &str) -> Result<admin::Answer> {
         admin::get(&self.state().join("admin.sock"), path)
     }
 
     /// Kills the processes of a program on this node that have this argument.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
     pub fn kill(&self, program: &str, argument: &str) -> Result<()> {
         let mut killed = 0;
         for pid in cgroup::processes_below(&self.unified)? {
@@ -269,10 +230,6 @@ impl Node {
     }
 
     /// A place in the network namespace and the control group of a pod.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't run here.
     pub fn pod(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Place> {
         let path = "jsonpath={.metadata.uid}";
         let uid = kubectl.run(&["-n", namespace, "get", "pod", name, "-o", path])?;
@@ -281,7 +238,7 @@ impl Node {
         let (cgroup, pid) = running(&folder)?
             .with_context(|| format!("nothing of {name} runs on {}", self.name))?;
         Place::new(&Ground {
-            network: Namespace::Of(pid),
+            network_of: Some(pid),
             cgroup,
             bpffs: None,
         })
@@ -319,7 +276,7 @@ impl Node {
         command
     }
 
-    fn runtime_config(&self, site: &Site<'_>) -> String {
+    fn runtime_config(&self, site: &Site) -> String {
         let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
         let runc = format!("{cri}.containerd.runtimes.runc");
         // Root may lack the right to lower the score of the out-of-memory killer, and the runtime
@@ -366,7 +323,7 @@ impl Node {
     }
 
     /// Images can't be pulled again, so none is ever thrown away.
-    fn kubelet_config(&self, site: &Site<'_>) -> String {
+    fn kubelet_config(&self, site: &Site) -> String {
         let Self { name, cgroup, .. } = self;
         let pki = |file: &str| site.pki.file(file);
         format!(

@@ -56,7 +56,7 @@ pub(super) fn deploy(
     identify(kubectl, nodes)?;
     // No kubelet may say this of itself.
     let cloud = nodes.first().context("no node")?;
-    kubectl.run(&["label", "node", cloud.name(), GATEWAY])?;
+    kubectl.run(&["label", "node", cloud.name, GATEWAY])?;
     let overlay = scratch.join("overlay");
     fs::create_dir_all(&overlay)?;
     fs::write(overlay.join("kustomization.yaml"), OVERLAY)?;
@@ -88,7 +88,7 @@ fn oddities(node: &Node) -> String {
     format!(
         "bpf: {{ cgroup: {} }}\n\
          service: {{ detectLocal: ClusterCIDR, clusterCIDRs: [\"10.244.0.0/16\", \"fd00:244::/32\"] }}\n",
-        node.shown_cgroup().display()
+        node.shown.display()
     )
 }
 
@@ -108,7 +108,7 @@ fn identify(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     }
     kubectl.apply(&secret)?;
     for node in nodes.iter().filter(|node| node.is_edge()) {
-        let agent = authority.agent(node.name(), Validity::Current)?;
+        let agent = authority.agent(node.name, Validity::Current)?;
         let folder = node.own("/etc/culvert").join("identity");
         fs::create_dir_all(&folder)?;
         for (name, text) in files(&authority, &agent) {

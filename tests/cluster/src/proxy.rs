@@ -14,8 +14,8 @@ pub enum Proxy {
 }
 
 /// Starts Kubernetes' own proxy on a node.
-pub(super) fn start_kube_proxy(node: &mut Node, site: &Site<'_>) -> Result<()> {
-    let config = config(node.name(), &site.pki.file("proxy.kubeconfig"));
+pub(super) fn start_kube_proxy(node: &mut Node, site: &Site) -> Result<()> {
+    let config = config(node.name, &site.pki.file("proxy.kubeconfig"));
     node.write("kube-proxy.yaml", &config)?;
     let command = [
         site.kit.program("kube-proxy"),

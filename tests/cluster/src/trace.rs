@@ -12,12 +12,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
-use tunnel_tests::{
-    place::{Place, Process},
-    wait,
-};
+use tunnel_tests::{place::Process, wait};
 
-use super::{kit::Kit, logs::Logs};
+use super::Site;
 
 /// The ports that Kubernetes takes node ports from.
 const PORTS: RangeInclusive<u16> = 30_000..=32_767;
@@ -59,31 +56,27 @@ pub struct Trace {
 
 impl Trace {
     /// Starts to capture.
-    pub(super) fn start(router: &Place, kit: &Kit, logs: &Logs) -> Result<Self> {
+    pub(super) fn start(site: &Site) -> Result<Self> {
         let filter = format!(
             "portrange {}-{} or icmp or icmp6",
             PORTS.start(),
             PORTS.end()
         );
-        let mut command = kit.environment();
+        let mut command = site.kit.environment();
         // By lines, without names, and each packet once: as it comes in.
         let words = ["tcpdump", "-Z", "root", "-l", "-n", "-i", "any", "-Q", "in"];
         command.extend(words.map(str::to_owned));
         command.push(filter);
         let name = "node-ports";
-        let log = logs.create(name)?;
-        let path = logs.path(&format!("{name}.log"));
-        let capture = router.command(&command).log(log).start()?;
+        let log = site.logs.create(name)?;
+        let path = site.logs.path(&format!("{name}.log"));
+        let capture = site.network.router().command(&command).log(log).start()?;
         let is_begun = || fs::read_to_string(&path).is_ok_and(|text| text.contains("listening on"));
         wait::until(PATIENCE, is_begun).context("tcpdump doesn't begin")?;
         Ok(Self { capture, path })
     }
 
     /// Ends the capture; what became of everything that was asked for.
-    ///
-    /// # Errors
-    ///
-    /// When tcpdump doesn't end, or its log can't be read.
     pub fn end(self) -> Result<Fates> {
         self.capture.signal(Signal::SIGINT)?;
         self.capture.wait(PATIENCE)?;
@@ -175,29 +168,20 @@ listening on any, link-type LINUX_SLL2 (Linux cooked v2), snapshot length 262144
 ";
 
     #[test]
-    fn who_asks_is_told_by_its_port() {
-        let fates = fates(LOG);
-
-        let from: Vec<_> = fates.values().map(|fate| &fate.from).collect();
-        assert_eq!(from[0], &[43_210, 43_211].into());
-        assert_eq!(from[1], &[43_213].into());
-    }
-
-    #[test]
-    fn what_is_asked_of_a_node_port_is_told_with_what_came_of_it() {
+    fn what_is_asked_of_a_node_port_is_told_with_what_came_of_it_and_who_asked() {
         let fates = fates(LOG);
 
         let told: Vec<_> = fates
             .iter()
-            .map(|((at, protocol), fate)| format!("{at}/{protocol}: {fate}"))
+            .map(|((at, protocol), fate)| format!("{at}/{protocol}: {fate} {:?}", fate.from))
             .collect();
         assert_eq!(
             told,
             [
-                "172.30.1.1:31000/TCP: 2 asked, 1 refused, 0 answered",
-                "172.30.1.1:32000/UDP: 1 asked, 1 refused, 0 answered",
-                "[fd00:30:1::1]:31000/TCP: 1 asked, 0 refused, 1 answered",
-                "[fd00:30:1::1]:32000/UDP: 1 asked, 1 refused, 0 answered",
+                "172.30.1.1:31000/TCP: 2 asked, 1 refused, 0 answered {43210, 43211}",
+                "172.30.1.1:32000/UDP: 1 asked, 1 refused, 0 answered {43213}",
+                "[fd00:30:1::1]:31000/TCP: 1 asked, 0 refused, 1 answered {43212}",
+                "[fd00:30:1::1]:32000/UDP: 1 asked, 1 refused, 0 answered {43214}",
             ]
         );
     }

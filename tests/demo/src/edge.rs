@@ -18,13 +18,13 @@ use tunnel_tests::{
     site::{KUBELET, Site},
 };
 
-use crate::{Faults, finish_all, heading, now_ms, table::distribution};
+use crate::{Faults, finish_all, heading, now_ms, start_load, table::distribution};
 
 /// Requests a second from each place, while the agent is cut off.
 const RATE: u32 = 20;
 
 /// How many of them may wait for what becomes of them.
-const WORKERS: u32 = 64;
+const WORKERS: &str = "64";
 
 /// How long until the agent is cut off, and from its return to the end.
 const BEFORE: Duration = Duration::from_secs(1);
@@ -249,14 +249,9 @@ impl Act {
     }
 
     fn start_load(&self, place: &Place, to: SocketAddr, lasting: Duration) -> Result<Process> {
-        place
-            .lab_command(&["load", "kubelet"])?
-            .option("--to", to)
-            .option("--ca", text(&self.site.edge().kubelet_ca())?)
-            .option("--rate", RATE)
-            .option("--millis", lasting.as_millis())
-            .option("--workers", WORKERS)
-            .start()
+        let ca = text(&self.site.edge().kubelet_ca())?;
+        let kind = ["kubelet", "--ca", &ca, "--workers", WORKERS];
+        start_load(place, &kind, &[to], RATE, lasting)
     }
 
     fn report(&mut self, name: &str, report: &Report, [cut, mended]: [u64; 2]) {

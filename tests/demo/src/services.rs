@@ -94,11 +94,7 @@ impl Act {
             let load = start_load(place, &["tcp", "--service", "web"], &[to], RATE, quick)?;
             loads.push((format!("http {name} → {to}"), load));
         }
-        let reports = finish_all(loads, quick)?;
-        for (name, report) in &reports {
-            println!("  {name}: {}", distribution(report));
-        }
-        self.settle(&tally, reports)
+        self.settle_all(&tally, loads, quick)
     }
 
     fn udp(&mut self) -> Result<()> {
@@ -118,11 +114,7 @@ impl Act {
                 start_load(&two, unconnected, &[VIP_DNS6], RATE, quick)?,
             ),
         ];
-        let reports = finish_all(loads, quick)?;
-        for (name, report) in &reports {
-            println!("  {name}: {}", distribution(report));
-        }
-        self.settle(&tally, reports)?;
+        self.settle_all(&tally, loads, quick)?;
 
         let socket = one.udp("0.0.0.0:0")?;
         let question = "dns please: who is there?";
@@ -267,6 +259,20 @@ impl Act {
             RATE,
             lasting,
         )
+    }
+
+    /// Waits for loads, prints who answered, and settles their reports.
+    fn settle_all(
+        &mut self,
+        tally: &Tally,
+        loads: Vec<(String, Process)>,
+        lasting: Duration,
+    ) -> Result<()> {
+        let reports = finish_all(loads, lasting)?;
+        for (name, report) in &reports {
+            println!("  {name}: {}", distribution(report));
+        }
+        self.settle(tally, reports)
     }
 
     /// Compares what clients and servers recorded, and keeps the reports for the table.

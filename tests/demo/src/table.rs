@@ -26,10 +26,7 @@ pub(crate) fn rows(reports: &[(String, Report)]) -> String {
             distribution(report),
         ]
     });
-    let lines: Vec<[String; 6]> = std::iter::once(HEAD.map(str::to_owned))
-        .chain(lines)
-        .collect();
-    in_columns(&lines)
+    in_columns(HEAD, lines)
 }
 
 /// Who answered how often.

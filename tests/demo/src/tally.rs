@@ -75,14 +75,12 @@ mod tests {
     use super::*;
 
     fn served(answered: u64, foreign: u64) -> BTreeMap<String, Counts> {
-        BTreeMap::from([(
-            "a".to_owned(),
-            Counts {
-                accepted: answered,
-                answered,
-                foreign,
-            },
-        )])
+        let counts = Counts {
+            accepted: answered,
+            answered,
+            foreign,
+        };
+        BTreeMap::from([("a".to_owned(), counts)])
     }
 
     fn reported(count: u64) -> (String, Report) {
@@ -102,27 +100,24 @@ mod tests {
     }
 
     #[test]
-    fn equal_records_are_counted_from_the_beginning_of_the_phase() {
+    fn what_both_sides_recorded_since_the_phase_began_is_counted_and_the_rest_a_fault() {
         let reports = [reported(3), reported(2)];
+        let compare = |now| difference(&served(10, 1), &now, &reports);
 
-        let count = difference(&served(10, 1), &served(15, 1), &reports);
-
-        assert_eq!(count, Ok(5));
-    }
-
-    #[test]
-    fn a_request_that_only_one_side_knows_is_a_fault() {
-        let reports = [reported(4)];
-
-        let fault = difference(&served(10, 0), &served(15, 0), &reports).unwrap_err();
-
-        assert!(fault.contains("clients recorded {\"a\": 4}, servers {\"a\": 5}"));
-    }
-
-    #[test]
-    fn a_request_for_another_service_is_a_fault() {
-        let reports = [reported(5)];
-
-        difference(&served(10, 0), &served(15, 1), &reports).unwrap_err();
+        assert_eq!(compare(served(15, 1)), Ok(5));
+        for (claim, now, fault) in [
+            (
+                "a request that only one side knows",
+                served(16, 1),
+                "clients recorded {\"a\": 5}, servers {\"a\": 6}",
+            ),
+            (
+                "a request for another Service",
+                served(15, 2),
+                "a got 1 requests that were meant for another Service",
+            ),
+        ] {
+            assert_eq!(compare(now).unwrap_err(), fault, "{claim}");
+        }
     }
 }

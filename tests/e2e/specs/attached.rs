@@ -10,26 +10,26 @@ use crate::stage::Stage;
 /// Each node's daemon has its programs at the control group of that node, not above it, where
 /// sockets of the other node and of the machine would meet them.
 pub(super) fn to_their_own_group(stage: &Stage<'_>) -> Result<()> {
-    for node in stage.cluster.nodes() {
+    for node in &stage.cluster.nodes {
         let answer = node.ask_daemon("/status")?;
         let status: Value = serde_json::from_str(&answer.body)?;
         let cgroup = status["cgroup"].as_str().context("no cgroup")?;
         // Every node has a name of its own for it; a group is known by its inode.
         let attached = fs::metadata(node.from_elsewhere(Path::new(cgroup)))?.ino();
-        let own = fs::metadata(node.cgroup())?.ino();
+        let own = fs::metadata(&node.unified)?.ino();
         ensure!(
             attached == own,
             "{}: {cgroup} is not {}",
-            node.name(),
-            node.cgroup().display()
+            node.name,
+            node.unified.display()
         );
         let named = status["node"].as_str();
-        ensure!(named == Some(node.name()), "{named:?} on {}", node.name());
+        ensure!(named == Some(node.name), "{named:?} on {}", node.name);
         let translated = status["reasons"]["translated"].as_u64();
         ensure!(
             translated > Some(0),
             "{}: nothing was translated",
-            node.name()
+            node.name
         );
     }
     Ok(())

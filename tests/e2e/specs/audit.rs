@@ -15,7 +15,7 @@ const USER: &str = "system:serviceaccount:kube-system:culvert-";
 /// Every request of the product's service accounts since the cluster's start, with the last word of
 /// the account's name.
 pub(super) fn requests(stage: &Stage<'_>) -> Result<Vec<(String, Value)>> {
-    let path = stage.cluster.logs().path("audit.jsonl");
+    let path = stage.cluster.site.logs.path("audit.jsonl");
     let mut requests = Vec::new();
     for line in BufReader::new(fs::File::open(&path)?).lines() {
         // A server that was killed may have left half a line.

@@ -23,9 +23,9 @@ const LONGEST: Duration = Duration::from_secs(400);
 
 pub(super) fn serves_on(stage: &Stage<'_>) -> Result<()> {
     let addresses = stage.answering("web")?;
-    for node in stage.cluster.nodes() {
+    for node in &stage.cluster.nodes {
         wait::until(BACK, || is_kept(node))
-            .with_context(|| format!("{} never wrote down what it knows", node.name()))?;
+            .with_context(|| format!("{} never wrote down what it knows", node.name))?;
     }
     stage
         .under_load(&addresses, RATE, LONGEST, || without_api_server(stage))
@@ -35,14 +35,14 @@ pub(super) fn serves_on(stage: &Stage<'_>) -> Result<()> {
 /// The API server goes, the daemons are killed and come back without it, and it comes back.
 fn without_api_server(stage: &Stage<'_>) -> Result<()> {
     let began = Instant::now();
-    stage.cluster.stop_api_server()?;
-    for node in stage.cluster.nodes() {
+    stage.cluster.control.stop_api_server()?;
+    for node in &stage.cluster.nodes {
         let started = started(node).context("no status")?;
         node.kill("culvert", "node")?;
         wait::until(BACK, || started_again(node, &started))
-            .with_context(|| format!("{} has no daemon any more", node.name()))?;
+            .with_context(|| format!("{} has no daemon any more", node.name))?;
         wait::until(BACK, || is_stale(node))
-            .with_context(|| format!("{} doesn't go on with what it knew", node.name()))?;
+            .with_context(|| format!("{} doesn't go on with what it knew", node.name))?;
         let answer = node.ask_daemon("/readyz")?;
         ensure!(answer.status == 503, "stale, and ready: {}", answer.body);
         let is_ready = status(node).context("no status")?["ready"] == true;
@@ -57,14 +57,14 @@ fn without_api_server(stage: &Stage<'_>) -> Result<()> {
     if let Some(rest) = AWAY.checked_sub(began.elapsed()) {
         clock::pause(rest);
     }
-    stage.cluster.start_api_server()?;
-    for node in stage.cluster.nodes() {
+    stage.cluster.control.start_api_server()?;
+    for node in &stage.cluster.nodes {
         let is_ready = || {
             node.ask_daemon("/readyz")
                 .is_ok_and(|answer| answer.status == 200)
         };
         wait::until(BACK, is_ready)
-            .with_context(|| format!("{} doesn't get ready again", node.name()))?;
+            .with_context(|| format!("{} doesn't get ready again", node.name))?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ pub(super) fn exec(stage: &Stage<'_>) -> Result<()> {
 pub(super) fn logs(stage: &Stage<'_>) -> Result<()> {
     on_edge(stage, |node| {
         let pod = pod_on(node);
-        let path = stage.cluster.folder().join("followed");
+        let path = stage.cluster.site.lab.folder().join("followed");
         let follow = ["-n", NAMESPACE, "logs", "--follow", &pod];
         let following = stage.kubectl().start_into(&follow, File::create(&path)?)?;
         let is_followed = |word: &str| {
@@ -58,10 +58,10 @@ pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
         let ports = format!("{FORWARDED}:8080");
         let words = ["-n", NAMESPACE, "port-forward", &pod, &ports];
         let forwarding = stage.kubectl().start(&words)?;
-        let cloud = stage.cluster.nodes().first().context("no node")?;
+        let cloud = stage.cluster.nodes.first().context("no node")?;
         let client = Client {
-            name: cloud.name().to_owned(),
-            place: cloud.host().clone(),
+            name: cloud.name.to_owned(),
+            place: cloud.host.clone(),
         };
         let to = SocketAddr::from(([127, 0, 0, 1], FORWARDED));
         wait::until(CONNECTED, || {
@@ -76,8 +76,8 @@ pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
 
 /// Does something with the edge node, once its agent has dialled.
 fn on_edge(stage: &Stage<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
-    let edge = stage.cluster.nodes().iter().find(|node| node.is_edge());
-    let edge = edge.context("no edge node")?.name();
+    let edge = stage.cluster.nodes.iter().find(|node| node.is_edge());
+    let edge = edge.context("no edge node")?.name;
     wait::until(CONNECTED, || stage.exec(edge, &["true"]).is_ok())
         .context("the edge can't be reached")?;
     body(edge)

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::wait;
 
 use crate::{
-    manifests::{self, NAMESPACE},
+    manifests,
     stage::{Client, KNOWN, Stage},
 };
 
@@ -30,8 +30,7 @@ pub(super) fn with_their_backend(stage: &Stage<'_>) -> Result<()> {
             sockets.push((client, to, answered(client, to)?));
         }
     }
-    let delete = ["-n", NAMESPACE, "delete", "service", NAME];
-    stage.kubectl().run(&delete)?;
+    stage.run(&["delete", "service", NAME])?;
     for (client, to, socket) in sockets {
         socket.set_read_timeout(Some(KNOWN))?;
         let ended = socket.recv(&mut [0; 256]);

@@ -25,18 +25,14 @@ pub(super) fn tell_what_is_wrong(stage: &Stage<'_>) -> Result<()> {
 }
 
 fn annotate(stage: &Stage<'_>, change: &str) -> Result<()> {
-    let words = ["-n", NAMESPACE, "annotate", "service", NAME, change];
-    stage.kubectl().run(&words).map(drop)
+    stage.run(&["annotate", "service", NAME, change]).map(drop)
 }
 
 fn tell(stage: &Stage<'_>) -> Result<()> {
-    wait::until(KNOWN, || {
-        tellers(stage).len() == stage.cluster.nodes().len()
-    })
-    .context("not every node tells of it")?;
+    wait::until(KNOWN, || tellers(stage).len() == stage.cluster.nodes.len())
+        .context("not every node tells of it")?;
 
-    let describe = ["-n", NAMESPACE, "describe", "service", NAME];
-    let described = stage.kubectl().run(&describe)?;
+    let described = stage.run(&["describe", "service", NAME])?;
     let lines = described
         .lines()
         .filter(|line| line.contains("FieldIgnored"));

@@ -27,7 +27,7 @@ pub(super) fn loses_no_connection(stage: &Stage<'_>) -> Result<()> {
     let addresses = stage.answering("rolled")?;
 
     let reports = stage.under_load(&addresses, RATE, LONGEST, || {
-        kubectl.run(&["-n", NAMESPACE, "rollout", "restart", "deploy/rolled"])?;
+        stage.run(&["rollout", "restart", "deploy/rolled"])?;
         kubectl.rolled_out(NAMESPACE, "deploy/rolled")?;
         // Those that were replaced go on serving for a while.
         wait::until(LONGEST, || only_new_pods(stage)).context("old pods don't go")
@@ -38,16 +38,6 @@ pub(super) fn loses_no_connection(stage: &Stage<'_>) -> Result<()> {
 }
 
 fn only_new_pods(stage: &Stage<'_>) -> bool {
-    let words = [
-        "-n",
-        NAMESPACE,
-        "get",
-        "pods",
-        "-l",
-        "app=rolled",
-        "-o",
-        "name",
-    ];
-    let said = stage.kubectl().run(&words);
+    let said = stage.run(&["get", "pods", "-l", "app=rolled", "-o", "name"]);
     said.is_ok_and(|said| said.lines().count() == PODS)
 }

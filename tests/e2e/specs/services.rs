@@ -23,21 +23,21 @@ pub(super) fn names_resolve(stage: &Stage<'_>) -> Result<()> {
     let [web, _] = stage.addresses("web")?[..] else {
         anyhow::bail!("the Service has not two addresses");
     };
-    for node in stage.cluster.nodes() {
+    for node in &stage.cluster.nodes {
         for protocol in ["+notcp", "+tcp"] {
             let words = ["dig", "+short", "+time=2", protocol, &server, &name, "A"];
             let mut said = String::new();
             wait::until(KNOWN, || {
                 said = stage
-                    .exec(node.name(), &words)
+                    .exec(node.name, &words)
                     .unwrap_or_else(|error| format!("{error:#}"));
                 said.trim() == web.ip().to_string()
             })
-            .with_context(|| format!("{} from {}: {said:?}", words.join(" "), node.name()))?;
+            .with_context(|| format!("{} from {}: {said:?}", words.join(" "), node.name))?;
         }
         let url = "https://kubernetes.default/version";
         let words = ["curl", "--silent", "--insecure", "--max-time", "10", url];
-        let said = stage.exec(node.name(), &words)?;
+        let said = stage.exec(node.name, &words)?;
         ensure!(said.contains("gitVersion"), "{url} said {said:?}");
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! What the daemon guards: uplinks that come and go, names of links, and routes.
 
-use std::{fs, io::ErrorKind, time::Duration};
+use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
@@ -11,6 +11,7 @@ use tunnel_tests::{
 };
 
 use super::knock;
+use crate::support::same;
 
 /// How long a change of the network may take to be followed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,8 +43,24 @@ fn routes(node: &Node, protocol: &str) -> Result<String> {
     Ok(node.host().run(&of("-4"))? + &node.host().run(&of("-6"))?)
 }
 
+/// How many guards are pinned.
+pub(crate) fn guards(node: &Node) -> Result<usize> {
+    let links = fs::read_dir(node.bpffs().join("links"))?;
+    let names = links.flatten().map(|link| link.file_name());
+    let is_guard = |name: &OsString| name.to_string_lossy().starts_with("guard-");
+    Ok(names.filter(is_guard).count())
+}
+
 pub(crate) fn network(node: &Node) -> Result<serde_json::Value> {
     Ok(node.status()?["network"].take())
+}
+
+/// Adds a pair of links to the host: one of this name, and `other`.
+fn add_veth(node: &Node, name: &str) -> Result<()> {
+    let words = [
+        "ip", "link", "add", name, "type", "veth", "peer", "name", "other",
+    ];
+    node.host().run(&words).map(drop)
 }
 
 /// A connect to the kubelet of the edge, from the host.
@@ -59,9 +76,7 @@ fn a_new_uplink_is_guarded_while_the_daemon_runs() -> Result<()> {
     let uplinks = || -> Result<String> { Ok(network(&node)?["uplinks"].to_string()) };
     ensure!(uplinks()? == "[\"uplink\"]", "{}", uplinks()?);
 
-    node.host().run(&[
-        "ip", "link", "add", "second", "type", "veth", "peer", "name", "other",
-    ])?;
+    add_veth(&node, "second")?;
 
     wait::until(PATIENCE, || {
         uplinks().is_ok_and(|uplinks| uplinks.contains("second") && uplinks.contains("other"))
@@ -82,9 +97,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
             .run(&["ip", family, "route", "del", "default"])?;
     }
     // Something that is followed shows that the loss was.
-    node.host().run(&[
-        "ip", "link", "add", "late", "type", "veth", "peer", "name", "other",
-    ])?;
+    add_veth(&node, "late")?;
     let has_late = || network(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
     wait::until(PATIENCE, has_late)?;
 
@@ -92,10 +105,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     ensure!(view["uplinks"].to_string().contains("\"uplink\""), "{view}");
     node.outside()
         .run(&["ip", "route", "add", "198.19.0.0/16", "via", "192.0.2.1"])?;
-    ensure!(
-        knock(&node) == ErrorKind::TimedOut,
-        "an outsider got an answer"
-    );
+    same("from outside", knock(&node), ErrorKind::TimedOut)?;
     Ok(())
 }
 
@@ -114,16 +124,8 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
         problem.contains("service.uplinks names nowhere"),
         "{problem}"
     );
-    ensure!(
-        routes(&node, "176")?.is_empty(),
-        "{}",
-        routes(&node, "176")?
-    );
-    ensure!(
-        dial(&node) == ErrorKind::ConnectionRefused,
-        "{:?}",
-        dial(&node)
-    );
+    same("routes", routes(&node, "176")?, "")?;
+    same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
     ensure!(node.reason("steering_closed")? > 0, "not counted");
 
     // The name of an uplink that is guarded becomes another: the guard stays.
@@ -132,9 +134,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
         config.replace("uplinks: [nowhere]", "uplinks: [uplink]")
     })?;
     node.start()?;
-    node.host().run(&[
-        "ip", "link", "add", "late", "type", "veth", "peer", "name", "other",
-    ])?;
+    add_veth(&node, "late")?;
     node.host().run(&["ip", "link", "set", "uplink", "down"])?;
     node.host()
         .run(&["ip", "link", "set", "uplink", "name", "renamed"])?;
@@ -142,10 +142,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
     let has_problem =
         || network(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"));
     wait::until(PATIENCE, has_problem)?;
-    ensure!(
-        knock(&node) == ErrorKind::TimedOut,
-        "an outsider got an answer"
-    );
+    same("from outside", knock(&node), ErrorKind::TimedOut)?;
     Ok(())
 }
 
@@ -178,25 +175,13 @@ fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<
     };
     let node = steering(marked(180))?;
     node.start()?;
-    ensure!(
-        routes(&node, "180")?.lines().count() == 2,
-        "{}",
-        routes(&node, "180")?
-    );
+    same("routes", routes(&node, "180")?.lines().count(), 2)?;
     node.stop()?;
 
     configure(&node, marked(181))?;
     node.start()?;
-    ensure!(
-        routes(&node, "180")?.is_empty(),
-        "{}",
-        routes(&node, "180")?
-    );
-    ensure!(
-        routes(&node, "181")?.lines().count() == 2,
-        "{}",
-        routes(&node, "181")?
-    );
+    same("former routes", routes(&node, "180")?, "")?;
+    same("routes", routes(&node, "181")?.lines().count(), 2)?;
     node.stop()?;
 
     configure(&node, |config| {
@@ -207,33 +192,18 @@ fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<
             .to_owned()
     })?;
     node.start()?;
-    ensure!(
-        routes(&node, "181")?.is_empty(),
-        "{}",
-        routes(&node, "181")?
-    );
-    let links = fs::read_dir(node.bpffs().join("links"))?;
-    let names: Vec<_> = links.flatten().map(|link| link.file_name()).collect();
-    let is_guard = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("guard-");
-    ensure!(!names.iter().any(is_guard), "{names:?}");
-    Ok(())
+    same("routes", routes(&node, "181")?, "")?;
+    same("guards", guards(&node)?, 0)
 }
 
 #[test]
 fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> Result<()> {
     let node = steering(str::to_owned)?;
-    let foreign = [
-        "ip",
-        "route",
-        "add",
-        "local",
-        "198.19.0.0/16",
-        "dev",
-        "lo",
-        "proto",
-        "99",
-    ];
-    node.host().run(&foreign)?;
+    let run = |command: &str| {
+        let words: Vec<_> = command.split(' ').collect();
+        node.host().run(&words)
+    };
+    run("ip route add local 198.19.0.0/16 dev lo proto 99")?;
     node.start()?;
     let problem = || -> Result<String> { Ok(network(&node)?["problem"].to_string()) };
     ensure!(
@@ -241,29 +211,17 @@ fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> R
         "{}",
         problem()?
     );
-    ensure!(
-        dial(&node) == ErrorKind::ConnectionRefused,
-        "{:?}",
-        dial(&node)
-    );
+    same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
     ensure!(
         routes(&node, "176")?.contains("fd00:c01e::/64"),
         "the other family has its route"
     );
 
-    let delete = [
-        "ip",
-        "route",
-        "del",
-        "local",
-        "198.19.0.0/16",
-        "table",
-        "local",
-    ];
-    node.host().run(&delete)?;
+    let delete = "ip route del local 198.19.0.0/16 table local";
+    run(delete)?;
 
     let is_there = || routes(&node, "176").is_ok_and(|routes| routes.contains("198.19.0.0/16"));
     wait::until(PATIENCE, is_there)?;
-    node.host().run(&delete)?;
+    run(delete)?;
     wait::until(PATIENCE, is_there)
 }

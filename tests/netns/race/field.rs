@@ -236,6 +236,8 @@ impl Field {
         let server = backends.serve(&[
             Listener::range(Kind::Udp, DNS_TARGETS, READ.into(), STEM),
             Listener::range(Kind::Http, HTTP_TARGETS, SERVICES.into(), STEM),
+            // Whoever is led astray to these reaches a server that records it.
+            Listener::range(Kind::Udp, HTTP_TARGETS, SERVICES.into(), STEM),
         ])?;
         Ok(Self {
             family,

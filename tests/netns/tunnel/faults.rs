@@ -13,7 +13,7 @@ use tunnel_tests::{
 };
 
 use super::{both, client, each_place, expect_refused};
-use crate::support::{HTTP, Vip, Way, addresses, http, same, serve, until_backends};
+use crate::support::{HTTP, Vip, Way, addresses, serve, until_backends};
 
 const WEB: Vip = Vip::of(10);
 
@@ -30,11 +30,7 @@ fn start() -> Result<(Site, Server)> {
 
 fn expect_service(place: &Place) -> Result<()> {
     for way in Way::TCP {
-        same(
-            "server",
-            http(way.connect(place, WEB, HTTP)?)?,
-            "backend".to_owned(),
-        )?;
+        way.is_served(place, WEB, HTTP, "backend")?;
     }
     Ok(())
 }
@@ -144,11 +140,11 @@ fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_b
     let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
     old.upgrade()?;
 
-    site.edge().freeze_agent()?;
+    site.edge().signal_agent(Signal::SIGSTOP)?;
     // Its threads stop one after another, so a first exchange may still pass.
     wait::until(COMMAND, || old.exchange(b"anybody?").is_err()).context("not told")?;
     expect_told(&site)?;
-    site.edge().thaw_agent()?;
+    site.edge().signal_agent(Signal::SIGCONT)?;
     site.until_served()?;
 
     site.edge().end_agent(Signal::SIGKILL)?;

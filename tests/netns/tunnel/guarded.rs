@@ -79,11 +79,8 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     for to in both(KUBELET[0]) {
         expect_unsteered(outside, to)?;
     }
-    same(
-        "connections",
-        site.kubelet().record()?.exchanges.len(),
-        before,
-    )?;
+    let after = site.kubelet().record()?.exchanges.len();
+    same("connections", after, before)?;
     site.ask(node.host())
 }
 
@@ -102,11 +99,7 @@ fn routes(place: &Place) -> Result<String> {
 fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Result<()> {
     let site = Site::new()?;
     let (node, outside) = (site.node(), site.node().outside());
-    ensure!(
-        routes(node.host())?.lines().count() == 2,
-        "{}",
-        routes(node.host())?
-    );
+    same("routes", routes(node.host())?.lines().count(), 2)?;
     // Whoever listens there: nothing comes from outside while the guard is up.
     node.kill9()?;
     let listener = node.host().listen(("0.0.0.0", INGRESS))?;
@@ -118,7 +111,7 @@ fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Res
     let output = node.culvert(&["cleanup"])?;
     ensure!(output.exit.is_success(), "{output:?}");
 
-    ensure!(routes(node.host())?.is_empty(), "{}", routes(node.host())?);
+    same("routes", routes(node.host())?, "")?;
     ensure!(!node.bpffs().exists());
     wait::until(CHANGE, || {
         expect_unsteered(node.host(), both(KUBELET[0])[0]).is_ok()

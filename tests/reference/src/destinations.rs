@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 
 use super::{
-    Cluster, Entry, ExternalIps, Here, Kind, NodePortAddresses,
+    Cluster, Entry, ExternalIps, Here, Kind,
     address::{Cidr, Family, parse},
     node, objects,
 };
@@ -126,7 +126,7 @@ pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Ve
 /// the setting selects.
 fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpAddr> {
     let ranges = node_port_ranges(cluster, here, family);
-    let own = here.addresses.iter().map(|(_, address)| *address);
+    let own = here.addresses.iter().copied();
     let selected = own.filter(|address| ranges.iter().any(|range| range.contains(*address)));
     of_family(selected, family)
 }
@@ -134,15 +134,14 @@ fn node_port_ips(cluster: &Cluster, here: &Here, family: Family) -> BTreeSet<IpA
 /// What the setting selects in a family. Absent is the same as `[primary, localhost]`, an empty list
 /// the same as `[all]`.
 fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr> {
-    let entries = match &here.node_port_addresses {
-        NodePortAddresses::Absent => vec![Entry::Primary, Entry::Localhost],
-        NodePortAddresses::All => vec![Entry::All],
-        NodePortAddresses::List(entries) => entries.clone(),
+    let entries = match here.node_port_addresses.as_deref() {
+        None => &[Entry::Primary, Entry::Localhost],
+        Some([]) => &[Entry::All][..],
+        Some(entries) => entries,
     };
-    let mut ranges = Vec::new();
-    for entry in entries {
-        ranges.extend(ranges_of(entry, cluster, here, family));
-    }
+    let ranges = entries.iter();
+    let ranges = ranges.filter_map(|entry| range_of(*entry, cluster, here, family));
+    let mut ranges: Vec<_> = ranges.collect();
     // Contract 5, "a family without CIDR": all local addresses of that family. An entry that
     // selects nothing in a family, as `primary` where the node has no address of it, is no CIDR of
     // it (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, which is given
@@ -153,7 +152,7 @@ fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr>
     ranges
 }
 
-fn ranges_of(entry: Entry, cluster: &Cluster, here: &Here, family: Family) -> Option<Cidr> {
+fn range_of(entry: Entry, cluster: &Cluster, here: &Here, family: Family) -> Option<Cidr> {
     match entry {
         Entry::Cidr(range) => Some(range).filter(|range| range.family() == family),
         Entry::Primary => node::primary(cluster, here, family).map(Cidr::single),

@@ -65,26 +65,17 @@ pub struct Cluster {
 pub struct Here {
     /// The name of the Node object.
     pub node: String,
-    /// The addresses of the node's interfaces, each with whether it is on the loopback interface.
+    /// The addresses of the node's interfaces.
     ///
     /// The interface decides nothing: a loopback address is one of 127.0.0.0/8 or `::1`, and a
     /// service address that is held on `lo` is a local address like any other (kube-proxy
     /// `pkg/proxy/nftables/proxier.go`, `ip.IsLoopback()`).
-    pub addresses: Vec<(bool, IpAddr)>,
-    pub node_port_addresses: NodePortAddresses,
+    pub addresses: Vec<IpAddr>,
+    /// The setting `nodePortAddresses`. Absent, it means the primary addresses and loopback; an empty
+    /// list means all local addresses.
+    pub node_port_addresses: Option<Vec<Entry>>,
     pub external_ips: ExternalIps,
     pub topology_keys: TopologyKeys,
-}
-
-/// The setting `nodePortAddresses`.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum NodePortAddresses {
-    /// The field is absent: the primary addresses and loopback.
-    Absent,
-    /// An empty list: all local addresses.
-    All,
-    /// What the list names.
-    List(Vec<Entry>),
 }
 
 /// One entry of `nodePortAddresses`.

@@ -88,7 +88,7 @@ fn is_on_this_node(source: &Source, here: &Here) -> bool {
 }
 
 fn is_own(address: IpAddr, here: &Here) -> bool {
-    here.addresses.iter().any(|(_, own)| *own == address)
+    here.addresses.contains(&address)
 }
 
 /// Contract 6a, "match", "pods" and "node".
@@ -131,6 +131,6 @@ fn node_source(front: &Front, here: &Here) -> Option<IpAddr> {
     if front.node_ip.is_some() {
         return front.node_ip;
     }
-    let mut own = here.addresses.iter().map(|(_, address)| *address);
+    let mut own = here.addresses.iter().copied();
     own.find(|address| Family::of(*address) == Family::of(front.address) && !address.is_loopback())
 }

@@ -15,10 +15,6 @@ use nix::{
 };
 
 /// Has a command start so.
-///
-/// # Errors
-///
-/// When there can't be a CPU of that number.
 pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(one).transpose()?;
     let parent = Pid::this();

@@ -18,41 +18,31 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 use socket2::Socket;
 
 use super::{
-    Ground, Network, child,
-    wire::{self, Exit, Reply, Request},
+    Ground, child,
+    wire::{self, Exit, Failure, Request},
 };
 use crate::cgroup;
 
 /// Holds a place and serves it on standard input, a socket, until the other side is gone.
-///
-/// # Errors
-///
-/// When the kernel refuses the place, or the channel breaks.
 pub fn serve(ground: &Ground) -> Result<()> {
     let channel = io::stdin()
         .as_fd()
         .try_clone_to_owned()
         .context("no channel")?;
-    match enter(ground) {
-        Ok(()) => {}
-        Err(error) => {
-            // The answer to the greeting that is on its way.
-            let reply = Reply::Failed {
-                errno: None,
-                message: format!("{error:#}"),
-            };
-            wire::send(channel.as_fd(), &reply, &[])?;
-            return Err(error);
-        }
+    if let Err(error) = enter(ground) {
+        // The answer to the greeting that is on its way.
+        wire::send(channel.as_fd(), &Err::<(), _>(failure(&error)), &[])?;
+        return Err(error);
     }
     let mut children = BTreeMap::new();
     while let Some((request, files)) = wire::receive::<Request>(channel.as_fd())? {
         let (reply, socket) = match answer(request, files, &mut children) {
-            Ok(answer) => answer,
-            Err(error) => (failure(&error), None),
+            Ok((answer, socket)) => (Ok(answer), socket),
+            Err(error) => (Err(failure(&error)), None),
         };
         let files = socket
             .iter()
@@ -65,11 +55,11 @@ pub fn serve(ground: &Ground) -> Result<()> {
 
 fn enter(ground: &Ground) -> Result<()> {
     cgroup::enter(&ground.cgroup)?;
-    match ground.network {
-        Network::Own => {
+    match ground.network_of {
+        None => {
             unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
         }
-        Network::Of(pid) => {
+        Some(pid) => {
             let path = format!("/proc/{pid}/ns/net");
             let namespace = fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
             setns(namespace, CloneFlags::CLONE_NEWNET)
@@ -90,7 +80,7 @@ fn mount_bpffs(folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot mount a BPF file system on {}", folder.display()))
 }
 
-type Answer = (Reply, Option<OwnedFd>);
+type Answer = (Value, Option<OwnedFd>);
 
 fn answer(
     request: Request,
@@ -98,32 +88,30 @@ fn answer(
     children: &mut BTreeMap<i32, Child>,
 ) -> Result<Answer> {
     let reply = match request {
-        Request::Greet => Reply::Done,
+        Request::Greet => Value::Null,
         Request::Socket {
             domain,
             kind,
             protocol,
         } => {
             let socket = Socket::new(domain.into(), kind.into(), protocol.map(Into::into))?;
-            return Ok((Reply::Done, Some(socket.into())));
+            return Ok((Value::Null, Some(socket.into())));
         }
         Request::Spawn { argv, cpu } => {
             let child = spawn(&argv, cpu, files)?;
             let pid = i32::try_from(child.id())?;
             children.insert(pid, child);
-            Reply::Pid(pid)
+            pid.into()
         }
         Request::Ended { pid } => {
             let child = children
                 .get_mut(&pid)
                 .context("no such process in this place")?;
-            match child.try_wait()? {
-                Some(status) => Reply::Ended(Exit {
-                    code: status.code(),
-                    signal: status.signal(),
-                }),
-                None => Reply::Running,
-            }
+            let exit = child.try_wait()?.map(|status| Exit {
+                code: status.code(),
+                signal: status.signal(),
+            });
+            serde_json::to_value(exit)?
         }
         Request::Signal { pid, signal } => {
             let child = children
@@ -133,11 +121,11 @@ fn answer(
             if child.try_wait()?.is_none() {
                 kill(Pid::from_raw(pid), Signal::try_from(signal)?)?;
             }
-            Reply::Done
+            Value::Null
         }
         Request::Write { path, text } => {
             fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-            Reply::Done
+            Value::Null
         }
     };
     Ok((reply, None))
@@ -160,11 +148,11 @@ fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child
         .with_context(|| format!("cannot start {program}"))
 }
 
-fn failure(error: &anyhow::Error) -> Reply {
+fn failure(error: &anyhow::Error) -> Failure {
     let errno = error
         .downcast_ref::<io::Error>()
         .and_then(io::Error::raw_os_error);
-    Reply::Failed {
+    Failure {
         errno,
         message: format!("{error:#}"),
     }

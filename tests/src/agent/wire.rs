@@ -24,9 +24,9 @@ pub(crate) enum Request {
         kind: i32,
         protocol: Option<i32>,
     },
-    /// A process, with two open files for what it prints.
+    /// A process, with two open files for what it prints: answered with its number.
     Spawn { argv: Vec<String>, cpu: Option<u32> },
-    /// Whether a process has ended.
+    /// Whether a process has ended: answered with an [`Exit`] if it has.
     Ended { pid: i32 },
     /// A signal to a process.
     Signal { pid: i32, signal: i32 },
@@ -34,14 +34,11 @@ pub(crate) enum Request {
     Write { path: PathBuf, text: String },
 }
 
-/// What an agent answers.
+/// The failure of a request, sent in the place of its answer.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) enum Reply {
-    Done,
-    Pid(i32),
-    Running,
-    Ended(Exit),
-    Failed { errno: Option<i32>, message: String },
+pub(crate) struct Failure {
+    pub(crate) errno: Option<i32>,
+    pub(crate) message: String,
 }
 
 /// How a process ended.

@@ -20,7 +20,7 @@ use tunnel_userspace::{
     identity::{Role, Store},
     model, telemetry,
     tunnel::{
-        Common, Limits, Registry,
+        Common, Limits, Sessions,
         agent::Agent,
         gateway::Gateway,
         ingress::{self, Ingress},
@@ -48,10 +48,6 @@ const fn common(limits: Limits) -> Common {
 }
 
 /// Runs a gateway with an ingress until SIGTERM.
-///
-/// # Errors
-///
-/// When it can't listen.
 pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = start::<CloudSettings>(settings)?;
     runtime.block_on(Box::pin(serve_cloud(settings, record)))
@@ -59,12 +55,12 @@ pub fn cloud(settings: &Path, record: &Path) -> Result<()> {
 
 async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let (store, identity) = Store::open(settings.certificate, Role::Gateway);
-    let (registry, common) = (Registry::new(), common(settings.session));
+    let (sessions, common) = (Sessions::new(), common(settings.session));
     let gateway = Gateway::bind(
         settings.gateway,
         common.clone(),
         identity.clone(),
-        Arc::clone(&registry),
+        Arc::clone(&sessions),
     )?;
     let (address, length) = settings.prefix;
     let prefix =
@@ -80,18 +76,18 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
         common,
         targets,
         inside,
-        Arc::clone(&registry),
+        Arc::clone(&sessions),
     )?;
     let (at, landing) = (gateway.local_addr(), ingress.local_addr());
     let record = listen(record)?;
     let tell = || {
-        let counts = registry.counts().into_iter();
+        let counts = sessions.counts().into_iter();
         let counts = counts.map(|(reason, count)| (reason.label().to_owned(), count));
         Ok(serde_json::to_vec(&CloudRecord {
             gateway: at,
             ingress: landing,
             counts: counts.collect::<BTreeMap<_, _>>(),
-            nodes: serde_json::to_value(registry.nodes())?,
+            nodes: serde_json::to_value(sessions.nodes())?,
             identity: serde_json::to_value(identity.state())?,
         })?)
     };
@@ -121,10 +117,6 @@ fn model_of(targets: &[Target]) -> model::Targets {
 }
 
 /// Runs an agent until SIGTERM.
-///
-/// # Errors
-///
-/// When its settings are bad.
 pub fn agent(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = start::<AgentSettings>(settings)?;
     runtime.block_on(Box::pin(serve_agent(settings, record)))

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{CHUNK, ECHO, Echoes, FLOOD, Flood, LITTLE, STALL, own_cpu};
+use super::{CHUNK, ECHO, FLOOD, Flood, LITTLE, STALL, own_cpu};
 use crate::{
     clock::Instant,
     load::{Latency, nanoseconds},
@@ -86,10 +86,6 @@ fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Takes floods over several connections at once, for some time.
-///
-/// # Errors
-///
-/// When one of them fails.
 pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     run(async {
         let counted = Arc::new(AtomicU64::new(0));
@@ -123,12 +119,8 @@ pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     })
 }
 
-/// Has 64 bytes sent back, one time after another.
-///
-/// # Errors
-///
-/// When one doesn't come back.
-pub fn echo(way: &Way, lasting: Duration) -> Result<Echoes> {
+/// Has 64 bytes sent back, one time after another, and returns how long each took.
+pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
     run(async {
         let mut stream = time::timeout(PATIENCE, open(way, ECHO)).await??;
         let mut times = Vec::new();
@@ -144,17 +136,11 @@ pub fn echo(way: &Way, lasting: Duration) -> Result<Echoes> {
         }
         // What comes first also opens the stream.
         times.drain(..times.len().min(20));
-        Ok(Echoes {
-            times: Latency::of(times),
-        })
+        Ok(Latency::of(times))
     })
 }
 
 /// Asks for floods and reads nothing of them; tells once all are open, and holds them for ever.
-///
-/// # Errors
-///
-/// When one can't be opened.
 pub fn stall(way: &Way, connections: u32, tell: impl FnOnce() -> Result<()>) -> Result<()> {
     run(async {
         let mut held = Vec::new();

@@ -1,42 +1,43 @@
 //! The server.
 
-use std::{
-    io,
-    net::{Ipv6Addr, SocketAddr},
-    os::fd::AsFd as _,
-    path::Path,
-    sync::Arc,
-};
+use std::{io, os::fd::AsFd as _, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use rustls::ServerConfig;
-use socket2::{Domain, Socket, Type};
+use socket2::Socket;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::{TcpListener, UnixListener},
+    net::{TcpStream, UnixListener},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 
 use super::{CHUNK, FLOOD, LITTLE, STALL};
-use crate::kubelet::pattern;
-
-const BACKLOG: i32 = 1024;
+use crate::{
+    kubelet::pattern,
+    serve::{accept, listen},
+};
 
 /// Serves two ports until the process is killed; a Unix socket appears once both listen.
-///
-/// # Errors
-///
-/// When it can't listen.
 pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_io()
         .build()?;
     runtime.block_on(async {
+        let tls = TlsAcceptor::from(tls);
         let mut ports = JoinSet::new();
-        ports.spawn(accept(listen(plain)?, None));
-        ports.spawn(accept(listen(secure)?, Some(TlsAcceptor::from(tls))));
+        ports.spawn(accept(listen(plain)?, |stream| async move {
+            let socket = prepared(&stream)?;
+            act(stream, &socket).await
+        }));
+        ports.spawn(accept(listen(secure)?, move |stream| {
+            let tls = tls.clone();
+            async move {
+                let socket = prepared(&stream)?;
+                act(tls.accept(stream).await?, &socket).await
+            }
+        }));
         let _ready = UnixListener::bind(ready)
             .with_context(|| format!("cannot listen on {}", ready.display()))?;
         match ports.join_next().await {
@@ -46,35 +47,10 @@ pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> R
     })
 }
 
-fn listen(port: u16) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
-    socket.set_only_v6(false)?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).into())?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    TcpListener::from_std(socket.into())
-}
-
-async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>) -> io::Result<()> {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let (stream, _) = accepted?;
-                stream.set_nodelay(true)?;
-                let tls = tls.clone();
-                connections.spawn(async move {
-                    let socket = Socket::from(stream.as_fd().try_clone_to_owned()?);
-                    match tls {
-                        None => act(stream, &socket).await,
-                        Some(tls) => act(tls.accept(stream).await?, &socket).await,
-                    }
-                });
-            }
-            Some(_) = connections.join_next() => {}
-        }
-    }
+/// The socket under a stream that sends at once.
+fn prepared(stream: &TcpStream) -> io::Result<Socket> {
+    stream.set_nodelay(true)?;
+    Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))
 }
 
 async fn act(mut stream: impl AsyncRead + AsyncWrite + Unpin, socket: &Socket) -> io::Result<()> {

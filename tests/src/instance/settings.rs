@@ -38,10 +38,6 @@ impl Settings {
 
     /// For the program that the environment names: the defaults of the product, with smaller maps
     /// where the machine is slow.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such program.
     pub fn from_environment() -> Result<Self> {
         let scale = Scale::from_environment();
         let whole = Self::of(environment::culvert()?);

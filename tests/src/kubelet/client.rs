@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use x509_parser::parse_x509_certificate;
 
-use super::{FIRST, Sum, Summing, header, pattern};
+use super::{FIRST, Sum, Summing, pattern};
+use crate::http::Head;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
@@ -24,10 +25,6 @@ pub struct Client {
 
 impl Client {
     /// Makes the handshake, as a client that dialled `address` and trusts what `tls` does.
-    ///
-    /// # Errors
-    ///
-    /// When the server can't prove that the address is its own.
     pub fn over(mut socket: TcpStream, address: IpAddr, tls: Arc<ClientConfig>) -> Result<Self> {
         socket.set_nodelay(true)?;
         let name = ServerName::IpAddress(address.to_canonical().into());
@@ -58,76 +55,49 @@ impl Client {
     }
 
     /// The address that the socket shows as its peer.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         self.socket().peer_addr()
     }
 
     /// Bounds each later read and write.
-    ///
-    /// # Errors
-    ///
-    /// With the kernel's error.
     pub fn patience(&self, within: Duration) -> io::Result<()> {
         self.socket().set_read_timeout(Some(within))?;
         self.socket().set_write_timeout(Some(within))
     }
 
-    fn ask(&mut self, request: &str) -> io::Result<()> {
+    /// Sends the head of a request but for the host, and what follows it.
+    fn ask(&mut self, head: &str, body: &str) -> io::Result<()> {
+        let request = format!("{head}\r\nhost: lab\r\n\r\n{body}");
         let stream = self.stream.get_mut();
         stream.write_all(request.as_bytes())?;
         stream.flush()
     }
 
-    fn head(&mut self) -> Result<String> {
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            if self.stream.read_line(&mut head)? == 0 {
-                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-            }
-        }
+    fn body(&mut self) -> Result<String> {
+        self.head(200)?.body(&mut self.stream)
+    }
+
+    /// The head of an answer, which must have this status.
+    fn head(&mut self, status: u16) -> Result<Head> {
+        let head = Head::read(&mut self.stream)?;
+        ensure!(head.status == status, "{head:?}");
         Ok(head)
     }
 
-    /// The length of the body that follows; the answer must be a success.
-    fn length(&mut self) -> Result<u64> {
-        let head = self.head()?;
-        ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        let length = header(&head, "content-length").context("a body without length")?;
-        Ok(length.parse()?)
-    }
-
-    fn body(&mut self) -> Result<String> {
-        let length = usize::try_from(self.length()?)?;
-        let mut body = vec![0; length];
-        self.stream.read_exact(&mut body)?;
-        Ok(String::from_utf8(body)?)
-    }
-
     /// Asks whether it is well.
-    ///
-    /// # Errors
-    ///
-    /// When no good answer comes.
     pub fn healthz(&mut self) -> Result<String> {
-        self.ask("GET /healthz HTTP/1.1\r\nhost: lab\r\n\r\n")?;
+        self.ask("GET /healthz HTTP/1.1", "")?;
         self.body()
     }
 
     /// Gets a body of this length.
-    ///
-    /// # Errors
-    ///
-    /// When it doesn't come whole, or isn't the pattern.
     pub fn bytes(&mut self, length: u64) -> Result<Sum> {
-        self.ask(&format!(
-            "GET /bytes/{length} HTTP/1.1\r\nhost: lab\r\n\r\n"
-        ))?;
-        let announced = self.length()?;
-        ensure!(announced == length, "{announced} bytes for {length}");
+        self.ask(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
+        let announced = self.head(200)?.length;
+        ensure!(
+            announced == Some(length),
+            "{announced:?} bytes for {length}"
+        );
         let mut summing = Summing::default();
         while summing.bytes() < length {
             let part = self.stream.fill_buf()?;
@@ -155,44 +125,27 @@ impl Client {
     }
 
     /// Sends a body of this length; what the server counted must be what was sent.
-    ///
-    /// # Errors
-    ///
-    /// When it isn't, or no answer comes.
     pub fn sum(&mut self, length: u64) -> Result<Sum> {
-        self.ask(&format!(
-            "POST /sum HTTP/1.1\r\nhost: lab\r\ncontent-length: {length}\r\n\r\n"
-        ))?;
+        let head = format!("POST /sum HTTP/1.1\r\ncontent-length: {length}");
+        self.ask(&head, "")?;
         let sent = self.send(length)?;
         agree(&sent, &self.body()?)
     }
 
     /// Has a short text sent back.
-    ///
-    /// # Errors
-    ///
-    /// When something else comes.
     pub fn echo(&mut self, text: &str) -> Result<()> {
-        let length = text.len();
-        self.ask(&format!(
-            "POST /echo HTTP/1.1\r\nhost: lab\r\ncontent-length: {length}\r\n\r\n{text}"
-        ))?;
+        let head = format!("POST /echo HTTP/1.1\r\ncontent-length: {}", text.len());
+        self.ask(&head, text)?;
         let echoed = self.body()?;
         ensure!(echoed == text, "{echoed:?} for {text:?}");
         Ok(())
     }
 
     /// Upgrades the connection; the server's first bytes come in the segment of its answer.
-    ///
-    /// # Errors
-    ///
-    /// When no upgrade comes.
     pub fn upgrade(&mut self) -> Result<String> {
-        self.ask(
-            "GET /upgrade HTTP/1.1\r\nhost: lab\r\nconnection: Upgrade\r\nupgrade: lab\r\n\r\n",
-        )?;
-        let head = self.head()?;
-        ensure!(head.starts_with("HTTP/1.1 101 "), "{head}");
+        let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
+        self.ask(head, "")?;
+        self.head(101)?;
         let mut first = vec![0; FIRST.len()];
         self.stream.read_exact(&mut first)?;
         ensure!(first == FIRST, "other first bytes: {first:?}");
@@ -200,10 +153,6 @@ impl Client {
     }
 
     /// Has bytes sent back on an upgraded connection.
-    ///
-    /// # Errors
-    ///
-    /// When other bytes come.
     pub fn exchange(&mut self, bytes: &[u8]) -> Result<()> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes)?;
@@ -215,12 +164,8 @@ impl Client {
     }
 
     /// Sends so many bytes and ends the own half; then the server tells what it counted, and ends.
-    ///
-    /// # Errors
-    ///
-    /// When it counted something else, or doesn't end.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
-        self.ask("POST /until-end HTTP/1.1\r\nhost: lab\r\n\r\n")?;
+        self.ask("POST /until-end HTTP/1.1", "")?;
         let sent = self.send(length)?;
         self.end_half()?;
         let sum = agree(&sent, &self.body()?)?;
@@ -229,10 +174,6 @@ impl Client {
     }
 
     /// Ends the own half of an upgraded connection, and waits for the end of the other.
-    ///
-    /// # Errors
-    ///
-    /// When something else than the end comes.
     pub fn close(mut self) -> Result<()> {
         self.end_half()?;
         self.end()
@@ -253,12 +194,8 @@ impl Client {
     }
 
     /// Asks for a reset.
-    ///
-    /// # Errors
-    ///
-    /// When anything else comes of it.
     pub fn reset(mut self) -> Result<()> {
-        self.ask("GET /reset HTTP/1.1\r\nhost: lab\r\n\r\n")?;
+        self.ask("GET /reset HTTP/1.1", "")?;
         match self.stream.read(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
             other => bail!("{other:?} for a reset"),
@@ -266,12 +203,8 @@ impl Client {
     }
 
     /// Asks for silence: from now on the server reads and writes nothing.
-    ///
-    /// # Errors
-    ///
-    /// When the request can't be sent.
     pub fn stall(&mut self) -> Result<()> {
-        Ok(self.ask("GET /stall HTTP/1.1\r\nhost: lab\r\n\r\n")?)
+        Ok(self.ask("GET /stall HTTP/1.1", "")?)
     }
 }
 
@@ -288,7 +221,7 @@ mod tests {
     use super::*;
     use crate::{
         kubelet::serve::Kubelet,
-        pki::{Authority, Files},
+        pki::{Authority, Files, trusting},
         place::ANSWER,
         wait,
     };
@@ -311,7 +244,7 @@ mod tests {
             let listener = TcpListener::bind((address, 0))?;
             Ok(Self {
                 kubelet: Kubelet::start(listener, files.server()?)?,
-                tls: files.client()?,
+                tls: trusting(&files.ca)?,
                 _folder: folder,
             })
         }
@@ -322,6 +255,13 @@ mod tests {
             let client = Client::over(socket, address.ip(), Arc::clone(&self.tls))?;
             client.patience(PATIENCE)?;
             Ok(client)
+        }
+
+        /// The steps of the first connection, to which the other end may come a little later.
+        fn steps_to_the_end(&self) -> Result<Vec<String>> {
+            let steps = || self.kubelet.exchanges().remove(0).steps;
+            wait::until(ANSWER, || steps().last().is_some_and(|it| it == "closed"))?;
+            Ok(steps())
         }
     }
 
@@ -337,17 +277,10 @@ mod tests {
         client.until_end(100_000)?;
 
         assert_eq!(got, sent);
-        // The other end may come to its last step a little later.
-        let steps = || stage.kubelet.exchanges().remove(0).steps;
-        wait::until(ANSWER, || {
-            steps()
-                .last()
-                .is_some_and(|step| step.starts_with("closed"))
-        })?;
-        let steps = steps();
-        let first_words: Vec<_> = steps
+        let first_words: Vec<_> = stage
+            .steps_to_the_end()?
             .iter()
-            .map(|step| step.split(' ').next().unwrap_or_default())
+            .map(|step| step.split(' ').next().unwrap_or_default().to_owned())
             .collect();
         assert_eq!(
             first_words,
@@ -370,12 +303,8 @@ mod tests {
         }
         client.close()?;
 
-        // The other end may hear of it a little later.
-        let steps = || stage.kubelet.exchanges().remove(0).steps;
-        wait::until(ANSWER, || {
-            steps().last().is_some_and(|step| step == "closed")
-        })?;
-        assert_eq!(steps(), ["GET /upgrade", "upgraded", "echoed 12", "closed"]);
+        let steps = stage.steps_to_the_end()?;
+        assert_eq!(steps, ["GET /upgrade", "upgraded", "echoed 12", "closed"]);
         Ok(())
     }
 

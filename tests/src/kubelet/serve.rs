@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener as Listener},
+    net::{SocketAddr, TcpListener},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -13,13 +13,16 @@ use rustls::ServerConfig;
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     sync::oneshot,
-    task::JoinSet,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Exchange, FIRST, Sum, Summing, head_end, header, pattern};
+use super::{Exchange, FIRST, Sum, Summing, pattern};
+use crate::{
+    http::{head_end, header},
+    serve,
+};
 
 /// The longest head of a request.
 const HEAD: usize = 64 * 1024;
@@ -156,18 +159,16 @@ impl Talk {
     }
 
     async fn answer(&mut self, status: &str, body: &[u8]) -> io::Result<()> {
-        let head = format!(
-            "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        let mut answer = head.into_bytes();
-        answer.extend_from_slice(body);
-        self.stream.write_all(&answer).await
+        let head = head(status, super::count(body.len()));
+        self.stream
+            .write_all(&[head.as_bytes(), body].concat())
+            .await
     }
 
     async fn bytes(&mut self, length: u64) -> io::Result<()> {
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
-        self.stream.write_all(head.as_bytes()).await?;
+        self.stream
+            .write_all(head("200 OK", length).as_bytes())
+            .await?;
         let pattern = pattern();
         let mut left = length;
         while left > 0 {
@@ -203,8 +204,9 @@ impl Talk {
     }
 
     async fn echo(&mut self, length: u64) -> io::Result<()> {
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
-        self.stream.write_all(head.as_bytes()).await?;
+        self.stream
+            .write_all(head("200 OK", length).as_bytes())
+            .await?;
         let mut left = length;
         while left > 0 {
             let part = self.next(left).await?;
@@ -224,13 +226,11 @@ impl Talk {
         self.stream.write_all(&[head, FIRST].concat()).await?;
         self.line.note("upgraded");
         let mut echoed = 0;
-        loop {
-            let part = self.next(u64::MAX).await?;
-            if part.is_empty() {
-                break;
-            }
+        let mut part = self.next(u64::MAX).await?;
+        while !part.is_empty() {
             echoed += part.len();
             self.stream.write_all(&part).await?;
+            part = self.next(u64::MAX).await?;
         }
         self.line.note(format!("echoed {echoed}"));
         self.stream.shutdown().await
@@ -238,12 +238,10 @@ impl Talk {
 
     async fn until_end(&mut self) -> io::Result<()> {
         let mut summing = Summing::default();
-        loop {
-            let part = self.next(u64::MAX).await?;
-            if part.is_empty() {
-                break;
-            }
+        let mut part = self.next(u64::MAX).await?;
+        while !part.is_empty() {
             summing.add(&part);
+            part = self.next(u64::MAX).await?;
         }
         let sum = summing.sum();
         self.line.note(format!("the client ended its half: {sum}"));
@@ -257,29 +255,20 @@ impl Talk {
     }
 }
 
+/// The head of an answer with a body of this length.
+fn head(status: &str, length: u64) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n")
+}
+
 /// Accepts for ever.
-///
-/// # Errors
-///
-/// When the listener fails.
 pub async fn accept(
-    listener: Listener,
+    listener: TcpListener,
     tls: Arc<ServerConfig>,
     journal: Journal,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
     let tls = TlsAcceptor::from(tls);
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let (stream, _) = accepted?;
-                connections.spawn(converse(stream, tls.clone(), journal.clone()));
-            }
-            Some(_) = connections.join_next() => {}
-        }
-    }
+    let converse = |stream| converse(stream, tls.clone(), journal.clone());
+    serve::accept(listener, converse).await
 }
 
 /// A server in a thread of this process; it ends when it is dropped.
@@ -293,11 +282,7 @@ pub struct Kubelet {
 
 impl Kubelet {
     /// Serves a listener.
-    ///
-    /// # Errors
-    ///
-    /// When a thread or its runtime can't be had.
-    pub fn start(listener: Listener, tls: Arc<ServerConfig>) -> Result<Self> {
+    pub fn start(listener: TcpListener, tls: Arc<ServerConfig>) -> Result<Self> {
         let address = listener.local_addr()?;
         let journal = Journal::default();
         let (end, ended) = oneshot::channel();

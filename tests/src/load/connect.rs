@@ -2,11 +2,15 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::{Latency, errno, nanoseconds, patience, race::offset};
+use super::{Latency, errno, millis, nanoseconds, patience, race::offset};
 use crate::clock::Instant;
+
+/// The time that connects are made for before they are measured.
+const WARM_UP: Duration = Duration::from_millis(50);
 
 /// What the connects came to.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -20,14 +24,20 @@ pub struct Report {
 }
 
 /// Where connects go: to `count` addresses from `first` on.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Plan {
     /// The first address and the port.
+    #[arg(long = "to")]
     pub first: SocketAddr,
-    /// How many addresses.
+    /// The number of addresses that are taken in turn.
+    #[arg(long, default_value_t = 1)]
     pub count: u32,
-    /// How far one is from the next.
+    /// The distance from one address to the next.
+    #[arg(long, default_value_t = 1)]
     pub apart: u32,
+    /// The time that is measured, in milliseconds.
+    #[arg(long = "millis", value_parser = millis)]
+    pub lasting: Duration,
 }
 
 impl Plan {
@@ -38,6 +48,7 @@ impl Plan {
             first,
             count,
             apart,
+            ..
         } = *self;
         let count = count.max(1);
         // A stride without a common factor: every address comes before one comes again.
@@ -59,15 +70,15 @@ const fn gcd(one: u32, other: u32) -> u32 {
     }
 }
 
-/// Connects for some time, of which the first part isn't counted.
+/// Connects for some time, after a warm-up that isn't counted.
 #[must_use]
-pub fn run(plan: &Plan, warm_up: Duration, lasting: Duration) -> Report {
+pub fn run(plan: &Plan) -> Report {
     let mut failures = BTreeMap::new();
     let mut note = |error: &io::Error| *failures.entry(errno(error)).or_default() += 1;
 
     let mut targets = plan.targets();
     let start = Instant::now();
-    while start.elapsed() < warm_up {
+    while start.elapsed() < WARM_UP {
         let Some(target) = targets.next() else { break };
         if let Err(error) = once(target) {
             note(&error);
@@ -75,7 +86,7 @@ pub fn run(plan: &Plan, warm_up: Duration, lasting: Duration) -> Report {
     }
     let mut times = Vec::with_capacity(1 << 18);
     let start = Instant::now();
-    while start.elapsed() < lasting {
+    while start.elapsed() < plan.lasting {
         let Some(target) = targets.next() else { break };
         match once(target) {
             Ok(time) => times.push(nanoseconds(time)),
@@ -104,34 +115,30 @@ fn once(to: SocketAddr) -> io::Result<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    fn targets(count: usize, apart: u32) -> BTreeSet<SocketAddr> {
+        let plan = Plan {
+            first: "10.97.0.0:80".parse().unwrap(),
+            count: u32::try_from(count).unwrap(),
+            apart,
+            lasting: Duration::ZERO,
+        };
+        plan.targets().take(count).collect()
+    }
 
     #[test]
     fn every_address_comes_before_one_comes_again() {
         for count in [1, 2, 100, 997, 10_000] {
-            let plan = Plan {
-                first: "10.97.0.0:80".parse().unwrap(),
-                count,
-                apart: 1,
-            };
-            let once: std::collections::BTreeSet<_> = plan
-                .targets()
-                .take(usize::try_from(count).unwrap())
-                .collect();
-
-            assert_eq!(once.len(), usize::try_from(count).unwrap());
+            assert_eq!(targets(count, 1).len(), count);
         }
     }
 
     #[test]
     fn a_few_addresses_are_spread_over_all() {
-        let plan = Plan {
-            first: "10.97.0.0:80".parse().unwrap(),
-            count: 3,
-            apart: 256,
-        };
-        let mut targets: Vec<_> = plan.targets().take(3).collect();
-        targets.sort();
+        let targets: Vec<_> = targets(3, 256).into_iter().collect();
 
         let wanted = ["10.97.0.0:80", "10.97.1.0:80", "10.97.2.0:80"];
         assert_eq!(targets, wanted.map(|it| it.parse().unwrap()));

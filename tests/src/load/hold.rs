@@ -7,21 +7,26 @@ use std::{
     time::Duration,
 };
 
+use clap::Args;
 use socket2::{Domain, Socket, Type};
 
 use super::{own_sockets, patience};
 use crate::place;
 
 /// What is held.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Plan {
     /// Where TCP connects.
+    #[arg(long)]
     pub tcp: Vec<SocketAddr>,
     /// Where UDP sockets connect, and others send without connecting.
+    #[arg(long)]
     pub udp: Vec<SocketAddr>,
-    /// How many sockets there are of each kind and address.
+    /// The number of sockets of each kind and address.
+    #[arg(long)]
     pub each: u32,
-    /// How many are opened and closed before, while as many as are held in the end are open.
+    /// The number of those opened and closed before, while as many as are held in the end are open.
+    #[arg(long, default_value_t = 0)]
     pub before: u32,
 }
 
@@ -33,10 +38,6 @@ enum Kind {
 }
 
 /// Makes the sockets.
-///
-/// # Errors
-///
-/// When one of them can't connect or send.
 pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();

@@ -24,10 +24,6 @@ use crate::{
 };
 
 /// Runs a load of `GET /healthz`; what is counted as the server is the subject of its certificate.
-///
-/// # Errors
-///
-/// When the authority's certificate can't be read.
 pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
     let tls = pki::trusting(ca)?;
     Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
@@ -93,10 +89,6 @@ pub struct Dialog {
 ///
 /// Asks are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`, `pause=MILLIS`,
 /// `until-end=N`, `close` and `reset`.
-///
-/// # Errors
-///
-/// When there is no connection to ask over.
 pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) -> Result<Dialog> {
     let tls = pki::trusting(ca)?;
     let began_ms = since_epoch_ms();

@@ -9,33 +9,41 @@ use std::{
     time::Duration,
 };
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use super::errno;
+use super::{errno, millis};
 use crate::clock::Instant;
 
 /// How many connects are made between two looks at the clock.
 const BURST: u32 = 256;
 
 /// Which VIPs are read: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// The first VIP.
+    /// The first VIP and its port.
+    #[arg(long)]
     pub first: SocketAddr,
-    /// How many.
+    /// The number of VIPs, one address after another.
+    #[arg(long)]
     pub count: u32,
-    /// What the names of their Services begin with.
+    /// VIP number k belongs to the Service STEM-k.
+    #[arg(long)]
     pub stem: String,
-    /// How long.
+    /// The time to read for, in milliseconds.
+    #[arg(long = "millis", value_parser = millis)]
     pub lasting: Duration,
-    /// Whether one socket connects again and again, instead of a new one each time.
+    /// Connect one socket again and again, instead of a new one each time.
+    #[arg(long)]
     pub reconnect: bool,
     /// The source address that the route to the backends of the first Service gives, and to those
     /// of the others one after another: a connect shows at once where it was led. Only a new
     /// socket takes its source address from the route.
+    #[arg(long)]
     pub source: Option<IpAddr>,
-    /// One connect of so many sends a datagram, and each that was led astray.
+    /// Send after one connect of so many, and after each that was led astray.
+    #[arg(long, default_value_t = 1)]
     pub send_each: u64,
 }
 
@@ -48,6 +56,8 @@ pub struct Report {
     pub sent: u64,
     /// How many connects showed the source address of another Service's backends.
     pub astray: u64,
+    /// The number of datagrams that a host answered with "port unreachable".
+    pub refused: u64,
     /// The failures, by error and step.
     pub failures: BTreeMap<String, u64>,
 }
@@ -65,6 +75,7 @@ impl Report {
         self.connects += other.connects;
         self.sent += other.sent;
         self.astray += other.astray;
+        self.refused += other.refused;
         for (failure, count) in &other.failures {
             *self.failures.entry(failure.clone()).or_default() += count;
         }
@@ -79,10 +90,6 @@ struct Target {
 }
 
 /// Reads until the time is over.
-///
-/// # Errors
-///
-/// When no socket can be made.
 pub fn run(plan: &Plan) -> io::Result<Report> {
     let targets: Vec<Target> = (0..plan.count)
         .map(|number| Target {
@@ -134,6 +141,8 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
         Err(_) if is_ended(socket) => {}
+        // It is told of a datagram before this one.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => report.refused += 1,
         Err(error) => report.note(&error, "send"),
     }
 }

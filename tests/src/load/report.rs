@@ -106,10 +106,7 @@ impl Report {
 /// What the workers have seen so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    pub(super) attempts: u64,
-    other_peer: u64,
-    failures: BTreeMap<String, Seen>,
-    servers: BTreeMap<String, Seen>,
+    pub(super) report: Report,
     times: Vec<u64>,
 }
 
@@ -122,25 +119,24 @@ impl Tally {
                 peer_as_dialled,
             }) => {
                 self.times.push(nanoseconds(connect));
-                self.other_peer += u64::from(!peer_as_dialled);
-                note(&mut self.servers, server, Seen::at(ms));
+                self.report.other_peer += u64::from(!peer_as_dialled);
+                note(&mut self.report.servers, server, Seen::at(ms));
             }
-            Err(failed) => note(&mut self.failures, failed.label(), Seen::at(ms)),
+            Err(failed) => note(&mut self.report.failures, failed.label(), Seen::at(ms)),
         }
     }
 
     pub(super) fn merge(&mut self, other: Self) {
-        self.attempts += other.attempts;
-        self.other_peer += other.other_peer;
-        self.times.extend(other.times);
-        other
-            .failures
-            .into_iter()
-            .for_each(|(key, seen)| note(&mut self.failures, key, seen));
-        other
-            .servers
-            .into_iter()
-            .for_each(|(key, seen)| note(&mut self.servers, key, seen));
+        let Self { report, times } = other;
+        self.report.attempts += report.attempts;
+        self.report.other_peer += report.other_peer;
+        self.times.extend(times);
+        for (key, seen) in report.failures {
+            note(&mut self.report.failures, key, seen);
+        }
+        for (key, seen) in report.servers {
+            note(&mut self.report.servers, key, seen);
+        }
     }
 
     /// What it comes to, of a load that began and took so long.
@@ -148,12 +144,9 @@ impl Tally {
         Report {
             began_ms,
             took_ms,
-            attempts: self.attempts,
-            answered: self.servers.values().map(|seen| seen.count).sum(),
-            other_peer: self.other_peer,
-            failures: self.failures,
-            servers: self.servers,
+            answered: self.report.servers.values().map(|seen| seen.count).sum(),
             connect: Latency::of(self.times),
+            ..self.report
         }
     }
 }

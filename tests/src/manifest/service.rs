@@ -8,29 +8,26 @@ use std::{
 use super::{Protocol, listed};
 
 /// A port of a Service, and the port of its endpoints that it leads to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct ServicePort {
-    name: String,
     protocol: Protocol,
     port: u16,
     target: u16,
-    node_port: u16,
+    node_port: Option<u16>,
 }
 
-/// How an endpoint is.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Condition {
-    Ready,
-    Unready,
-    /// Going away, and still answering.
-    Terminating,
+impl ServicePort {
+    fn name(&self) -> String {
+        format!("{}-{}", self.protocol, self.port).to_lowercase()
+    }
 }
 
 /// An address that a Service leads to.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    condition: Condition,
+    /// Whether it is ready, serving and terminating.
+    conditions: [bool; 3],
     /// The node that it is on; none where it is left out.
     node: &'static str,
     /// The zone that it is in; none where it is left out.
@@ -94,13 +91,11 @@ impl Service {
     /// With a port that leads to `target` on its endpoints.
     #[must_use]
     pub fn port(mut self, protocol: Protocol, port: u16, target: u16) -> Self {
-        let name = format!("{}-{port}", protocol.to_string().to_lowercase());
         self.ports.push(ServicePort {
-            name,
             protocol,
             port,
             target,
-            node_port: 0,
+            node_port: None,
         });
         self
     }
@@ -109,7 +104,7 @@ impl Service {
     #[must_use]
     pub fn node_port(mut self, number: u16) -> Self {
         if let Some(port) = self.ports.last_mut() {
-            port.node_port = number;
+            port.node_port = Some(number);
         }
         self
     }
@@ -155,7 +150,7 @@ impl Service {
     /// With a ready endpoint.
     #[must_use]
     pub fn backend(self, address: IpAddr) -> Self {
-        self.endpoint(address, Condition::Ready)
+        self.endpoint(address, [true, true, false])
     }
 
     /// With ready endpoints.
@@ -167,30 +162,23 @@ impl Service {
     /// With an endpoint that isn't ready.
     #[must_use]
     pub fn unready(self, address: IpAddr) -> Self {
-        self.endpoint(address, Condition::Unready)
+        self.endpoint(address, [false, false, false])
     }
 
     /// With an endpoint that is going away and still answers.
     #[must_use]
     pub fn terminating(self, address: IpAddr) -> Self {
-        self.endpoint(address, Condition::Terminating)
+        self.endpoint(address, [false, true, true])
     }
 
-    fn endpoint(mut self, address: IpAddr, condition: Condition) -> Self {
+    fn endpoint(mut self, address: IpAddr, conditions: [bool; 3]) -> Self {
         let (node, zone) = (self.node, self.zone);
         self.endpoints.push(Endpoint {
             address,
-            condition,
+            conditions,
             node,
             zone,
         });
-        self
-    }
-
-    /// The same Service without any endpoint.
-    #[must_use]
-    pub fn without_backends(mut self) -> Self {
-        self.endpoints.clear();
         self
     }
 
@@ -213,22 +201,15 @@ impl Service {
             name,
             type_,
             cluster_ips,
-            ports,
-            endpoints: _,
             annotations,
-            lines,
-            node: _,
-            zone: _,
+            ..
         } = self;
-        let first = cluster_ips
-            .first()
-            .map(ToString::to_string)
-            .unwrap_or_default();
         let policy = if cluster_ips.len() > 1 {
             "RequireDualStack"
         } else {
             "SingleStack"
         };
+        let annotations = annotations.iter();
         let mut text = format!(
             "---\n\
              apiVersion: v1\n\
@@ -241,33 +222,25 @@ impl Service {
              \x20 ipFamilies: [{families}]\n\
              \x20 ipFamilyPolicy: {policy}\n\
              \x20 ports:\n",
-            annotations = listed(
-                annotations
-                    .iter()
-                    .map(|(key, value)| format!("{key}: \"{value}\""))
-            ),
+            annotations = listed(annotations.map(|(key, value)| format!("{key}: \"{value}\""))),
+            first = listed(cluster_ips.iter().take(1)),
             all = quoted(cluster_ips),
             families = listed(cluster_ips.iter().map(|address| family(*address))),
         );
-        for ServicePort {
-            name,
-            protocol,
-            port,
-            target,
-            node_port,
-        } in ports
-        {
-            let node_port = if *node_port == 0 {
-                String::new()
-            } else {
-                format!(", nodePort: {node_port}")
-            };
+        for it in &self.ports {
+            let node_port = it.node_port.map(|number| format!(", nodePort: {number}"));
             text.push_str(&format!(
-                "  - {{ name: {name}, protocol: {protocol}, port: {port}, targetPort: {target}{node_port} }}\n"
+                "  - {{ name: {}, protocol: {}, port: {}, targetPort: {}{} }}\n",
+                it.name(),
+                it.protocol,
+                it.port,
+                it.target,
+                node_port.unwrap_or_default()
             ));
         }
         // Those of the spec come before what follows it.
-        let (spec, rest): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.starts_with(' '));
+        let (spec, rest): (Vec<_>, Vec<_>) =
+            self.lines.iter().partition(|line| line.starts_with(' '));
         spec.into_iter()
             .chain(rest)
             .for_each(|line| text.push_str(line));
@@ -291,16 +264,12 @@ impl Service {
              ports:\n",
             name = self.name,
         );
-        for ServicePort {
-            name,
-            protocol,
-            port: _,
-            target,
-            node_port: _,
-        } in &self.ports
-        {
+        for it in &self.ports {
             text.push_str(&format!(
-                "- {{ name: {name}, protocol: {protocol}, port: {target} }}\n"
+                "- {{ name: {}, protocol: {}, port: {} }}\n",
+                it.name(),
+                it.protocol,
+                it.target
             ));
         }
         let mine = self
@@ -310,16 +279,13 @@ impl Service {
         let lines = mine.map(|endpoint| {
             let Endpoint {
                 address,
-                condition,
+                conditions: [ready, serving, terminating],
                 node,
                 zone,
             } = endpoint;
             let place = [("nodeName", node), ("zone", zone)];
             let place = place.into_iter().filter(|(_, name)| !name.is_empty());
             let place: String = place.map(|(field, name)| format!(", {field}: {name}")).collect();
-            let ready = *condition == Condition::Ready;
-            let serving = *condition != Condition::Unready;
-            let terminating = *condition == Condition::Terminating;
             format!(
                 "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }}{place} }}\n"
             )
@@ -350,38 +316,4 @@ const fn family(address: IpAddr) -> &'static str {
 
 fn quoted(items: &[IpAddr]) -> String {
     listed(items.iter().map(|item| format!("\"{item}\"")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dual_stack_service_has_one_slice_per_family() {
-        let addresses: [IpAddr; 2] = [
-            "10.96.0.10".parse().unwrap(),
-            "fd00:10:96::a".parse().unwrap(),
-        ];
-        let service = Service::new("web", addresses)
-            .port(Protocol::Tcp, 80, 8080)
-            .backends(["10.1.0.1".parse().unwrap(), "fd00:10:1::1".parse().unwrap()])
-            .unready("10.1.0.2".parse().unwrap());
-
-        let text = service.to_string();
-
-        assert_eq!(text.matches("kind: EndpointSlice").count(), 2);
-        assert!(text.contains("clusterIPs: [\"10.96.0.10\", \"fd00:10:96::a\"]"));
-        assert!(text.contains("- { name: tcp-80, protocol: TCP, port: 80, targetPort: 8080 }"));
-        assert_eq!(text.matches("ready: true").count(), 2);
-        assert_eq!(text.matches("ready: false").count(), 1);
-    }
-
-    #[test]
-    fn a_service_without_endpoints_has_an_empty_slice() {
-        let front = "10.96.0.10:80".parse().unwrap();
-
-        let text = Service::cluster_ip("none", front, Protocol::Tcp).to_string();
-
-        assert!(text.contains("endpoints: []"));
-    }
 }

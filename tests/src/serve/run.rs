@@ -3,13 +3,14 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{SocketAddr, TcpListener, UdpSocket},
-    path::Path,
+    net::{SocketAddr, UdpSocket},
+    path::PathBuf,
     sync::Arc,
     thread,
 };
 
 use anyhow::{Context as _, Result};
+use clap::Args;
 use socket2::{Domain, Socket, Type};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -19,12 +20,10 @@ use tokio::{
 
 use super::{ANY, Kind, Listener, Port, Record};
 use crate::{
+    http::{head_end, header},
     kubelet::serve::{self as kubelet, Journal},
     pki::Files,
 };
-
-/// How many connections wait to be accepted.
-const BACKLOG: i32 = 4096;
 
 /// Room for bursts of datagrams.
 const DATAGRAMS: usize = 8 << 20;
@@ -32,22 +31,43 @@ const DATAGRAMS: usize = 8 << 20;
 /// The longest head of a request.
 const HEAD: usize = 8 * 1024;
 
+/// How a server process is started.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The name that it answers with.
+    #[arg(long)]
+    pub name: String,
+    /// The Unix socket that gives the record.
+    #[arg(long)]
+    pub record: PathBuf,
+    /// The certificate of ports of kind kubelet.
+    #[arg(long, requires = "key")]
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    #[arg(long, requires = "cert")]
+    pub key: Option<PathBuf>,
+    /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp, sink
+    /// or kubelet.
+    #[arg(required = true)]
+    pub listeners: Vec<Listener>,
+}
+
 /// Serves until the process is killed; the record is given to whoever connects to `record`, a Unix
 /// socket that appears once everything listens.
-///
-/// # Errors
-///
-/// When it can't listen.
-pub fn serve(
-    name: &str,
-    listeners: &[Listener],
-    record: &Path,
-    certificate: Option<&Files>,
-) -> Result<()> {
+pub fn serve(options: Options) -> Result<()> {
+    let Options {
+        name,
+        record,
+        cert,
+        key,
+        listeners,
+    } = options;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
-    let tls = certificate.map(Files::server).transpose()?;
+    let ca = PathBuf::new();
+    let files = cert.zip(key).map(|(cert, key)| Files { ca, cert, key });
+    let tls = files.as_ref().map(Files::server).transpose()?;
     let journal = Journal::default();
     runtime.block_on(async {
         let name: Arc<str> = Arc::from(name);
@@ -62,7 +82,7 @@ pub fn serve(
                 );
                 if listener.kind == Kind::Kubelet {
                     let tls = tls.clone().context("a kubelet needs a certificate")?;
-                    let listener = tcp(SocketAddr::from((ANY, number)))?;
+                    let listener = super::listen(number)?;
                     tasks.spawn(kubelet::accept(listener, tls, journal.clone()));
                     continue;
                 }
@@ -70,13 +90,13 @@ pub fn serve(
                     .with_context(|| format!("cannot listen on port {number}"))?;
             }
         }
-        let records = UnixListener::bind(record)
+        let records = UnixListener::bind(&record)
             .with_context(|| format!("cannot listen on {}", record.display()))?;
         loop {
             let (mut stream, _) = records.accept().await?;
             let ports = ports
                 .iter()
-                .map(|(name, port)| (name.clone(), port.counts()))
+                .map(|(name, port)| (name.clone(), *port.locked()))
                 .collect();
             let record = Record {
                 name: name.to_string(),
@@ -96,22 +116,27 @@ fn listen(
     port: Arc<Port>,
     tasks: &mut JoinSet<io::Result<()>>,
 ) -> io::Result<()> {
-    let address = SocketAddr::from((ANY, number));
     match kind {
         Kind::Http => {
-            let listener = tcp(address)?;
-            tasks.spawn(accept(listener, Arc::clone(name), port, http));
+            let (listener, name) = (super::listen(number)?, Arc::clone(name));
+            tasks.spawn(super::accept(listener, move |stream| {
+                port.count_accepted();
+                http(stream, Arc::clone(&name), Arc::clone(&port))
+            }));
         }
         Kind::Echo => {
-            let listener = tcp(address)?;
-            tasks.spawn(accept(listener, Arc::clone(name), port, echo));
+            let listener = super::listen(number)?;
+            tasks.spawn(super::accept(listener, move |stream| {
+                port.count_accepted();
+                echo(stream, Arc::clone(&port))
+            }));
         }
         Kind::Udp => {
-            let socket = udp(address)?;
+            let socket = udp(number)?;
             tasks.spawn(answer(socket, Arc::clone(name), port));
         }
         Kind::Sink => {
-            let listener = tcp(address)?;
+            let listener = super::listen(number)?;
             // A thread of its own that blocks in accept(): the shortest way.
             thread::spawn(move || {
                 while listener.accept().is_ok() {
@@ -124,62 +149,30 @@ fn listen(
     Ok(())
 }
 
-fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
-    socket.set_only_v6(false)?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
-fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
+fn udp(port: u16) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
     socket.set_only_v6(false)?;
     socket.set_recv_buffer_size(DATAGRAMS)?;
-    socket.bind(&address.into())?;
+    socket.bind(&SocketAddr::from((ANY, port)).into())?;
     Ok(socket.into())
-}
-
-async fn accept<F>(
-    listener: TcpListener,
-    name: Arc<str>,
-    port: Arc<Port>,
-    serve: fn(TcpStream, Arc<str>, Arc<Port>) -> F,
-) -> io::Result<()>
-where
-    F: Future<Output = io::Result<()>> + Send + 'static,
-{
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let (stream, _) = accepted?;
-                port.count_accepted();
-                connections.spawn(serve(stream, Arc::clone(&name), Arc::clone(&port)));
-            }
-            Some(_) = connections.join_next() => {}
-        }
-    }
 }
 
 async fn http(mut stream: TcpStream, name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut head = Vec::with_capacity(512);
     loop {
-        let Some(end) = find(&head, b"\r\n\r\n") else {
+        let Some(end) = head_end(&head) else {
             if head.len() > HEAD || stream.read_buf(&mut head).await? == 0 {
                 return Ok(());
             }
             continue;
         };
-        let request: Vec<u8> = head.drain(..end + 4).collect();
-        let last =
-            header(&request, b"connection").is_some_and(|it| it.eq_ignore_ascii_case(b"close"));
+        let request: Vec<u8> = head.drain(..end).collect();
+        let request = String::from_utf8_lossy(&request);
+        let connection = header(&request, "connection").unwrap_or_default();
+        let last = connection.eq_ignore_ascii_case("close");
         let connection = if last { "close" } else { "keep-alive" };
-        port.count_request(header(&request, b"x-service"));
+        port.count_request(header(&request, "x-service").map(str::as_bytes));
         let answer = format!(
             "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: {connection}\r\n\r\n{name}",
             name.len()
@@ -191,22 +184,7 @@ async fn http(mut stream: TcpStream, name: Arc<str>, port: Arc<Port>) -> io::Res
     }
 }
 
-/// The value of a header of a request without a body.
-fn header<'a>(head: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    head.split(|byte| *byte == b'\n').find_map(|line| {
-        let (key, value) = line.split_at_checked(line.iter().position(|byte| *byte == b':')?)?;
-        key.eq_ignore_ascii_case(name)
-            .then(|| value[1..].trim_ascii())
-    })
-}
-
-fn find(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
-    bytes
-        .windows(pattern.len())
-        .position(|window| window == pattern)
-}
-
-async fn echo(mut stream: TcpStream, _name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
+async fn echo(mut stream: TcpStream, port: Arc<Port>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 16 * 1024];
     loop {
@@ -236,18 +214,5 @@ async fn answer(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Resul
         answer.extend_from_slice(payload);
         // The one who asked may have closed its socket.
         drop(socket.send_to(&answer, from).await);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_are_found_whatever_their_case() {
-        let head = b"GET / HTTP/1.1\r\nHost: web\r\nX-Service:  web \r\n\r\n";
-
-        assert_eq!(header(head, b"x-service"), Some(&b"web"[..]));
-        assert_eq!(header(head, b"connection"), None);
     }
 }

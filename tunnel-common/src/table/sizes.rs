@@ -198,18 +198,18 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The entries of a map for a size.
+    /// The entries of a map for a size: one that the config admits, or that of a map.
     #[must_use]
     pub const fn entries(self, size: u32) -> u32 {
         match self {
             Self::Exactly => size,
-            Self::Spare => size.saturating_add(size / 8).saturating_add(64),
-            Self::Probe => size.saturating_add(1),
-            Self::Resting => size.saturating_mul(2).saturating_add(1),
+            Self::Spare => size + size / 8 + 64,
+            Self::Probe => size + 1,
+            Self::Resting => size * 2 + 1,
         }
     }
 
-    /// The size that a map of so many entries gives room for.
+    /// The size that a map of so many entries gives room for; none where it has fewer than any of ours.
     #[must_use]
     pub const fn room(self, entries: u32) -> u32 {
         match self {
@@ -217,7 +217,7 @@ impl Rule {
             Self::Spare => {
                 let room = entries.saturating_sub(64);
                 // n + n / 8 = room: n is eight ninths of it, rounded up.
-                room.saturating_sub(room / 9)
+                room - room / 9
             }
             Self::Probe => entries.saturating_sub(1),
             Self::Resting => entries.saturating_sub(1) / 2,

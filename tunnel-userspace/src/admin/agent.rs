@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     metrics,
-    ready::Readiness,
-    server::{Site, json, text},
+    readiness::Readiness,
+    server::{Routes, json, text},
 };
 use crate::{
     identity::{Receiver, State},
@@ -32,7 +32,7 @@ pub struct AgentViews {
 }
 
 /// What does not change while an agent runs.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSetup {
     /// The version of the agent.
@@ -69,15 +69,15 @@ impl AgentViews {
         let mut connections = view.connections.iter();
         let is_connected =
             connections.any(|connection| connection.state == ConnectionState::Connected);
-        let why = if is_connected {
-            None
-        } else if self.identity.current().is_none() {
-            let problem = self.identity.state().problem.unwrap_or_default();
-            Some(format!("waiting for a certificate: {problem}"))
-        } else {
-            Some("no gateway is connected".to_owned())
+        let why = || match self.identity.current() {
+            Some(_) => "no gateway is connected".to_owned(),
+            None => {
+                let problem = self.identity.state().problem.unwrap_or_default();
+                format!("waiting for a certificate: {problem}")
+            }
         };
-        Readiness::because(why.into_iter(), &self.listening.borrow())
+        let reasons = (!is_connected).then(why).into_iter().collect();
+        Readiness::because(reasons, &self.listening.borrow())
     }
 
     fn status(&self) -> AgentStatus {
@@ -92,11 +92,11 @@ impl AgentViews {
     }
 }
 
-impl Site for AgentViews {
+impl Routes for AgentViews {
     async fn answer(&self, path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
-            "/metrics" => metrics::answer(metrics::render_agent(&self.status())),
+            "/metrics" => metrics::answer(metrics::render_agent(self.status())),
             // It runs.
             "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
             // A gateway is connected.

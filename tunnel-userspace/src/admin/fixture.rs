@@ -1,12 +1,15 @@
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     sync::watch,
 };
 
-use super::{Setup, TunnelViews, Views};
+use super::{Setup, TunnelView, Views};
 use crate::{
     reconcile::{Counted, Stats},
     source::Report,
@@ -20,18 +23,9 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         ("backends", 30),
         ("sources", 40),
     ];
-    let word = String::new;
     let setup = Setup {
-        version: word(),
-        pid: 1,
-        node: word(),
-        started: word(),
-        cgroup: word(),
-        pins: word(),
-        layout: 1,
-        refusing: word(),
-        clients: word(),
         maps: maps.map(|(size, room)| (size.to_owned(), room)).into(),
+        ..Setup::default()
     };
     Views {
         setup,
@@ -40,17 +34,43 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
         start: watch::Sender::default().subscribe(),
         stats,
         kernel_log: watch::channel(None).1,
-        service_metrics: 0,
         services: Box::new(|_| Vec::new()),
-        counted: Box::new(|_| Counted::default()),
+        counted: Box::new(Counted::default),
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
-        tunnel: TunnelViews::default(),
+        tunnel: Box::new(TunnelView::default),
         source: Box::new(Report::default),
-        counters: Box::new(|| Ok(Vec::new())),
+        counters: Box::new(Vec::new),
         connections: Box::new(|| 0),
         listening: watch::Sender::new(BTreeMap::new()),
         checks: watch::Sender::default(),
+        answers: watch::Sender::default(),
+    }
+}
+
+/// What a daemon that is ready has done.
+pub(super) fn good() -> Stats {
+    Stats {
+        synced: true,
+        node_eligible: true,
+        node_known: true,
+        ..Stats::default()
+    }
+}
+
+pub(super) const LOOPBACKS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
+/// A port that is free on both loopback addresses.
+pub(super) async fn free_port() -> u16 {
+    loop {
+        let v4 = TcpListener::bind((LOOPBACKS[0], 0)).await.expect("a port");
+        let port = v4.local_addr().expect("an address").port();
+        if TcpListener::bind((LOOPBACKS[1], port)).await.is_ok() {
+            return port;
+        }
     }
 }
 

@@ -1,9 +1,6 @@
 //! What a node answers.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -11,9 +8,9 @@ use hyper::{Response, StatusCode};
 use tokio::task::spawn_blocking;
 
 use super::{
-    Views, health, metrics,
-    ready::Readiness,
-    server::{Site, json, text},
+    Views, metrics, proxy_health,
+    readiness::Readiness,
+    server::{Routes, json, text},
     status::Status,
 };
 
@@ -43,9 +40,6 @@ impl Endpoint {
 /// How Services are translated, where kube-proxy says `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
-/// Counts of answers about health, which all endpoints share.
-pub type Answers = Arc<Mutex<BTreeMap<(&'static str, u16), u64>>>;
-
 /// What a listener of a node answers.
 #[expect(missing_debug_implementations, reason = "views are functions")]
 pub struct Node {
@@ -53,11 +47,9 @@ pub struct Node {
     pub endpoint: Endpoint,
     /// What is shown.
     pub views: Arc<Views>,
-    /// Counts of answers about health.
-    pub answers: Answers,
 }
 
-impl Site for Node {
+impl Routes for Node {
     async fn answer(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match (self.endpoint, path) {
             // Beside the metrics it says no more than that somebody answers, as kube-proxy's does.
@@ -72,7 +64,7 @@ impl Site for Node {
             (Endpoint::Healthz, _) => return None,
             (_, "/status") => json(StatusCode::OK, &Status::of(&self.views)),
             (_, "/services") => self.services(query).await,
-            (_, "/nodes") => json(StatusCode::OK, &(self.views.tunnel.nodes)()),
+            (_, "/nodes") => json(StatusCode::OK, &(self.views.tunnel)().nodes),
             (_, "/metrics") => self.metrics().await,
             (_, "/proxyMode") => text(StatusCode::OK, PROXY_MODE.to_owned()),
             (_, "/configz") => json(StatusCode::OK, &self.views.config),
@@ -93,42 +85,33 @@ impl Node {
         let mut asked = query.split('&');
         let name = asked.find_map(|asked| asked.strip_prefix("name="));
         let name = name.map(str::to_owned);
-        self.answer_aside(move |views| json(StatusCode::OK, &(views.services)(name.as_deref())))
+        self.answer_blocking(move |views| json(StatusCode::OK, &(views.services)(name.as_deref())))
             .await
     }
 
     async fn metrics(&self) -> Response<Full<Bytes>> {
-        let answers = self
-            .answers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        self.answer_aside(move |views| {
-            let counted = (views.counted)(views.service_metrics);
-            metrics::answer(metrics::render(views, answers, counted))
-        })
-        .await
+        self.answer_blocking(|views| metrics::answer(metrics::render(views)))
+            .await
     }
 
     /// Makes an answer in a thread of its own: it may be about very many Services, and nobody else
     /// should wait for that.
-    async fn answer_aside(
+    async fn answer_blocking(
         &self,
-        answer: impl FnOnce(&Arc<Views>) -> Response<Full<Bytes>> + Send + 'static,
+        answer: impl FnOnce(Arc<Views>) -> Response<Full<Bytes>> + Send + 'static,
     ) -> Response<Full<Bytes>> {
         let views = Arc::clone(&self.views);
-        let answered = spawn_blocking(move || answer(&views)).await;
+        let answered = spawn_blocking(move || answer(views)).await;
         answered
             .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")))
     }
 
     fn health(&self, path: &'static str, asks_eligible: bool) -> Response<Full<Bytes>> {
-        let health = health::of(&self.views, asks_eligible);
+        let health = proxy_health::of(&self.views, asks_eligible);
         let code = code(health.is_good);
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = answers.entry((path, code.as_u16())).or_default();
-        *count += 1;
-        drop(answers);
+        self.views.answers.send_modify(|answers| {
+            *answers.entry((path, code.as_u16())).or_default() += 1;
+        });
         json(code, &health)
     }
 }

@@ -41,26 +41,17 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may live.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What else than its address a port listens on.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Span {
-    /// The unspecified address of a family stands for all addresses of that family.
-    Family,
-    /// The unspecified address of either family stands for all addresses of both, as kube-proxy's
-    /// does.
-    Wildcard,
-}
-
 /// What is answered, by path.
-pub trait Site: Send + Sync + 'static {
+pub trait Routes: Send + Sync + 'static {
     /// Connections that are served at once on one listener. One more ends the oldest.
     const MOST_CONNECTIONS: usize = 64;
 
     /// Whether a client may ask several times on one connection.
     const KEEPS_ALIVE: bool = true;
 
-    /// What else than its address its port listens on.
-    const SPAN: Span = Span::Wildcard;
+    /// Whether the unspecified address of a family stands for the addresses of that family alone; else
+    /// it stands for those of both, as kube-proxy's does.
+    const ONE_FAMILY: bool = false;
 
     /// Whether it answers any method; else only GET and HEAD.
     const TAKES_ANY_METHOD: bool = false;
@@ -76,24 +67,23 @@ pub trait Site: Send + Sync + 'static {
 
 /// Serves a TCP port until the drain begins. A port that is taken, by another proxy that still
 /// runs, is tried again until it is free.
-pub async fn serve_port<S: Site>(
+pub async fn serve_port<S: Routes>(
     name: &'static str,
     address: SocketAddr,
-    site: S,
+    routes: S,
     waiting: Waiting,
-    mut draining: watch::Receiver<bool>,
+    draining: watch::Receiver<bool>,
 ) {
-    let shown = format!("{name} {address}");
-    let bind = || bind(address, S::SPAN);
-    let bound = listen::bound(&shown, bind, &waiting, &mut draining).await;
-    let Some(listener) = bound else { return };
-    info!(endpoint = name, %address, "listening");
-    serve(site, || listener.accept(), draining).await;
+    let bind = || bind(address, S::ONE_FAMILY);
+    let run = |listener: TcpListener, draining| async move {
+        info!(endpoint = name, %address, "listening");
+        serve(routes, || listener.accept(), draining).await;
+    };
+    listen::serve(format!("{name} {address}"), bind, waiting, draining, run).await;
 }
 
-fn bind(address: SocketAddr, span: Span) -> io::Result<TcpListener> {
-    let is_both = span == Span::Wildcard && address.ip().is_unspecified();
-    if is_both {
+fn bind(address: SocketAddr, one_family: bool) -> io::Result<TcpListener> {
+    if !one_family && address.ip().is_unspecified() {
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
         match bind_one(both, false) {
             // There is no IPv6 on this machine.
@@ -133,9 +123,9 @@ pub struct SocketError {
 /// # Errors
 ///
 /// The folder or the socket can't be made.
-pub fn serve_path<S: Site>(
+pub fn serve_path<S: Routes>(
     path: &Path,
-    site: S,
+    routes: S,
     draining: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send + use<S>, SocketError> {
     let failed = |source| SocketError {
@@ -145,7 +135,7 @@ pub fn serve_path<S: Site>(
     let listener = listen::unix(path).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
-        serve(site, || listener.accept(), draining).await;
+        serve(routes, || listener.accept(), draining).await;
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "the admin socket was gone already");
         }
@@ -153,12 +143,15 @@ pub fn serve_path<S: Site>(
 }
 
 /// Serves each connection that is accepted, until the drain begins.
-async fn serve<S: Site, T, P, F>(site: S, accept: impl Fn() -> F, draining: watch::Receiver<bool>)
-where
+async fn serve<S: Routes, T, P, F>(
+    routes: S,
+    accept: impl Fn() -> F,
+    draining: watch::Receiver<bool>,
+) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     F: Future<Output = io::Result<(T, P)>>,
 {
-    let site = Arc::new(site);
+    let routes = Arc::new(routes);
     // In the order in which they came.
     let mut order: VecDeque<AbortHandle> = VecDeque::new();
     let admit = |connections: &mut JoinSet<()>, (stream, _)| {
@@ -169,18 +162,18 @@ where
         {
             oldest.abort();
         }
-        order.push_back(connections.spawn(converse(Arc::clone(&site), stream)));
+        order.push_back(connections.spawn(converse(Arc::clone(&routes), stream)));
     };
     listen::accept_all(accept, PAUSE, &mut JoinSet::new(), draining, admit).await;
 }
 
-async fn converse<S: Site, T>(site: Arc<S>, stream: T)
+async fn converse<S: Routes, T>(routes: Arc<S>, stream: T)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let service = service_fn(move |request| {
-        let site = Arc::clone(&site);
-        async move { Ok::<_, Infallible>(answer(&*site, &request).await) }
+        let routes = Arc::clone(&routes);
+        async move { Ok::<_, Infallible>(answer(&*routes, &request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -196,7 +189,7 @@ where
     }
 }
 
-async fn answer<S: Site>(site: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer<S: Routes>(routes: &S, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let is_asked = [Method::GET, Method::HEAD].contains(request.method());
     if !is_asked && !S::TAKES_ANY_METHOD {
         let body = "only GET is answered\n".to_owned();
@@ -204,7 +197,7 @@ async fn answer<S: Site>(site: &S, request: &Request<Incoming>) -> Response<Full
     }
     let path = request.uri().path();
     let query = request.uri().query().unwrap_or_default();
-    let answer = site.answer(path, query).await;
+    let answer = routes.answer(path, query).await;
     answer.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("there is no {path} here\n")))
 }
 

@@ -5,7 +5,7 @@ use tunnel_common::table::Size;
 
 use super::{
     ChecksView, Views,
-    ready::{self, Readiness},
+    readiness::{self, Readiness},
 };
 use crate::{
     bpf::KernelLog, identity::State, net::View, reconcile::Stats, sockets::View as SocketsView,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What does not change while the daemon runs.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Setup {
     /// The version of the daemon.
@@ -118,21 +118,22 @@ impl Status {
     /// The status now.
     pub(super) fn of(views: &Views) -> Self {
         let readiness = Readiness::of(views);
-        let counts = views.kernel_counts().into_iter();
+        let counts = (views.counters)().into_iter();
         let reasons = counts.map(|(reason, n)| (reason.label().to_owned(), n));
         let source = serde_json::to_value((views.source)());
+        let tunnel = (views.tunnel)();
         Self {
             ready: readiness.ready,
             not_ready: readiness.summary(),
-            nameless: ready::nameless(views),
+            nameless: readiness::nameless(views),
             setup: views.setup.clone(),
             start: *views.start.borrow(),
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
             sockets: views.sockets.borrow().clone(),
-            nodes: (views.tunnel.nodes)(),
-            identity: (views.tunnel.identity)(),
+            nodes: tunnel.nodes,
+            identity: tunnel.identity,
             source: source.unwrap_or_default(),
             reasons: reasons.collect(),
             connections: (views.connections)(),

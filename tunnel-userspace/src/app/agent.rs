@@ -34,6 +34,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         return Err(failed("there is no agent to run")(why));
     };
     let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
+    // The config sets no limit to the drain.
     let patience = config.tunnel.session.drain.saturating_add(GRACE);
     let agent = Agent::new(section.clone(), common(&config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
@@ -48,11 +49,9 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         identity,
         listening: watch::Sender::new(BTreeMap::new()),
     };
-    let (drain, draining) = watch::channel(false);
-    let (end, ending) = watch::channel(false);
     let mut tasks = Tasks::default();
     // Without root the default folder can't be made. The port answers all the same.
-    match socket(&config, &views, &ending) {
+    match socket(&config, &views, tasks.draining()) {
         Ok(socket) => tasks.start("socket", socket),
         Err(error) => warn!(
             error = error.as_ref(),
@@ -60,11 +59,12 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         ),
     }
     let waiting = views.listening.clone();
-    let admin = admin::serve_port("agent", section.admin, views, waiting, ending);
+    let admin = admin::serve_port("agent", section.admin, views, waiting, tasks.draining());
     tasks.start("admin", admin);
-    tasks.start("identity", store.run(draining.clone()));
+    tasks.start("identity", store.run(tasks.draining()));
+    // It drains first, while the others still answer.
     let mut work = Tasks::default();
-    work.start("agent", agent.run(draining));
+    work.start("agent", agent.run(work.draining()));
     info!(gateways = ?section.gateways, allow = ?section.allow, "agent started");
     tokio::select! {
         () = stop => {}
@@ -72,9 +72,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         name = work.ended() => return Err(RoleError::TaskEnded { name }),
     }
     info!("stopping; streams may go on for a while");
-    drain.send_replace(true);
     work.finish(patience).await;
-    end.send_replace(true);
     tasks.finish(GRACE).await;
     Ok(())
 }
@@ -83,11 +81,11 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
 fn socket(
     config: &Config,
     views: &AgentViews,
-    ending: &watch::Receiver<bool>,
+    draining: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send + use<>, Box<dyn Error>> {
     fs::create_dir_all(&config.state_dir)?;
     let (path, views) = (config.agent_socket(), views.clone());
-    Ok(admin::serve_path(&path, views, ending.clone())?)
+    Ok(admin::serve_path(&path, views, draining)?)
 }
 
 #[cfg(test)]

@@ -6,43 +6,44 @@ use jiff::Timestamp;
 
 use crate::identity::ca::{self, CaError, Issued};
 
-/// Makes a CA in a folder. Gives a line for each thing that was done or is to be done.
+/// What the config of the certificate's holder must say.
+const CONFIG: &str = "tunnel:
+  identity:
+    files:
+      ca: identity/ca.pem
+      cert: identity/cert.pem
+      key: identity/key.pem";
+
+/// Makes a CA in a folder. Says what was done, and what is to be done.
 ///
 /// # Errors
 ///
 /// There is one already, or it can't be made.
-pub fn ca_init(dir: &Path, days: u32) -> Result<Vec<String>, CaError> {
+pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     let made = ca::init(dir, days, Timestamp::now())?;
-    let dir = dir.display();
-    Ok(vec![
-        format!(
-            "made the CA {}, valid until {}",
-            made.cert.display(),
-            made.expires
-        ),
-        format!(
-            "its private key is {}: back it up, and give it to nobody",
-            made.key.display()
-        ),
-        String::new(),
-        "next:".to_owned(),
-        format!("  culvert ca issue gateway --dir {dir}"),
-        format!("  culvert ca issue agent --dir {dir} --node NODE"),
-    ])
+    let (dir, cert, key) = (dir.display(), made.cert.display(), made.key.display());
+    Ok(format!(
+        "made the CA {cert}, valid until {}\n\
+         its private key is {key}: back it up, and give it to nobody\n\
+         \n\
+         next:\n  \
+         culvert ca issue gateway --dir {dir}\n  \
+         culvert ca issue agent --dir {dir} --node NODE",
+        made.expires
+    ))
 }
 
-/// Issues the certificate of gateways. Gives a line for each thing that was done or is to be done.
+/// Issues the certificate of gateways. Says what was done, and what is to be done.
 ///
 /// # Errors
 ///
 /// The CA can't be used, or a file can't be written.
-pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<Vec<String>, CaError> {
+pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<String, CaError> {
     let issued = ca::issue_gateway(dir, out, days, Timestamp::now())?;
     Ok(told(&issued, "a gateway", "each gateway"))
 }
 
-/// Issues the certificate of a node's agent. Gives a line for each thing that was done or is to be
-/// done.
+/// Issues the certificate of a node's agent. Says what was done, and what is to be done.
 ///
 /// # Errors
 ///
@@ -52,13 +53,13 @@ pub fn ca_issue_agent(
     node: &str,
     out: Option<&Path>,
     days: u32,
-) -> Result<Vec<String>, CaError> {
+) -> Result<String, CaError> {
     let issued = ca::issue_agent(dir, node, out, days, Timestamp::now())?;
     let whose = format!("the agent of node {node}");
     Ok(told(&issued, &whose, &format!("node {node}")))
 }
 
-fn told(issued: &Issued, whose: &str, place: &str) -> Vec<String> {
+fn told(issued: &Issued, whose: &str, place: &str) -> String {
     let until = issued.expires;
     let why = if issued.is_shortened {
         ", when the CA itself expires"
@@ -66,22 +67,18 @@ fn told(issued: &Issued, whose: &str, place: &str) -> Vec<String> {
         ""
     };
     let files = &issued.files;
-    vec![
-        format!("issued the certificate of {whose}, valid until {until}{why}:"),
-        format!("  {}", files.ca.display()),
-        format!("  {}", files.cert.display()),
-        format!("  {} (the private key)", files.key.display()),
-        String::new(),
-        format!("copy the three files to /etc/culvert/identity on {place}, the key with mode 600,"),
-        "and put this into /etc/culvert/culvert.yaml there:".to_owned(),
-        String::new(),
-        "tunnel:".to_owned(),
-        "  identity:".to_owned(),
-        "    files:".to_owned(),
-        "      ca: identity/ca.pem".to_owned(),
-        "      cert: identity/cert.pem".to_owned(),
-        "      key: identity/key.pem".to_owned(),
-    ]
+    let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| path.display());
+    format!(
+        "issued the certificate of {whose}, valid until {until}{why}:\n  \
+         {ca}\n  \
+         {cert}\n  \
+         {key} (the private key)\n\
+         \n\
+         copy the three files to /etc/culvert/identity on {place}, the key with mode 600,\n\
+         and put this into /etc/culvert/culvert.yaml there:\n\
+         \n\
+         {CONFIG}"
+    )
 }
 
 #[cfg(test)]
@@ -94,29 +91,17 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         ca_init(dir.path(), 10).expect("made");
 
-        let lines = ca_issue_agent(dir.path(), "edge-1", None, 10).expect("issued");
+        let told = ca_issue_agent(dir.path(), "edge-1", None, 10).expect("issued");
 
-        let start = lines.iter().position(|line| line == "tunnel:");
-        let yaml = lines[start.expect("the section")..].join("\n");
-        let config = Config::parse(&yaml).expect("a config");
+        let start = told.find("\ntunnel:").expect("the section");
+        let config = Config::parse(&told[start..]).expect("a config");
         let files = config.tunnel.identity.expect("an identity").files;
-        let names = [files.ca, files.cert, files.key];
-        let written: Vec<_> = names
-            .iter()
-            .map(|path| {
-                dir.path()
-                    .join("agents/edge-1")
-                    .join(path.file_name().expect("a name"))
-            })
-            .filter(|path| path.is_file())
-            .collect();
-        assert_eq!(written.len(), 3);
-        for path in written {
-            let path = path.display().to_string();
-            assert!(
-                lines.iter().any(|line| line.contains(&path)),
-                "{path}: {lines:?}"
-            );
+        for path in [files.ca, files.cert, files.key] {
+            let name = path.file_name().expect("a name");
+            let written = dir.path().join("agents/edge-1").join(name);
+            assert!(written.is_file(), "{}", written.display());
+            let line = format!("\n  {}", written.display());
+            assert!(told.contains(&line), "{line}: {told}");
         }
     }
 }

@@ -87,13 +87,13 @@ pub(super) fn steering_key() -> SteeringKey {
 }
 
 /// Connects to it, with the mark of our own sockets; the programs let nothing leave.
-pub(super) fn knock(mark: u32) {
-    let knocked = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
+pub(super) fn probe(mark: u32) {
+    let probed = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
         socket.set_mark(mark)?;
         socket.set_nonblocking(true)?;
         socket.connect(&SocketAddr::from((VIP, PORT)).into())
     });
-    tracing::debug!(?knocked, "the steering canary was sent");
+    tracing::debug!(?probed, "the steering canary was sent");
 }
 
 /// The v2 cgroup of this process, as the kernel names it.

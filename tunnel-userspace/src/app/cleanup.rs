@@ -1,39 +1,12 @@
 //! `culvert cleanup`: removes everything that a node ever made, and nothing else.
 
-use std::{fs, io, path::PathBuf};
+use std::{fs, io::ErrorKind, path::PathBuf};
 
-use crate::{
-    app::state::{State, StateError, marker},
-    bpf::{PinError, Pins},
-    config::Config,
-    net,
+use super::{
+    RoleError, failed, part,
+    state::{State, marker},
 };
-
-/// Something could not be removed.
-#[derive(Debug, thiserror::Error)]
-pub enum CleanupError {
-    /// The pins are held, or can't be removed.
-    #[error(transparent)]
-    Pins(#[from] PinError),
-    /// The folder of state is held, or can't be used.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The routes can't be removed.
-    #[error(transparent)]
-    Routes(#[from] net::NetError),
-    /// The routes can't be asked for.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// A file can't be removed.
-    #[error("cannot remove {path}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-}
+use crate::{bpf::Pins, config::Config, net};
 
 /// Removes programs, maps and files of a node with that config. Gives a line for each thing done
 /// or left.
@@ -41,59 +14,47 @@ pub enum CleanupError {
 /// # Errors
 ///
 /// A daemon still runs with the config, or something can't be removed.
-pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
+pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
-    let pins = &config.bpf.bpffs;
-    let held = pins.exists().then(|| Pins::hold(pins)).transpose()?;
-    let state = config
-        .state_dir
-        .is_dir()
-        .then(|| State::hold(&config.state_dir));
-    let _held = state.transpose()?;
+    let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
+    let held = pins.exists().then(|| Pins::hold(pins));
+    let held = held.transpose().map_err(part)?;
+    let state = folder.is_dir().then(|| State::hold(folder));
+    let _state = state.transpose().map_err(part)?;
     // Routes go before the guards do.
     let routes = remove_routes(config)?;
     if routes > 0 {
         lines.push(format!("removed {routes} routes"));
     }
     if let Some(held) = held {
-        let foreign = held.remove()?;
-        if !foreign
-            .iter()
-            .any(|path| path.starts_with(pins.join("links")))
-        {
-            lines.push(format!(
-                "removed the programs and maps of {}",
-                pins.display()
-            ));
+        let foreign = held.remove().map_err(part)?;
+        let links = pins.join("links");
+        if !foreign.iter().any(|path| path.starts_with(&links)) {
+            let pins = pins.display();
+            lines.push(format!("removed the programs and maps of {pins}"));
         }
         let left = |path: PathBuf| format!("left alone, not Culvert's: {}", path.display());
         lines.extend(foreign.into_iter().map(left));
     }
-    let marker = marker(&config.state_dir);
-    let is_ours = marker.exists();
+    let marker = marker(folder);
+    // The folder goes last, if a daemon made it.
+    let own_folder = marker.exists().then(|| folder.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
-    for path in sockets.into_iter().chain([config.kept_objects(), marker]) {
-        match fs::remove_file(&path) {
-            Ok(()) => lines.push(format!("removed {}", path.display())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(CleanupError::File { path, source }),
-        }
-    }
-    if is_ours {
-        match fs::remove_dir(&config.state_dir) {
-            Ok(()) => lines.push(format!("removed {}", config.state_dir.display())),
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                lines.push(format!(
-                    "left alone, not empty: {}",
-                    config.state_dir.display()
-                ));
+    let files = sockets.into_iter().chain([config.kept_objects(), marker]);
+    for path in files.chain(own_folder) {
+        let removed = if path == *folder {
+            fs::remove_dir(&path)
+        } else {
+            fs::remove_file(&path)
+        };
+        let shown = path.display();
+        match removed.map_err(|error| (error.kind(), error)) {
+            Ok(()) => lines.push(format!("removed {shown}")),
+            Err((ErrorKind::NotFound, _)) => {}
+            Err((ErrorKind::DirectoryNotEmpty, _)) => {
+                lines.push(format!("left alone, not empty: {shown}"));
             }
-            Err(source) => {
-                return Err(CleanupError::File {
-                    path: config.state_dir.clone(),
-                    source,
-                });
-            }
+            Err((_, error)) => return Err(failed(format!("cannot remove {shown}"))(error)),
         }
     }
     if lines.is_empty() {
@@ -103,11 +64,11 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, CleanupError> {
 }
 
 /// Removes the routes to the steering prefixes; says how many there were.
-fn remove_routes(config: &Config) -> Result<usize, CleanupError> {
+fn remove_routes(config: &Config) -> Result<usize, RoleError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(CleanupError::Runtime)?;
+        .map_err(failed("cannot start the runtime"))?;
     let record = net::record(&config.state_dir);
-    Ok(runtime.block_on(net::remove_routes(&record))?)
+    runtime.block_on(net::remove_routes(&record)).map_err(part)
 }

@@ -16,7 +16,7 @@ pub async fn sockets(config: Config) -> Result<(), RoleError> {
         return Err(failed("cannot end sockets in pods")(why));
     }
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
-    let (drain, draining) = watch::channel(false);
+    let (_drain, draining) = watch::channel(false);
     let bpffs = config.bpf.bpffs.clone();
     let socket = config.helper_socket();
     let help = sockets::help(&socket, move || SocketMemory::open(&bpffs), draining);
@@ -24,7 +24,6 @@ pub async fn sockets(config: Config) -> Result<(), RoleError> {
         () = stop.wait() => {}
         () = help => {}
     }
-    drop(drain);
     info!("stopping");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `culvert node`: the service proxy of a node.
 
+mod data_plane;
 mod ending;
-mod parts;
 mod steps;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
@@ -9,15 +9,10 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 
-use self::parts::{Parts, Running};
-use super::{
-    RoleError, failed,
-    sources::Sources,
-    stop::Stop,
-    tunnel::{Steered, Tunnel},
-};
+use self::data_plane::DataPlane;
+use super::{RoleError, failed, sources::Sources, stop::Stop, tunnel::Tunnel};
 use crate::{
-    admin::{self, Answers, Checks, Endpoint, Views},
+    admin::{self, Checks, Endpoint, Views},
     bpf::Guard,
     config::Config,
     events,
@@ -59,39 +54,38 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 ///
 /// A step of the start failed; what an earlier daemon programmed goes on as it was.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
-    let (mut parts, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
-    let (drain, draining) = watch::channel(false);
-    let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
+    let (mut data_plane, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();
+    let (steps, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (view, network) = watch::channel(net::View::default());
-    let (known, links) = follow(&config, &mut tasks, &draining).await?;
-    parts.owner.set_addresses(&known.borrow());
-    let mut tunnel = Tunnel::open(&config);
-    let views = parts.views(&config, Box::new(sources.report()), starting);
+    let (known, links) = follow(&config, &mut tasks).await?;
+    data_plane.owner.set_addresses(&known.borrow());
+    let targets = data_plane.owner.steering().targets();
+    let tunnel = Tunnel::open(&config, &mut tasks);
     let sockets = watch::Sender::default();
     let views = Arc::new(Views {
         network,
         sockets: sockets.subscribe(),
-        tunnel: tunnel.views(parts.owner.steering().targets()),
-        ..views
+        tunnel: tunnel.view(targets.clone()),
+        ..data_plane.views(&config, sources.report(), starting)
     });
     let waiting = views.listening.clone();
-    let readiness = admin::log_readiness(Arc::clone(&views), draining.clone());
+    let readiness = admin::log_readiness(Arc::clone(&views), tasks.draining());
     tasks.start("readiness", readiness);
-    serve(&config, &views, &mut tasks, &draining)?;
-    tunnel.start_gateway(&config, &waiting, &mut tasks, &draining);
-    let checks = parts.owner.health_checks();
-    let checks = Checks::new(checks, Arc::clone(&views), draining.clone());
+    serve(&config, &views, &mut tasks)?;
+    tunnel.start_gateway(&config, &waiting, &mut tasks);
+    let checks = data_plane.owner.health_checks();
+    let checks = Checks::new(checks, Arc::clone(&views), tasks.draining());
     let concerned = events::Views {
-        concerns: vec![parts.owner.concerns(), checks.concerns()],
+        concerns: vec![data_plane.owner.concerns(), checks.concerns()],
         listening: waiting.subscribe(),
     };
-    sources.start_events(&config, concerned, &mut tasks, &draining);
+    sources.start_events(&config, concerned, &mut tasks);
     tasks.start("health checks", checks.run());
-    let mut store = sources.run(&mut tasks, &draining);
+    let mut store = sources.run(&mut tasks);
     let mut stop = Stop::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
-        update = parts.first(&mut store, &steps) => match update? {
+        update = data_plane.first(&mut store, &steps) => match update? {
             Some(update) => Some(update),
             None => return Err(RoleError::TaskEnded { name: tasks.ended().await }),
         },
@@ -105,22 +99,19 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         } else {
             info!(services, "every source has told its first whole list");
         }
-        parts.program(first).await?;
-        let Running {
-            guard,
-            owner,
-            targets,
-            _logging,
-            _held,
-        } = parts.into_running()?;
+        data_plane.program(&config, first).await?;
+        // The rest of it holds the pins and the folder of state until the tasks have ended.
+        let DataPlane {
+            data_path, owner, ..
+        } = data_plane;
+        let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
+        drop(data_path);
         if let Some((network, inside)) = steer(&config, guard, links, view).await? {
-            let steered = Steered { targets, inside };
-            tunnel.start_ingress(&config, steered, &waiting, &mut tasks, &draining);
-            tasks.start("net", network.run(draining.clone()));
+            tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
+            tasks.start("net", network.run(tasks.draining()));
         }
-        ending::start(&config, sockets, owner.gone(), &mut tasks, &draining);
-        let owner = owner.run(store, known, draining.clone());
-        tasks.start("reconcile", owner);
+        ending::start(&config, sockets, owner.gone(), &mut tasks);
+        tasks.start("reconcile", owner.run(store, known, tasks.draining()));
         steps.send_replace(None);
         started();
         tokio::select! {
@@ -130,18 +121,17 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     }
     info!("stopping; the data path stays as it is");
     steps.send_replace(Some("stopping".to_owned()));
-    drain.send_replace(true);
-    tasks
-        .finish(DRAIN.saturating_add(tunnel.patience(&config)))
-        .await;
+    // The config sets no limit to the patience.
+    let limit = DRAIN.saturating_add(tunnel.patience(&config));
+    tasks.finish(limit).await;
     Ok(())
 }
 
 /// Loads the data path in a thread of its own, as it waits for the kernel, and reads much: other
 /// things go on.
-async fn load(config: &Config) -> Result<Parts, RoleError> {
+async fn load(config: &Config) -> Result<DataPlane, RoleError> {
     let config = config.clone();
-    let loaded = spawn_blocking(move || Parts::load(&config)).await;
+    let loaded = spawn_blocking(move || DataPlane::load(&config)).await;
     loaded.map_err(failed("cannot load the data path"))?
 }
 
@@ -149,7 +139,6 @@ async fn load(config: &Config) -> Result<Parts, RoleError> {
 async fn follow(
     config: &Config,
     tasks: &mut Tasks,
-    draining: &watch::Receiver<bool>,
 ) -> Result<(Addresses, watch::Receiver<Network>), RoleError> {
     let follower = Follower::open(config.tunnel.steering.is_some())
         .await
@@ -157,7 +146,7 @@ async fn follow(
             "cannot ask for the links and addresses of this node",
         ))?;
     let followed = (follower.addresses(), follower.network());
-    tasks.start("links", follower.run(draining.clone()));
+    tasks.start("links", follower.run(tasks.draining()));
     Ok(followed)
 }
 
@@ -195,20 +184,13 @@ async fn steer(
 /// The keeper of guards and routes, and the links that steered connects come by.
 type Followed = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
-fn serve(
-    config: &Config,
-    views: &Arc<Views>,
-    tasks: &mut Tasks,
-    draining: &watch::Receiver<bool>,
-) -> Result<(), RoleError> {
-    let answers = Answers::default();
-    let site = |endpoint| admin::Node {
+fn serve(config: &Config, views: &Arc<Views>, tasks: &mut Tasks) -> Result<(), RoleError> {
+    let routes = |endpoint| admin::Node {
         endpoint,
         views: Arc::clone(views),
-        answers: Arc::clone(&answers),
     };
-    let socket = site(Endpoint::Socket);
-    let socket = admin::serve_path(&config.admin_socket(), socket, draining.clone());
+    let socket = routes(Endpoint::Socket);
+    let socket = admin::serve_path(&config.admin_socket(), socket, tasks.draining());
     let socket = socket.map_err(failed("cannot serve the admin socket"))?;
     tasks.start(Endpoint::Socket.name(), socket);
     for (endpoint, address) in [
@@ -216,7 +198,7 @@ fn serve(
         (Endpoint::Healthz, config.healthz.address),
     ] {
         let (name, waiting) = (endpoint.name(), views.listening.clone());
-        let port = admin::serve_port(name, address, site(endpoint), waiting, draining.clone());
+        let port = admin::serve_port(name, address, routes(endpoint), waiting, tasks.draining());
         tasks.start(name, port);
     }
     Ok(())

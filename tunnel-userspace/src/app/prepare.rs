@@ -1,20 +1,7 @@
 //! `culvert prepare`: what a node needs and has no right to do itself.
 
-use crate::{
-    bpf::{self, CgroupError, MountError},
-    config::Config,
-};
-
-/// A node with that config can't start here.
-#[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
-    /// A file system can't be mounted.
-    #[error(transparent)]
-    Mount(#[from] MountError),
-    /// The config names a cgroup that isn't one.
-    #[error("cannot use bpf.cgroup")]
-    Cgroup(#[source] CgroupError),
-}
+use super::{RoleError, failed, part};
+use crate::{bpf, config::Config};
 
 /// Mounts a BPF file system for the pins of a node with that config, and the cgroup v2 hierarchy,
 /// where they are not. Gives a line for each.
@@ -22,18 +9,18 @@ pub enum PrepareError {
 /// # Errors
 ///
 /// One can't be mounted, or the cgroup in the config is none.
-pub fn prepare(config: &Config) -> Result<Vec<String>, PrepareError> {
+pub fn prepare(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins = config.bpf.bpffs.display();
-    let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs)? {
+    let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(part)? {
         Some(point) => format!("mounted a BPF file system on {}", point.display()),
         None => format!("{pins} is on a BPF file system"),
     };
     let cgroups = match &config.bpf.cgroup.0 {
         Some(path) => {
-            bpf::check_cgroup(path).map_err(PrepareError::Cgroup)?;
+            bpf::check_cgroup(path).map_err(failed("cannot use bpf.cgroup"))?;
             format!("{} is a cgroup", path.display())
         }
-        None => match bpf::mount_cgroups()? {
+        None => match bpf::mount_cgroups().map_err(part)? {
             Some(point) => format!("mounted the cgroup v2 hierarchy on {}", point.display()),
             None => "the cgroup v2 hierarchy is mounted".to_owned(),
         },

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
 use super::{RoleError, failed, node::steering_rules};
 use crate::{
+    admin::Query,
     config::Config,
     events,
     model::{ExternalIps, TopologyKeys, Update},
@@ -29,37 +28,26 @@ impl Sources {
     /// Reads the files and begins with the API server. Where both say something of one object, the
     /// file counts.
     pub(super) async fn start(config: &Config) -> Result<Self, RoleError> {
-        let mut store = Store::default();
-        let file = config.source.file();
-        let kube = config.source.kube.as_ref();
-        let (file, kube) = (
-            file.map(|wanted| (wanted, store.overlay())),
-            kube.map(|wanted| (wanted, store.overlay())),
-        );
-        let mut sources = Self {
-            store,
-            file: None,
-            kube: None,
-        };
-        if let Some((wanted, overlay)) = file {
-            let source = file::start(wanted, overlay).await;
-            sources.file = Some(source.map_err(failed("cannot read the manifests"))?);
+        let (mut store, mut file, mut kube) = (Store::default(), None, None);
+        if let Some(wanted) = config.source.file() {
+            let source = file::start(wanted, store.overlay()).await;
+            file = Some(source.map_err(failed("cannot read the manifests"))?);
         }
-        if let Some((wanted, overlay)) = kube {
-            let source = kube::start(wanted.clone(), scope(config)?, overlay).await;
-            sources.kube = Some(source.map_err(failed("cannot follow the API server"))?);
+        if let Some(wanted) = &config.source.kube {
+            let source = kube::start(wanted.clone(), scope(config)?, store.overlay()).await;
+            kube = Some(source.map_err(failed("cannot follow the API server"))?);
         }
-        Ok(sources)
+        Ok(Self { store, file, kube })
     }
 
     /// What they have read, as it stands at any time.
-    pub(super) fn report(&self) -> impl Fn() -> Report + Send + Sync + use<> {
+    pub(super) fn report(&self) -> Query<Report> {
         let file = self.file.as_ref().map(FileSource::report);
         let kube = self.kube.as_ref().map(KubeSource::report);
-        move || {
+        Box::new(move || {
             let reports = file.iter().chain(&kube);
             Report::merge(reports.map(|report| Arc::clone(&report.borrow())))
-        }
+        })
     }
 
     /// Tells the API server, where it is a source, what an operator must act on.
@@ -68,7 +56,6 @@ impl Sources {
         config: &Config,
         mut views: events::Views,
         tasks: &mut Tasks,
-        draining: &watch::Receiver<bool>,
     ) {
         let (Some(kube), Some(wanted)) = (&self.kube, &config.source.kube) else {
             return;
@@ -78,17 +65,17 @@ impl Sources {
         }
         views.concerns.push(kube.concerns());
         let node = config.node_name.clone();
-        let telling = events::run(node, wanted.events, kube.client(), views, draining.clone());
-        tasks.start("events", telling);
+        let events = events::run(node, wanted.events, kube.client(), views, tasks.draining());
+        tasks.start("events", events);
     }
 
     /// Lets them tell what changes; the store of that.
-    pub(super) fn run(self, tasks: &mut Tasks, draining: &watch::Receiver<bool>) -> Store {
+    pub(super) fn run(self, tasks: &mut Tasks) -> Store {
         if let Some(file) = self.file {
-            tasks.start("source of files", file.run(draining.clone()));
+            tasks.start("source of files", file.run(tasks.draining()));
         }
         if let Some(kube) = self.kube {
-            tasks.start("source of the API server", kube.run(draining.clone()));
+            tasks.start("source of the API server", kube.run(tasks.draining()));
         }
         self.store
     }
@@ -111,7 +98,7 @@ fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
         steering,
         owners: config.service.external_ips == ExternalIps::Owned,
         pools: config.service.topology_keys == TopologyKeys::Honour,
-        kept: config.kept_objects(),
+        snapshot: config.kept_objects(),
     })
 }
 

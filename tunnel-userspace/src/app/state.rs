@@ -10,7 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 /// The folder of state can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub(super) enum StateError {
     /// Another daemon holds it.
     #[error("another culvert uses stateDir {path}; stop it first, or give this one its own")]
     Held {

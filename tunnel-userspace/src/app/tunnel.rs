@@ -11,136 +11,107 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    admin::TunnelViews,
+    admin::{Query, TunnelView},
     config::Config,
     identity::{Receiver, Role, Store},
     listen::{self, Waiting},
     model::Targets,
     tasks::Tasks,
     tunnel::{
-        Common, Registry,
+        Common, Sessions,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
 };
 
-/// What the ingress is told of what is steered to it.
-pub(super) struct Steered {
-    /// What each index of a steering address stands for.
-    pub(super) targets: watch::Receiver<Arc<Targets>>,
-    /// The links that steered connects come by.
-    pub(super) inside: watch::Receiver<Arc<BTreeSet<u32>>>,
-}
-
 /// The gateway of a node, and what its ingress needs.
 pub(super) struct Tunnel {
-    store: Option<Store>,
     identity: Option<Receiver>,
-    registry: Arc<Registry>,
+    sessions: Arc<Sessions>,
 }
 
 impl Tunnel {
-    /// Reads the certificate. One that can't be used stops nothing: it is told, and the gateway
-    /// waits for a better one.
-    pub(super) fn open(config: &Config) -> Self {
+    /// Reads the certificate, and again when its files change. One that can't be used stops nothing:
+    /// it is told, and the gateway waits for a better one.
+    pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
         let certificate = config.tunnel.identity.as_ref();
         let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
-        let opened = certificate.map(|it| Store::open(it.files.clone(), Role::Gateway));
-        let (store, identity) = opened.unzip();
+        let identity = certificate.map(|it| {
+            let (store, identity) = Store::open(it.files.clone(), Role::Gateway);
+            tasks.start("identity", store.run(tasks.draining()));
+            identity
+        });
         Self {
-            store,
             identity,
-            registry: Registry::new(),
+            sessions: Sessions::new(),
         }
     }
 
-    /// What is shown of it, and of the nodes that are steered.
-    pub(super) fn views(&self, steered: watch::Receiver<Arc<Targets>>) -> TunnelViews {
-        let (nodes, counts) = (Arc::clone(&self.registry), Arc::clone(&self.registry));
-        let identity = self.identity.clone();
-        TunnelViews {
-            nodes: Box::new(move || nodes.nodes_with(&steered.borrow())),
-            counts: Box::new(move || counts.counts()),
-            identity: Box::new(move || identity.as_ref().map(Receiver::state)),
-        }
+    /// Shows it, and the nodes that are steered.
+    pub(super) fn view(&self, steered: watch::Receiver<Arc<Targets>>) -> Query<TunnelView> {
+        let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
+        Box::new(move || TunnelView {
+            nodes: sessions.nodes_with(&steered.borrow()),
+            counts: sessions.counts(),
+            identity: identity.as_ref().map(Receiver::state),
+        })
     }
 
     /// How long its streams may go on after the drain began.
-    pub(super) const fn patience(&self, config: &Config) -> Duration {
-        if self.identity.is_some() {
-            config.tunnel.session.drain
-        } else {
-            Duration::ZERO
-        }
+    pub(super) fn patience(&self, config: &Config) -> Duration {
+        let identity = self.identity.as_ref();
+        identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain)
     }
 
     /// Starts the gateway, if the config has one. It runs before the data path is ready: agents may
     /// connect meanwhile.
-    pub(super) fn start_gateway(
-        &mut self,
-        config: &Config,
-        waiting: &Waiting,
-        tasks: &mut Tasks,
-        draining: &watch::Receiver<bool>,
-    ) {
-        let (Some(gateway), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
+    pub(super) fn start_gateway(&self, config: &Config, waiting: &Waiting, tasks: &mut Tasks) {
+        let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
         };
-        if let Some(store) = self.store.take() {
-            tasks.start("identity", store.run(draining.clone()));
-        }
-        let (settings, common) = (gateway.clone(), common(config));
-        let (identity, registry) = (identity.clone(), Arc::clone(&self.registry));
+        let name = format!("gateway {}", settings.listen);
+        let (settings, common) = (settings.clone(), common(config));
+        let (identity, sessions) = (identity.clone(), Arc::clone(&self.sessions));
         let bind = move || {
-            let (identity, registry) = (identity.clone(), Arc::clone(&registry));
-            Gateway::bind(settings.clone(), common.clone(), identity, registry)
+            let (identity, sessions) = (identity.clone(), Arc::clone(&sessions));
+            Gateway::bind(settings.clone(), common.clone(), identity, sessions)
         };
-        let name = format!("gateway {}", gateway.listen);
-        let (waiting, draining) = (waiting.clone(), draining.clone());
-        tasks.start("gateway", async move {
-            if let Some(gateway) = listen::bound(&name, bind, &waiting, &mut draining.clone()).await
-            {
-                gateway.run(draining).await;
-            }
-        });
+        let draining = tasks.draining();
+        let serving = listen::serve(name, bind, waiting.clone(), draining, Gateway::run);
+        tasks.start("gateway", serving);
     }
 
-    /// Starts the ingress: the listener of steered connects.
+    /// Starts the ingress: the listener of steered connects. `targets` says what each index of a
+    /// steering address stands for, `inside` which links steered connects come by.
     pub(super) fn start_ingress(
         &self,
         config: &Config,
-        steered: Steered,
+        targets: watch::Receiver<Arc<Targets>>,
+        inside: watch::Receiver<Arc<BTreeSet<u32>>>,
         waiting: &Waiting,
         tasks: &mut Tasks,
-        draining: &watch::Receiver<bool>,
     ) {
         let Some(steering) = &config.tunnel.steering else {
             return;
         };
-        let Steered { targets, inside } = steered;
         let listen = listen_address(steering.port);
         let settings = ingress::Settings {
             prefixes: steering.ranges(),
             listen,
         };
-        let (common, registry) = (common(config), Arc::clone(&self.registry));
+        let (common, sessions) = (common(config), Arc::clone(&self.sessions));
         let bind = move || {
             Ingress::bind(
                 settings.clone(),
                 common.clone(),
                 targets.clone(),
                 inside.clone(),
-                Arc::clone(&registry),
+                Arc::clone(&sessions),
             )
         };
-        let name = format!("ingress {listen}");
-        let (waiting, draining) = (waiting.clone(), draining.clone());
-        tasks.start("ingress", async move {
-            if let Some(ingress) = listen::bound(&name, bind, &waiting, &mut draining.clone()).await
-            {
-                ingress.run(draining).await;
-            }
-        });
+        let (name, draining) = (format!("ingress {listen}"), tasks.draining());
+        let serving = listen::serve(name, bind, waiting.clone(), draining, Ingress::run);
+        tasks.start("ingress", serving);
     }
 }
 

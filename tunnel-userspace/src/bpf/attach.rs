@@ -15,6 +15,7 @@ use aya::programs::ProgramFd;
 use tunnel_common::table::{Place, Program};
 
 use super::{
+    path::{self, PathError},
     programs::Programs,
     sys::{self, Target},
 };
@@ -40,30 +41,10 @@ pub(super) fn pin_at(program: &Program, device: u32) -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The cgroup is not there.
-    #[error("cannot open cgroup {path}")]
-    Cgroup {
-        /// The folder of the cgroup.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The hook is not to be had.
-    #[error(
-        "cannot attach program {program} on cgroup {path}: the right is missing, or another \
-         program holds the hook exclusively (bpftool cgroup show {path})"
-    )]
-    Refused {
-        /// The name of the program.
-        program: &'static str,
-        /// The folder of the cgroup.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Cgroup(#[from] PathError),
     /// A step of attaching failed.
-    #[error("cannot {step} program {program} on cgroup {path}")]
+    #[error("cannot {step} program {program} on cgroup {path}{}", hint(.step, .path, .source))]
     Step {
         /// What was tried.
         step: &'static str,
@@ -75,6 +56,18 @@ pub enum AttachError {
         #[source]
         source: io::Error,
     },
+}
+
+/// What to look at where the hook is not to be had.
+fn hint(step: &str, path: &Path, source: &io::Error) -> String {
+    if step != ATTACH || source.kind() != io::ErrorKind::PermissionDenied {
+        return String::new();
+    }
+    let path = path.display();
+    format!(
+        ": the right is missing, or another program holds the hook exclusively \
+         (bpftool cgroup show {path})"
+    )
 }
 
 /// How the programs came to be attached.
@@ -114,36 +107,22 @@ pub(super) fn attach(
     links: &Path,
     cgroup: &Path,
 ) -> Result<Attached, AttachError> {
-    let no_cgroup = |source| AttachError::Cgroup {
-        path: cgroup.to_owned(),
-        source,
-    };
-    let folder = File::open(cgroup).map_err(no_cgroup)?;
-    let number = folder.metadata().map_err(no_cgroup)?.ino();
+    let folder = File::open(cgroup).map_err(path::failed("open cgroup", cgroup))?;
+    let metadata = folder.metadata();
+    let number = metadata.map_err(path::failed("open cgroup", cgroup))?.ino();
     let target = Target::Cgroup(folder.as_fd(), number);
     let mut attached = Attached::default();
     for row in Program::of_place(Place::Cgroup) {
-        let failed = |(step, source): (_, io::Error)| {
-            let (program, path) = (row.name, cgroup.to_owned());
-            if step == ATTACH && source.kind() == io::ErrorKind::PermissionDenied {
-                AttachError::Refused {
-                    program,
-                    path,
-                    source,
-                }
-            } else {
-                AttachError::Step {
-                    step,
-                    program,
-                    path,
-                    source,
-                }
-            }
+        let failed = |(step, source)| AttachError::Step {
+            step,
+            program: row.name,
+            path: cgroup.to_owned(),
+            source,
         };
         let program = programs.fd(row).map_err(|error| failed(("load", error)))?;
         let pin = links.join(row.name);
         match put(&program, row, target, &pin).map_err(failed)? {
-            Put::Replaced => attached.replaced = attached.replaced.saturating_add(1),
+            Put::Replaced => attached.replaced += 1,
             Put::Made(link) => attached.links.push((pin, link)),
         }
     }

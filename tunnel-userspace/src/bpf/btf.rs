@@ -1,14 +1,17 @@
 //! The kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as it takes to
 //! find a function, and a member of a structure. aya reads it too, but keeps members to itself. Pure.
 
+use zerocopy::FromBytes as _;
+
 /// Where the kernel tells it.
 pub(super) const TYPES: &str = "/sys/kernel/btf/vmlinux";
 
 /// What a type is; the kinds that are looked for here.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
 pub(super) enum Kind {
-    Struct,
-    Function,
+    Struct = STRUCT,
+    Function = FUNC,
 }
 
 const MAGIC: u16 = 0xeb9f;
@@ -66,15 +69,18 @@ pub(super) struct Member {
 impl<'a> Btf<'a> {
     /// Takes a description; nothing if it is none.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
-        if half(bytes, 0)? != MAGIC {
+        let (header, _) = <[u32; 6]>::read_from_prefix(bytes).ok()?;
+        let [first, head, types, types_length, strings, strings_length] = header;
+        let [a, b, _, _] = first.to_ne_bytes();
+        if u16::from_ne_bytes([a, b]) != MAGIC {
             return None;
         }
-        let part = |at: usize| -> Option<&'a [u8]> {
-            let start = number(bytes, 4)?.checked_add(number(bytes, at)?)?;
-            let end = start.checked_add(number(bytes, at.checked_add(4)?)?)?;
-            bytes.get(start..end)
+        let part = |offset: u32, length: u32| {
+            let start = usize::try_from(head.checked_add(offset)?).ok()?;
+            bytes.get(start..)?.get(..usize::try_from(length).ok()?)
         };
-        let (types, strings) = (part(8)?, part(16)?);
+        let types = part(types, types_length)?;
+        let strings = part(strings, strings_length)?;
         let mut btf = Self {
             types,
             strings,
@@ -91,13 +97,9 @@ impl<'a> Btf<'a> {
 
     /// The number of the first type of a kind and name.
     pub(super) fn find(&self, kind: Kind, name: &str) -> Option<u32> {
-        let wanted = match kind {
-            Kind::Struct => STRUCT,
-            Kind::Function => FUNC,
-        };
         (1..).zip(&self.places).find_map(|(id, place)| {
             let found = read(self.types.get(*place..)?)?;
-            (found.kind == wanted && self.is_named(found.name, name)).then_some(id)
+            (found.kind == kind as u32 && self.is_named(found.name, name)).then_some(id)
         })
     }
 
@@ -127,14 +129,13 @@ impl<'a> Btf<'a> {
         let members = outer.rest.chunks_exact(MEMBER).take(outer.count);
         for member in members {
             *looks = looks.checked_sub(1)?;
-            let place = word(member, 8)?;
+            let [own, kind, place] = <[u32; 3]>::read_from_bytes(member).ok()?;
             let (bits, width) = if outer.flag {
                 (place & 0xff_ffff, place >> 24)
             } else {
                 (place, 0)
             };
-            let (offset, kind) = (bits / 8, word(member, 4)?);
-            let own = word(member, 0)?;
+            let offset = bits / 8;
             if self.is_named(own, name) {
                 return Some(Member {
                     offset,
@@ -168,13 +169,13 @@ impl<'a> Btf<'a> {
 }
 
 fn read(bytes: &[u8]) -> Option<Type<'_>> {
-    let info = word(bytes, 4)?;
+    let ([name, info, of], rest) = <[u32; 3]>::read_from_prefix(bytes).ok()?;
     Some(Type {
-        name: word(bytes, 0)?,
+        name,
         kind: info >> 24 & 0x1f,
         flag: info >> 31 != 0,
-        of: word(bytes, 8)?,
-        rest: bytes.get(TYPE..)?,
+        of,
+        rest,
         count: usize::try_from(info & 0xffff).ok()?,
     })
 }
@@ -199,20 +200,6 @@ fn length(bytes: &[u8]) -> Option<usize> {
         _ => return None,
     };
     TYPE.checked_add(added)
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    let half = bytes.get(at..)?.first_chunk()?;
-    Some(u16::from_ne_bytes(*half))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    let word = bytes.get(at..)?.first_chunk()?;
-    Some(u32::from_ne_bytes(*word))
-}
-
-fn number(bytes: &[u8], at: usize) -> Option<usize> {
-    usize::try_from(word(bytes, at)?).ok()
 }
 
 #[cfg(test)]

@@ -1,25 +1,18 @@
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
+use super::path::{PathError, failed};
+
 /// The cgroup can't be found.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The table of mounts can't be read.
-    #[error("cannot read /proc/self/mounts")]
-    Mounts(#[source] io::Error),
-    /// The folder is not there.
-    #[error("cannot look at cgroup {path}")]
-    Absent {
-        /// The folder.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// The folder, or the table of mounts, can't be read.
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// The folder is no cgroup.
     #[error("{path} is no folder of a cgroup v2 hierarchy")]
     Foreign {
@@ -40,17 +33,12 @@ pub enum CgroupError {
 ///
 /// It is not.
 pub fn check(path: &Path) -> Result<(), CgroupError> {
-    let kind = statfs(path).map_err(|error| CgroupError::Absent {
-        path: path.to_owned(),
-        source: error.into(),
-    })?;
-    if kind.filesystem_type() == CGROUP2_SUPER_MAGIC {
-        Ok(())
-    } else {
-        Err(CgroupError::Foreign {
-            path: path.to_owned(),
-        })
+    let found = statfs(path).map_err(|error| failed("look at cgroup", path)(error.into()))?;
+    if found.filesystem_type() == CGROUP2_SUPER_MAGIC {
+        return Ok(());
     }
+    let path = path.to_owned();
+    Err(CgroupError::Foreign { path })
 }
 
 /// Where the cgroup v2 hierarchy is mounted, alone or beside v1.
@@ -59,7 +47,8 @@ pub fn check(path: &Path) -> Result<(), CgroupError> {
 ///
 /// There is none.
 pub fn find_root() -> Result<PathBuf, CgroupError> {
-    let mounts = fs::read_to_string("/proc/self/mounts").map_err(CgroupError::Mounts)?;
+    let table = Path::new("/proc/self/mounts");
+    let mounts = fs::read_to_string(table).map_err(failed("read", table))?;
     root_in(&mounts).ok_or(CgroupError::None)
 }
 

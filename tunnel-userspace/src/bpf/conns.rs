@@ -27,15 +27,9 @@ pub(super) struct Conns {
 impl Conns {
     /// Opens the map in a folder, and those in the folders that were replaced by it.
     pub(super) fn open(folder: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
-        let open = |folder: &Path| {
-            Words::open(&folder.join(table::CONNS.name)).map_err(|source| ReadError {
-                map: table::CONNS.name,
-                source,
-            })
-        };
-        let before = replaced.iter().map(|folder| open(folder));
+        let before = replaced.iter().map(|folder| Words::open(folder));
         Ok(Self {
-            now: open(folder)?,
+            now: Words::open(folder)?,
             before: before.collect::<Result<_, _>>()?,
         })
     }
@@ -49,11 +43,9 @@ impl Conns {
         let place = usize::try_from(index).map_err(|_too_large| absent())?;
         // What was replaced is read first: a socket that is counted there may close in the new one
         // meanwhile, and none of the new one's in the old.
-        let before = self
-            .before
-            .iter()
-            .filter_map(|words| words.get().get(place));
-        let before = before.fold(0, |sum: u64, word| sum.wrapping_add(read(word)));
+        let before = self.before.iter();
+        let before = before.filter_map(|words| words.get().get(place));
+        let before = total(before.map(read));
         let now = self.now.get().get(place).ok_or_else(absent)?;
         Ok(before.wrapping_add(read(now)))
     }
@@ -61,8 +53,7 @@ impl Conns {
     /// How many open sockets remember a backend, of all backends.
     pub(super) fn sum(&self) -> u64 {
         let before = self.before.iter().flat_map(Words::get);
-        let all = before.chain(self.now.get());
-        all.fold(0, |sum: u64, word| sum.wrapping_add(read(word)))
+        total(before.chain(self.now.get()).map(read))
     }
 
     /// Whether there are such.
@@ -85,6 +76,11 @@ impl Conns {
             }
         }
     }
+}
+
+/// Adds up counts, each of which may be below 0: more closed in a map than were opened in it.
+fn total(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::wrapping_add)
 }
 
 fn read(word: &AtomicU64) -> u64 {

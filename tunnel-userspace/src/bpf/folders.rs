@@ -93,20 +93,13 @@ pub(super) fn whole(found: &Folders, layout: u32) -> Option<Folder> {
 
 /// What finishes, or undoes, the change that an earlier process was making.
 pub(super) fn recovery(found: &Folders, layout: u32) -> Vec<Step> {
-    let (current, next) = (
-        Folder::new(layout, Stage::Current),
-        Folder::new(layout, Stage::Next),
-    );
-    let mut steps = Vec::new();
+    let [current, next] = [Stage::Current, Stage::Next].map(|stage| Folder::new(layout, stage));
     let whole = whole(found, layout);
-    if whole != Some(next) && found.contains(&next) {
-        steps.push(Step::Remove(next));
-    }
-    match whole {
-        Some(whole) if whole != current => steps.push(Step::Rename(whole, current)),
-        Some(_) | None => {}
-    }
-    steps
+    let is_unfinished = whole != Some(next) && found.contains(&next);
+    let discarded = is_unfinished.then_some(Step::Remove(next));
+    let restored = whole.filter(|whole| *whole != current);
+    let restored = restored.map(|whole| Step::Rename(whole, current));
+    discarded.into_iter().chain(restored).collect()
 }
 
 /// What puts the maps that were filled in the place of those that are there.

@@ -42,6 +42,15 @@ pub struct GuardError {
     source: io::Error,
 }
 
+fn failed(step: &'static str, device: impl ToString) -> impl FnOnce(io::Error) -> GuardError {
+    let device = device.to_string();
+    move |source| GuardError {
+        step,
+        device,
+        source,
+    }
+}
+
 /// The program, and where it is.
 pub struct Guard {
     programs: Programs,
@@ -94,11 +103,7 @@ impl Guard {
         } else {
             self.put_filter(name, &pin)
         };
-        put.map_err(|source| GuardError {
-            step: "attach",
-            device: name.to_owned(),
-            source,
-        })
+        put.map_err(failed("attach", name))
     }
 
     fn put_link(&self, device: u32, pin: &Path) -> io::Result<()> {
@@ -117,21 +122,17 @@ impl Guard {
             Err(error) => return Err(io::Error::other(error)),
         }
         let there = place_of(name)?;
+        let options = TcAttachOptions::Netlink(NlOptions {
+            priority: PRIORITY,
+            handle: HANDLE,
+            classid: None,
+        });
         let filter = |program: &mut SchedClassifier| {
             // An attach that replaces fails where there is nothing to replace.
-            let id = if let Ok(id) = program.attach_to_link(there) {
-                id
-            } else {
-                let options = NlOptions {
-                    priority: PRIORITY,
-                    handle: HANDLE,
-                    classid: None,
-                };
-                let options = TcAttachOptions::Netlink(options);
-                program
-                    .attach_with_options(name, TcAttachType::Ingress, options)
-                    .map_err(to_io)?
-            };
+            let id = program.attach_to_link(there).or_else(|_nothing_there| {
+                program.attach_with_options(name, TcAttachType::Ingress, options)
+            });
+            let id = id.map_err(to_io)?;
             // The filter is to outlive this process; a link that is dropped takes it off.
             let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
             Ok(())
@@ -169,24 +170,19 @@ impl Keeper for Guard {
     }
 
     fn guarded(&self) -> BTreeSet<u32> {
-        pinned(&self.links)
-            .into_iter()
-            .map(|(device, _)| device)
-            .collect()
+        let pinned = pinned(&self.links).into_iter();
+        pinned.map(|(device, _)| device).collect()
     }
 
     fn admit(&mut self, [v4, v6]: [bool; 2]) -> Result<(), GuardError> {
-        let bit = |is_there, bit| if is_there { bit } else { 0 };
-        let families = bit(v4, Steered::ROUTED_V4) | bit(v6, Steered::ROUTED_V6);
+        let [v4, v6] = [v4, v6].map(u64::from);
+        let families = (v4 * Steered::ROUTED_V4) | (v6 * Steered::ROUTED_V6);
         if self.admitted == Some(families) {
             return Ok(());
         }
         let put = self.host.put(&FAMILIES, &families);
-        put.map_err(|error| GuardError {
-            step: "open the way behind",
-            device: "any".to_owned(),
-            source: io::Error::other(error),
-        })?;
+        let put = put.map_err(io::Error::other);
+        put.map_err(failed("open the way behind", "any"))?;
         self.admitted = Some(families);
         Ok(())
     }
@@ -196,13 +192,8 @@ impl Keeper for Guard {
             if uplinks.contains_key(&device) {
                 continue;
             }
-            let failed = |source| GuardError {
-                step: "take off",
-                device: device.to_string(),
-                source,
-            };
-            remove_filter(&pin, device).map_err(failed)?;
-            fs::remove_file(&pin).map_err(failed)?;
+            let removed = remove_filter(&pin, device).and_then(|()| fs::remove_file(&pin));
+            removed.map_err(failed("take off", device))?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use tunnel_common::kernel::{
     V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
 };
 
-use super::btf::{Btf, Kind, Member, TYPES};
+use super::btf::{Btf, Kind, TYPES};
 
 /// What the kernel says of its types, if it does.
 pub(super) fn description() -> Option<Vec<u8>> {
@@ -74,10 +74,7 @@ pub struct KernelSocketBit {
 impl KernelSocketBit {
     /// That of a kernel, if it describes it.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
-        Self::of(btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?)
-    }
-
-    fn of(member: Member) -> Option<Self> {
+        let member = btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?;
         let bit = if cfg!(target_endian = "little") {
             1_u8.checked_shl(member.bit)
         } else {
@@ -92,12 +89,9 @@ impl KernelSocketBit {
 
 /// Looks up everything that is looked for in a description.
 pub(crate) fn places_in(description: &[u8]) {
-    let types = Btf::parse(description);
-    let types = types.as_ref();
-    let (_places, _bit) = (
-        types.and_then(Places::find),
-        types.and_then(KernelSocketBit::find),
-    );
+    if let Some(types) = Btf::parse(description) {
+        let _found = (Places::find(&types), KernelSocketBit::find(&types));
+    }
 }
 
 #[cfg(test)]

@@ -16,11 +16,11 @@ use tunnel_common::{
 
 use super::{
     attach::{self, AttachError, Attached},
-    beside::{self, Start},
     conns::Conns,
     guard::Guard,
     kernel::Places,
     maps::{Counters, KernelMaps, KernelSteering},
+    migration::{self, Start},
     pins::{PinError, Pins},
     probe::Features,
     programs::{self, Programs},
@@ -154,7 +154,7 @@ pub struct DataPath {
     features: Features,
     /// Whether the maps were just made, and none were there.
     is_new: bool,
-    beside: Option<IsEmpty>,
+    migration: Option<IsEmpty>,
 }
 
 /// Whether maps that were made beside others are empty, since those others can't be read.
@@ -178,10 +178,10 @@ impl DataPath {
         switches: &Switches,
         now: Duration,
     ) -> Result<Self, LoadError> {
-        let start = beside::choose(pins, wanted, now)?;
+        let start = migration::choose(pins, wanted, now)?;
         let globals = Globals::of(features, switches);
         let loaded = Self::load_as(&start, pins, features, globals.clone(), now);
-        match (loaded, start.otherwise()) {
+        match (loaded, start.migration().and_then(|it| it.had)) {
             (Err(error), Some(had)) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(
@@ -204,15 +204,16 @@ impl DataPath {
     ) -> Result<Self, LoadError> {
         let (folder, sizes) = match start {
             Start::New(sizes) | Start::Here(sizes) => (pins.maps(), *sizes),
-            Start::Beside(beside) => (pins.next(), beside.sizes),
+            Start::Migrate(migration) => (pins.next(), migration.sizes),
         };
         pins.make_folders(&folder)?;
-        if let Start::Beside(beside) = start {
-            beside.take_along(&folder)?;
+        let migration = start.migration();
+        if let Some(migration) = migration {
+            migration.take_along(&folder)?;
         }
         let programs = Programs::of(load_object(&folder, sizes, &globals)?);
-        if let Start::Beside(beside) = start {
-            beside.fill(&folder, now)?;
+        if let Some(migration) = migration {
+            migration.fill(&folder, now)?;
         }
         let conns = Conns::open(&folder, &pins.replaced(&folder, table::CONNS.name)?)?;
         Ok(Self {
@@ -225,10 +226,7 @@ impl DataPath {
             sizes,
             features,
             is_new: matches!(start, Start::New(_)),
-            beside: match start {
-                Start::New(_) | Start::Here(_) => None,
-                Start::Beside(beside) => Some(IsEmpty(beside.is_empty())),
-            },
+            migration: migration.map(|migration| IsEmpty(migration.is_empty())),
         })
     }
 
@@ -236,7 +234,7 @@ impl DataPath {
     /// to be replaced only once the sources have told everything.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        matches!(self.beside, Some(IsEmpty(true)))
+        matches!(self.migration, Some(IsEmpty(true)))
     }
 
     /// Puts the maps that were made beside others in their place, if there are such. From then on
@@ -246,10 +244,10 @@ impl DataPath {
     ///
     /// The file system refused.
     pub fn promote(&mut self, pins: &Pins) -> Result<(), PinError> {
-        if self.beside.is_some() {
+        if self.migration.is_some() {
             pins.promote()?;
             self.maps = pins.maps();
-            self.beside = None;
+            self.migration = None;
         }
         Ok(())
     }
@@ -316,15 +314,23 @@ impl DataPath {
     }
 }
 
-/// Opens or makes the maps in a folder, and loads every program on them.
-fn load_object(folder: &Path, sizes: Sizes, globals: &Globals) -> Result<Ebpf, LoadError> {
+/// A loader of programs on the maps that are pinned in a folder.
+pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     globals.tell(&mut loader);
+    for map in MAPS {
+        loader.map_pin_path(map.name, folder.join(map.name));
+    }
+    loader
+}
+
+/// Opens or makes the maps in a folder, and loads every program on them.
+fn load_object(folder: &Path, sizes: Sizes, globals: &Globals) -> Result<Ebpf, LoadError> {
+    let mut loader = loader(folder, globals);
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
-    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+    let cpus = u32::try_from(cpus).map_err(|error| LoadError::Cpus(io::Error::other(error)))?;
     for map in MAPS {
         loader.map_max_entries(map.name, map.entries(sizes, cpus));
-        loader.map_pin_path(map.name, folder.join(map.name));
     }
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     PROGRAMS

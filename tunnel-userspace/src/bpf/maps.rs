@@ -1,10 +1,6 @@
 //! The service maps, the steering maps and the counters in the kernel.
 
-use std::{
-    io,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{io, path::Path, sync::Arc};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray};
 use tunnel_common::{
@@ -14,7 +10,7 @@ use tunnel_common::{
     table,
 };
 
-use super::{conns::Conns, held::Held, sys::Handle};
+use super::{conns::Conns, pending::Pending, sys::Handle};
 use crate::reconcile::{Counts, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
 
 /// The service maps in the kernel.
@@ -24,7 +20,7 @@ pub struct KernelMaps {
     conns: Arc<Conns>,
     tally: Handle<u32, Tally>,
     /// Writes that wait, while they may.
-    pub(super) held: Option<Held>,
+    pub(super) pending: Option<Pending>,
     /// Whether the maps were made for this, as there were none.
     is_new: bool,
 }
@@ -60,7 +56,7 @@ impl KernelMaps {
             source: Handle::open(folder, &table::SOURCE)?,
             conns,
             tally: Handle::open(folder, &table::TALLY)?,
-            held: None,
+            pending: None,
             is_new,
         })
     }
@@ -83,11 +79,11 @@ impl KernelMaps {
 
 impl MapWriter for KernelMaps {
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError> {
-        let Some(held) = &mut self.held else {
+        let Some(pending) = &mut self.pending else {
             return self.services.svc.put(key, &index);
         };
-        held.batch.keys.push((*key, index));
-        if held.batch.is_full() {
+        pending.batch.keys.push((*key, index));
+        if pending.batch.is_full() {
             self.hand_over();
         }
         Ok(())
@@ -101,8 +97,8 @@ impl MapWriter for KernelMaps {
     }
 
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError> {
-        if let Some(held) = &mut self.held {
-            held.batch.fronts.push((index, *front));
+        if let Some(pending) = &mut self.pending {
+            pending.batch.fronts.push((index, *front));
             return Ok(());
         }
         self.services.front.put(&index, front)
@@ -114,8 +110,8 @@ impl MapWriter for KernelMaps {
 
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError> {
         let slots = (first..).zip(slots.iter().copied());
-        if let Some(held) = &mut self.held {
-            held.batch.slots.extend(slots);
+        if let Some(pending) = &mut self.pending {
+            pending.batch.slots.extend(slots);
             return Ok(());
         }
         let (_, written) = self.services.slot.put_many(&slots.collect::<Vec<_>>());
@@ -123,8 +119,8 @@ impl MapWriter for KernelMaps {
     }
 
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>) {
-        if let Some(held) = &mut self.held {
-            held.batch.backends.extend(backends);
+        if let Some(pending) = &mut self.pending {
+            pending.batch.backends.extend(backends);
             return (backends.len(), Ok(()));
         }
         self.services.be.put_many(backends)
@@ -143,13 +139,15 @@ impl MapWriter for KernelMaps {
     }
 
     fn hold(&mut self) {
-        self.held.get_or_insert_default();
+        self.pending.get_or_insert_default();
     }
 
     fn flush(&mut self) -> Result<(), WriteError> {
         self.write_held();
-        let held = self.held.take();
-        held.and_then(|held| held.refused).map_or(Ok(()), Err)
+        let pending = self.pending.take();
+        pending
+            .and_then(|pending| pending.refused)
+            .map_or(Ok(()), Err)
     }
 }
 
@@ -261,7 +259,7 @@ impl SteeringMaps for KernelSteering {
 
 /// The kernel's counters, by reason, service port and backend: for readers beside the owner of the maps.
 pub struct Counters {
-    count: Mutex<PerCpuArray<MapData, u64>>,
+    count: PerCpuArray<MapData, u64>,
     conns: Arc<Conns>,
     tally: Handle<u32, Tally>,
 }
@@ -272,7 +270,7 @@ impl Counters {
         let count = MapData::from_pin(folder.join(table::COUNT.name));
         let count = count.and_then(|data| PerCpuArray::try_from(Map::PerCpuArray(data)));
         Ok(Self {
-            count: count.map_err(unread)?.into(),
+            count: count.map_err(unread)?,
             conns,
             tally: Handle::open(folder, &table::TALLY)?,
         })
@@ -291,11 +289,10 @@ impl Counters {
     ///
     /// The map can't be read.
     pub fn read(&self) -> Result<Vec<(Reason, u64)>, ReadError> {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         let reasons = Reason::OF_KERNEL.into_iter();
         reasons
             .map(|reason| {
-                let values = count.get(&reason.index(), 0).map_err(unread)?;
+                let values = self.count.get(&reason.index(), 0).map_err(unread)?;
                 Ok((reason, values.iter().sum()))
             })
             .collect()

@@ -8,10 +8,13 @@ use std::{
 
 use nix::{
     mount::{MsFlags, mount},
-    sys::statfs::{BPF_FS_MAGIC, FsType, SYSFS_MAGIC, statfs},
+    sys::statfs::{BPF_FS_MAGIC, SYSFS_MAGIC},
 };
 
-use super::cgroup::{self, CgroupError};
+use super::{
+    cgroup::{self, CgroupError},
+    path::{PathError, existing, failed, file_system},
+};
 
 /// Where the kernel gives cgroups a place.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -22,16 +25,8 @@ const BESIDE: &str = "/sys/fs/cgroup/unified";
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The place can't be looked at, or made.
-    #[error("cannot {step} {path}")]
-    Place {
-        /// What was tried.
-        step: &'static str,
-        /// The place.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Place(#[from] PathError),
     /// The kernel refused it.
     #[error("cannot mount {kind} on {path}, which takes CAP_SYS_ADMIN")]
     Mount {
@@ -54,12 +49,11 @@ pub enum MountError {
 ///
 /// The kernel refuses it.
 pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
-    let there = pins.ancestors().find(|path| path.exists());
-    if kind(there.unwrap_or(pins))? == BPF_FS_MAGIC {
+    if file_system(existing(pins))? == BPF_FS_MAGIC {
         return Ok(None);
     }
     let point = pins.parent().unwrap_or(pins);
-    mount_on(point, "bpf").map(Some)
+    mount_on(point, "bpf", MsFlags::empty(), Some("mode=700")).map(Some)
 }
 
 /// Mounts the cgroup v2 hierarchy, if it is nowhere; says where.
@@ -71,35 +65,23 @@ pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
     match cgroup::find_root() {
         Ok(_) => Ok(None),
         Err(CgroupError::None) => {
-            let is_free = kind(Path::new(CGROUPS))? == SYSFS_MAGIC;
-            let point = if is_free { CGROUPS } else { BESIDE };
-            mount_on(Path::new(point), "cgroup2").map(Some)
+            let is_free = file_system(Path::new(CGROUPS))? == SYSFS_MAGIC;
+            let point = Path::new(if is_free { CGROUPS } else { BESIDE });
+            mount_on(point, "cgroup2", MsFlags::MS_RELATIME, None).map(Some)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-fn kind(path: &Path) -> Result<FsType, MountError> {
-    let found = statfs(path).map_err(io::Error::from);
-    let found = found.map_err(failed("look at", path))?;
-    Ok(found.filesystem_type())
-}
-
-fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
-    let path = path.to_owned();
-    move |source| MountError::Place { step, path, source }
-}
-
-fn mount_on(point: &Path, kind: &'static str) -> Result<PathBuf, MountError> {
+/// Mounts a file system with the flags that systemd gives both.
+fn mount_on(
+    point: &Path,
+    kind: &'static str,
+    flags: MsFlags,
+    options: Option<&str>,
+) -> Result<PathBuf, MountError> {
     fs::create_dir_all(point).map_err(failed("make", point))?;
-    // As systemd mounts both.
-    let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let mut options = None;
-    if kind == "bpf" {
-        options = Some("mode=700");
-    } else {
-        flags |= MsFlags::MS_RELATIME;
-    }
+    let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let path = point.to_owned();
     match mount(Some(kind), point, Some(kind), flags, options) {
         Ok(()) => Ok(path),

@@ -11,14 +11,7 @@ use tunnel_common::{
     table::{Entries, Map, Place},
 };
 
-use super::{
-    attach,
-    folders::Folder,
-    guard,
-    pins::{PinError, failed},
-    shapes::Shape,
-    sys,
-};
+use super::{attach, folders::Folder, guard, path::failed, pins::PinError, shapes::Shape, sys};
 
 /// A pin, or another entry of a folder of pins.
 pub(super) struct Pin {
@@ -32,7 +25,7 @@ impl Pin {
         let read = match fs::read_dir(folder) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed("read", folder)(error)),
+            Err(error) => return Err(failed("read", folder)(error).into()),
         };
         let pins = read.map(|entry| {
             let entry = entry.map_err(failed("read", folder))?;
@@ -54,7 +47,7 @@ impl Pin {
             return match guard::is_guard(&self.path, device) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(self.foreign(format!("it is no guard of device {device}"))),
-                Err(error) => Err(failed("look at", &self.path)(error)),
+                Err(error) => Err(failed("look at", &self.path)(error).into()),
             };
         }
         let link = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
@@ -107,7 +100,7 @@ impl Pin {
         if let Err(error) = sys::detach_link(pin.as_fd()) {
             tracing::debug!(%error, pin = %path.display(), "nothing to detach");
         }
-        fs::remove_file(path).map_err(failed("remove", path))
+        Ok(fs::remove_file(path).map_err(failed("remove", path))?)
     }
 
     fn foreign(&self, what: impl Into<String>) -> PinError {

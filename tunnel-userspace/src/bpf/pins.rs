@@ -4,14 +4,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io,
+    io::ErrorKind,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use nix::{
     fcntl::{Flock, FlockArg},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
+    sys::statfs::BPF_FS_MAGIC,
 };
 use tunnel_common::{
     LAYOUT_VERSION,
@@ -20,6 +20,7 @@ use tunnel_common::{
 
 use super::{
     folders::{self, Folder, Stage, Step},
+    path::{PathError, existing, failed, file_system},
     pin::Pin,
 };
 
@@ -73,16 +74,8 @@ pub enum PinError {
         path: PathBuf,
     },
     /// The file system refused.
-    #[error("cannot {step} {path}")]
-    Io {
-        /// What was tried.
-        step: &'static str,
-        /// The path.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Path(#[from] PathError),
 }
 
 fn holder(pid: Option<&u32>) -> String {
@@ -117,20 +110,17 @@ impl Pins {
     ///
     /// The folder is not on a BPF file system, can't be made, or another process holds it.
     pub fn hold(root: &Path) -> Result<Self, PinError> {
-        let parent = root.ancestors().find(|path| path.exists()).unwrap_or(root);
-        let kind = statfs(parent)
-            .map_err(io::Error::from)
-            .map_err(failed("look at", parent))?;
-        if kind.filesystem_type() != BPF_FS_MAGIC {
-            let mount = if root.starts_with("/sys/fs/bpf") {
-                Path::new("/sys/fs/bpf")
+        let parent = existing(root);
+        let kind = file_system(parent)?;
+        if kind != BPF_FS_MAGIC {
+            let usual = Path::new("/sys/fs/bpf");
+            let mount = if root.starts_with(usual) {
+                usual
             } else {
                 parent
             };
-            return Err(PinError::NotBpf {
-                path: root.to_owned(),
-                mount: mount.to_owned(),
-            });
+            let (path, mount) = (root.to_owned(), mount.to_owned());
+            return Err(PinError::NotBpf { path, mount });
         }
         fs::create_dir_all(root).map_err(failed("make", root))?;
         let folder = File::open(root).map_err(failed("open", root))?;
@@ -143,7 +133,7 @@ impl Pins {
                 path: root.to_owned(),
                 pid: find_holder(&folder),
             }),
-            Err((_, error)) => Err(failed("lock", root)(error.into())),
+            Err((_, error)) => Err(failed("lock", root)(error.into()).into()),
         }
     }
 
@@ -183,24 +173,23 @@ impl Pins {
     /// system refused.
     pub(super) fn check(&self) -> Result<Found, PinError> {
         let folders = self.folders()?;
-        let links = self.check_links()?;
+        let links = Pin::all(&self.links())?;
+        links.iter().try_for_each(Pin::check_link)?;
+        let whole = folders::whole(&folders, LAYOUT_VERSION);
+        let mut found = BTreeMap::new();
         let mut older = None;
         for folder in &folders {
-            self.check_maps(*folder)?;
-            if folder.layout < LAYOUT_VERSION {
+            let maps = self.check_maps(*folder)?;
+            if Some(*folder) == whole {
+                found = maps;
+            } else if whole.is_none() && folder.layout < LAYOUT_VERSION {
                 older = folders::whole(&folders, folder.layout).or(older);
             }
         }
-        let whole = folders::whole(&folders, LAYOUT_VERSION);
-        let found = match whole {
-            Some(folder) => self.check_maps(folder)?,
-            None => BTreeMap::new(),
-        };
         let missing = MAPS.iter().find(|map| !found.contains_key(map.name));
-        let is_older = whole.is_none() && older.is_some();
         if let Some(map) = missing
-            && links > 0
-            && !is_older
+            && !links.is_empty()
+            && older.is_none()
         {
             return Err(PinError::Missing {
                 path: self.maps().join(map.name),
@@ -210,7 +199,7 @@ impl Pins {
         for layout in layouts {
             self.run(folders::recovery(&folders, layout))?;
         }
-        if let Some(older) = older.filter(|_| is_older) {
+        if let Some(older) = older {
             let folder = Folder::new(older.layout, Stage::Current);
             return Ok(Found::Older(self.path(folder)));
         }
@@ -226,34 +215,33 @@ impl Pins {
         Ok(sizes.map_or(Found::Nothing, Found::Ours))
     }
 
-    /// The folders of maps. Anything else but the links is an error.
-    fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
-        let mut found = BTreeSet::new();
+    /// The folders of maps by their names, of any layout, and what is neither such nor that of the links.
+    fn entries(&self) -> Result<(BTreeSet<Folder>, Vec<PathBuf>), PinError> {
+        let (mut folders, mut foreign) = (BTreeSet::new(), Vec::new());
         for Pin { name, path } in Pin::all(&self.root)? {
-            if path == self.links() {
-                continue;
+            if let Some(folder) = Folder::of_name(&name) {
+                folders.insert(folder);
+            } else if path != self.links() {
+                foreign.push(path);
             }
-            let Some(folder) = Folder::of_name(&name) else {
-                return Err(PinError::Foreign {
-                    path,
-                    what: "no folder of that name".to_owned(),
-                });
-            };
-            if folder.layout > LAYOUT_VERSION {
-                return Err(PinError::Layout {
-                    path,
-                    found: folder.layout,
-                });
-            }
-            found.insert(folder);
         }
-        Ok(found)
+        Ok((folders, foreign))
     }
 
-    fn check_links(&self) -> Result<usize, PinError> {
-        let links = Pin::all(&self.links())?;
-        links.iter().try_for_each(Pin::check_link)?;
-        Ok(links.len())
+    /// The folders of maps. Anything else but the links is an error.
+    fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
+        let (folders, foreign) = self.entries()?;
+        if let Some(path) = foreign.into_iter().next() {
+            let what = "no folder of that name".to_owned();
+            return Err(PinError::Foreign { path, what });
+        }
+        match folders.last() {
+            Some(newest) if newest.layout > LAYOUT_VERSION => Err(PinError::Layout {
+                path: self.path(*newest),
+                found: newest.layout,
+            }),
+            Some(_) | None => Ok(folders),
+        }
     }
 
     /// Checks the maps in a folder; gives how many entries each has.
@@ -272,7 +260,7 @@ impl Pins {
             let pin = folder.join(map);
             match fs::metadata(&pin) {
                 Ok(found) => Ok(Some(found.ino())),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(failed("look at", &pin)(error)),
             }
         };
@@ -340,25 +328,15 @@ impl Pins {
     ///
     /// The kernel or the file system refused.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
-        let mut foreign = Vec::new();
-        let mut known = Vec::new();
-        let mut is_newer = false;
-        for Pin { name, path } in Pin::all(&self.root)? {
-            match Folder::of_name(&name) {
-                Some(folder) if folder.layout <= LAYOUT_VERSION => known.push(folder),
-                Some(_) => {
-                    is_newer = true;
-                    foreign.push(path);
-                }
-                None if path == self.links() => {}
-                None => foreign.push(path),
-            }
-        }
+        let (known, mut foreign) = self.entries()?;
+        let is_known = |folder: &Folder| folder.layout <= LAYOUT_VERSION;
+        let (known, newer): (Vec<_>, Vec<_>) = known.into_iter().partition(is_known);
+        foreign.extend(newer.iter().map(|folder| self.path(*folder)));
         // Programs go first: without them nobody reads the maps.
-        if is_newer {
-            foreign.push(self.links());
-        } else {
+        if newer.is_empty() {
             remove_known(&self.links(), Pin::check_link, &mut foreign)?;
+        } else {
+            foreign.push(self.links());
         }
         for folder in known {
             let is_map = |pin: &Pin| pin.check_map(folder);
@@ -389,15 +367,6 @@ fn remove_known<T>(
         fs::remove_dir(folder).map_err(failed("remove", folder))?;
     }
     Ok(())
-}
-
-pub(super) fn failed(step: &'static str, path: &Path) -> impl Fn(io::Error) -> PinError {
-    let path = path.to_owned();
-    move |source| PinError::Io {
-        step,
-        path: path.clone(),
-        source,
-    }
 }
 
 /// The process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>

@@ -7,8 +7,9 @@ use tunnel_common::table::CONNECT4;
 use super::{
     btf::Btf,
     kernel::{self, KernelSocketBit, Places},
-    load, rights, sys,
+    load, sys,
 };
+use crate::capabilities::{self, BPF, NET_ADMIN, PERFMON};
 
 /// What this kernel can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -63,33 +64,37 @@ pub enum ProbeError {
 ///
 /// The kernel refused the question itself, for want of a privilege or of memory.
 pub fn probe() -> Result<Features, ProbeError> {
-    let missing = rights::missing();
+    // Where its rights are not known, the kernel's refusal says the rest.
+    let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();
     if !missing.is_empty() {
         return Err(ProbeError::Rights { missing });
     }
     let is_raised = load::raise_memory_limit();
-    ask().map_err(|error| match error {
-        ProbeError::Feature { feature: _, source }
+    match ask() {
+        Err(ProbeError::Feature { feature: _, source })
             if !is_raised && source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            ProbeError::Memory { source }
+            Err(ProbeError::Memory { source })
         }
-        other @ (ProbeError::Rights { .. }
-        | ProbeError::Memory { .. }
-        | ProbeError::Feature { .. }) => other,
-    })
+        other => other,
+    }
 }
 
 fn ask() -> Result<Features, ProbeError> {
-    let reads = answer("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
+    let told = |feature, answer: io::Result<bool>| {
+        answer.map_err(|source| ProbeError::Feature { feature, source })
+    };
+    let loads = |feature, program: &[u64]| told(feature, sys::loads(program, CONNECT4.hook));
+    if !loads("socket hooks", &ALLOW)? {
+        let refused = Err(io::Error::other("not even an empty program loads"));
+        told("socket hooks", refused)?;
+    }
+    let reads = loads("bpf_probe_read_kernel in socket hooks", &CALL_PROBE_READ)?;
     let description = if reads { kernel::description() } else { None };
     let types = description.as_deref().and_then(Btf::parse);
     Ok(Features {
-        set_retval: answer("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
-        tcx: sys::knows_tcx(&ALLOW).map_err(|source| ProbeError::Feature {
-            feature: "links at tc",
-            source,
-        })?,
+        set_retval: loads("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
+        tcx: told("links at tc", sys::knows_tcx(&ALLOW))?,
         addresses: types.as_ref().and_then(Places::find),
         kernel_sockets: types.as_ref().and_then(KernelSocketBit::find),
     })
@@ -117,14 +122,3 @@ const CALL_PROBE_READ: [u64; 7] = [
 
 /// `r0 = 1; exit`: what every kernel with these hooks loads.
 const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
-
-fn answer(feature: &'static str, instructions: &[u64]) -> Result<bool, ProbeError> {
-    let load = |program: &[u64]| {
-        sys::loads(program, CONNECT4.hook).map_err(|source| ProbeError::Feature { feature, source })
-    };
-    if !load(&ALLOW)? {
-        let source = io::Error::other("not even an empty program loads");
-        return Err(ProbeError::Feature { feature, source });
-    }
-    load(instructions)
-}

@@ -31,15 +31,10 @@ impl Shape {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            key,
-            value,
-            flags,
-        } = self;
         write!(
             f,
-            "a map of kind {kind} with keys of {key} and values of {value} bytes, flags {flags:#x}"
+            "a map of kind {} with keys of {} and values of {} bytes, flags {:#x}",
+            self.kind, self.key, self.value, self.flags
         )
     }
 }
@@ -55,12 +50,12 @@ mod tests {
     };
 
     use super::*;
-    use crate::bpf::{load, logging};
+    use crate::bpf::{kernel_log, load};
 
     const DOCUMENT: &str = include_str!("../../../docs/maps.md");
 
     fn objects() -> [Object; 2] {
-        [load::OBJECT, logging::OBJECT].map(|bytes| Object::parse(bytes).expect("an object"))
+        [load::OBJECT, kernel_log::OBJECT].map(|bytes| Object::parse(bytes).expect("an object"))
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! (aya 0.16 has them), information on what a pin is, map-in-map without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
+mod grace;
 mod handle;
 mod words;
 
@@ -13,15 +14,18 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     path::Path,
+    ptr,
 };
 
 use aya::programs::ProgramFd;
-use tunnel_common::table::{GUARD, Place, Type};
+use tunnel_common::table::{GUARD, Map, Place, Type};
+use zerocopy::IntoBytes as _;
 
+pub use self::grace::RcuGrace;
 pub(super) use self::{handle::Handle, words::Words};
 use super::shapes::Shape;
+use crate::reconcile::ReadError;
 
-const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_OBJ_PIN: i64 = 6;
@@ -32,8 +36,6 @@ const BPF_LINK_UPDATE: i64 = 29;
 const BPF_ITER_CREATE: i64 = 33;
 const BPF_LINK_DETACH: i64 = 34;
 
-const BPF_MAP_TYPE_ARRAY: u32 = 2;
-const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 const BPF_LINK_TYPE_CGROUP: u32 = 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
@@ -50,7 +52,7 @@ impl Attr {
     }
 
     fn put<const N: usize>(mut self, offset: usize, bytes: [u8; N]) -> Self {
-        if let Some(place) = self.0.get_mut(offset..offset.saturating_add(N)) {
+        if let Some(place) = self.0.get_mut(offset..offset + N) {
             place.copy_from_slice(&bytes);
         }
         self
@@ -79,27 +81,10 @@ impl Attr {
     /// # Safety
     ///
     /// Every pointer put in must be valid for what the command does with it.
-    unsafe fn call(&self, command: i64) -> io::Result<i64> {
-        // SAFETY: the command only reads the attribute; the caller vouches for the pointers in it.
-        unsafe { Self::call_at(std::ptr::from_ref(self), command) }
-    }
-
-    /// For a command that writes to the attribute, too.
-    ///
-    /// # Safety
-    ///
-    /// As for `call`.
-    unsafe fn call_mut(&mut self, command: i64) -> io::Result<i64> {
-        // SAFETY: the attribute is ours alone; the caller vouches for the pointers in it.
-        unsafe { Self::call_at(std::ptr::from_mut(self), command) }
-    }
-
-    /// # Safety
-    ///
-    /// As for `call`, and the attribute may be written to if the command does.
-    unsafe fn call_at(attr: *const Self, command: i64) -> io::Result<i64> {
-        // SAFETY: the attribute outlives the call and is at least as large as the command reads;
-        // the caller vouches for the rest.
+    unsafe fn call(&mut self, command: i64) -> io::Result<i64> {
+        let attr = ptr::from_mut(self);
+        // SAFETY: the attribute is ours alone, and at least as large as the command reads and writes;
+        // the caller vouches for the pointers in it.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Self>()) };
         if result < 0 {
             Err(io::Error::last_os_error())
@@ -111,7 +96,7 @@ impl Attr {
     /// # Safety
     ///
     /// As for `call`, and the command must be one that gives a new file descriptor.
-    unsafe fn call_for_fd(&self, command: i64) -> io::Result<OwnedFd> {
+    unsafe fn call_for_fd(mut self, command: i64) -> io::Result<OwnedFd> {
         // SAFETY: the caller vouches.
         let fd = unsafe { self.call(command)? };
         let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
@@ -135,7 +120,7 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
 /// Pins a map, program or link at a path.
 pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
-    let attr = Attr::new().pointer(0, path.as_ptr()).fd(8, fd);
+    let mut attr = Attr::new().pointer(0, path.as_ptr()).fd(8, fd);
     // SAFETY: the path is a C string that outlives the call.
     unsafe { attr.call(BPF_OBJ_PIN) }.map(drop)
 }
@@ -190,7 +175,7 @@ pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
 
 /// Puts another program in the place of a link's, with no moment without one.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
-    let attr = Attr::new().fd(0, link).fd(4, program.as_fd());
+    let mut attr = Attr::new().fd(0, link).fd(4, program.as_fd());
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
 }
@@ -198,7 +183,7 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Resu
 /// Takes the program of a link off its hook, now; the link itself stays until it is closed and
 /// unpinned, which the kernel does later.
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
-    let attr = Attr::new().fd(0, link);
+    let mut attr = Attr::new().fd(0, link);
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_DETACH) }.map(drop)
 }
@@ -219,12 +204,10 @@ pub(super) struct Link {
 /// `struct bpf_link_info`: type, id, program id, then the number of the cgroup, or of the device, and
 /// the hook.
 pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
-    if kind_of(object)? != Kind::Link {
+    if !is_a("link", object)? {
         return Ok(None);
     }
-    let info = object_info(object)?;
-    let [kind, _, _, _] = words(&info, 0);
-    let [first, second, third, _] = words(&info, 16);
+    let [kind, _, _, _, first, second, third, ..] = object_info(object)?;
     Ok(match kind {
         BPF_LINK_TYPE_CGROUP => Some(Link {
             place: Place::Cgroup,
@@ -244,36 +227,38 @@ pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
 ///
 /// `struct bpf_prog_info`: the type at 0, the name at 64.
 pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
-    if kind_of(object)? != Kind::Program {
+    if !is_a("prog", object)? {
         return Ok(false);
     }
-    let info = object_info(object)?;
-    let [kind, _, _, _] = words(&info, 0);
-    let held = info.get(64..80).unwrap_or_default();
-    let held = held.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok(kind == Type::Classifier.number() && held == name.as_bytes())
+    let [kind, .., a, b, c, d] = object_info(object)?;
+    let held = [a, b, c, d];
+    let held = held.as_bytes().split(|byte| *byte == 0).next();
+    Ok(kind == Type::Classifier.number() && held == Some(name.as_bytes()))
 }
 
-/// What a descriptor of bpf(2) stands for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Kind {
-    Link,
-    Program,
-    Other,
-}
-
-/// The kernel says it in the name of the file that the descriptor stands for. How that is written
-/// differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
-fn kind_of(object: BorrowedFd<'_>) -> io::Result<Kind> {
+/// Whether a descriptor of bpf(2) stands for an object of that kind. The kernel says it in the name of
+/// the file, which differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
+fn is_a(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
-    let name = file
-        .to_string_lossy()
-        .replace(['[', ']'], "")
-        .replace('_', "-");
-    Ok(match name.strip_prefix("anon-inode:") {
-        Some("bpf-link") => Kind::Link,
-        Some("bpf-prog") => Kind::Program,
-        _ => Kind::Other,
+    let name = file.to_string_lossy().replace(['[', ']'], "");
+    Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
+}
+
+/// Opens the map of a row that is pinned in a folder, if it has the shape of the row, and keys and values
+/// of these types. Gives how many entries it has room for, too.
+pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
+    let open = || {
+        let map = open_pin(&folder.join(row.name))?;
+        let (found, entries) = shape(map.as_fd())?;
+        let (wanted, sizes) = (Shape::of(row), [row.key, row.value].map(usize::try_from));
+        if found != wanted || sizes != [Ok(size_of::<K>()), Ok(size_of::<V>())] {
+            return Err(io::Error::other(format!("it is {found}, not {wanted}")));
+        }
+        Ok((map, entries))
+    };
+    open().map_err(|source| ReadError {
+        map: row.name,
+        source,
     })
 }
 
@@ -281,9 +266,7 @@ fn kind_of(object: BorrowedFd<'_>) -> io::Result<Kind> {
 ///
 /// `struct bpf_map_info`: type, id, key size, value size, entries, flags.
 pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
-    let info = object_info(map)?;
-    let [kind, _, key, value] = words(&info, 0);
-    let [entries, flags, _, _] = words(&info, 16);
+    let [kind, _, key, value, entries, flags, ..] = object_info(map)?;
     let shape = Shape {
         kind,
         key,
@@ -293,64 +276,16 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
     Ok((shape, entries))
 }
 
-/// How much is read of what the kernel tells of an object.
-const INFO: usize = 80;
-const INFO_LENGTH: u32 = 80;
-
-/// The first bytes of what the kernel tells of a map, program or link.
-fn object_info(object: BorrowedFd<'_>) -> io::Result<[u8; INFO]> {
-    let mut info = [0_u8; INFO];
-    let attr = Attr::new()
+/// Reads the first words of what the kernel tells of a map, program or link.
+fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
+    let mut info = [0; 20];
+    let mut attr = Attr::new()
         .fd(0, object)
-        .u32(4, INFO_LENGTH)
+        .u32(4, 80)
         .pointer(8, info.as_mut_ptr());
-    // SAFETY: the buffer is as long as the attribute says, and outlives the call.
-    unsafe {
-        attr.call(BPF_OBJ_GET_INFO_BY_FD)?;
-    }
+    // SAFETY: the buffer has the 80 bytes that the attribute says, and outlives the call.
+    unsafe { attr.call(BPF_OBJ_GET_INFO_BY_FD) }?;
     Ok(info)
-}
-
-fn words(info: &[u8; INFO], offset: usize) -> [u32; 4] {
-    let word = |number: usize| {
-        let start = offset.saturating_add(number.saturating_mul(4));
-        let bytes = info.get(start..).and_then(|rest| rest.first_chunk());
-        bytes.copied().map_or(0, u32::from_ne_bytes)
-    };
-    [word(0), word(1), word(2), word(3)]
-}
-
-/// A map with one place for another map, for waiting on RCU.
-pub(super) fn create_map_in_map() -> io::Result<(OwnedFd, OwnedFd)> {
-    let inner = Attr::new()
-        .u32(0, BPF_MAP_TYPE_ARRAY)
-        .u32(4, 4)
-        .u32(8, 4)
-        .u32(12, 1);
-    // SAFETY: no pointers; the command gives a descriptor.
-    let inner = unsafe { inner.call_for_fd(BPF_MAP_CREATE)? };
-    let outer = Attr::new()
-        .u32(0, BPF_MAP_TYPE_ARRAY_OF_MAPS)
-        .u32(4, 4)
-        .u32(8, 4)
-        .u32(12, 1)
-        .fd(20, inner.as_fd());
-    // SAFETY: as above.
-    let outer = unsafe { outer.call_for_fd(BPF_MAP_CREATE)? };
-    Ok((outer, inner))
-}
-
-/// Puts the inner map in the place of the outer map. The kernel returns after a grace period:
-/// `maybe_wait_bpf_programs` in kernel/bpf/syscall.c.
-pub(super) fn update_map_in_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
-    let key = 0_u32;
-    let value = inner.as_raw_fd();
-    let attr = Attr::new()
-        .fd(0, outer)
-        .pointer(8, &raw const key)
-        .pointer(16, &raw const value);
-    // SAFETY: key and value are four bytes, as the map has them, and outlive the call.
-    unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
 }
 
 /// Whether a program of these instructions loads for that socket-address hook.
@@ -361,11 +296,6 @@ pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Loads a program of an iterator; the function that it is attached to has this number.
-pub(super) fn load_iterator(instructions: &[u64], target: u32) -> io::Result<OwnedFd> {
-    load(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)
 }
 
 /// Loads a program for a hook; a program that is attached to a function of the kernel has its number as
@@ -387,12 +317,18 @@ fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<O
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }
 
-/// Attaches a program of an iterator to the map that it walks over.
-pub(super) fn link_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Loads the program of an iterator, for the function of this number, and attaches it to the map that it
+/// walks over.
+pub(super) fn attach_iterator(
+    instructions: &[u64],
+    target: u32,
+    map: BorrowedFd<'_>,
+) -> io::Result<OwnedFd> {
+    let program = load(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)?;
     // `union bpf_iter_link_info`.
     let info = map.as_raw_fd();
     let attr = Attr::new()
-        .fd(0, program)
+        .fd(0, program.as_fd())
         .u32(8, BPF_TRACE_ITER)
         .pointer(16, &raw const info)
         .u32(24, 4);

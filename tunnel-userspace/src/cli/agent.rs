@@ -28,9 +28,7 @@ fn row(connection: &ConnectionView) -> Vec<String> {
     vec![
         format!("{} #{}", connection.gateway, connection.connection),
         connection.state.label().to_owned(),
-        connection
-            .since
-            .map_or_else(|| "-".to_owned(), |since| since.to_string()),
+        table::or_dash(connection.since),
         connection.traffic.streams.to_string(),
         connection.last_error.clone().unwrap_or_default(),
     ]

@@ -105,7 +105,7 @@ fn render(views: &[View], now: Timestamp) -> String {
     let row = |view: &View| {
         vec![
             role(view.role).to_owned(),
-            view.node.clone().unwrap_or_else(|| "-".to_owned()),
+            table::or_dash(view.node.as_ref()),
             left(view, now),
             view.from.to_string(),
             view.until.to_string(),

@@ -3,33 +3,24 @@ use jiff::Timestamp;
 use super::table;
 use crate::tunnel::{NodeView, SessionView};
 
-#[expect(clippy::ptr_arg, reason = "what the answer is read into")]
-pub(super) fn render(nodes: &Vec<NodeView>) -> String {
-    at(nodes, Timestamp::now())
-}
-
-fn at(nodes: &[NodeView], now: Timestamp) -> String {
+pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
     let mut rows = Vec::new();
     for node in nodes {
-        let mut name = node.node.clone();
-        let error = node.last_error.clone().unwrap_or_default();
-        if node.sessions.is_empty() {
+        let sessions = node.sessions.iter();
+        let mut lines: Vec<_> = sessions.map(|session| session_row(session, now)).collect();
+        if lines.is_empty() {
             let seen = node.last_seen.map_or_else(
                 || "never connected".to_owned(),
                 |seen| format!("last seen {} ago", age(seen, now)),
             );
-            let mut row = vec![name, "not connected".to_owned(), seen];
-            row.resize(HEAD.len() - 1, String::new());
-            row.push(error);
-            rows.push(row);
-            continue;
+            let mut line = vec!["not connected".to_owned(), seen];
+            line.resize(HEAD.len() - 2, String::new());
+            lines.push(line);
         }
-        for session in &node.sessions {
-            let mut row = session_row(session, now);
-            row.insert(0, std::mem::take(&mut name));
-            row.push(error.clone());
-            rows.push(row);
+        for line in &mut lines {
+            line.push(node.last_error.clone().unwrap_or_default());
         }
+        rows.extend(table::named(node.node.clone(), lines));
     }
     table::render(&HEAD, &rows)
 }
@@ -48,14 +39,13 @@ const HEAD: [&str; 9] = [
 
 fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
     let traffic = &session.traffic;
-    let rtt = traffic
-        .rtt_seconds
-        .map_or_else(|| "-".to_owned(), |rtt| format!("{:.1} ms", rtt * 1000.0));
+    let rtt = traffic.rtt_seconds;
+    let rtt = rtt.map(|rtt| format!("{:.1} ms", rtt * 1000.0));
     let left = session.certificate_expires.duration_since(now).as_secs() / DAY;
     vec![
         session.peer.to_string(),
         age(session.since, now),
-        rtt,
+        table::or_dash(rtt),
         traffic.streams.to_string(),
         bytes(traffic.bytes_in),
         bytes(traffic.bytes_out),
@@ -124,56 +114,20 @@ mod tests {
             last_seen,
             last_error: last_error.map(str::to_owned),
         };
+        let (sessions, error) = (vec![session.clone(), session], "agent not connected");
         let nodes = [
-            node(
-                "edge-1",
-                vec![session.clone(), session],
-                Some(second(1_060)),
-                None,
-            ),
-            node(
-                "edge-2",
-                Vec::new(),
-                Some(second(1_018)),
-                Some("agent not connected"),
-            ),
+            node("edge-1", sessions, Some(second(1_060)), None),
+            node("edge-2", Vec::new(), Some(second(1_018)), Some(error)),
             node("edge-3", Vec::new(), None, None),
         ];
 
-        let shown = at(&nodes, second(1_060));
+        let shown = "\
+NODE     FROM             SINCE                RTT       STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
+edge-1   192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
+         192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
+edge-2   not connected    last seen 42 s ago                                                     agent not connected
+edge-3   not connected    never connected";
 
-        let lines: Vec<Vec<&str>> = shown
-            .lines()
-            .map(|line| {
-                line.split("  ")
-                    .map(str::trim)
-                    .filter(|cell| !cell.is_empty())
-                    .collect()
-            })
-            .collect();
-        assert_eq!(
-            lines[1],
-            [
-                "edge-1",
-                "192.0.2.7:4242",
-                "60 s",
-                "12.3 ms",
-                "3",
-                "12.3 kB",
-                "7 B",
-                "29 d"
-            ]
-        );
-        assert_eq!(lines[2][0], "192.0.2.7:4242");
-        assert_eq!(
-            lines[3],
-            [
-                "edge-2",
-                "not connected",
-                "last seen 42 s ago",
-                "agent not connected"
-            ]
-        );
-        assert_eq!(lines[4], ["edge-3", "not connected", "never connected"]);
+        assert_eq!(render(&nodes, second(1_060)), shown);
     }
 }

@@ -1,4 +1,4 @@
-use super::table;
+use super::table::{self, or_dash};
 use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 
 /// How many backends, and how many fronts, a line names.
@@ -7,35 +7,31 @@ const NAMED: usize = 3;
 /// What is said of a front that sockets are left alone at.
 const LEFT_ALONE: &str = "left alone: this node listens there itself";
 
+/// What is said of a Service without ports.
+const NO_PORT: &str = "no port is translated at sockets";
+
 /// A line for each port of each Service.
 pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
-        let mut name = full_name(service);
-        if service.ports.is_empty() {
-            let nothing = "no port is translated at sockets".to_owned();
-            rows.push(vec![
-                name,
-                String::new(),
-                String::new(),
-                String::new(),
-                nothing,
-            ]);
-            continue;
+        let mut ports: Vec<_> = service.ports.iter().map(line).collect();
+        if ports.is_empty() {
+            ports.push(["", "", "", NO_PORT].map(str::to_owned).to_vec());
         }
-        for port in &service.ports {
-            let shown = std::mem::take(&mut name);
-            let fronts = port.fronts.iter().map(|front| front.front.as_str());
-            rows.push(vec![
-                shown,
-                some(fronts.collect()),
-                port.algorithm.clone(),
-                some(port.backends.iter().map(String::as_str).collect()),
-                state(port),
-            ]);
-        }
+        rows.extend(table::named(full_name(service), ports));
     }
     table::render(&["SERVICE", "FRONT", "CHOICE", "BACKENDS", "STATE"], &rows)
+}
+
+fn line(port: &PortView) -> Vec<String> {
+    let fronts: Vec<_> = port.fronts.iter().map(|front| &*front.front).collect();
+    let backends: Vec<_> = port.backends.iter().map(String::as_str).collect();
+    vec![
+        some(&fronts),
+        port.algorithm.clone(),
+        some(&backends),
+        state(port),
+    ]
 }
 
 /// Everything of each Service.
@@ -44,7 +40,7 @@ pub(super) fn render_each(services: &[ServiceView]) -> String {
     for service in services {
         let name = full_name(service);
         if service.ports.is_empty() {
-            blocks.push(format!("{name}: no port is translated at sockets"));
+            blocks.push(format!("{name}: {NO_PORT}"));
         }
         blocks.extend(service.ports.iter().map(|port| block(&name, port)));
     }
@@ -100,22 +96,15 @@ const ENDPOINT: [&str; 8] = [
 ];
 
 fn endpoint(endpoint: &EndpointView) -> Vec<String> {
-    let known = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
-    let sets = if endpoint.sets.is_empty() {
-        "-".to_owned()
-    } else {
-        endpoint.sets.join(", ")
-    };
+    let sets = (!endpoint.sets.is_empty()).then(|| endpoint.sets.join(", "));
     vec![
         endpoint.endpoint.clone(),
-        known(&endpoint.pod),
-        known(&endpoint.node),
-        known(&endpoint.zone),
-        sets,
+        or_dash(endpoint.pod.as_ref()),
+        or_dash(endpoint.node.as_ref()),
+        or_dash(endpoint.zone.as_ref()),
+        or_dash(sets),
         endpoint.weight.to_string(),
-        endpoint
-            .open
-            .map_or_else(|| "-".to_owned(), |open| open.to_string()),
+        or_dash(endpoint.open),
         endpoint.why.clone(),
     ]
 }
@@ -124,15 +113,11 @@ fn endpoint(endpoint: &EndpointView) -> Vec<String> {
 pub(super) fn render_backends(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
-        let mut name = full_name(service);
-        for port in &service.ports {
-            let mut shown = port_name(port);
-            for it in &port.endpoints {
-                let mut row = vec![std::mem::take(&mut name), std::mem::take(&mut shown)];
-                row.extend(endpoint(it));
-                rows.push(row);
-            }
-        }
+        let ports = service.ports.iter().flat_map(|port| {
+            let endpoints = port.endpoints.iter().map(endpoint);
+            table::named(port_name(port), endpoints)
+        });
+        rows.extend(table::named(full_name(service), ports));
     }
     let head = [&["SERVICE", "PORT"], &ENDPOINT[..]].concat();
     table::render(&head, &rows)
@@ -143,20 +128,16 @@ fn full_name(service: &ServiceView) -> String {
 }
 
 fn port_name(port: &PortView) -> String {
-    let words = [&port.port, &port.protocol, &port.family];
-    let words = words.map(String::as_str).into_iter();
-    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    let mut words = vec![&*port.port, &port.protocol, &port.family];
+    words.retain(|word| !word.is_empty());
     words.join(" ")
 }
 
 /// The first few, and how many more there are.
-fn some(names: Vec<&str>) -> String {
-    let more = names.len().saturating_sub(NAMED);
-    let shown: Vec<_> = names.into_iter().take(NAMED).collect();
-    match (shown.is_empty(), more) {
-        (true, _) => "-".to_owned(),
-        (false, 0) => shown.join(" "),
-        (false, more) => format!("{} and {more} more", shown.join(" ")),
+fn some(names: &[&str]) -> String {
+    match names.split_at_checked(NAMED) {
+        None | Some((_, [])) => or_dash((!names.is_empty()).then(|| names.join(" "))),
+        Some((shown, more)) => format!("{} and {} more", shown.join(" "), more.len()),
     }
 }
 
@@ -305,8 +286,9 @@ shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local 
 
     #[test]
     fn a_long_list_is_cut() {
-        assert_eq!(some(vec!["1", "2", "3", "4", "5"]), "1 2 3 and 2 more");
-        assert_eq!(some(vec!["1"]), "1");
-        assert_eq!(some(Vec::new()), "-");
+        assert_eq!(some(&["1", "2", "3", "4", "5"]), "1 2 3 and 2 more");
+        assert_eq!(some(&["1", "2", "3"]), "1 2 3");
+        assert_eq!(some(&["1"]), "1");
+        assert_eq!(some(&[]), "-");
     }
 }

@@ -153,8 +153,7 @@ fn problems(rows: &mut Rows, status: &Status, report: &Report) {
         let is_ignored = problem.ignored;
         rows.add(if is_ignored { "ignored" } else { "refused" }, problem);
     }
-    let more = report.problems.len().saturating_sub(SHOWN);
-    if more > 0 {
+    if let Some(more @ 1..) = report.problems.len().checked_sub(SHOWN) {
         rows.add("", format!("and {more} more"));
     }
 }

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, iter};
 
 /// Rows of a name and a value, under a headline.
 pub(super) struct Rows(String);
@@ -38,6 +38,23 @@ impl fmt::Display for Rows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// A value, or a dash where there is none.
+pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Puts the name of a thing before its rows; the first of them shows it.
+pub(super) fn named(
+    name: String,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> impl Iterator<Item = Vec<String>> {
+    let names = iter::once(name).chain(iter::repeat(String::new()));
+    names.zip(rows).map(|(name, mut row)| {
+        row.insert(0, name);
+        row
+    })
 }
 
 /// Columns as wide as their widest cell.

@@ -12,23 +12,17 @@ const MOST_ENTRIES: u32 = 1 << 24;
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
     const SECOND: Written = Written(Duration::from_secs(1));
     const AN_INSTANT: Written = Written(Duration::from_millis(1));
-    let Config {
-        source,
-        service,
-        bpf,
-        tunnel,
-        ..
-    } = config;
     let seconds =
         |least, most| Written(Duration::from_secs(least))..=Written(Duration::from_secs(most));
 
-    for (size, entries) in bpf.maps.words() {
+    for (size, entries) in config.bpf.maps.words() {
         within(&format!("bpf.maps.{size}"), entries, 1..=MOST_ENTRIES)?;
     }
+    let service = &config.service;
     at_least("service.fullSync", Written(service.full_sync), SECOND)?;
     let look = Written(service.look_for_listeners);
     within("service.lookForListeners", look, seconds(1, 60))?;
-    if let Some(kube) = &source.kube {
+    if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [
             ("connectTimeout", kube.connect_timeout, seconds(1, 60)),
             ("watchTimeout", kube.watch_timeout, seconds(10, 290)),
@@ -42,28 +36,25 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
         within("source.kube.pageSize", kube.page_size, 10..=10_000)?;
     }
-    if let Some(steering) = &tunnel.steering {
+    if let Some(steering) = &config.tunnel.steering {
         within("tunnel.steering.port", steering.port, 1..=u16::MAX)?;
         // Up to 4 are the kernel's own (include/uapi/linux/rtnetlink.h).
         let protocol = steering.route_protocol;
         within("tunnel.steering.routeProtocol", protocol, 5..=u8::MAX)?;
     }
-    if let Some(gateway) = &tunnel.gateway {
+    if let Some(gateway) = &config.tunnel.gateway {
         at_least("tunnel.gateway.sessions", gateway.sessions, 1)?;
         at_least("tunnel.gateway.handshakes", gateway.handshakes, 1)?;
         let timeout = Written(gateway.handshake_timeout);
         at_least("tunnel.gateway.handshakeTimeout", timeout, AN_INSTANT)?;
     }
-    if let Some(agent) = &tunnel.agent {
+    if let Some(agent) = &config.tunnel.agent {
         within("tunnel.agent.connections", agent.connections, 1..=4)?;
         at_least("tunnel.agent.dials", agent.dials, 1)?;
-        at_least(
-            "tunnel.agent.dialTimeout",
-            Written(agent.dial_timeout),
-            AN_INSTANT,
-        )?;
+        let timeout = Written(agent.dial_timeout);
+        at_least("tunnel.agent.dialTimeout", timeout, AN_INSTANT)?;
     }
-    let session = &tunnel.session;
+    let session = &config.tunnel.session;
     within("tunnel.session.streams", session.streams, 1..=10_000)?;
     within("tunnel.session.threads", session.threads, 1..=64)?;
     at_least("tunnel.session.window", session.window, 65_535)?;

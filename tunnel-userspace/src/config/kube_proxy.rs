@@ -1,18 +1,18 @@
 //! kube-proxy's own config file (`kubeproxy.config.k8s.io/v1alpha1`), read for what of it has a
 //! meaning here. The rest is named, each field once.
 
-pub(super) mod fields;
+mod fields;
 mod file;
 mod read;
 
-use std::{fmt, path::Path};
+use std::{fmt, mem, path::Path};
 
 use serde_json::{Value, json};
 
 use self::{
-    fields::{FIELDS, Field, Use},
+    fields::{paths, why_unused},
     file::{File, Head, Mode},
-    read::{address, has_default, ip_of},
+    read::{address, ip_of},
 };
 use super::{Config, Refused};
 use crate::model::Algorithm;
@@ -51,6 +51,13 @@ pub(super) struct Meaning {
 }
 
 impl Meaning {
+    /// Puts a value at a path.
+    fn put(&mut self, path: &str, value: Value) {
+        let names = path.rsplit('.');
+        let value = names.fold(value, |value, name| json!({ name: value }));
+        self.config = over(mem::take(&mut self.config), value);
+    }
+
     fn warn(&mut self, field: &str, why: impl Into<String>) {
         self.warnings.push(Warning {
             field: field.to_owned(),
@@ -116,34 +123,20 @@ pub(super) fn read(value: &Value, folder: &Path) -> Result<Meaning, Refused> {
 
 /// The fields that have no meaning here and are not at their default, and those that nobody knows.
 fn unused(file: &Value) -> Vec<Warning> {
-    let mut warnings = Vec::new();
     let mut found = Vec::new();
     leaves(file, "", &mut found);
-    for (path, value) in found {
-        let Some(field) = FIELDS.iter().find(|field| field.path == path) else {
-            warnings.push(Warning {
-                field: path,
-                why: "no field of kube-proxy's that is known".to_owned(),
-            });
-            continue;
-        };
-        if let Use::None(why) = field.use_
-            && !has_default(value, field)
-        {
-            warnings.push(Warning {
-                field: path,
-                why: why.to_owned(),
-            });
-        }
-    }
-    warnings
+    let warning = |(field, value): (String, &Value)| {
+        let why = why_unused(&field, value)?.to_owned();
+        Some(Warning { field, why })
+    };
+    found.into_iter().filter_map(warning).collect()
 }
 
 /// Every field of a file, as deep as fields are known.
 fn leaves<'a>(value: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
     let is_inner = path.is_empty() || {
         let inside = format!("{path}.");
-        FIELDS.iter().any(|field| field.path.starts_with(&inside))
+        paths().any(|field| field.starts_with(&inside))
     };
     match value.as_object() {
         Some(map) if is_inner => {
@@ -170,10 +163,10 @@ fn client(file: &File, folder: &Path, meaning: &mut Meaning) {
     } else {
         json!({ "kubeconfig": folder.join(kubeconfig) })
     };
-    put(&mut meaning.config, "source.kube", kube);
+    meaning.put("source.kube", kube);
     let name = file.hostname_override.trim().to_lowercase();
     if !name.is_empty() {
-        put(&mut meaning.config, "nodeName", json!(name));
+        meaning.put("nodeName", json!(name));
     }
 }
 
@@ -183,10 +176,8 @@ fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
         "" => "0.0.0.0",
         own => own,
     };
-    let own = ip_of(own).ok_or_else(|| {
-        let reason = format!("`{own}` is no address");
-        ("bindAddress".to_owned(), reason)
-    })?;
+    let reason = format!("`{own}` is no address");
+    let own = ip_of(own).ok_or_else(|| ("bindAddress".to_owned(), reason))?;
     if !own.is_unspecified() {
         let why = "the addresses of the node are those of its Node object; only its family counts, \
                    for healthzBindAddress and metricsBindAddress";
@@ -197,21 +188,17 @@ fn ports(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     } else {
         ("::", "::1")
     };
+    let (healthz, metrics) = (&file.healthz_bind_address, &file.metrics_bind_address);
     for (ours, wanted, default, port) in [
-        ("healthz.address", &file.healthz_bind_address, all, HEALTH),
-        (
-            "admin.address",
-            &file.metrics_bind_address,
-            loopback,
-            METRICS,
-        ),
+        ("healthz.address", healthz, all, HEALTH),
+        ("admin.address", metrics, loopback, METRICS),
     ] {
         let wanted = if wanted.is_empty() { default } else { wanted };
         let address = address(wanted, port).ok_or_else(|| {
             let reason = format!("`{wanted}` is no address, and none with a port");
             (named(ours.to_owned()), reason)
         })?;
-        put(&mut meaning.config, ours, json!(address));
+        meaning.put(ours, json!(address));
     }
     Ok(())
 }
@@ -222,12 +209,12 @@ fn node_ports(file: &File, meaning: &mut Meaning) {
     const OURS: &str = "service.nodePortAddresses";
     let named = &file.node_port_addresses;
     if !named.is_empty() {
-        put(&mut meaning.config, OURS, json!(named));
+        meaning.put(OURS, json!(named));
     }
     let wants_loopback = file.iptables.localhost_node_ports.unwrap_or(true);
     match (wants_loopback, file.mode, named.is_empty()) {
         (true, _, _) => {}
-        (false, Mode::Iptables, true) => put(&mut meaning.config, OURS, json!(["primary"])),
+        (false, Mode::Iptables, true) => meaning.put(OURS, json!(["primary"])),
         (false, Mode::Iptables, false) => {
             meaning.warn(LOOPBACK, "nodePortAddresses says which there are");
         }
@@ -247,7 +234,7 @@ fn scheduler(file: &File, meaning: &mut Meaning) {
         (_, _) => return meaning.warn(FIELD, "it counts in mode ipvs only"),
     };
     match Algorithm::named(name) {
-        Some(algorithm) => put(&mut meaning.config, "service.algorithm", json!(algorithm)),
+        Some(algorithm) => meaning.put("service.algorithm", json!(algorithm)),
         None => {
             let why = format!("`{name}` is no choice here; backends are chosen at random");
             meaning.warn(FIELD, why);
@@ -260,7 +247,7 @@ fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
     match file.detect_local_mode.as_str() {
         "" => {}
         detect @ ("ClusterCIDR" | "NodeCIDR" | "BridgeInterface" | "InterfaceNamePrefix") => {
-            put(&mut meaning.config, "service.detectLocal", json!(detect));
+            meaning.put("service.detectLocal", json!(detect));
         }
         other => {
             let reason = format!(
@@ -269,42 +256,30 @@ fn traffic(file: &File, meaning: &mut Meaning) -> Result<(), Refused> {
             return Err(("detectLocalMode".to_owned(), reason));
         }
     }
-    let ranges: Vec<&str> = file
-        .cluster_cidr
-        .split(',')
-        .map(str::trim)
-        .filter(|range| !range.is_empty())
-        .collect();
+    let ranges = file.cluster_cidr.split(',').map(str::trim);
+    let ranges: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
     if !ranges.is_empty() {
-        put(&mut meaning.config, "service.clusterCIDRs", json!(ranges));
+        meaning.put("service.clusterCIDRs", json!(ranges));
     }
     let masquerades = match file.mode {
         Mode::Iptables | Mode::Ipvs | Mode::Kernelspace => file.iptables.masquerade_all,
         Mode::Nftables => file.nftables.masquerade_all,
     };
     if masquerades {
-        put(&mut meaning.config, "service.masqueradeAll", json!(true));
+        meaning.put("service.masqueradeAll", json!(true));
     }
     Ok(())
 }
 
-/// Puts a value at a path.
-fn put(config: &mut Value, path: &str, value: Value) {
-    let value = path
-        .rsplit('.')
-        .fold(value, |value, name| json!({ name: value }));
-    *config = over(std::mem::take(config), value);
-}
-
 /// The one with what the other says in the place of what it says itself, field by field; a field that the
-/// other has without a value is taken out.
+/// other has without a value is taken out where the one has it.
 pub(super) fn over(under: Value, top: Value) -> Value {
     match (under, top) {
         (Value::Object(mut under), Value::Object(top)) => {
             for (name, value) in top {
-                let below = under.remove(&name).unwrap_or_default();
-                if !value.is_null() {
-                    under.insert(name, over(below, value));
+                let below = under.remove(&name);
+                if !value.is_null() || below.is_none() {
+                    under.insert(name, over(below.unwrap_or_default(), value));
                 }
             }
             Value::Object(under)

@@ -91,12 +91,8 @@ impl Service {
     pub(super) fn check(&self) -> Result<(), Refused> {
         let is_range = |text: &str| cidr(text).is_some();
         let reason = "is no range such as 10.0.0.0/8";
-        each(
-            "service.clusterCIDRs",
-            &self.cluster_cidrs,
-            is_range,
-            reason,
-        )?;
+        let ranges = &self.cluster_cidrs;
+        each("service.clusterCIDRs", ranges, is_range, reason)?;
         let named = self.node_port_addresses.as_deref().unwrap_or_default();
         let reason = "is no range, and not primary, localhost or all";
         let is_one = |text: &str| addresses(text).is_some();
@@ -188,7 +184,7 @@ pub struct Admin {
     /// The address of `/metrics` and `/status`.
     pub address: SocketAddr,
     /// Of how many Service ports, the first by name, `/metrics` has counts of their own.
-    pub service_metrics: u32,
+    pub service_metrics: usize,
 }
 
 impl Default for Admin {

@@ -28,10 +28,8 @@ impl Source {
     }
 
     pub(super) fn check(&self) -> Result<(), Refused> {
-        if self
-            .file()
-            .is_some_and(|file| file.path.as_os_str().is_empty())
-        {
+        let is_nameless = |file: file::Settings| file.path.as_os_str().is_empty();
+        if self.file().is_some_and(is_nameless) {
             let reason = "must name a folder or file of manifests";
             return Err(("source.file.path".to_owned(), reason.to_owned()));
         }

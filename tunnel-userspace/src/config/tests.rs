@@ -8,6 +8,14 @@ use crate::{
 
 mod documented;
 
+/// The rows of a table of two columns.
+pub(super) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
+    table.lines().skip(1).map(|row| {
+        let (one, other) = row.split_once("=>").expect("two columns");
+        (one.trim(), other.trim())
+    })
+}
+
 fn refusal(text: &str) -> (String, String) {
     Config::parse(text).expect_err("refused")
 }
@@ -63,34 +71,28 @@ fn every_section_refuses_an_unknown_field() {
 
 #[test]
 fn a_value_that_cannot_be_is_refused_with_its_field() {
-    assert_eq!(refusal("bpf: { maps: { fronts: 0 } }").0, "bpf.maps.fronts");
-    assert_eq!(
-        refusal("bpf: { maps: { fronts: many } }").0,
-        "bpf.maps.fronts"
-    );
-    assert_eq!(refusal("admin: { address: localhost }").0, "admin.address");
-    assert_eq!(refusal("mode: userspace").0, "mode");
-    assert_eq!(refusal("mode: iptables").0, "mode");
-    assert_eq!(refusal("service: { fullSync: 0s }").0, "service.fullSync");
-    for text in ["999ms", "60001ms"] {
-        let text = format!("service: {{ lookForListeners: {text} }}");
-        let (field, reason) = refusal(&text);
-        assert_eq!(field, "service.lookForListeners");
-        assert!(
-            reason.starts_with("must be from 1s to 60s, is "),
-            "{reason}"
-        );
+    let table = "
+        bpf: { maps: { fronts: 0 } } => bpf.maps.fronts
+        bpf: { maps: { fronts: many } } => bpf.maps.fronts
+        admin: { address: localhost } => admin.address
+        mode: userspace => mode
+        mode: iptables => mode
+        service: { fullSync: 0s } => service.fullSync
+        sockets: { end: [sctp] } => sockets.end[0]
+        sockets: { end: [udp, udp] } => sockets.end[1]
+        service: { clusterCIDRs: [10.0.0.0/33] } => service.clusterCIDRs[0]
+        service: { nodePortAddresses: [eth0] } => service.nodePortAddresses[0]
+        stateDir: '' => stateDir
+        bpf: { bpffs: '' } => bpf.bpffs";
+    for (text, field) in rows(table) {
+        assert_eq!(refusal(text).0, field, "{text}");
     }
-    assert_eq!(refusal("sockets: { end: [sctp] }").0, "sockets.end[0]");
-    assert_eq!(refusal("sockets: { end: [udp, udp] }").0, "sockets.end[1]");
-    assert_eq!(
-        refusal("service: { clusterCIDRs: [10.0.0.0/33] }").0,
-        "service.clusterCIDRs[0]"
-    );
-    assert_eq!(
-        refusal("service: { nodePortAddresses: [eth0] }").0,
-        "service.nodePortAddresses[0]"
-    );
+    for look in ["999ms", "60001ms"] {
+        let (field, reason) = refusal(&format!("service: {{ lookForListeners: {look} }}"));
+        assert_eq!(field, "service.lookForListeners");
+        let told = "must be from 1s to 60s, is ";
+        assert!(reason.starts_with(told), "{reason}");
+    }
 }
 
 #[test]
@@ -170,61 +172,28 @@ fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
     let identity = "identity: { files: { ca: a, cert: b, key: c } }";
     let with = |section: &str| refusal(&format!("tunnel: {{ {identity}, {section} }}"));
 
-    for (section, field) in [
-        ("steering: {}", "tunnel.gateway"),
-        ("steering: { whenDown: pass }", "tunnel.steering.whenDown"),
-        ("steering: { prefixes: [] }", "tunnel.steering.prefixes"),
-        (
-            "steering: { prefixes: [10.0.0.0/33] }",
-            "tunnel.steering.prefixes[0]",
-        ),
-        (
-            "steering: { prefixes: [0.0.0.0/0] }",
-            "tunnel.steering.prefixes[0]",
-        ),
-        (
-            "steering: { prefixes: [127.0.0.0/8] }",
-            "tunnel.steering.prefixes[0]",
-        ),
-        (
-            "steering: { prefixes: ['ff00::/16'] }",
-            "tunnel.steering.prefixes[0]",
-        ),
-        (
-            "steering: { prefixes: ['::/64'] }",
-            "tunnel.steering.prefixes[0]",
-        ),
-        (
-            "steering: { prefixes: [10.0.0.1/16] }",
-            "tunnel.steering.prefixes[0]",
-        ),
-        (
-            "steering: { prefixes: [10.0.0.0/16, 10.1.0.0/16] }",
-            "tunnel.steering.prefixes[1]",
-        ),
-        (
-            "steering: { edgeSelector: a b }",
-            "tunnel.steering.edgeSelector",
-        ),
-        (
-            "steering: { edgeSelector: '' }",
-            "tunnel.steering.edgeSelector",
-        ),
-        ("mark: 0", "tunnel.mark"),
-        ("steering: { configMap: x }", "tunnel.steering.configMap"),
-        ("agent: {}", "tunnel.agent.gateways"),
-        ("agent: { gateways: ['gw'] }", "tunnel.agent.gateways[0]"),
-        (
-            "agent: { gateways: ['gw:1'], allow: ['self'] }",
-            "tunnel.agent.allow[0]",
-        ),
-        (
-            "agent: { gateways: ['gw:1'], connections: 5 }",
-            "tunnel.agent.connections",
-        ),
-        ("session: { window: 1 }", "tunnel.session.window"),
-        ("session: { streams: 4096 }", "tunnel.session.window"),
-    ] {
+    let table = "
+        steering: {} => tunnel.gateway
+        steering: { whenDown: pass } => tunnel.steering.whenDown
+        steering: { prefixes: [] } => tunnel.steering.prefixes
+        steering: { prefixes: [10.0.0.0/33] } => tunnel.steering.prefixes[0]
+        steering: { prefixes: [0.0.0.0/0] } => tunnel.steering.prefixes[0]
+        steering: { prefixes: [127.0.0.0/8] } => tunnel.steering.prefixes[0]
+        steering: { prefixes: ['ff00::/16'] } => tunnel.steering.prefixes[0]
+        steering: { prefixes: ['::/64'] } => tunnel.steering.prefixes[0]
+        steering: { prefixes: [10.0.0.1/16] } => tunnel.steering.prefixes[0]
+        steering: { prefixes: [10.0.0.0/16, 10.1.0.0/16] } => tunnel.steering.prefixes[1]
+        steering: { edgeSelector: a b } => tunnel.steering.edgeSelector
+        steering: { edgeSelector: '' } => tunnel.steering.edgeSelector
+        mark: 0 => tunnel.mark
+        steering: { configMap: x } => tunnel.steering.configMap
+        agent: {} => tunnel.agent.gateways
+        agent: { gateways: ['gw'] } => tunnel.agent.gateways[0]
+        agent: { gateways: ['gw:1'], allow: ['self'] } => tunnel.agent.allow[0]
+        agent: { gateways: ['gw:1'], connections: 5 } => tunnel.agent.connections
+        session: { window: 1 } => tunnel.session.window
+        session: { streams: 4096 } => tunnel.session.window";
+    for (section, field) in rows(table) {
         assert_eq!(with(section).0, field, "{section}");
     }
     assert_eq!(refusal("tunnel: { gateway: {} }").0, "tunnel.identity");
@@ -301,35 +270,18 @@ fn a_node_name_is_what_kubernetes_takes_for_one() {
 }
 
 #[test]
-fn a_folder_must_be_named() {
-    let told = "must name a folder, is empty".to_owned();
-
-    for (text, field) in [
-        ("stateDir: ''", "stateDir"),
-        ("bpf: { bpffs: '' }", "bpf.bpffs"),
-    ] {
-        assert_eq!(refusal(text), (field.to_owned(), told.clone()));
-    }
-}
-
-#[test]
 fn listeners_of_one_process_have_a_port_each() {
-    let gateway = "gateway: { listen: '0.0.0.0:10270' }, steering: {}, \
-                   identity: { files: { ca: a, cert: b, key: c } }";
-    let tunnel = format!("tunnel: {{ {gateway} }}");
-    for (text, field, other) in [
-        (
-            "admin: { address: 127.0.0.1:10256 }",
-            "healthz.address",
-            "admin.address",
-        ),
-        (
-            "{ admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } }",
-            "healthz.address",
-            "admin.address",
-        ),
-        (&tunnel, "tunnel.steering.port", "tunnel.gateway.listen"),
-    ] {
+    let table = "
+        admin: { address: 127.0.0.1:10256 } => healthz.address admin.address
+        { admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } } => healthz.address admin.address
+        tunnel: { gateway: { listen: '0.0.0.0:10270' }, steering: {}, IDENTITY } => \
+            tunnel.steering.port tunnel.gateway.listen";
+    let table = table.replace(
+        "IDENTITY",
+        "identity: { files: { ca: a, cert: b, key: c } }",
+    );
+    for (text, fields) in rows(&table) {
+        let (field, other) = fields.split_once(' ').expect("two fields");
         let (found, reason) = refusal(text);
         assert_eq!(found, field, "{text}");
         let told = format!("must be another port than that of {other}, ");

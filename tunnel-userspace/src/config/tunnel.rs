@@ -62,10 +62,8 @@ impl Tunnel {
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
-            return refused(
-                "identity",
-                "must be there, for the certificate of the gateway or agent",
-            );
+            let reason = "must be there, for the certificate of the gateway or agent";
+            return refused("identity", reason);
         }
         if self.gateway.is_some() && self.agent.is_some() {
             let reason = "can't be beside tunnel.gateway: a certificate is that of one of them; \
@@ -90,17 +88,13 @@ impl Tunnel {
             let reason = "is not self:PORT, localhost:PORT or ADDRESS:PORT";
             each("tunnel.agent.allow", allow, is_allowance, reason)?;
         }
-        let Limits {
-            streams, window, ..
-        } = self.session;
-        match streams.checked_mul(window) {
-            Some(bytes) if bytes <= LARGEST_WINDOW => Ok(()),
-            _ => refused(
-                "session.window",
-                "times session.streams must be at most 2147483647: what every stream may hold must \
-                 fit into one session",
-            ),
+        let bytes = self.session.streams.checked_mul(self.session.window);
+        if bytes.is_none_or(|bytes| bytes > LARGEST_WINDOW) {
+            let reason = "times session.streams must be at most 2147483647: what every stream may hold \
+                          must fit into one session";
+            return refused("session.window", reason);
         }
+        Ok(())
     }
 
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
@@ -145,25 +139,22 @@ impl Steering {
     fn check(&self) -> Result<(), Refused> {
         let mut families = Vec::new();
         for (index, text) in self.prefixes.iter().enumerate() {
-            let field = format!("steering.prefixes[{index}]");
-            match text.parse::<Prefix>().ok() {
-                None => {
-                    let reason =
-                        "is no range such as 198.19.0.0/16, without bits beyond its length";
-                    return refused(&field, format!("`{text}` {reason}"));
-                }
-                Some(prefix) if prefix.room() == 0 => {
-                    return refused(&field, format!("`{text}` has no address to give out"));
-                }
+            let quoted = |why: &str| format!("`{text}` {why}");
+            let reason = match text.parse::<Prefix>().ok() {
+                None => quoted("is no range such as 198.19.0.0/16, without bits beyond its length"),
+                Some(prefix) if prefix.room() == 0 => quoted("has no address to give out"),
                 Some(prefix) if !is_fit(&prefix) => {
-                    let reason = "is too large, or has addresses with a meaning of their own";
-                    return refused(&field, format!("`{text}` {reason}"));
+                    quoted("is too large, or has addresses with a meaning of their own")
                 }
                 Some(prefix) if families.contains(&prefix.is_v4()) => {
-                    return refused(&field, "is the second of its family");
+                    "is the second of its family".to_owned()
                 }
-                Some(prefix) => families.push(prefix.is_v4()),
-            }
+                Some(prefix) => {
+                    families.push(prefix.is_v4());
+                    continue;
+                }
+            };
+            return refused(&format!("steering.prefixes[{index}]"), reason);
         }
         if families.is_empty() {
             return refused("steering.prefixes", "must name a range");
@@ -172,10 +163,8 @@ impl Steering {
             return refused("steering.edgeSelector", error.to_string());
         }
         if self.edge_selector.trim().is_empty() {
-            return refused(
-                "steering.edgeSelector",
-                "must not be empty: it would take every Node",
-            );
+            let reason = "must not be empty: it would take every Node";
+            return refused("steering.edgeSelector", reason);
         }
         if self.when_down == WhenDown::Pass {
             return refused("steering.whenDown", "pass is not built yet, use refuse");
@@ -227,10 +216,8 @@ fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;
     };
-    let is_host = match host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-    {
+    let inner = host.strip_prefix('[');
+    let is_host = match inner.and_then(|inner| inner.strip_suffix(']')) {
         Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
         None => !host.is_empty() && !host.contains([':', '/', ' ', '[', ']']),
     };

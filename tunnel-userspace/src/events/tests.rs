@@ -73,10 +73,7 @@ impl Server {
 /// That a Service of that name has what another has.
 pub(super) fn claimed(name: &str) -> Concern {
     Concern {
-        about: ObjectId {
-            kind: Kind::Service,
-            name: ObjectName::new("shop", name),
-        },
+        about: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
         uid: Some(Arc::from("1-2-3")),
         reason: Reason::FrontClaimed,
         note: "belongs to another".to_owned(),

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 pub use self::show::{Kind, View, issued, show};
 use self::{
-    folder::{Folder, replace},
+    folder::{hold, replace},
     make::Authority,
 };
 use super::{Files, Identity, NameError, Rejected, Role, check_node_name, files::Contents};
@@ -138,15 +138,16 @@ pub struct Issued {
 /// There is one, or it can't be made.
 pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
     check_days(days)?;
-    let folder = Folder::make(dir)?;
-    let _held = folder.hold()?;
+    folder::make(dir)?;
+    let _held = hold(dir)?;
     let (cert, key) = (dir.join(CERT_OF_CA), dir.join(KEY_OF_CA));
     for path in [&key, &cert] {
         if path.symlink_metadata().is_ok() {
             return Err(CaError::Exists { path: path.clone() });
         }
     }
-    let (authority, expires) = Authority::new(days, now)?;
+    let authority = Authority::new(days, now)?;
+    let expires = authority.until;
     replace(&[
         (key.clone(), authority.key_pem().into_bytes(), PRIVATE),
         (cert.clone(), authority.cert_pem().into_bytes(), PUBLIC),
@@ -214,7 +215,7 @@ fn issue(
             dir: dir.to_owned(),
         });
     }
-    let _held = Folder::at(dir).hold()?;
+    let _held = hold(dir)?;
     let authority = Authority::read(dir, now)?;
     let pair = authority.issue(role, name, days, now)?;
     let files = Files {
@@ -231,7 +232,7 @@ fn issue(
     // What the daemon would refuse is not written.
     let identity = Identity::verified(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
-    Folder::make(out)?;
+    folder::make(out)?;
     replace(&[
         (files.ca.clone(), contents.ca, PUBLIC),
         (files.key.clone(), contents.key, PRIVATE),
@@ -239,7 +240,7 @@ fn issue(
     ])?;
     Ok(Issued {
         files,
-        expires: identity.expires(),
+        expires: identity.expires,
         is_shortened: pair.is_shortened,
     })
 }

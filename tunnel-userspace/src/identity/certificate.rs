@@ -82,23 +82,25 @@ impl Facts {
                 "its subject, {subject}, has not one common name (CN)"
             ));
         };
-        match role {
-            Role::Gateway => {
-                if !self.dns_names.iter().any(|name| name == GATEWAY_NAME) {
-                    return Err(format!("it lacks the DNS name {GATEWAY_NAME}"));
-                }
-                if !self.for_servers || self.for_clients {
-                    let wanted = "its extended key usage must be that of a server, and no client";
-                    return Err(wanted.to_owned());
-                }
+        let is_named = self.dns_names.iter().any(|name| name == GATEWAY_NAME);
+        let (is_fit, usage) = match role {
+            Role::Gateway if !is_named => {
+                return Err(format!("it lacks the DNS name {GATEWAY_NAME}"));
             }
+            Role::Gateway => (
+                self.for_servers && !self.for_clients,
+                "a server, and no client",
+            ),
             Role::Agent => {
                 check_node_name(name).map_err(|error| error.to_string())?;
-                if !self.for_clients || self.for_servers {
-                    let wanted = "its extended key usage must be that of a client, and no server";
-                    return Err(wanted.to_owned());
-                }
+                (
+                    self.for_clients && !self.for_servers,
+                    "a client, and no server",
+                )
             }
+        };
+        if !is_fit {
+            return Err(format!("its extended key usage must be that of {usage}"));
         }
         Ok(name)
     }
@@ -125,9 +127,7 @@ fn texts<'a>(
     values: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>,
 ) -> Result<Vec<String>, String> {
     values
-        .map(|value| match value.as_str() {
-            Ok(text) => Ok(text.to_owned()),
-            Err(error) => Err(format!("its subject: {error}")),
-        })
-        .collect()
+        .map(|value| value.as_str().map(str::to_owned))
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("its subject: {error}"))
 }

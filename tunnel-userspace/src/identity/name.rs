@@ -11,24 +11,16 @@ pub enum NameError {
     Empty,
     /// It is longer than X.509 allows.
     #[error(
-        "node name `{name}` has {length} characters; the common name of a certificate has room \
-         for {LONGEST_COMMON_NAME}"
+        "node name `{0}` has {length} characters; the common name of a certificate has room \
+         for {LONGEST_COMMON_NAME}", length = .0.len()
     )]
-    Long {
-        /// The name.
-        name: String,
-        /// Its characters.
-        length: usize,
-    },
+    Long(String),
     /// It is not what Kubernetes takes for the name of a Node.
     #[error(
         "`{}` is not the name of a Node: lower-case letters, digits, `-` and `.`, and each part \
-         between dots begins and ends with a letter or digit", name.escape_debug()
+         between dots begins and ends with a letter or digit", .0.escape_debug()
     )]
-    Malformed {
-        /// The name.
-        name: String,
-    },
+    Malformed(String),
 }
 
 /// Whether a Node can have this name (a DNS subdomain, RFC 1123) and a certificate can carry it.
@@ -41,16 +33,11 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
         return Err(NameError::Empty);
     }
     if !is_subdomain(name) {
-        return Err(NameError::Malformed {
-            name: name.to_owned(),
-        });
+        return Err(NameError::Malformed(name.to_owned()));
     }
     // Every character of it is a byte.
     if name.len() > LONGEST_COMMON_NAME {
-        return Err(NameError::Long {
-            name: name.to_owned(),
-            length: name.len(),
-        });
+        return Err(NameError::Long(name.to_owned()));
     }
     Ok(())
 }
@@ -83,7 +70,7 @@ mod tests {
         ] {
             let refused = check_node_name(name);
             assert!(
-                matches!(refused, Err(NameError::Malformed { .. })),
+                matches!(refused, Err(NameError::Malformed(_))),
                 "{name:?}: {refused:?}"
             );
         }

@@ -18,10 +18,8 @@ pub struct Peer {
 
 /// A certificate that is no agent's, though a trusted authority issued it.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("not the certificate of an agent: {reason}")]
-pub struct PeerError {
-    reason: String,
-}
+#[error("not the certificate of an agent: {0}")]
+pub struct PeerError(String);
 
 /// Who an agent is, from its certificate. The handshake must have verified that.
 ///
@@ -30,13 +28,11 @@ pub struct PeerError {
 /// It is not an agent's: the organisation must be `culvert:agents`, the common name a Node's, and
 /// the extended key usage that of a client.
 pub fn agent_of(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
-    let failed = |reason| PeerError { reason };
-    let facts = Facts::read(leaf).map_err(failed)?;
-    match facts.role().map_err(failed)? {
-        Role::Agent => {}
-        Role::Gateway => return Err(failed("it is a gateway's".to_owned())),
+    let facts = Facts::read(leaf).map_err(PeerError)?;
+    if facts.role().map_err(PeerError)? == Role::Gateway {
+        return Err(PeerError("it is a gateway's".to_owned()));
     }
-    let node = facts.name(Role::Agent).map_err(failed)?;
+    let node = facts.name(Role::Agent).map_err(PeerError)?;
     Ok(Peer {
         node: Arc::from(node),
         expires: facts.until,

@@ -142,7 +142,7 @@ impl Store {
         let is_same = seen == self.seen;
         self.seen = seen;
         let used = self.identity.borrow().clone();
-        let is_due = used.is_none_or(|used| used.revisit() <= now);
+        let is_due = used.is_none_or(|used| used.revisit <= now);
         if !is_same || !self.is_good || is_due {
             let verified = found
                 .and_then(|contents| Identity::verified(&self.files, &contents, self.role, now));
@@ -158,14 +158,14 @@ impl Store {
 
     fn publish(&self, identity: Identity) {
         info!(
-            name = identity.name(),
-            expires = %identity.expires(),
+            name = identity.name,
+            expires = %identity.expires,
             "the certificate is in use"
         );
         self.state.send_modify(|state| {
-            state.name = Some(identity.name().to_owned());
-            state.expires = Some(identity.expires());
-            state.ca_expires = Some(identity.ca_expires());
+            state.name = Some(identity.name.clone());
+            state.expires = Some(identity.expires);
+            state.ca_expires = Some(identity.ca_expires);
             state.problem = None;
         });
         self.identity.send_replace(Some(Arc::new(identity)));
@@ -200,7 +200,7 @@ impl Store {
             ));
         }
         if let Some(identity) = &*self.identity.borrow() {
-            let (from, until) = (identity.from(), identity.expires());
+            let (from, until) = (identity.from, identity.expires);
             let soon = SOON.min(from.duration_until(until) / 5);
             if now <= until && now.duration_until(until) < soon {
                 let cert = self.files.cert.display();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{Files, Identity, Rejected, Role, ca, files::Contents};
 
-pub(super) struct Site {
+pub(crate) struct Site {
     pub(super) dir: TempDir,
     pub(super) now: Timestamp,
 }
@@ -23,17 +23,17 @@ impl Site {
         Self { dir, now }
     }
 
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::at(Timestamp::now())
     }
 
-    pub(super) fn gateway(&self) -> Files {
+    pub(crate) fn gateway(&self) -> Files {
         ca::issue_gateway(self.dir.path(), None, ca::DAYS, self.now)
             .expect("a gateway's")
             .files
     }
 
-    pub(super) fn agent(&self, node: &str) -> Files {
+    pub(crate) fn agent(&self, node: &str) -> Files {
         ca::issue_agent(self.dir.path(), node, None, ca::DAYS, self.now)
             .expect("an agent's")
             .files
@@ -64,6 +64,15 @@ pub(super) fn refusal(files: &Files, role: Role, now: Timestamp) -> String {
 
 pub(super) const fn days(days: i64) -> SignedDuration {
     SignedDuration::from_hours(24 * days)
+}
+
+pub(super) fn then() -> Timestamp {
+    "2026-03-01T12:00:00Z".parse().expect("a time")
+}
+
+#[track_caller]
+pub(super) fn assert_has(text: &str, part: &str) {
+    assert!(text.contains(part), "{text}");
 }
 
 /// Puts the content of one file where another is.

@@ -27,74 +27,39 @@ use super::{
 /// Both ends' TLS settings, made from one verified set of files: TLS 1.3 and nothing older, mutual,
 /// [`ALPN`] named, no session resumed.
 pub struct Identity {
-    server: Arc<ServerConfig>,
-    client: Arc<ClientConfig>,
-    name: String,
-    from: Timestamp,
-    expires: Timestamp,
-    ca_expires: Timestamp,
-    revisit: Timestamp,
+    /// The gateway's end. It demands a certificate that the CA issued to a client; who that is,
+    /// [`super::agent_of`] tells.
+    pub server: Arc<ServerConfig>,
+    /// The agent's end. It demands a certificate that the CA issued to a server with the name it
+    /// asks for, which is [`Self::gateway_name`].
+    pub client: Arc<ClientConfig>,
+    /// The common name of this end.
+    pub name: String,
+    /// When the certificate of this end became valid.
+    pub from: Timestamp,
+    /// When the certificate of this end expires.
+    pub expires: Timestamp,
+    /// When the first of the trusted authorities expires.
+    pub ca_expires: Timestamp,
+    /// The next moment at which the same files mean something else.
+    pub(super) revisit: Timestamp,
 }
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity")
             .field("name", &self.name)
-            .field("expires", &self.expires)
-            .field("ca_expires", &self.ca_expires)
             .finish_non_exhaustive()
     }
 }
 
 impl Identity {
-    /// The gateway's end. It demands a certificate that the CA issued to a client; who that is,
-    /// [`super::agent_of`] tells.
-    #[must_use]
-    pub const fn server(&self) -> &Arc<ServerConfig> {
-        &self.server
-    }
-
-    /// The agent's end. It demands a certificate that the CA issued to a server with the name it
-    /// asks for, which is [`Self::gateway_name`].
-    #[must_use]
-    pub const fn client(&self) -> &Arc<ClientConfig> {
-        &self.client
-    }
-
     /// The name that an agent asks for, whatever address it dials.
     #[must_use]
     pub fn gateway_name() -> ServerName<'static> {
-        // A test shows that this is a name; no certificate is for the unspecified address.
+        // Every handshake of the tests shows that this is a name; no certificate is for the unspecified address.
         let nobody = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| nobody())
-    }
-
-    /// When the certificate of this end expires.
-    #[must_use]
-    pub const fn expires(&self) -> Timestamp {
-        self.expires
-    }
-
-    /// When the first of the trusted authorities expires.
-    #[must_use]
-    pub const fn ca_expires(&self) -> Timestamp {
-        self.ca_expires
-    }
-
-    /// The common name of this end.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// When the certificate of this end became valid.
-    pub(super) const fn from(&self) -> Timestamp {
-        self.from
-    }
-
-    /// The next moment at which the same files mean something else.
-    pub(super) const fn revisit(&self) -> Timestamp {
-        self.revisit
     }
 
     /// Verifies the contents of the files as a whole, as they are to be judged at `now`.

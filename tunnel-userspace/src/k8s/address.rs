@@ -5,6 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Invalid, Reason};
 
+/// What a range of addresses is written as.
+pub(super) const A_CIDR: &str = "an address with a prefix length";
+
 /// Reads an address into its canonical form.
 pub(super) fn ip(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
@@ -17,24 +20,18 @@ pub(super) fn ip(text: &str) -> Option<IpAddr> {
 /// Reads an address and a prefix length; the bits after the prefix become zero.
 pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
-    let length = u32::from(u8::try_from(decimal(length)?).ok()?);
+    let length = decimal(length)?;
     let (network, length) = if address.contains(':') {
-        let mask = u128::MAX
-            .checked_shl(128_u32.checked_sub(length)?)
-            .unwrap_or(0);
-        let network = Ipv6Addr::from_bits(v6(address)?.to_bits() & mask);
+        let mask = u128::MAX.checked_shl(128_u32.checked_sub(length)?);
+        let network = Ipv6Addr::from_bits(v6(address)?.to_bits() & mask.unwrap_or(0));
         match network.to_ipv4_mapped() {
-            Some(v4) if length >= 96 => (IpAddr::V4(v4), length.wrapping_sub(96)),
+            Some(v4) if length >= 96 => (IpAddr::V4(v4), length - 96),
             Some(_) | None => (IpAddr::V6(network), length),
         }
     } else {
-        let mask = u32::MAX
-            .checked_shl(32_u32.checked_sub(length)?)
-            .unwrap_or(0);
-        (
-            IpAddr::V4(Ipv4Addr::from_bits(v4(address)?.to_bits() & mask)),
-            length,
-        )
+        let mask = u32::MAX.checked_shl(32_u32.checked_sub(length)?);
+        let network = Ipv4Addr::from_bits(v4(address)?.to_bits() & mask.unwrap_or(0));
+        (IpAddr::V4(network), length)
     };
     Some((network, u8::try_from(length).ok()?))
 }
@@ -42,7 +39,7 @@ pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
 /// Reads an address that traffic can be sent to by anyone.
 pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
     let address =
-        ip(text).ok_or_else(|| Invalid::new(field(), Reason::Address(text.to_owned())))?;
+        ip(text).ok_or_else(|| Invalid::new(field(), Reason::not("an IP address", text)))?;
     let what = if address.is_unspecified() {
         "the unspecified address"
     } else if address.is_multicast() {
@@ -93,25 +90,18 @@ fn v6(text: &str) -> Option<Ipv6Addr> {
     let (groups, tail) = text.rsplit_once(':')?;
     let mut plain: Vec<String> = groups.split(':').map(without_zeros).collect();
     if tail.contains('.') {
-        let [high, low] = u32_halves(v4(tail)?.to_bits());
-        plain.extend([format!("{high:x}"), format!("{low:x}")]);
+        let [a, b, c, d] = v4(tail)?.octets();
+        plain.push(format!("{a:x}{b:02x}:{c:x}{d:02x}"));
     } else {
         plain.push(without_zeros(tail));
     }
     plain.join(":").parse().ok()
 }
 
-const fn u32_halves(word: u32) -> [u16; 2] {
-    let [a, b, c, d] = word.to_be_bytes();
-    [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
-}
-
 fn without_zeros(group: &str) -> String {
-    match group.trim_start_matches('0') {
-        "" if group.is_empty() => String::new(),
-        "" => "0".to_owned(),
-        rest => rest.to_owned(),
-    }
+    let rest = group.trim_start_matches('0');
+    let is_zero = rest.is_empty() && !group.is_empty();
+    if is_zero { "0" } else { rest }.to_owned()
 }
 
 /// A number of decimal digits and nothing else.

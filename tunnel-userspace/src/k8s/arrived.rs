@@ -1,11 +1,12 @@
 //! Objects as the API server sends them: complete, of a kind that is known beforehand.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::{DeserializeOwned, Error as _};
+use serde_json::Value;
 
-use super::{Invalid, Reason, Taken, endpoint_slice};
+use super::{Invalid, Taken, endpoint_slice, typed};
 use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 
 /// A type of the API server that Culvert reads.
@@ -48,23 +49,6 @@ pub struct Arrived {
     pub object: Result<Option<Taken>, Invalid>,
 }
 
-/// As much of an object as is needed to say whose it is.
-#[derive(Debug, Deserialize)]
-struct Named {
-    metadata: NamedMeta,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct NamedMeta {
-    name: String,
-    namespace: Option<String>,
-    #[serde(default)]
-    resource_version: String,
-    uid: Option<Arc<str>>,
-    labels: Option<BTreeMap<String, String>>,
-}
-
 /// Reads an object that the API server sent.
 ///
 /// # Errors
@@ -72,14 +56,16 @@ struct NamedMeta {
 /// It is no JSON, or can't even be told whose it is.
 pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let Ok(mut object) = serde_json::from_str::<K>(json) else {
-        return misshapen::<K>(json);
+        return misshapen::<K>(serde_json::from_str(json)?);
     };
     let metadata = object.metadata_mut();
     // Nobody reads it, and in a real cluster it is the greater part of many objects.
     metadata.managed_fields = None;
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);
-    let owner = owner::<K>(metadata.labels.as_ref());
+    let labels = metadata.labels.as_ref();
+    let service = labels.and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME));
+    let owner = owner::<K>(service.map(String::as_str));
     let name = metadata.name.take().unwrap_or_default();
     let id = id::<K>(metadata.namespace.as_deref(), name);
     let name = id.name.clone();
@@ -99,43 +85,26 @@ fn id<K: Arriving>(namespace: Option<&str>, name: String) -> ObjectId {
     }
 }
 
-/// The Service that an object of this kind belongs to.
-fn owner<K: Arriving>(labels: Option<&BTreeMap<String, String>>) -> Option<Arc<str>> {
-    (K::READ_AS == Kind::EndpointSlice)
-        .then(|| labels?.get(endpoint_slice::SERVICE_NAME))
-        .flatten()
-        .map(|name| Arc::from(name.as_str()))
+/// The Service that an object of this kind belongs to, by its label.
+fn owner<K: Arriving>(service: Option<&str>) -> Option<Arc<str>> {
+    let service = service.filter(|_| K::READ_AS == Kind::EndpointSlice);
+    service.map(Arc::from)
 }
 
-/// What is wrong, without where in the text: that moves with every change of the object.
-fn without_place(error: &str) -> String {
-    let words = error.split_once(" at line ");
-    words.map_or(error, |(words, _)| words).to_owned()
-}
-
-/// An object that is not of the shape of its kind: whose it is, and which field is wrong.
-fn misshapen<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
-    let NamedMeta {
-        name,
-        namespace,
-        resource_version,
-        uid,
-        labels,
-    } = serde_json::from_str::<Named>(json)?.metadata;
-    let mut reader = serde_json::Deserializer::from_str(json);
-    let object = match serde_path_to_error::deserialize::<_, K>(&mut reader) {
-        Ok(_) => Ok(None),
-        Err(error) => Err(Invalid {
-            field: error.path().to_string(),
-            reason: Reason::Shape(without_place(&error.into_inner().to_string())),
-        }),
-    };
+/// Reads an object that is not of the shape of its kind: whose it is, and which field is wrong. The value
+/// tells it without a place in the text, which moves with every change of the object.
+fn misshapen<K: Arriving>(value: Value) -> Result<Arrived, serde_json::Error> {
+    let metadata = |field: &str| value.get("metadata")?.get(field);
+    let text = |field| metadata(field).and_then(Value::as_str);
+    let name = text("name").ok_or_else(|| serde_json::Error::missing_field("metadata.name"))?;
+    let id = id::<K>(text("namespace"), name.to_owned());
+    let service = metadata("labels").and_then(|labels| labels.get(endpoint_slice::SERVICE_NAME));
     Ok(Arrived {
-        id: id::<K>(namespace.as_deref(), name),
-        version: resource_version,
-        uid,
-        owner: owner::<K>(labels.as_ref()),
-        object,
+        version: text("resourceVersion").unwrap_or_default().to_owned(),
+        uid: text("uid").map(Arc::from),
+        owner: owner::<K>(service.and_then(Value::as_str)),
+        object: typed::<K>(value).and_then(|object| object.take(id.name.clone())),
+        id,
     })
 }
 

@@ -48,7 +48,7 @@ impl Arriving for v1::EndpointSlice {
             "FQDN" => return Ok(None),
             "" => return Err(Invalid::new("addressType", Reason::Missing)),
             other => {
-                let reason = Reason::AddressType(other.to_owned());
+                let reason = Reason::not("IPv4, IPv6 or FQDN", other);
                 return Err(Invalid::new("addressType", reason));
             }
         };

@@ -4,12 +4,10 @@
 
 use std::fmt;
 
-use k8s_openapi::api::{core::v1, discovery::v1 as discovery, networking::v1 as networking};
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
-use super::{Arriving, Manifest, Refused, known, manifest, named, parse};
-use crate::model::Kind;
+use super::{Arriving, Manifest, Reader, Refused, manifest, named, parse};
 
 /// What a manifest is, by its own words.
 #[derive(Default)]
@@ -65,20 +63,14 @@ pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
 /// A manifest that is complete and of the right types; nothing if it is not.
 fn complete(text: &str) -> Option<Result<Manifest, Refused>> {
     let Head { api_version, kind } = Head::of(text);
-    let (kind, _) = known(kind?)?;
+    let reader = Reader::of(kind?)?;
     // Which version it is, its type looks at.
     api_version?;
-    match kind {
-        Kind::Service => taken::<v1::Service>(text),
-        Kind::EndpointSlice => taken::<discovery::EndpointSlice>(text),
-        Kind::Node => taken::<v1::Node>(text),
-        Kind::ConfigMap => taken::<v1::ConfigMap>(text),
-        Kind::ServiceCidr => taken::<networking::ServiceCIDR>(text),
-    }
+    (reader.json)(text)
 }
 
 /// What came of an object; nothing if it is none of that type, or has no name that can be used.
-fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
+pub(super) fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
     let mut object = serde_json::from_str::<T>(text).ok()?;
     let metadata = object.metadata_mut();
     // In a file it is that of an object that was exported, perhaps from another cluster.
@@ -95,87 +87,44 @@ fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
 mod tests {
     use super::*;
 
-    /// Manifests, each with whether it is complete.
-    const MANIFESTS: [(&str, bool); 19] = [
-        (
-            r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","uid":"1-2","namespace":"shop"},
-                "spec":{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00::1"],"ports":[{"port":80}]}}"#,
-            true,
-        ),
-        (
-            r#"{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"name":"web-1",
-                "labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv6",
-                "ports":[{"port":8080}],"endpoints":[{"addresses":["fd00::7"]}]}"#,
-            true,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"headless"},"spec":{"clusterIP":"None"}}"#,
-            true,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},
-                "spec":{"clusterIP":"fd00::1","ports":[{"port":0}]}}"#,
-            true,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"edge\u002d1","namespace":"no"}}"#,
-            true,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"ports":[{"port":"80"}]}}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"No"}}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":""}}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Node","metadata":null}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"v2","kind":"Node","metadata":{"name":"a"}}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"serving.knative.dev/v1","kind":"Service","metadata":{"name":"a"}}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"networking.k8s.io/v1beta1","kind":"ServiceCIDR","metadata":{"name":"a"}}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Pod"}]}"#,
-            false,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"a","namespace":7}}"#,
-            false,
-        ),
-        (
-            r#"{"spec":{"clusterIP":"fd00::1","kind":"Node"},"metadata":{"name":"web"},"kind":"Service","apiVersion":"v1"}"#,
-            true,
-        ),
-        (
-            r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"},"apiVersion":"v2"}"#,
-            false,
-        ),
-        (r#"{"kind":"Node","metadata":{"name":"a"}}"#, false),
-        (
-            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":""}}"#,
-            true,
-        ),
-        (r#"[1, 2]"#, false),
+    /// Manifests that are complete.
+    const COMPLETE: [&str; 7] = [
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","uid":"1-2","namespace":"shop"},
+            "spec":{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00::1"],"ports":[{"port":80}]}}"#,
+        r#"{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"name":"web-1",
+            "labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv6",
+            "ports":[{"port":8080}],"endpoints":[{"addresses":["fd00::7"]}]}"#,
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"headless"},"spec":{"clusterIP":"None"}}"#,
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},
+            "spec":{"clusterIP":"fd00::1","ports":[{"port":0}]}}"#,
+        r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"edge\u002d1","namespace":"no"}}"#,
+        r#"{"spec":{"clusterIP":"fd00::1","kind":"Node"},"metadata":{"name":"web"},"kind":"Service","apiVersion":"v1"}"#,
+        r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":""}}"#,
+    ];
+
+    /// Manifests that are not.
+    const INCOMPLETE: [&str; 12] = [
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"ports":[{"port":"80"}]}}"#,
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"No"}}"#,
+        r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":""}}"#,
+        r#"{"apiVersion":"v1","kind":"Node","metadata":null}"#,
+        r#"{"apiVersion":"v2","kind":"Node","metadata":{"name":"a"}}"#,
+        r#"{"apiVersion":"serving.knative.dev/v1","kind":"Service","metadata":{"name":"a"}}"#,
+        r#"{"apiVersion":"networking.k8s.io/v1beta1","kind":"ServiceCIDR","metadata":{"name":"a"}}"#,
+        r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Pod"}]}"#,
+        r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"a","namespace":7}}"#,
+        r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"},"apiVersion":"v2"}"#,
+        r#"{"kind":"Node","metadata":{"name":"a"}}"#,
+        "[1, 2]",
     ];
 
     #[test]
     fn text_is_read_as_its_value_is() {
-        for (text, is_complete) in MANIFESTS {
+        let complete_ones = COMPLETE.map(|text| (text, true));
+        for (text, is_complete) in complete_ones
+            .into_iter()
+            .chain(INCOMPLETE.map(|text| (text, false)))
+        {
             let value = serde_json::from_str(text).expect("JSON");
 
             assert_eq!(complete(text).is_some(), is_complete, "{text}");

@@ -24,10 +24,8 @@ impl Arriving for v1::Service {
             status,
         } = self;
         let spec = spec.unwrap_or_default();
-        let is_of_other_proxy = metadata
-            .labels
-            .as_ref()
-            .is_some_and(|labels| labels.contains_key(OTHER_PROXY));
+        let labels = metadata.labels.as_ref();
+        let is_of_other_proxy = labels.is_some_and(|labels| labels.contains_key(OTHER_PROXY));
         if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
             return Ok(unserved(name, status.as_ref()));
         }

@@ -11,7 +11,12 @@ impl Arriving for v1::ServiceCIDR {
     fn read(self, name: ObjectName, _: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
         let ranges = self.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
         let read = |(i, text): (usize, &String)| {
-            let refused = || Invalid::new(format!("spec.cidrs[{i}]"), Reason::Cidr(text.clone()));
+            let refused = || {
+                Invalid::new(
+                    format!("spec.cidrs[{i}]"),
+                    Reason::not(address::A_CIDR, text),
+                )
+            };
             address::cidr(text).ok_or_else(refused)
         };
         let cidrs = ranges

@@ -1,10 +1,11 @@
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::model::{ConfigMap, EndpointSlice, Node, Service, ServiceCidr};
+pub(super) use crate::model::fixture::ip;
+use crate::model::{ConfigMap, EndpointSlice, Node, Service, ServiceCidr, fixture};
 
 pub(super) fn service(spec: Value) -> Value {
     json!({
@@ -67,7 +68,7 @@ pub(super) fn assert_skipped(manifest: Value) {
     assert!(matches!(parsed, Manifest::Skipped(_)), "{parsed:?}");
 }
 
-/// Asserts that a manifest is refused, and which field is to blame for what.
+/// What is left out of a manifest, each field with what is wrong with it.
 #[track_caller]
 pub(super) fn ignored(manifest: Value) -> Vec<String> {
     let parsed = parse(manifest).expect("a good manifest");
@@ -77,19 +78,22 @@ pub(super) fn ignored(manifest: Value) -> Vec<String> {
     ignored.iter().map(ToString::to_string).collect()
 }
 
-pub(super) fn assert_refused(manifest: Value, field: &str, reason: &str) {
+/// Asserts that a manifest is refused, by which field and for what.
+#[track_caller]
+pub(super) fn assert_refused(manifest: Value, wrong: &str) {
     let refused = parse(manifest).expect_err("refused");
-    assert_eq!(
-        (
-            refused.invalid.field.as_str(),
-            refused.invalid.reason.to_string().as_str()
-        ),
-        (field, reason)
-    );
+    assert_eq!(refused.invalid.to_string(), wrong);
 }
 
-pub(super) fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
+/// Asserts for each row `JSON => what is wrong` that what is made of the JSON is refused so.
+#[track_caller]
+pub(super) fn assert_all_refused(make: impl Fn(Value) -> Value, rows: &[&str]) {
+    for row in rows {
+        let (json, wrong) = row.split_once(" => ").expect("a row");
+        let value = serde_json::from_str(json).expect("JSON");
+        let refused = parse(make(value)).expect_err(row);
+        assert_eq!(refused.invalid.to_string(), wrong, "{row}");
+    }
 }
 
 #[test]
@@ -116,12 +120,10 @@ fn a_node_is_read_with_its_internal_addresses() {
     assert_eq!(
         object(manifest),
         Object::Node(Arc::new(Node {
-            name: ObjectName::new("", "edge-1"),
-            created: None,
             labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
             internal_ips: vec![ip("192.168.1.7"), ip("fd00::7")],
             other_ips: vec![ip("203.0.113.1")],
-            eligible: true,
+            ..fixture::node("edge-1")
         }))
     );
 }
@@ -161,11 +163,8 @@ fn a_config_map_is_read_with_its_text() {
         object(manifest.clone()),
         Object::ConfigMap(Arc::new(expected))
     );
-    assert_refused(
-        with(manifest, "/data", json!({"a": 1})),
-        "data.a",
-        "invalid type: integer `1`, expected a string",
-    );
+    let wrong = "data.a: invalid type: integer `1`, expected a string";
+    assert_refused(with(manifest, "/data", json!({"a": 1})), wrong);
 }
 
 #[test]
@@ -184,15 +183,9 @@ fn a_service_cidr_is_read_in_both_versions() {
             object(manifest.clone()),
             Object::ServiceCidr(Arc::new(expected))
         );
-        assert_refused(
-            with(
-                manifest,
-                "/spec/cidrs",
-                json!(["10.96.0.0/12", "10.96.0.0"]),
-            ),
-            "spec.cidrs[1]",
-            "\"10.96.0.0\" is not an address with a prefix length",
-        );
+        let wrong = "spec.cidrs[1]: \"10.96.0.0\" is not an address with a prefix length";
+        let cidrs = json!(["10.96.0.0/12", "10.96.0.0"]);
+        assert_refused(with(manifest, "/spec/cidrs", cidrs), wrong);
     }
 }
 
@@ -211,17 +204,12 @@ fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
         "EndpointSlice shop/web-1: apiVersion: is \"discovery.k8s.io/v1beta1\", but \
          EndpointSlice is read as discovery.k8s.io/v1"
     );
-    let reason = "is \"apps/v1\", but Service is read as v1";
-    assert_refused(
-        with(service(http()), "/apiVersion", json!("apps/v1")),
-        "apiVersion",
-        reason,
-    );
-    assert_refused(
-        with(service(http()), "/apiVersion", json!(null)),
-        "apiVersion",
-        "is required",
-    );
+    let version = |version: Value| with(service(http()), "/apiVersion", version);
+    let rows = [
+        r#""apps/v1" => apiVersion: is "apps/v1", but Service is read as v1"#,
+        "null => apiVersion: is required",
+    ];
+    assert_all_refused(version, &rows);
 }
 
 #[test]
@@ -245,59 +233,26 @@ fn kinds_that_are_not_read_are_named_and_so_are_namesakes_of_other_groups() {
 
 #[test]
 fn what_cannot_be_identified_is_refused_without_a_name() {
-    let cases = [
-        (json!([1]), "", "is not a set of fields"),
-        (json!("text"), "", "is not a set of fields"),
-        (json!({"apiVersion": "v1"}), "kind", "is required"),
-        (
-            json!({"apiVersion": "v1", "kind": 7}),
-            "kind",
-            "is not text",
-        ),
-        (
-            with(service(http()), "/apiVersion", json!(1)),
-            "apiVersion",
-            "is not text",
-        ),
-        (
-            with(service(http()), "/metadata", json!(null)),
-            "metadata.name",
-            "is required",
-        ),
-        (
-            with(service(http()), "/metadata", json!(1)),
-            "metadata",
-            "is not a set of fields",
-        ),
-        (
-            with(service(http()), "/metadata/name", json!("")),
-            "metadata.name",
-            "is required",
-        ),
-        (
-            with(service(http()), "/metadata/name", json!(1)),
-            "metadata.name",
-            "is not text",
-        ),
-        (
-            with(service(http()), "/metadata/name", json!("A/b")),
-            "metadata.name",
-            "\"A/b\" is not a name: at most 253 lower case letters, digits, '-' and '.'",
-        ),
-        (
-            with(service(http()), "/metadata/namespace", json!("a b")),
-            "metadata.namespace",
-            "\"a b\" is not a name: at most 253 lower case letters, digits, '-' and '.'",
-        ),
+    let rows = [
+        "[1] => manifest: is not a set of fields",
+        r#""text" => manifest: is not a set of fields"#,
+        r#"{"apiVersion": "v1"} => kind: is required"#,
+        r#"{"apiVersion": "v1", "kind": 7} => kind: is not text"#,
+        r#"{"apiVersion": 1, "kind": "Node"} => apiVersion: is not text"#,
     ];
-    for (manifest, field, reason) in cases {
-        assert_eq!(
-            parse(manifest.clone()).expect_err("refused").id,
-            None,
-            "{manifest}"
-        );
-        assert_refused(manifest, field, reason);
-    }
+    assert_all_refused(|manifest| manifest, &rows);
+    let named = |metadata| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+    let name = "is not a name: at most 253 lower case letters, digits, '-' and '.'";
+    let rows = [
+        "null => metadata.name: is required",
+        "1 => metadata: is not a set of fields",
+        r#"{"name": ""} => metadata.name: is required"#,
+        r#"{"name": 1} => metadata.name: is not text"#,
+        &format!(r#"{{"name": "A/b"}} => metadata.name: "A/b" {name}"#),
+        &format!(r#"{{"name": "a", "namespace": "a b"}} => metadata.namespace: "a b" {name}"#),
+    ];
+    assert_all_refused(named, &rows);
+    assert_eq!(parse(named(json!(1))).expect_err("refused").id, None);
 }
 
 #[test]
@@ -329,11 +284,7 @@ fn a_list_keeps_the_kinds_of_its_items() {
         parse(json!({"kind": "List"})),
         Ok(Manifest::List(Vec::new()))
     );
-    assert_refused(
-        json!({"kind": "List", "items": {}}),
-        "items",
-        "is not a list",
-    );
+    assert_refused(json!({"kind": "List", "items": {}}), "items: is not a list");
 }
 
 /// Values of any shape, with the keys that are looked for among their keys.

@@ -22,10 +22,7 @@ impl Concern {
     #[must_use]
     pub fn of_node(name: &str, reason: Reason, note: String) -> Self {
         Self {
-            about: ObjectId {
-                kind: Kind::Node,
-                name: ObjectName::new("", name),
-            },
+            about: ObjectId::new(Kind::Node, ObjectName::new("", name)),
             uid: None,
             reason,
             note,

@@ -42,17 +42,10 @@ impl Selector {
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {
-            let Requirement {
-                key,
-                values,
-                negated,
-            } = requirement;
-            let found = match (labels.get(key), values) {
-                (Some(value), Some(values)) => values.contains(value),
-                (found, None) => found.is_some(),
-                (None, Some(_)) => false,
-            };
-            found != *negated
+            let found = labels.get(&requirement.key);
+            let values = requirement.values.as_ref();
+            let has = |value| values.is_none_or(|values| values.contains(value));
+            found.is_some_and(has) != requirement.negated
         })
     }
 }
@@ -76,7 +69,8 @@ fn split(text: &str) -> Vec<&str> {
     let mut depth = 0_u32;
     text.split(|letter: char| {
         match letter {
-            '(' => depth = depth.saturating_add(1),
+            '(' => depth += 1,
+            // One that nothing opened is for the parts to refuse.
             ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
@@ -91,36 +85,27 @@ impl Requirement {
             requirement: text.trim().to_owned(),
         };
         let text = text.trim();
+        let one_of = |list: &str| {
+            let values = list.split(',').map(|value| value.trim().to_owned());
+            Some(values.collect::<BTreeSet<_>>())
+        };
         let (key, values, negated) = if let Some((key, value)) = text.split_once("!=") {
-            (key, Some(one(value)), true)
+            (key, one_of(value), true)
         } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-            (key, Some(one(value)), false)
+            (key, one_of(value), false)
         } else if let Some(list) = text.strip_suffix(')') {
             let (head, list) = list.split_once('(').ok_or_else(refused)?;
-            let (key, word) = head
-                .trim()
-                .rsplit_once(char::is_whitespace)
-                .ok_or_else(refused)?;
-            let negated = match word {
-                "in" => false,
-                "notin" => true,
+            let head = head.trim().rsplit_once(char::is_whitespace);
+            match head.ok_or_else(refused)? {
+                (key, "in") => (key, one_of(list), false),
+                (key, "notin") => (key, one_of(list), true),
                 _ => return Err(refused()),
-            };
-            (
-                key,
-                Some(
-                    list.split(',')
-                        .map(|value| value.trim().to_owned())
-                        .collect(),
-                ),
-                negated,
-            )
+            }
         } else if let Some(key) = text.strip_prefix('!') {
             (key, None, true)
         } else {
             (text, None, false)
         };
-        let values: Option<BTreeSet<String>> = values;
         let key = key.trim();
         let is_sound = is_key(key) && values.iter().flatten().all(|value| is_value(value));
         is_sound
@@ -131,10 +116,6 @@ impl Requirement {
             })
             .ok_or_else(refused)
     }
-}
-
-fn one(value: &str) -> BTreeSet<String> {
-    BTreeSet::from([value.trim().to_owned()])
 }
 
 /// An optional DNS prefix with a slash, and a name of at most 63 characters.

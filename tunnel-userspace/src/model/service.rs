@@ -7,7 +7,7 @@ use super::{Algorithm, ObjectName, Weights};
 
 /// A Service that is served: it has cluster IPs. One without is not, and is here only for the
 /// addresses that its load balancer has.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// Namespace and name.
     pub name: ObjectName,
@@ -67,25 +67,10 @@ pub struct Service {
 impl Service {
     /// A Service of that name which has nothing yet.
     #[must_use]
-    pub const fn named(name: ObjectName) -> Self {
+    pub fn named(name: ObjectName) -> Self {
         Self {
             name,
-            uid: None,
-            created: None,
-            cluster_ips: Vec::new(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            unserved_ips: Vec::new(),
-            source_ranges: Vec::new(),
-            ports: Vec::new(),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity: 0,
-            health_check_port: None,
-            algorithm: None,
-            weights: None,
-            not_for_sockets: false,
-            keep_to: None,
+            ..Self::default()
         }
     }
 
@@ -100,15 +85,6 @@ impl Service {
     pub fn ingress_ips(&self) -> impl Iterator<Item = IpAddr> {
         let served = self.load_balancer_ips.iter();
         served.chain(&self.unserved_ips).copied()
-    }
-
-    /// Whether it has addresses for clients outside of the cluster; only then its external policy
-    /// means something (kube-proxy `pkg/proxy/serviceport.go`, `ExternallyAccessible`).
-    #[must_use]
-    pub fn is_external(&self, port: &ServicePort) -> bool {
-        port.node_port.is_some()
-            || !self.load_balancer_ips.is_empty()
-            || !self.external_ips.is_empty()
     }
 }
 

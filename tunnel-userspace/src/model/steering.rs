@@ -24,21 +24,3 @@ impl fmt::Display for Target {
 
 /// Every target, by the index of its steering address.
 pub type Targets = BTreeMap<u32, Target>;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_is_written_with_its_node_and_what_was_dialled() {
-        let target = |address: &str| Target {
-            node: "edge-7".into(),
-            address: address.parse().expect("an address"),
-            port: 10250,
-            loopback: false,
-        };
-
-        assert_eq!(target("10.1.2.3").to_string(), "edge-7 (10.1.2.3:10250)");
-        assert_eq!(target("fd00::3").to_string(), "edge-7 ([fd00::3]:10250)");
-    }
-}

@@ -5,7 +5,6 @@ mod message;
 use std::{
     io,
     os::fd::{AsRawFd as _, OwnedFd},
-    time::Duration,
 };
 
 use nix::{
@@ -21,7 +20,7 @@ use nix::{
 use tunnel_common::addr::Protocol;
 
 use self::message::{Answer, FAMILIES};
-pub use self::message::{Place, Stage, is_connected};
+pub use self::message::{Filter, Place, is_connected};
 
 /// Counts the messages in a part of an answer.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
@@ -30,7 +29,7 @@ pub(crate) fn messages_in(part: &[u8]) -> usize {
 
 /// How long the kernel may take for a part of an answer. It answers at once; the bound is against a
 /// message that was lost.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: TimeVal = TimeVal::new(2, 0);
 /// What is read at once: the most that the kernel puts into one part of a list (`netlink_recvmsg`
 /// takes the size of the reader's buffer for it, up to 32 KiB).
 const ROOM: usize = 32 * 1024;
@@ -117,8 +116,7 @@ impl Diag {
             let flags = SockFlag::SOCK_CLOEXEC;
             let protocol = SockProtocol::NetlinkSockDiag;
             let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-            let seconds = i64::try_from(PATIENCE.as_secs()).unwrap_or(1);
-            setsockopt(&socket, ReceiveTimeout, &TimeVal::new(seconds, 0))?;
+            setsockopt(&socket, ReceiveTimeout, &PATIENCE)?;
             Ok(socket)
         };
         Ok(Self {
@@ -128,7 +126,7 @@ impl Diag {
         })
     }
 
-    /// Shows every socket of a protocol that is at a stage, of both families. Sockets that are made or
+    /// Shows every socket of a protocol that a filter admits, of both families. Sockets that are made or
     /// closed meanwhile may be among them or not.
     ///
     /// # Errors
@@ -137,15 +135,17 @@ impl Diag {
     pub fn list(
         &mut self,
         protocol: Protocol,
-        stage: Stage,
+        filter: Filter,
         mut show: impl FnMut(Place),
     ) -> Result<(), DiagError> {
         for family in FAMILIES {
-            self.ask(LIST, |number| {
-                message::list(family, protocol, stage, number)
-            })?;
-            // Ends with the kernel's list, of which each part is waited for at most for `PATIENCE`.
-            while !self.part(protocol, &mut show)? {}
+            let question = |number| message::list(family, protocol, filter, number);
+            match self.ask(LIST, question, &mut show)? {
+                None => {}
+                // No handler of that protocol: `inet_diag_lock_handler`, `__sock_diag_cmd`.
+                Some(Errno::ENOENT) => return Err(absent(protocol)),
+                Some(errno) => return Err(failed(LIST)(errno)),
+            }
         }
         Ok(())
     }
@@ -157,54 +157,38 @@ impl Diag {
     ///
     /// The kernel can't end it.
     pub fn end(&mut self, protocol: Protocol, place: &Place) -> Result<bool, DiagError> {
-        self.ask(END, |number| message::end(protocol, place, number))?;
-        loop {
-            let number = self.number;
-            let length = self.receive(END)?;
-            let part = self.buffer.get(..length).unwrap_or_default();
-            for answer in message::answers(part, number) {
-                match answer.ok_or(DiagError::Answer)? {
-                    Answer::Failed(Errno::ENOENT) => return Ok(false),
-                    Answer::Failed(Errno::EOPNOTSUPP) => return Err(DiagError::Unable),
-                    Answer::Failed(errno) => return Err(failed(END)(errno)),
-                    Answer::Done => return Ok(true),
-                    Answer::Socket(_) | Answer::Other => {}
-                }
-            }
+        let question = |number| message::end(protocol, place, number);
+        match self.ask(END, question, |_place| {})? {
+            None => Ok(true),
+            Some(Errno::ENOENT) => Ok(false),
+            Some(Errno::EOPNOTSUPP) => Err(DiagError::Unable),
+            Some(errno) => Err(failed(END)(errno)),
         }
     }
 
+    /// Asks, and shows the sockets of the answer; returns the error that it ends with, if it does. Each
+    /// part of it is waited for at most for `PATIENCE`.
     fn ask(
         &mut self,
         step: &'static str,
-        message: impl FnOnce(u32) -> Vec<u8>,
-    ) -> Result<(), DiagError> {
+        question: impl FnOnce(u32) -> Vec<u8>,
+        mut show: impl FnMut(Place),
+    ) -> Result<Option<Errno>, DiagError> {
         self.number = self.number.wrapping_add(1);
-        let message = message(self.number);
-        send(self.socket.as_raw_fd(), &message, MsgFlags::empty())
-            .map(drop)
-            .map_err(failed(step))
-    }
-
-    /// Takes one part of a list; whether it was the last.
-    fn part(
-        &mut self,
-        protocol: Protocol,
-        show: &mut impl FnMut(Place),
-    ) -> Result<bool, DiagError> {
-        let length = self.receive(LIST)?;
-        let part = self.buffer.get(..length).unwrap_or_default();
-        for answer in message::answers(part, self.number) {
-            match answer.ok_or(DiagError::Answer)? {
-                Answer::Socket(found) => show(found),
-                Answer::Other => {}
-                Answer::Done => return Ok(true),
-                // No handler of that protocol: `inet_diag_lock_handler`, `__sock_diag_cmd`.
-                Answer::Failed(Errno::ENOENT) => return Err(absent(protocol)),
-                Answer::Failed(errno) => return Err(failed(LIST)(errno)),
+        let question = question(self.number);
+        send(self.socket.as_raw_fd(), &question, MsgFlags::empty()).map_err(failed(step))?;
+        loop {
+            let length = self.receive(step)?;
+            let part = self.buffer.get(..length).unwrap_or_default();
+            for answer in message::answers(part, self.number) {
+                match answer.ok_or(DiagError::Answer)? {
+                    Answer::Socket(found) => show(found),
+                    Answer::Other => {}
+                    Answer::Done => return Ok(None),
+                    Answer::Failed(errno) => return Ok(Some(errno)),
+                }
             }
         }
-        Ok(false)
     }
 
     fn receive(&mut self, step: &'static str) -> Result<usize, DiagError> {

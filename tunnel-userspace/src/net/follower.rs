@@ -8,7 +8,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{ANYWAY, GATHER, NetError, RETRY, netlink::Netlink, scene::Scene};
+use super::{ANYWAY, GATHER, NetError, RETRY, netlink::Netlink, snapshot::Snapshot};
 use crate::{drain, failure::chain, latest};
 
 /// Follows the network of this node, and publishes how it is.
@@ -21,7 +21,7 @@ pub struct Follower {
 /// The network of this node as the kernel last described it.
 #[derive(Clone)]
 pub struct Network {
-    pub(super) scene: Arc<Scene>,
+    pub(super) snapshot: Arc<Snapshot>,
     /// Why the description may be out of date.
     pub(super) problem: Option<String>,
 }
@@ -34,12 +34,12 @@ impl Follower {
     /// The kernel gives no netlink socket, or doesn't answer.
     pub async fn open(with_routes: bool) -> Result<Self, NetError> {
         let netlink = Netlink::open(with_routes)?;
-        let scene = Arc::new(netlink.scene().await?);
+        let snapshot = Arc::new(netlink.snapshot().await?);
         Ok(Self {
             netlink,
-            addresses: watch::Sender::new(Arc::clone(&scene.own)),
+            addresses: watch::Sender::new(Arc::clone(&snapshot.own)),
             network: watch::Sender::new(Network {
-                scene,
+                snapshot,
                 problem: None,
             }),
         })
@@ -83,15 +83,15 @@ impl Follower {
 
     /// Asks the kernel and publishes its answer; returns whether there was one.
     async fn publish(&self) -> bool {
-        match self.netlink.scene().await {
-            Ok(scene) => {
-                let count = scene.own.len();
-                if latest::put(&self.addresses, Arc::clone(&scene.own)) {
+        match self.netlink.snapshot().await {
+            Ok(snapshot) => {
+                let count = snapshot.own.len();
+                if latest::put(&self.addresses, Arc::clone(&snapshot.own)) {
                     info!(addresses = count, "the addresses of this node changed");
                 }
                 // Also if it is as it was: who changed it meanwhile must see that this was undone.
                 self.network.send_replace(Network {
-                    scene: Arc::new(scene),
+                    snapshot: Arc::new(snapshot),
                     problem: None,
                 });
                 true

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tunnel_common::{addr::Protocol, service::FrontKey};
 
-use super::diag::{Diag, DiagError, Stage};
+use super::diag::{Diag, DiagError, Filter};
 
 /// The protocols of sockets that can be looked at.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
@@ -33,7 +33,7 @@ impl Listeners {
             if !wanted.iter().any(|key| key.protocol == protocol) {
                 continue;
             }
-            diag.list(protocol, Stage::Open, |socket| {
+            diag.list(protocol, Filter::Listening, |socket| {
                 let (address, port) = socket.own();
                 let key = FrontKey::new(address, port, protocol);
                 if wanted.contains(&key) {

@@ -14,7 +14,7 @@ use rtnetlink::{
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::{route::Route, scene::Scene};
+use super::{route::Route, snapshot::Snapshot};
 
 /// The network could not be asked or changed.
 #[derive(Debug, thiserror::Error)]
@@ -111,8 +111,8 @@ impl Netlink {
     }
 
     /// Everything that this follows, as it is now.
-    pub(super) async fn scene(&self) -> Result<Scene, NetError> {
-        self.kernel.scene(self.with_routes).await
+    pub(super) async fn snapshot(&self) -> Result<Snapshot, NetError> {
+        self.kernel.snapshot(self.with_routes).await
     }
 
     /// Waits for a change; false if there will be no more.
@@ -141,25 +141,21 @@ impl Kernel {
     }
 
     /// Links and addresses, and routes if asked for, as they are now.
-    pub(super) async fn scene(&self, with_routes: bool) -> Result<Scene, NetError> {
+    pub(super) async fn snapshot(&self, with_routes: bool) -> Result<Snapshot, NetError> {
         let links = self.handle.link().get().execute().try_collect().await;
         let links: Vec<LinkMessage> = links.map_err(failed("list the links"))?;
         let addresses = self.handle.address().get().execute().try_collect().await;
         let addresses: Vec<AddressMessage> = addresses.map_err(failed("list the addresses"))?;
         let mut routes = Vec::new();
-        let families: &[AddressFamily] = if with_routes {
-            &[AddressFamily::Inet, AddressFamily::Inet6]
-        } else {
-            &[]
-        };
-        for family in families {
+        let families = [AddressFamily::Inet, AddressFamily::Inet6].into_iter();
+        for family in families.filter(|_| with_routes) {
             let mut asked = RouteMessage::default();
-            asked.header.address_family = *family;
+            asked.header.address_family = family;
             let found = self.handle.route().get(asked).execute().try_collect().await;
             let found: Vec<RouteMessage> = found.map_err(failed("list the routes"))?;
             routes.extend(found);
         }
-        Ok(Scene::of(&links, &addresses, routes))
+        Ok(Snapshot::of(&links, &addresses, routes))
     }
 
     /// Adds a route, or puts it in the place of ours to the same destination.

@@ -8,7 +8,7 @@ use rtnetlink::packet_route::{
 };
 use tunnel_common::steering::Prefix;
 
-use super::scene::ip_of;
+use super::snapshot::ip_of;
 
 /// The table that the kernel keeps addresses of its own in (`RT_TABLE_LOCAL`): here alone can a
 /// route to a range make the kernel answer with a reset, in IPv4.

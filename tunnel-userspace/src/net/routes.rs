@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 use tunnel_common::steering::Prefix;
 
-use super::{NetError, Settings, netlink::Kernel, scene::Scene};
+use super::{NetError, Settings, netlink::Kernel, snapshot::Snapshot};
 use crate::failure::chain;
 
 /// The file, in the folder of state.
@@ -108,30 +108,32 @@ pub(super) struct Routed {
 pub(super) async fn keep(
     settings: &Settings,
     kernel: &Kernel,
-    scene: &Scene,
+    snapshot: &Snapshot,
     may_add: bool,
 ) -> Routed {
     let mut routed = Routed::default();
-    let mut fresh = None;
-    if may_add {
-        match take_over(settings, kernel, scene).await {
-            Ok(found) => fresh = found,
-            Err(error) => {
-                routed.problems.push(chain(&error));
-                return routed;
-            }
+    let taken_over = if may_add {
+        take_over(settings, kernel, snapshot).await
+    } else {
+        Ok(None)
+    };
+    let fresh = match taken_over {
+        Ok(fresh) => fresh,
+        Err(error) => {
+            routed.problems.push(chain(&error));
+            return routed;
         }
-    }
-    let scene = fresh.as_ref().unwrap_or(scene);
+    };
+    let snapshot = fresh.as_ref().unwrap_or(snapshot);
     let mut is_any = false;
     for prefix in &settings.prefixes {
-        let Some(route) = scene.route_for(*prefix, settings.protocol) else {
+        let Some(route) = snapshot.route_for(*prefix, settings.protocol) else {
             continue;
         };
         is_any = true;
-        let is_there = if scene.has(&route) {
+        let is_there = if snapshot.has(&route) {
             Ok(true)
-        } else if let Some(conflict) = scene.conflict(&route) {
+        } else if let Some(conflict) = snapshot.conflict(&route) {
             let hint = "give tunnel.steering.prefixes another range";
             Err(format!("{prefix}: {conflict}; {hint}"))
         } else if may_add {
@@ -140,14 +142,14 @@ pub(super) async fn keep(
         } else {
             Ok(false)
         };
-        let is_there = is_there.unwrap_or_else(|problem| {
-            routed.problems.push(problem);
-            false
-        });
-        if is_there {
-            routed.routes.push(route.to_string());
-            let [v4, v6] = &mut routed.families;
-            *(if prefix.is_v4() { v4 } else { v6 }) = true;
+        match is_there {
+            Ok(false) => {}
+            Err(problem) => routed.problems.push(problem),
+            Ok(true) => {
+                routed.routes.push(route.to_string());
+                let [v4, v6] = &mut routed.families;
+                *(if prefix.is_v4() { v4 } else { v6 }) = true;
+            }
         }
     }
     if !is_any {
@@ -162,9 +164,9 @@ pub(super) async fn keep(
 async fn take_over(
     settings: &Settings,
     kernel: &Kernel,
-    scene: &Scene,
-) -> Result<Option<Scene>, NetError> {
-    let here = here(&settings.record)?;
+    snapshot: &Snapshot,
+) -> Result<Option<Snapshot>, NetError> {
+    let here = Place::here().map_err(unusable(&settings.record))?;
     let old = Record::read(&settings.record)?;
     if let Some(namespace) = old.as_ref().and_then(|old| old.elsewhere(&here)) {
         warn!(
@@ -177,23 +179,15 @@ async fn take_over(
         return Ok(None);
     }
     let old = old.unwrap_or_default();
-    let mut removed: usize = 0;
-    for prefix in old.prefixes() {
-        let stays = old.protocol == ours.protocol && settings.prefixes.contains(&prefix);
-        if !stays {
-            let gone = remove_from(kernel, scene, prefix, old.protocol).await?;
-            removed += gone;
-        }
-    }
+    let stays =
+        |prefix: &Prefix| old.protocol == ours.protocol && settings.prefixes.contains(prefix);
+    let stale = old.prefixes().filter(|prefix| !stays(prefix));
+    let removed = remove_to(kernel, snapshot, stale, old.protocol).await?;
     ours.write(&settings.record)?;
     if removed == 0 {
         return Ok(None);
     }
-    Ok(Some(kernel.scene(true).await?))
-}
-
-fn here(record: &Path) -> Result<Place, NetError> {
-    Place::here().map_err(unusable(record))
+    Ok(Some(kernel.snapshot(true).await?))
 }
 
 fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
@@ -201,16 +195,19 @@ fn unusable(record: &Path) -> impl FnOnce(io::Error) -> NetError {
     |source| NetError::Record { path, source }
 }
 
-async fn remove_from(
+/// Removes the routes of a protocol to prefixes; says how many there were.
+async fn remove_to(
     kernel: &Kernel,
-    scene: &Scene,
-    prefix: Prefix,
+    snapshot: &Snapshot,
+    prefixes: impl Iterator<Item = Prefix> + Send,
     protocol: u8,
 ) -> Result<usize, NetError> {
-    let mut removed: usize = 0;
-    for route in scene.local_to(prefix, protocol) {
-        kernel.remove(route).await?;
-        removed += 1;
+    let mut removed = 0;
+    for prefix in prefixes {
+        for route in snapshot.local_to(prefix, protocol) {
+            kernel.remove(route).await?;
+            removed += 1;
+        }
     }
     Ok(removed)
 }
@@ -225,17 +222,14 @@ pub async fn remove(record: &Path) -> Result<usize, NetError> {
     let Some(ours) = Record::read(record)? else {
         return Ok(0);
     };
-    if let Some(namespace) = ours.elsewhere(&here(record)?) {
+    let here = Place::here().map_err(unusable(record))?;
+    if let Some(namespace) = ours.elsewhere(&here) {
         let path = record.to_owned();
         return Err(NetError::Elsewhere { path, namespace });
     }
     let kernel = Kernel::open()?;
-    let scene = kernel.scene(true).await?;
-    let mut removed: usize = 0;
-    for prefix in ours.prefixes() {
-        let gone = remove_from(&kernel, &scene, prefix, ours.protocol).await?;
-        removed += gone;
-    }
+    let snapshot = kernel.snapshot(true).await?;
+    let removed = remove_to(&kernel, &snapshot, ours.prefixes(), ours.protocol).await?;
     fs::remove_file(record).map_err(unusable(record))?;
     Ok(removed)
 }

@@ -30,6 +30,8 @@ pub(super) struct Found {
     pub(super) uplinks: BTreeMap<u32, String>,
     /// The others, by index.
     pub(super) inside: BTreeSet<u32>,
+    /// A name of the config that no link has.
+    pub(super) missing: Option<String>,
 }
 
 /// The uplinks: those that the config names, or else all links that don't lead to pods: loopback,
@@ -44,9 +46,8 @@ pub(super) fn find(
 ) -> Found {
     let seems_outside =
         |link: &Link| !is_inside(link, links, gateways) || known.contains(&link.index);
-    let has_all_names = named
-        .iter()
-        .all(|name| links.iter().any(|link| link.name == *name));
+    let is_there = |name: &String| links.iter().any(|link| link.name == *name);
+    let missing = named.iter().find(|name| !is_there(name)).cloned();
     let is_uplink = |link: &Link| {
         if named.is_empty() {
             seems_outside(link)
@@ -54,7 +55,7 @@ pub(super) fn find(
             named.contains(&link.name)
         }
     };
-    let is_outside = |link: &Link| is_uplink(link) || !has_all_names && seems_outside(link);
+    let is_outside = |link: &Link| is_uplink(link) || missing.is_some() && seems_outside(link);
     Found {
         uplinks: links
             .iter()
@@ -66,6 +67,7 @@ pub(super) fn find(
             .filter(|link| !is_outside(link))
             .map(|link| link.index)
             .collect(),
+        missing,
     }
 }
 
@@ -173,6 +175,7 @@ mod tests {
 
         // A name that is nobody's may be that of a link which is known by another.
         let found = named(&["link3", "link9"]);
+        assert_eq!(found.missing.as_deref(), Some("link9"));
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
         assert_eq!(found.inside, BTreeSet::from([1]));
     }

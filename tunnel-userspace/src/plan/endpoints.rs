@@ -23,13 +23,6 @@ pub(super) struct Endpoints {
     pub(super) weights: BTreeMap<Target, u32>,
 }
 
-impl Endpoints {
-    /// Whether anybody's traffic would find an endpoint.
-    pub(super) fn are_any(&self) -> bool {
-        !self.cluster.is_empty()
-    }
-}
-
 /// The endpoints of a Service's port of that name and protocol for this node, over all its slices of a family.
 pub(super) fn of_port(
     slices: &[Arc<EndpointSlice>],
@@ -52,8 +45,12 @@ pub(super) fn of_port(
         wanted.map(|(target, _)| *target).collect()
     };
     let is_local = |endpoint: &Endpoint| here.has(endpoint);
-    let topology = Topology::of(found.values().filter(|endpoint| endpoint.ready), here);
-    let cluster = pick(&|endpoint| endpoint.ready && topology.admits(endpoint, here));
+    let topology = topology(found.values().filter(|endpoint| endpoint.ready), here);
+    let is_near = |endpoint: &Endpoint| {
+        let hints = endpoint.hints.as_deref();
+        topology.is_none_or(|is_near| hints.is_some_and(|hints| is_near(here, hints)))
+    };
+    let cluster = pick(&|endpoint| endpoint.ready && is_near(endpoint));
     let local = pick(&|endpoint| endpoint.ready && is_local(endpoint));
     Endpoints {
         cluster: or_else(cluster, || pick(&Endpoint::is_fallback)),
@@ -99,40 +96,23 @@ fn or_else(set: BTreeSet<Target>, other: impl FnOnce() -> BTreeSet<Target>) -> B
     if set.is_empty() { other() } else { set }
 }
 
-/// Which of the ready endpoints are near enough.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Topology {
-    /// Those for clients of this node.
-    Node,
-    /// Those for clients of this zone.
-    Zone,
-    /// All.
-    None,
-}
+/// Whether hints are for clients of this node, or of its zone.
+type IsNear = fn(&Here, &Hints) -> bool;
 
-impl Topology {
-    /// What the hints of the ready endpoints say: they count where every one has some, and one of
-    /// them is for this node, or else for its zone.
-    fn of<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> Self {
-        let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
-        let all = |has: fn(&Hints) -> bool| hints.iter().all(|hints| hints.is_some_and(has));
-        let one = |has: &dyn Fn(&Hints) -> bool| hints.iter().any(|hints| hints.is_some_and(has));
-        if all(|hints| !hints.nodes.is_empty()) && one(&|hints| here.is_node_of(hints)) {
-            Self::Node
-        } else if all(|hints| !hints.zones.is_empty()) && one(&|hints| here.is_zone_of(hints)) {
-            Self::Zone
-        } else {
-            Self::None
-        }
-    }
-
-    fn admits(self, endpoint: &Endpoint, here: &Here) -> bool {
-        let hints = endpoint.hints.as_deref();
-        match self {
-            Self::Node => hints.is_some_and(|hints| here.is_node_of(hints)),
-            Self::Zone => hints.is_some_and(|hints| here.is_zone_of(hints)),
-            Self::None => true,
-        }
+/// Finds which of the ready endpoints are near enough; nothing where all are. Hints count where every
+/// endpoint has some, and one of them is for this node, or else for its zone.
+fn topology<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> Option<IsNear> {
+    let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
+    let count = |has: fn(&Hints) -> bool, is_near: IsNear| {
+        hints.iter().all(|hints| hints.is_some_and(has))
+            && hints.iter().flatten().any(|hints| is_near(here, hints))
+    };
+    if count(|hints| !hints.nodes.is_empty(), Here::is_node_of) {
+        Some(Here::is_node_of)
+    } else if count(|hints| !hints.zones.is_empty(), Here::is_zone_of) {
+        Some(Here::is_zone_of)
+    } else {
+        None
     }
 }
 

@@ -113,73 +113,7 @@ impl HealthChecks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{
-        Algorithm, Endpoint, EndpointSlice, Service,
-        fixture::{self, ip, ips},
-    };
-
-    fn here() -> Here {
-        Here::new("node-a".into(), Algorithm::Random)
-    }
-
-    /// An endpoint on a node; ready, or serving while it goes.
-    fn endpoint(address: &str, node: &str, ready: bool) -> Endpoint {
-        Endpoint {
-            ready,
-            terminating: !ready,
-            node: Some(node.into()),
-            ..fixture::endpoint(ip(address))
-        }
-    }
-
-    fn slice(family: Family, ports: &[&str], endpoints: Vec<Endpoint>) -> Arc<EndpointSlice> {
-        let name = format!("web-{family:?}-{ports:?}");
-        let ports: Vec<_> = ports.iter().map(|name| (*name, 8080)).collect();
-        let service = ObjectName::new("shop", "web");
-        Arc::new(fixture::slice(&name, &service, family, &ports, endpoints))
-    }
-
-    fn state(cluster_ips: &[&str], slices: Vec<Arc<EndpointSlice>>) -> ServiceState {
-        let service = Service {
-            cluster_ips: ips(cluster_ips),
-            health_check_port: Some(31000),
-            ..Service::named(ObjectName::new("shop", "web"))
-        };
-        ServiceState {
-            service: Arc::new(service),
-            slices,
-        }
-    }
-
-    fn counts(state: &ServiceState) -> Vec<(Family, usize)> {
-        let check = health_check(state, &here()).expect("a health check");
-        check.local.into_iter().collect()
-    }
-
-    #[test]
-    fn ready_addresses_of_this_node_count_once_over_all_ports() {
-        for (family, cluster_ip, net) in [
-            (Family::V4, "10.96.0.1", "10.1.0."),
-            (Family::V6, "fd96::1", "fd01::"),
-        ] {
-            let at = |last: u8, node, ready| endpoint(&format!("{net}{last}"), node, ready);
-            let first = slice(
-                family,
-                &["http", "admin"],
-                vec![
-                    at(1, "node-a", true),
-                    at(2, "node-b", true),
-                    at(3, "node-a", false),
-                ],
-            );
-            let other = [at(1, "node-a", true), at(4, "node-a", true)];
-            let second = slice(family, &["of no Service port"], other.into());
-            let portless = slice(family, &[], vec![at(5, "node-a", true)]);
-            let state = state(&[cluster_ip], vec![first, second, portless]);
-
-            assert_eq!(counts(&state), [(family, 2)]);
-        }
-    }
+    use crate::model::fixture::ip;
 
     #[test]
     fn of_two_services_with_one_port_the_older_has_it_where_both_are_told_of() {

@@ -70,11 +70,8 @@ impl Pools {
 
     /// The Services that may keep to other endpoints than at the last look.
     pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
-        if std::mem::take(&mut self.is_new) {
-            self.keeping.clone()
-        } else {
-            BTreeSet::new()
-        }
+        let moved = std::mem::take(&mut self.is_new).then(|| self.keeping.clone());
+        moved.unwrap_or_default()
     }
 
     /// A Service with those of its endpoints that it keeps to. An endpoint of no known node is of no
@@ -84,10 +81,7 @@ impl Pools {
         let Some(keep_to) = self.of(&state.service) else {
             return Cow::Borrowed(state);
         };
-        let own = match keep_to {
-            KeepTo::Node => None,
-            KeepTo::Pool => self.own(),
-        };
+        let own = self.own().filter(|_| keep_to == KeepTo::Pool);
         // Without a pool there is this node alone.
         let is_near = |endpoint: &Endpoint| match (&endpoint.node, own) {
             (Some(node), Some(own)) => self.pools.get(node) == Some(own),
@@ -112,10 +106,7 @@ impl Pools {
     }
 
     const fn counts(&self) -> bool {
-        match self.rule {
-            TopologyKeys::Ignore => false,
-            TopologyKeys::Honour => true,
-        }
+        matches!(self.rule, TopologyKeys::Honour)
     }
 }
 

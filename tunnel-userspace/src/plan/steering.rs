@@ -42,10 +42,8 @@ impl SteeringRules {
     /// Whether this node's own Node is an edge node.
     #[must_use]
     pub fn is_own_edge(&self, nodes: &BTreeMap<ObjectName, Arc<Node>>) -> bool {
-        let mut own = nodes
-            .values()
-            .filter(|node| *node.name.name == *self.own_node);
-        own.any(|node| self.is_edge(node))
+        let own = nodes.get(&ObjectName::new("", &*self.own_node));
+        own.is_some_and(|node| self.is_edge(node))
     }
 }
 
@@ -148,6 +146,7 @@ fn own_addresses(
     for address in node.internal_ips.iter().map(IpAddr::to_canonical) {
         let [has_v4, has_v6] = rules.families;
         let has_family = if address.is_ipv4() { has_v4 } else { has_v6 };
+        let is_sibling = |other: &&IpAddr| other.is_ipv4() == address.is_ipv4();
         match owners.get(&address) {
             _ if !is_of_one_host(address) => {
                 refuse(format!("{address} is not the address of one host"));
@@ -159,7 +158,7 @@ fn own_addresses(
                     "{address} is that of {kind} {owner} too, which has it"
                 ));
             }
-            _ if of_family(&own, address) >= MOST => {
+            _ if own.iter().filter(is_sibling).count() >= MOST => {
                 refuse(format!(
                     "{address} is one of more than {MOST} of its family"
                 ));
@@ -169,13 +168,6 @@ fn own_addresses(
         }
     }
     own
-}
-
-/// How many there are of the family of an address.
-fn of_family(own: &[IpAddr], address: IpAddr) -> usize {
-    own.iter()
-        .filter(|other| other.is_ipv4() == address.is_ipv4())
-        .count()
 }
 
 fn is_of_one_host(address: IpAddr) -> bool {

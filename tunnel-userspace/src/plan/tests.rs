@@ -1,3 +1,4 @@
+mod gaps;
 mod uses;
 
 use proptest::prelude::*;
@@ -29,7 +30,10 @@ fn service_named(name: &str, ips: &[&str]) -> Service {
 }
 
 fn here() -> Here {
-    Here::new("node-a".into(), model::Algorithm::Random)
+    Here {
+        node: "node-a".into(),
+        ..Here::default()
+    }
 }
 
 fn endpoint(address: &str) -> Endpoint {
@@ -79,43 +83,14 @@ fn the_algorithm_of_the_node_is_for_services_that_name_none() {
     );
 }
 
-fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ips: &[&str]) -> Vec<String> {
-    let mut service = service_named(name, ips);
-    service.created = created;
+fn claim(claims: &mut Claims, name: &str, created: Option<i64>, ip: &str) {
+    let service = Service {
+        created,
+        ..service_named(name, &[ip])
+    };
     let state = state(service, Vec::new());
     let plan = super::service(&state, &here());
-    let moved = claims.replace(&state.service.name, super::claims(&state, &plan));
-    moved.into_iter().map(|name| name.to_string()).collect()
-}
-
-fn owner(claims: &Claims, ip: &str) -> Option<String> {
-    claims
-        .owner(&front(ip, 80))
-        .map(|name| name.service.name.to_string())
-}
-
-#[test]
-fn the_older_service_owns_an_address_that_two_claim() {
-    let mut claims = Claims::default();
-    claim(&mut claims, "young", Some(20), &["10.96.0.1"]);
-
-    assert_eq!(
-        claim(&mut claims, "old", Some(10), &["10.96.0.1"]),
-        ["default/young"]
-    );
-    assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("old"));
-    assert!(claim(&mut claims, "undated", None, &["10.96.0.1"]).is_empty());
-}
-
-#[test]
-fn the_loser_is_planned_when_the_winner_leaves() {
-    let mut claims = Claims::default();
-    claim(&mut claims, "a", None, &["10.96.0.1"]);
-    claim(&mut claims, "b", None, &["10.96.0.1"]);
-    assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("a"));
-
-    assert_eq!(claim(&mut claims, "a", None, &["10.96.0.2"]), ["default/b"]);
-    assert_eq!(owner(&claims, "10.96.0.1").as_deref(), Some("b"));
+    claims.replace(&state.service.name, super::claims(&state, &plan));
 }
 
 proptest! {
@@ -125,22 +100,9 @@ proptest! {
     ) {
         let mut claims = Claims::default();
         for (name, created) in order {
-            claim(&mut claims, name, created, &["10.96.0.1"]);
+            claim(&mut claims, name, created, "10.96.0.1");
         }
-        prop_assert_eq!(owner(&claims, "10.96.0.1"), Some("b".to_owned()));
-    }
-
-    #[test]
-    fn a_restricted_plan_never_grows(known in proptest::collection::btree_set(0..8_u16, 0..8)) {
-        let targets: Vec<_> = (0..8).map(|port| target("10.1.0.1", port)).collect();
-        let plan = PortPlan {
-            cluster: targets.clone(),
-            serving: targets,
-            ..PortPlan::nothing()
-        };
-        let is_known = |target: &Target| known.contains(&target.port.to_host());
-        let restricted = plan.restricted_to(|_| false, is_known, false);
-        prop_assert_eq!(restricted.cluster.len(), known.len());
-        prop_assert_eq!(restricted.serving.len(), known.len());
+        let owner = claims.owner(&front("10.96.0.1", 80));
+        prop_assert_eq!(owner.map(|name| &*name.service.name), Some("b"));
     }
 }

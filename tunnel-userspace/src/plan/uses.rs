@@ -4,11 +4,7 @@ use std::collections::BTreeSet;
 
 use tunnel_common::addr::Protocol;
 
-use super::{
-    Here, PortPlan, Target,
-    endpoints::{self, Endpoints},
-    leads_by,
-};
+use super::{Here, PortPlan, Target, endpoints, leads_by};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
 /// What becomes of an endpoint.
@@ -81,7 +77,12 @@ pub fn uses<'a>(
     let admitted = endpoints::of_port(&near.slices, family, port, weights, here);
     let near = endpoints::found(&near.slices, family, port);
     let found = endpoints::found(&state.slices, family, port);
-    let policies = Policies::of(plan);
+    let leads = |policy| leads_by(&plan.fronts, policy);
+    let (by_cluster, by_local) = (leads(TrafficPolicy::Cluster), leads(TrafficPolicy::Local));
+    let is_admitted = |target: &Target| {
+        by_cluster && admitted.cluster.contains(target)
+            || by_local && admitted.local.contains(target)
+    };
     let cluster: BTreeSet<&Target> = plan.cluster.iter().collect();
     let local: BTreeSet<&Target> = plan.local.iter().collect();
     found
@@ -93,8 +94,8 @@ pub fn uses<'a>(
             let why = match near {
                 Some(near) if (cluster || local) && near.ready => Why::Ready,
                 Some(_) if cluster || local => Why::LastResort,
-                Some(_) if policies.admit(&admitted, &target) => Why::Weightless,
-                Some(near) => policies.why_not(near, here),
+                Some(_) if is_admitted(&target) => Why::Weightless,
+                Some(near) => why_not(near, by_cluster || here.has(near)),
                 None => Why::KeptAway,
             };
             Use {
@@ -109,34 +110,12 @@ pub fn uses<'a>(
         .collect()
 }
 
-/// The policies that lead anybody to a port.
-struct Policies {
-    cluster: bool,
-    local: bool,
-}
-
-impl Policies {
-    fn of(plan: &PortPlan) -> Self {
-        let leads = |policy| leads_by(&plan.fronts, policy);
-        Self {
-            cluster: leads(TrafficPolicy::Cluster),
-            local: leads(TrafficPolicy::Local),
-        }
-    }
-
-    /// Whether an endpoint would be used but for its weight.
-    fn admit(&self, admitted: &Endpoints, target: &Target) -> bool {
-        self.cluster && admitted.cluster.contains(target)
-            || self.local && admitted.local.contains(target)
-    }
-
-    /// Why an endpoint is not admitted.
-    fn why_not(&self, endpoint: &Endpoint, here: &Here) -> Why {
-        match (endpoint.ready, endpoint.is_fallback()) {
-            (false, false) => Why::NotReady,
-            _ if !self.cluster && !here.has(endpoint) => Why::OnOtherNode,
-            (true, _) => Why::HintedElsewhere,
-            (false, true) => Why::Going,
-        }
+/// Why an endpoint is not admitted, which some policy leads to or none, as it is elsewhere.
+const fn why_not(endpoint: &Endpoint, is_led_to: bool) -> Why {
+    match (endpoint.ready, endpoint.is_fallback()) {
+        (false, false) => Why::NotReady,
+        _ if !is_led_to => Why::OnOtherNode,
+        (true, _) => Why::HintedElsewhere,
+        (false, true) => Why::Going,
     }
 }

@@ -1,7 +1,7 @@
-//! The maps as they should be: what the sources say of Services and nodes, as plans. Pure.
+//! The maps as they should be: keeps the plans of all Services, and finds which of them a change of
+//! Services, Nodes or addresses concerns. [`crate::plan`] computes each. Pure.
 
-mod health;
-mod listeners;
+mod local_listeners;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,8 +13,7 @@ use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
 use tunnel_common::{reason::Reason, service::FrontKey};
 
-use self::health::Health;
-pub(super) use self::listeners::Listeners;
+pub(super) use self::local_listeners::LocalListeners;
 use super::problems::{Problem, Problems};
 use crate::{
     model::{
@@ -22,8 +21,8 @@ use crate::{
     },
     parallel,
     plan::{
-        self, Claims, Gaps, HealthCheck, HealthChecks, Here, NodePortAddresses, Owners, Place,
-        Pools, PortName, PortPlan, Rank, ServicePlan,
+        self, Claims, ExternalIpOwners, FrontPlan, Gaps, HealthCheck, HealthChecks, Here,
+        LocalNode, NodePortAddresses, Pools, PortName, PortPlan, Rank, ServicePlan,
     },
 };
 
@@ -52,9 +51,11 @@ pub(super) struct Desired {
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
     pub(super) claims: Claims,
     pub(super) rules: Rules,
-    pub(super) listeners: Listeners,
-    place: Place,
-    health: Health,
+    pub(super) listeners: LocalListeners,
+    local_node: LocalNode,
+    /// The health checks of Services. They are shown as one: there are few, only load balancers of policy
+    /// Local have one.
+    pub(super) health: Arc<HealthChecks>,
     /// Whether there is a Node of this node's name.
     pub(super) node_known: bool,
     /// Whether load balancers may send traffic to this node.
@@ -67,7 +68,7 @@ pub(super) struct Desired {
 
 /// What plans go by, besides the Service.
 pub(super) struct Rules {
-    owners: Owners,
+    owners: ExternalIpOwners,
     pub(super) pools: Pools,
     pub(super) here: Arc<Here>,
 }
@@ -82,6 +83,7 @@ pub(super) struct Changed {
 }
 
 /// The plans of a Service; empty for one that is not there.
+#[derive(Default)]
 struct Planned {
     plan: Option<ServicePlan>,
     check: Option<HealthCheck>,
@@ -90,16 +92,16 @@ struct Planned {
 
 impl Rules {
     fn planned(&self, state: Option<&ServiceState>) -> Planned {
-        let admitted = state.map(|state| self.owners.admitted(state));
-        let near = admitted.as_deref().map(|state| self.pools.near(state));
-        let state = near.as_deref();
-        let plan = state.map(|state| plan::service(state, &self.here));
-        let claims = state.zip(plan.as_ref());
-        let claims = claims.map(|(state, plan)| plan::claims(state, plan));
+        let Some(state) = state else {
+            return Planned::default();
+        };
+        let admitted = self.owners.admitted(state);
+        let near = self.pools.near(&admitted);
+        let plan = plan::service(&near, &self.here);
         Planned {
-            check: state.and_then(|state| plan::health_check(state, &self.here)),
-            claims: claims.into_iter().flatten().collect(),
-            plan,
+            check: plan::health_check(&near, &self.here),
+            claims: plan::claims(&near, &plan).collect(),
+            plan: Some(plan),
         }
     }
 }
@@ -113,18 +115,27 @@ impl Desired {
     /// Without any Service yet.
     pub(super) fn new(settings: Settings) -> Self {
         let node: Arc<str> = settings.node_name.into();
+        let local_node = LocalNode::new(settings.node_ports);
+        let health = HealthChecks {
+            addresses: local_node.health_addresses(),
+            ..HealthChecks::default()
+        };
         Self {
             states: HashMap::new(),
             plans: BTreeMap::new(),
             claims: Claims::default(),
             rules: Rules {
-                owners: Owners::new(settings.external_ips),
+                owners: ExternalIpOwners::new(settings.external_ips),
                 pools: Pools::new(settings.topology_keys, Arc::clone(&node)),
-                here: Arc::new(Here::new(node, settings.algorithm)),
+                here: Arc::new(Here {
+                    node,
+                    algorithm: settings.algorithm,
+                    ..Here::default()
+                }),
             },
-            listeners: Listeners::default(),
-            place: Place::new(settings.node_ports),
-            health: Health::default(),
+            listeners: LocalListeners::default(),
+            local_node,
+            health: Arc::new(health),
             node_known: false,
             node_eligible: true,
             gaps: ByFamily::default(),
@@ -138,13 +149,15 @@ impl Desired {
         nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
         services: Vec<(ObjectName, Option<ServiceState>)>,
     ) -> Changed {
+        let mut has_own = false;
         for (name, node) in nodes {
             self.rules.owners.set_node(&name, node.as_deref());
             self.rules.pools.set_node(&name, node.as_deref());
             if name.name == self.rules.here.node {
+                has_own = true;
                 self.node_known = node.is_some();
                 self.node_eligible = node.as_ref().is_some_and(|node| node.eligible);
-                self.place.set_node(node.as_deref());
+                self.local_node.set_node(node.as_deref());
             }
         }
         for (name, state) in &services {
@@ -155,7 +168,11 @@ impl Desired {
         let mut moved = self.rules.owners.take_moved();
         moved.append(&mut self.rules.pools.take_moved());
         // Before what else changed, so that it is planned once.
-        let mut changed = self.look_around();
+        let mut changed = if has_own {
+            self.look_around()
+        } else {
+            Changed::default()
+        };
         let planned = parallel::each(&services, MANY, |_, (_, state)| {
             self.rules.planned(served(state.as_ref()))
         });
@@ -163,12 +180,13 @@ impl Desired {
             self.states.reserve(services.len());
         }
         self.claims.make_room(services.len());
-        let (mut plans, mut names) = (Vec::new(), Vec::new());
+        let names = services.iter().map(|(name, _)| name.clone());
+        let mut names: BTreeSet<_> = names.collect();
+        let mut plans = Vec::new();
         for ((name, state), planned) in services.into_iter().zip(planned) {
             moved.remove(&name);
             let plan = self.take(&name, planned, &mut changed);
             plans.extend(plan.map(|plan| (name.clone(), plan)));
-            names.push(name.clone());
             match state.filter(|state| state.service.is_served()) {
                 Some(state) => self.states.insert(name, state),
                 None => self.states.remove(&name),
@@ -176,17 +194,12 @@ impl Desired {
         }
         // Into empty ones they go at once, without a look for the place of each.
         let plans: BTreeMap<_, _> = plans.into_iter().collect();
-        let names: BTreeSet<_> = names.into_iter().collect();
         if self.plans.is_empty() {
             self.plans = plans;
         } else {
             self.plans.extend(plans);
         }
-        if changed.services.is_empty() {
-            changed.services = names;
-        } else {
-            changed.services.extend(names);
-        }
+        changed.services.append(&mut names);
         for name in moved {
             if let Some(state) = self.states.get(&name).cloned() {
                 self.plan(&name, &state, &mut changed);
@@ -202,7 +215,7 @@ impl Desired {
                 self.listeners.put(name, Some(plan));
             }
         }
-        self.place.set_addresses(addresses);
+        self.local_node.set_addresses(addresses);
         self.look_around()
     }
 
@@ -228,11 +241,6 @@ impl Desired {
         }
     }
 
-    /// The health checks of Services, if they are not those that were given last.
-    pub(super) fn take_health(&mut self) -> Option<Arc<HealthChecks>> {
-        self.health.take()
-    }
-
     /// The plan of a Service without the fronts that others own, and the problems with it.
     pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, Problems) {
         let (mut wanted, mut problems) = (ServicePlan::new(), Problems::new());
@@ -245,7 +253,12 @@ impl Desired {
             for (key, front) in &plan.fronts {
                 let owner = self.claims.owner(key);
                 if owner == Some(name) {
-                    fronts.insert(*key, self.listeners.noted(key, *front));
+                    let has_listener = self.listeners.found.contains(key);
+                    let front = FrontPlan {
+                        has_listener,
+                        ..*front
+                    };
+                    fronts.insert(*key, front);
                 } else {
                     let winner = owner.map(ToString::to_string).unwrap_or_default();
                     let text = format!("{key} belongs to {winner}");
@@ -265,9 +278,12 @@ impl Desired {
 
     /// Plans everything anew if this node is not what it was.
     fn look_around(&mut self) -> Changed {
-        self.health.set_addresses(self.place.health_addresses());
+        let addresses = self.local_node.health_addresses();
+        if self.health.addresses != addresses {
+            Arc::make_mut(&mut self.health).addresses = addresses;
+        }
         let mut changed = Changed::default();
-        if let Some(here) = self.place.show(&self.rules.here) {
+        if let Some(here) = self.local_node.show(&self.rules.here) {
             self.rules.here = Arc::new(here);
             changed.is_all = true;
             let states = std::mem::take(&mut self.states);
@@ -297,7 +313,13 @@ impl Desired {
         changed: &mut Changed,
     ) -> Option<ServicePlan> {
         let plan = planned.plan;
-        self.health.put(name, planned.check);
+        if self.health.services.get(name) != planned.check.as_ref() {
+            let checks = &mut Arc::make_mut(&mut self.health).services;
+            match planned.check {
+                Some(check) => checks.insert(name.clone(), check),
+                None => checks.remove(name),
+            };
+        }
         self.listeners.put(name, plan.as_ref());
         let moved = self.claims.replace(name, planned.claims.into_iter());
         changed.services.extend(moved);
@@ -305,8 +327,8 @@ impl Desired {
         let (old, new) = (gaps(self.plans.get(name)), gaps(plan.as_ref()));
         for family in [Family::V4, Family::V6] {
             let (gaps, old, new) = (self.gaps.of_mut(family), old.of(family), new.of(family));
-            gaps.internal = (gaps.internal + new.internal).saturating_sub(old.internal);
-            gaps.external = (gaps.external + new.external).saturating_sub(old.external);
+            gaps.internal = gaps.internal + new.internal - old.internal;
+            gaps.external = gaps.external + new.external - old.external;
         }
         self.planned += 1;
         if plan.is_none() {

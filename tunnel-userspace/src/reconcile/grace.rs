@@ -4,7 +4,7 @@ use std::{io, sync::Arc};
 
 use tunnel_common::service::Set;
 
-use super::aside::Aside;
+use super::background::Background;
 
 /// Waits until every program that runs now has ended.
 pub trait Grace: Send + Sync {
@@ -34,7 +34,7 @@ pub struct Retired(pub(crate) Vec<Entry>);
 /// The wait of what was retired, beside the owner of the maps: one batch after the other.
 pub(super) struct Waiting<G> {
     pub(super) grace: Arc<G>,
-    batch: Aside<io::Result<Retired>>,
+    batch: Background<io::Result<Retired>>,
     /// Retired while an earlier batch waits.
     held: Retired,
 }
@@ -43,7 +43,7 @@ impl<G: Grace + 'static> Waiting<G> {
     pub(super) fn new(grace: G) -> Self {
         Self {
             grace: Arc::new(grace),
-            batch: Aside::none(),
+            batch: Background::none(),
             held: Retired::default(),
         }
     }

@@ -1,8 +1,8 @@
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use tunnel_common::reason::Reason;
 
-use crate::plan::PortName;
+use crate::{model::ObjectName, plan::PortName};
 
 /// Why a service port is not programmed, or not as it should be.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -16,12 +16,6 @@ pub struct Problem {
 /// The problems of a Service, by port.
 pub(super) type Problems = BTreeMap<PortName, Problem>;
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
 impl Problem {
     /// There is no room for the backends of a plan.
     pub(super) fn no_room(reason: Reason, wanted: usize, kept: usize) -> Self {
@@ -33,5 +27,64 @@ impl Problem {
         }
         text.push(')');
         Self { reason, text }
+    }
+}
+
+/// The problems of Services, and how often each reason was met.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) problems: BTreeMap<ObjectName, Problems>,
+    pub(super) counts: BTreeMap<Reason, u64>,
+}
+
+impl Faults {
+    /// Counts a reason.
+    pub(super) fn count(&mut self, reason: Reason) {
+        let count = self.counts.entry(reason).or_default();
+        *count += 1;
+    }
+
+    /// Takes the problems of a Service as they are now, and logs those that were not known before. Where
+    /// it was not tried to the end, those that were known may still be.
+    pub(super) fn note(
+        &mut self,
+        service: &ObjectName,
+        mut problems: Problems,
+        was_tried_to_the_end: bool,
+    ) {
+        let known = self.problems.remove(service).unwrap_or_default();
+        if !was_tried_to_the_end {
+            for (name, problem) in &known {
+                let entry = problems.entry(name.clone());
+                entry.or_insert_with(|| problem.clone());
+            }
+        }
+        for (name, problem) in &problems {
+            self.count(problem.reason);
+            if known.get(name) != Some(problem) {
+                let reason = problem.reason.label();
+                let text = &problem.text;
+                tracing::warn!(port = %name, reason, %text, "not programmed as planned");
+            }
+        }
+        for name in known.keys().filter(|name| !problems.contains_key(*name)) {
+            tracing::info!(port = %name, "programmed as planned again");
+        }
+        if !problems.is_empty() {
+            self.problems.insert(service.clone(), problems);
+        }
+    }
+
+    /// The Services for which there was no room.
+    pub(super) fn without_room(&self) -> impl Iterator<Item = &ObjectName> {
+        let is_full = |problem: &Problem| {
+            matches!(
+                problem.reason,
+                Reason::FrontsFull | Reason::SlotsFull | Reason::BackendsFull | Reason::SourcesFull
+            )
+        };
+        let problems = self.problems.iter();
+        let refused = problems.filter(move |(_, ports)| ports.values().any(is_full));
+        refused.map(|(service, _)| service)
     }
 }

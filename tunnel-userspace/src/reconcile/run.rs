@@ -11,11 +11,11 @@ use tracing::{error, info, warn};
 
 use super::{
     access::{MapReader, MapWriter, SteeringMaps},
-    aside::BrokeOff,
+    background::BrokeOff,
     grace::{Entry, Grace, Retired, Waiting},
-    looks::{Found, Looks},
+    listener_poll::{Found, ListenerPoll},
     observe::{Published, Stats},
-    owner::Reconciler,
+    reconciler::Reconciler,
     steering::Steering,
     sync::Canary,
 };
@@ -45,7 +45,7 @@ pub struct Loop<M, S, G> {
     reconciler: Reconciler<M>,
     steering: Steering<S>,
     waiting: Waiting<G>,
-    looks: Looks,
+    listener_poll: ListenerPoll,
     audit_every: Duration,
     due: Due,
     stats: watch::Sender<Stats>,
@@ -79,7 +79,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             reconciler,
             steering,
             waiting: Waiting::new(grace),
-            looks: Looks::new(None, Duration::MAX),
+            listener_poll: ListenerPoll::new(None, Duration::MAX),
             audit_every,
             due: Due {
                 pause: FIRST_RETRY,
@@ -127,9 +127,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
     /// front is a Service's.
     pub fn dial_canary<R>(&mut self, canary: &Canary, dial: impl FnOnce() -> R) -> Option<R> {
-        let ports = &mut self.reconciler.sync.ports;
-        let dialled = ports.dial_canary(canary, dial);
-        self.waiting.add(ports.take_retired());
+        let sync = &mut self.reconciler.sync;
+        let dialled = sync.dial_canary(canary, dial);
+        self.waiting.add(sync.ports.take_retired());
         dialled
     }
 
@@ -146,7 +146,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     /// Leaves sockets alone from here on at fronts of this node's own addresses where something
     /// listens itself. That is polled at this interval while there are such fronts.
     pub fn look_for_listeners(&mut self, find: Found, every: Duration) {
-        self.looks = Looks::new(Some(find), every);
+        self.listener_poll = ListenerPoll::new(Some(find), every);
         self.reconciler.held_back.get_or_insert_default();
     }
 
@@ -157,9 +157,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     /// A look for listeners broke off.
     pub async fn apply(&mut self, update: Update) -> Result<(), BrokeOff> {
         let since = self.update(update);
-        while self.looks.look(&mut self.reconciler) {
-            let looked = self.looks.ended().await.ok_or(BrokeOff)?;
-            self.looks.end(looked, &mut self.reconciler);
+        while self.listener_poll.look(&mut self.reconciler) {
+            let looked = self.listener_poll.ended().await.ok_or(BrokeOff)?;
+            self.listener_poll.end(looked, &mut self.reconciler);
         }
         self.follow_up(true, Some(since));
         Ok(())
@@ -197,58 +197,48 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let look_at = self.looks.at;
-            let mut is_due = false;
-            let since = tokio::select! {
+            let look_at = self.listener_poll.at;
+            let (mut is_due, mut heard) = (false, None);
+            tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
                 freed = self.waiting.freed() => {
                     let Some(freed) = freed else { return };
                     self.take_back(&freed);
-                    None
                 }
                 update = updates.update() => {
                     let Some(update) = update else { break };
-                    Some(self.update(update))
+                    (is_due, heard) = (true, Some(self.update(update)));
                 }
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
                     // No source told of it: the delay of the last update stays what is shown.
                     is_due = true;
-                    None
                 }
-                looked = self.looks.ended() => {
+                looked = self.listener_poll.ended() => {
                     let Some(looked) = looked else { return };
-                    self.looks.end(looked, &mut self.reconciler);
-                    None
+                    self.listener_poll.end(looked, &mut self.reconciler);
                 }
                 () = at(self.due.retry) => {
-                    self.due.pause = self.due.pause.saturating_mul(2).min(LAST_RETRY);
-                    None
+                    self.due.pause = (self.due.pause * 2).min(LAST_RETRY);
                 }
                 () = at(self.due.steer) => {
                     self.steer();
                     continue;
                 }
-                () = at(look_at) => None,
-                () = at(self.due.occupied) => {
-                    // Read here, as what is free then is written: a batch at most.
-                    self.reconciler.sync.look_at_occupied();
-                    None
-                }
-                _ = audits.tick() => {
-                    is_due = self.audit();
-                    None
-                }
-            };
-            self.follow_up(is_due || since.is_some(), since);
+                () = at(look_at) => {}
+                // Read here, as what is free then is written: a batch at most.
+                () = at(self.due.occupied) => self.reconciler.sync.look_at_occupied(),
+                _ = audits.tick() => is_due = self.audit(),
+            }
+            self.follow_up(is_due, heard);
         }
         info!("the owner of the maps stops; what is programmed stays");
     }
 
     /// Looks for listeners if it is time, and writes what was heard then, or waits.
     fn follow_up(&mut self, is_due: bool, heard: Option<Duration>) {
-        self.looks.look(&mut self.reconciler);
+        self.listener_poll.look(&mut self.reconciler);
         if is_due || self.reconciler.is_dirty() {
             self.pass(heard);
         } else {
@@ -341,17 +331,17 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             self.steer();
         }
         let end = monotonic();
-        let took = end.saturating_sub(start);
+        let took = end - start;
         self.stats.send_modify(|stats| {
             self.reconciler.describe(stats, took);
-            for (reason, count) in self.steering.counts() {
+            for (reason, count) in &self.steering.counts {
                 *stats.counts.entry(reason.label().to_owned()).or_default() += count;
             }
             stats.passes += 1;
             stats.last_pass_seconds = took.as_secs_f64();
             stats.all_passes_seconds += stats.last_pass_seconds;
             if let Some(heard) = heard {
-                stats.last_delay_seconds = end.saturating_sub(heard).as_secs_f64();
+                stats.last_delay_seconds = (end - heard).as_secs_f64();
             }
             let now = Timestamp::now();
             stats.last_pass_at = Some(now);
@@ -362,8 +352,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
         });
         self.publish_concerns();
-        if let Some(checks) = self.reconciler.take_health() {
-            self.health.send_replace(checks);
+        if let Some(checks) = self.reconciler.health() {
+            self.health.send_if_modified(|last| {
+                let is_new = !Arc::ptr_eq(last, checks);
+                *last = Arc::clone(checks);
+                is_new
+            });
         }
     }
 

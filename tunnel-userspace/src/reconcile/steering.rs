@@ -14,7 +14,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tunnel_common::{
-    addr::Port,
+    addr::{Address, Port},
     reason::Reason,
     steering::{Prefix, Steered, SteeringKey},
     table::Sizes,
@@ -22,8 +22,11 @@ use tunnel_common::{
 
 pub use self::homes::QUARANTINE;
 pub(super) use self::homes::nanos;
-use self::homes::{Free, address_of, keep_orphans};
-use super::access::{AdoptError, SteeringMaps, WriteError};
+use self::homes::{Free, address_of};
+use super::{
+    access::{AdoptError, SteeringMaps, WriteError},
+    sync::count,
+};
 use crate::{
     latest,
     model::{ConfigMap, Node, ObjectName, Targets, Update},
@@ -62,9 +65,7 @@ pub struct SteeringView {
 /// The owner of the steering maps.
 pub struct Steering<M> {
     maps: M,
-    /// How many keys there may be, and how many records.
-    capacity: u32,
-    entries: u32,
+    sizes: Sizes,
     settings: SteeringSettings,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<Arc<ConfigMap>>,
@@ -84,7 +85,8 @@ pub struct Steering<M> {
     /// Whether the last pass could not write everything.
     has_failed: bool,
     pub(super) known: BTreeSet<SteeringProblem>,
-    counts: BTreeMap<Reason, u64>,
+    /// How often each reason was met by this process.
+    pub(super) counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<Targets>>,
 }
 
@@ -114,8 +116,7 @@ impl<M: SteeringMaps> Steering<M> {
         }
         let mut steering = Self {
             maps,
-            capacity: sizes.steering,
-            entries: sizes.steered_entries(),
+            sizes,
             orphans: keys.keys().copied().collect(),
             settings,
             nodes: BTreeMap::new(),
@@ -207,7 +208,7 @@ impl<M: SteeringMaps> Steering<M> {
     /// What found no room, as one problem: there may be very many.
     fn no_room(&self) -> Option<SteeringProblem> {
         let first = self.plan.targets.get(self.homeless.first()?)?;
-        let others = self.homeless.len().saturating_sub(1);
+        let others = self.homeless.len() - 1;
         Some(SteeringProblem {
             reason: Reason::SteeringFull,
             node: None,
@@ -219,14 +220,7 @@ impl<M: SteeringMaps> Steering<M> {
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.homeless.clear();
         let wanted: Vec<SteeringKey> = self.plan.targets.keys().copied().collect();
-        match &self.settings.rules {
-            Some(rules) if !self.whole => {
-                let (targets, has_ports) = (&self.plan.targets, self.config_map.is_some());
-                let is_target = |key: &SteeringKey| targets.contains_key(key);
-                keep_orphans(&mut self.orphans, rules, &self.nodes, has_ports, is_target);
-            }
-            Some(_) | None => self.orphans.clear(),
-        }
+        self.keep_orphans();
         // What a write that failed left without a key.
         for index in self.strays() {
             self.retire(index, now)?;
@@ -234,8 +228,9 @@ impl<M: SteeringMaps> Steering<M> {
         let is_stale =
             |key: &SteeringKey| !self.plan.targets.contains_key(key) && !self.orphans.contains(key);
         let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
-        let staying = self.keys.len().saturating_sub(stale.len());
-        let mut room = usize_of(self.capacity).saturating_sub(staying);
+        let staying = self.keys.len() - stale.len();
+        // None where an earlier process had more room.
+        let mut room = count(self.sizes.steering).saturating_sub(staying);
         let end = self.canary_index();
         let mut free = Free::new(&self.records, end, &self.settings.prefixes, now);
         // Records first, and what they stand for told, then the keys that lead to them.
@@ -251,7 +246,7 @@ impl<M: SteeringMaps> Steering<M> {
                 self.homeless.insert(*key);
                 continue;
             };
-            room = room.saturating_sub(usize::from(is_new));
+            room -= usize::from(is_new);
             let record = Steered {
                 removed: 0,
                 key: *key,
@@ -281,6 +276,31 @@ impl<M: SteeringMaps> Steering<M> {
         }
         self.publish(&homes, false);
         Ok(())
+    }
+
+    /// Lets keys of an earlier process that nobody asks for stay while the sources don't hold everything:
+    /// their Node, or the list of their port, may be what could not be read. Those that are known not to
+    /// be wanted go.
+    fn keep_orphans(&mut self) {
+        let rules = self.settings.rules.as_ref().filter(|_| !self.whole);
+        let Some(rules) = rules.filter(|rules| !rules.is_own_edge(&self.nodes)) else {
+            self.orphans.clear();
+            return;
+        };
+        // By address: whether a Node that has it is an edge node.
+        let mut known: BTreeMap<Address, bool> = BTreeMap::new();
+        for node in self.nodes.values() {
+            for address in &node.internal_ips {
+                let all_edge = known.entry(Address::from_ip(*address)).or_insert(true);
+                *all_edge &= rules.is_edge(node);
+            }
+        }
+        let has_ports = self.config_map.is_some();
+        self.orphans.retain(|key| {
+            let is_edge = known.get(&key.address);
+            let may_be_wanted = is_edge.is_none_or(|is_edge| *is_edge && !has_ports);
+            may_be_wanted && !self.plan.targets.contains_key(key)
+        });
     }
 
     /// The index that a key has already, if its record leads where it should.
@@ -378,7 +398,7 @@ impl<M: SteeringMaps> Steering<M> {
 impl<M> Steering<M> {
     /// The last index is that of the canary, and never given out.
     const fn canary_index(&self) -> u32 {
-        self.entries.saturating_sub(1)
+        self.sizes.steered_entries() - 1
     }
 
     /// How it is.
@@ -393,16 +413,6 @@ impl<M> Steering<M> {
             problems: self.known.iter().map(in_words).collect(),
         }
     }
-
-    /// How often each reason was met by this process.
-    #[must_use]
-    pub const fn counts(&self) -> &BTreeMap<Reason, u64> {
-        &self.counts
-    }
-}
-
-fn usize_of(number: u32) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -4,14 +4,11 @@ mod actual;
 mod alloc;
 mod canary;
 mod diff;
-mod faults;
+mod entries;
 mod lists;
-mod mode;
 mod occupied;
-mod order;
 mod ports;
 mod reading;
-mod slots;
 mod unclaimed;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,24 +18,45 @@ use tunnel_common::{reason::Reason, table::Sizes};
 
 pub use self::canary::Canary;
 pub(super) use self::{
-    actual::{Actual, PortUse},
-    lists::Lists,
-    ports::Ports,
-    reading::read,
-    slots::slots,
+    actual::Actual, alloc::count, entries::slots, lists::Lists, ports::Ports, reading::read,
 };
-use self::{diff::Diff, faults::Faults, mode::Mode, ports::Upserted};
+use self::{
+    diff::{Diff, Shortage},
+    ports::Refused,
+    unclaimed::Unclaimed,
+};
 use super::{
     access::{AdoptError, MapReader, MapWriter, WriteError},
     desired::Desired,
     grace::{Grace, Retired},
-    problems::{Problem, Problems},
+    problems::{Faults, Problem, Problems},
 };
-use crate::{model::ObjectName, plan::PortName};
+use crate::{
+    model::ObjectName,
+    plan::{PortName, PortPlan},
+};
+
+/// The stage of the work on the maps, which says what the next pass may write.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Mode {
+    /// Before every source has told its first list: nothing is written.
+    Waiting,
+    /// Before the first pass. It writes everything, with few calls.
+    Starting,
+    /// Some writes of the first pass were refused, and which is not known: nothing is written before
+    /// the maps are read again.
+    Doubtful,
+    /// After that, as [`Self::Starting`], with a call for each write: one that is refused again stops no
+    /// other.
+    Resuming,
+    /// The ids in the maps have their names, and passes write the changes.
+    Following,
+}
 
 /// The Services to be written, and the maps they are written to.
 pub(super) struct MapSync<M> {
     pub(super) ports: Ports<M>,
+    pub(super) unclaimed: Unclaimed,
     mode: Mode,
     /// Services that are to be written.
     pub(super) dirty: BTreeSet<ObjectName>,
@@ -54,9 +72,12 @@ pub(super) struct MapSync<M> {
 impl<M: MapReader + MapWriter> MapSync<M> {
     /// Takes over what the maps hold.
     pub(super) fn adopt(maps: M, sizes: Sizes, grace: &impl Grace) -> Result<Self, AdoptError> {
-        let (ports, strays) = Ports::adopt(maps, sizes, grace)?;
+        let mut ports = Ports::new(maps, sizes);
+        let is_new = ports.maps.is_new();
+        let strays = if is_new { 0 } else { ports.adopt(grace)? };
         Ok(Self {
             ports,
+            unclaimed: Unclaimed::default(),
             mode: Mode::Waiting,
             dirty: BTreeSet::new(),
             starved: BTreeSet::new(),
@@ -69,7 +90,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// Writes what changed. What can't be written stays dirty. Gives the Services that were written, or
     /// tried.
     pub(super) fn pass(&mut self, desired: &Desired) -> BTreeSet<ObjectName> {
-        if !self.mode.writes() {
+        if matches!(self.mode, Mode::Waiting | Mode::Doubtful) {
             return BTreeSet::new();
         }
         if self.mode != Mode::Following {
@@ -89,11 +110,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             self.doubt(&error, desired);
             return services;
         }
-        self.mode = self.mode.passed();
+        self.mode = Mode::Following;
         // Deletions come last, so that an address that moves from one Service to another is never
         // without an owner.
         for (name, diff) in leftovers {
-            if let Err(refused) = self.ports.finish(&name, &diff) {
+            if let Err(refused) = self.ports.finish(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
                 let problems = Problems::from([(name.clone(), refused.problem())]);
                 self.note(&name.service, problems);
@@ -107,9 +128,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// Finds the names of the ids that the maps hold: an id belongs to the port that now owns one
     /// of its fronts. One whose fronts nobody owns is unclaimed.
     fn find_names(&mut self, desired: &Desired) {
-        let Ports {
-            actual, unclaimed, ..
-        } = &mut self.ports;
+        let (actual, unclaimed) = (&mut self.ports.actual, &mut self.unclaimed);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
         for (name, plan) in desired.plans.values().flatten() {
             let mut holders = actual.holders(plan.fronts.keys());
@@ -125,7 +144,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         unclaimed.set(actual.nameless());
         self.dirty.extend(desired.plans.keys().cloned());
-        if unclaimed.may_go() {
+        if unclaimed.may_go {
             return;
         }
         for (service, plans) in &desired.plans {
@@ -156,16 +175,12 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let known = known.into_iter().flat_map(LiteMap::keys);
         let unwanted = known.filter(|name| !wanted.contains_key(*name));
         let unwanted: Vec<PortName> = unwanted.cloned().collect();
-        let unwanted = unwanted.iter().map(|name| (name, None));
-        let wanted = wanted.iter().map(|(name, plan)| (name, Some(&**plan)));
+        let nothing = PortPlan::default();
+        let unwanted = unwanted.iter().map(|name| (name, &nothing));
+        let wanted = wanted.iter().map(|(name, plan)| (name, &**plan));
         for (name, plan) in unwanted.chain(wanted) {
-            match self.ports.upsert(name, plan, &mut problems) {
-                Ok(Upserted::Written(diff)) => {
-                    leftovers.extend(diff.map(|diff| (name.clone(), diff)));
-                }
-                Ok(Upserted::Starved) => {
-                    self.starved.insert(service.clone());
-                }
+            match self.upsert(name, plan, &mut problems) {
+                Ok(diff) => leftovers.extend(diff.map(|diff| (name.clone(), diff))),
                 Err(refused) => {
                     self.dirty.insert(service.clone());
                     problems.insert(name.clone(), refused.problem());
@@ -175,18 +190,108 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.note(service, problems);
     }
 
+    /// Writes what a port wants; where there is no room, what there is room for. Gives the difference, of
+    /// which what is no longer wanted is to be taken away later.
+    fn upsert(
+        &mut self,
+        name: &PortName,
+        plan: &PortPlan,
+        problems: &mut Problems,
+    ) -> Result<Option<Diff>, Refused> {
+        if self.unclaimed.keeps(name) {
+            return Ok(None);
+        }
+        let Some(id) = self.id(name, plan) else {
+            let problem = Problem::no_room(Reason::FrontsFull, 0, 0);
+            problems.insert(name.clone(), problem);
+            return Ok(None);
+        };
+        let (ports, protocol) = (&mut self.ports, name.protocol);
+        let mut result = ports.program(id, protocol, plan);
+        if matches!(result, Err(Refused::Full(_))) && ports.look_at_occupied() > 0 {
+            result = ports.program(id, protocol, plan);
+        }
+        let Err(Refused::Full(Shortage { reason, is_passing })) = result else {
+            return result.map(Some);
+        };
+        if is_passing && (ports.waiting || !ports.retired.0.is_empty()) {
+            self.starved.insert(name.service.clone());
+            return Ok(None);
+        }
+        let actual = &ports.actual;
+        let problem = Problem::no_room(reason, plan.cluster.len(), actual.occupied.len());
+        problems.insert(name.clone(), problem);
+        let reduced = if reason == Reason::SourcesFull {
+            plan.with_sources(actual.sources_of(id))
+        } else {
+            let Some(port) = actual.ports.get(&id) else {
+                ports.retire_unused(Some(name), id);
+                return Ok(None);
+            };
+            plan.restricted_to(
+                |key| port.fronts.contains_key(key),
+                |target| port.backends.contains_key(target),
+                reason == Reason::SlotsFull,
+            )
+        };
+        ports.program(id, protocol, &reduced).map(Some)
+    }
+
+    /// The id of a port, given out now if it has none. A port whose front an earlier process programmed
+    /// takes over its id.
+    fn id(&mut self, name: &PortName, plan: &PortPlan) -> Option<u32> {
+        let actual = &mut self.ports.actual;
+        if let Some(id) = actual.id(name) {
+            return Some(id);
+        }
+        let mut holders = actual.holders(plan.fronts.keys());
+        let claimed = holders.find(|id| self.unclaimed.claim(*id));
+        drop(holders);
+        let id = claimed.or_else(|| actual.free_ids.take())?;
+        actual.set_id(name.clone(), id);
+        Some(id)
+    }
+
+    /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
+    /// front is a Service's.
+    pub(super) fn dial_canary<R>(
+        &mut self,
+        canary: &Canary,
+        dial: impl FnOnce() -> R,
+    ) -> Option<R> {
+        let actual = &mut self.ports.actual;
+        let known = actual.fronts.get(&canary.front);
+        let id = match known.map(|front| front.record.service) {
+            // Left by a process that was killed.
+            Some(id) => self.unclaimed.claim(id).then_some(id)?,
+            None => actual.free_ids.take()?,
+        };
+        let written = self
+            .ports
+            .program(id, canary.front.protocol, &canary.plan());
+        if let Err(refused) = &written {
+            let Problem { reason, text } = refused.problem();
+            tracing::warn!(reason = reason.label(), text, "no canary");
+        }
+        let dialled = written.ok().map(|_| dial());
+        if let Err(refused) = self.ports.remove(id) {
+            self.unclaimed.put_back(id, refused.problem());
+        }
+        dialled
+    }
+
     fn note(&mut self, service: &ObjectName, problems: Problems) {
         let was_tried = !self.starved.contains(service);
         self.faults.note(service, problems, was_tried);
     }
 
     fn remove_unclaimed(&mut self) {
-        for id in self.ports.unclaimed.take_due() {
+        for id in self.unclaimed.take_due() {
             if let Err(refused) = self.ports.remove(id) {
                 let problem = refused.problem();
                 tracing::warn!(id, text = %problem.text, "what an earlier process programmed is not removed");
                 self.faults.count(problem.reason);
-                self.ports.unclaimed.put_back(id, problem);
+                self.unclaimed.put_back(id, problem);
             }
         }
     }
@@ -209,9 +314,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     ///
     /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
     pub(super) fn begin_anew(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
-        self.ports.adopt_again(grace)?;
+        self.ports.adopt(grace)?;
+        self.unclaimed.forget();
         self.starved.clear();
-        self.mode = self.mode.read_again();
+        self.mode = Mode::Resuming;
         Ok(())
     }
 
@@ -231,6 +337,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         let differences = u64::try_from(self.ports.audit(grace)?).unwrap_or(u64::MAX);
         if differences > 0 {
+            self.unclaimed.set(self.ports.actual.nameless());
             self.dirty.extend(desired.plans.keys().cloned());
             self.dirty.extend(self.ports.actual.ids.keys().cloned());
             self.drift += differences;
@@ -261,17 +368,15 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 impl<M> MapSync<M> {
     /// Takes the state of the sources.
     pub(super) fn heard(&mut self, synced: bool, whole: bool) {
-        self.mode = self.mode.heard(synced);
-        self.dirty.extend(self.ports.unclaimed.heard(whole));
+        if synced && self.mode == Mode::Waiting {
+            self.mode = Mode::Starting;
+        }
+        self.dirty.extend(self.unclaimed.heard(whole));
     }
 
     /// Lets some Services be written again.
-    pub(super) fn touch(&mut self, services: BTreeSet<ObjectName>) {
-        if self.dirty.is_empty() {
-            self.dirty = services;
-        } else {
-            self.dirty.extend(services);
-        }
+    pub(super) fn touch(&mut self, mut services: BTreeSet<ObjectName>) {
+        self.dirty.append(&mut services);
     }
 
     /// Whether every source has told its first list.
@@ -286,12 +391,12 @@ impl<M> MapSync<M> {
 
     /// Whether something is waiting to be written.
     pub(super) fn is_dirty(&self) -> bool {
-        self.is_synced() && (!self.dirty.is_empty() || self.ports.unclaimed.is_due())
+        self.is_synced() && (!self.dirty.is_empty() || self.unclaimed.is_due())
     }
 
     /// Every problem there is.
     pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let problems = self.faults.problems().values().flat_map(BTreeMap::values);
-        problems.chain(self.ports.unclaimed.problems())
+        let problems = self.faults.problems.values().flat_map(BTreeMap::values);
+        problems.chain(self.unclaimed.problems())
     }
 }

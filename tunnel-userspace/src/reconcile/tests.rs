@@ -1,14 +1,14 @@
 mod adoption;
 mod bulk;
-mod carrying;
 mod cost;
 mod counted;
+mod external_ips;
 mod full;
 mod histories;
 mod listeners;
 mod memory;
+mod migrate;
 mod occupied;
-mod owned;
 mod pools;
 mod sources;
 
@@ -191,7 +191,7 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
-    let all = reconciler.sync.faults.problems();
+    let all = &reconciler.sync.faults.problems;
     let ports = all.get(&ObjectName::new("default", name))?;
     ports.values().next().map(|problem| problem.reason)
 }
@@ -224,18 +224,6 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
 
     assert_eq!(second.maps().writes, before);
     assert_eq!(second.sync.drift, 0);
-}
-
-#[test]
-fn a_service_that_went_while_no_daemon_ran_is_removed_at_the_start() {
-    let first = serving(ROOMY, [set("web", 1, &[1]), set("old", 2, &[2])]);
-    let mut second = adopt(first.sync.ports.maps);
-
-    apply(&mut second, vec![set("web", 1, &[1])]);
-
-    assert_eq!(backends(&second, 2), None);
-    assert_eq!(second.sync.ports.actual.usage().fronts, 1);
-    assert_eq!(second.sync.ports.actual.usage().backends, 1);
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! How long until a look that failed is repeated. Pure.
+//! How long until a look that failed is repeated.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
-/// How long until the first repetition, and at most.
+use tokio::time::sleep;
+
+/// How long until the first repetition; twice as long until each that follows.
 const FIRST: Duration = Duration::from_millis(100);
-const LAST: Duration = Duration::from_secs(30);
 /// How often a look is repeated in a row; then the next backend that goes leads to another.
 const MOST: u32 = 8;
 
@@ -26,9 +27,19 @@ impl Retry {
             self.failures = 0;
             return None;
         }
-        let doubled = 2_u32.checked_pow(self.failures).unwrap_or(u32::MAX);
-        self.failures += 1;
-        (self.failures <= MOST).then(|| FIRST.saturating_mul(doubled).min(LAST))
+        (self.failures < MOST).then(|| {
+            let pause = FIRST * (1 << self.failures);
+            self.failures += 1;
+            pause
+        })
+    }
+}
+
+/// Waits so long, or for ever.
+pub(super) async fn pause(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => sleep(pause).await,
+        None => pending().await,
     }
 }
 

@@ -1,10 +1,10 @@
 //! A folder of plain Kubernetes manifests, or one file, watched.
 
-mod claims;
 mod documents;
 mod folder;
-mod statement;
-mod view;
+mod merge;
+mod parse;
+mod state;
 mod watch;
 
 use std::{
@@ -15,17 +15,23 @@ use std::{
     time::Duration,
 };
 
-use folder::{Fingerprint, Place, Target};
+use folder::{Job, Listing, Noticed, Target};
+use parse::Cache;
 use serde::{Deserialize, Serialize};
+use state::State;
 use tokio::{
     sync::watch as latest,
     task::spawn_blocking,
-    time::{Instant, MissedTickBehavior, interval_at, sleep},
+    time::{Instant, MissedTickBehavior, interval_at},
 };
-use view::View;
 use watch::{Changes, Watch};
 
-use super::{Overlay, Problem, Report, Store, journal::Journal, store::Phase};
+use super::{
+    Overlay, Problem, Report, Store,
+    fingerprint::{Place, fingerprint},
+    journal::Journal,
+    store::Phase,
+};
 use crate::{clock::monotonic, drain, latest::put, model::Update};
 
 /// A folder or file of manifests.
@@ -55,14 +61,19 @@ impl Settings {
             ..Self::default()
         }
     }
+
+    fn cannot_read(&self) -> impl FnOnce(io::Error) -> Error + use<> {
+        let path = self.path.clone();
+        |source| Error::Read { path, source }
+    }
 }
 
-/// How often to look for what no event tells of.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often to poll for changes that no event tells of.
+const POLL: Duration = Duration::from_secs(1);
 
-/// How often a file is looked at that is being written while the folder is read for the first
+/// How often a file is polled that is being written while the folder is read for the first
 /// time. What is missing from the first whole set counts as deleted, so it is worth waiting for.
-const FIRST_LOOKS: u32 = 100;
+const FIRST_POLLS: u32 = 100;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a source of files can't start.
@@ -95,65 +106,43 @@ pub enum Error {
 /// If the folder or file isn't there or can't be read. What is wrong inside is a [`Problem`].
 pub fn read(path: &Path) -> Result<(Update, Vec<Problem>), Error> {
     let mut store = Store::default();
-    let opened = open(&Settings::new(path), &store.overlay(), |_| Ok(()))?;
-    let problems = opened.view.problems();
+    let settings = Settings::new(path);
+    let target = Target::new(path, settings.max_file_bytes);
+    let opened = target.and_then(|target| open(&target, &store.overlay()));
+    let (_, state) = opened.map_err(settings.cannot_read())?;
+    let problems = state.problems();
     Ok((store.take_update().unwrap_or_default(), problems))
 }
 
 /// Reads two versions of a file. Returns whether the second is understood beside the first as it is alone.
 pub(crate) fn reads_alike(first: &str, second: &str) -> bool {
-    let (_, memory) = statement::of_yaml(first, None);
-    let beside = statement::of_yaml(second, Some(&memory)).0;
-    statement::of_json(second);
-    beside == statement::of_yaml(second, None).0
+    let (_, cache) = parse::yaml(first, &Cache::default());
+    let beside = parse::yaml(second, &cache).0;
+    parse::json(second);
+    beside == parse::yaml(second, &Cache::default()).0
 }
 
-/// A folder that was read for the first time.
-struct Opened<W> {
-    target: Target,
-    place: Place,
-    view: View,
-    watch: W,
-}
-
-/// Reads a folder for the first time. The watch is there before, so that nothing falls between.
-fn open<W>(
-    settings: &Settings,
-    overlay: &Overlay,
-    watch: impl FnOnce(&Target) -> Result<W, Error>,
-) -> Result<Opened<W>, Error> {
-    let cannot_read = |source| Error::Read {
-        path: settings.path.clone(),
-        source,
-    };
+/// Reads a folder for the first time.
+fn open(target: &Target, overlay: &Overlay) -> io::Result<(Place, State)> {
     let at = monotonic();
-    let target = Target::new(&settings.path, settings.max_file_bytes).map_err(cannot_read)?;
-    let watch = watch(&target)?;
-    let place = target.place().map_err(cannot_read)?;
-    let mut view = View::default();
-    for look in 0..FIRST_LOOKS {
-        let listing = target.list().map_err(cannot_read)?;
-        let jobs = view.compare(listing, &BTreeSet::new());
+    let place = target.place()?;
+    let mut state = State::default();
+    let nothing = BTreeSet::new();
+    for poll in 0..FIRST_POLLS {
+        let jobs = state.compare(&target.list()?, &nothing);
         if jobs.is_empty() {
             break;
         }
-        let batch = target.read_all(place, &jobs).unwrap_or_default();
-        let is_torn = batch.is_torn();
-        view.take_all(batch, &BTreeSet::new(), &mut overlay.edit(at));
-        if look > 0 && !is_torn && !view.is_unsettled() {
+        let readings = target.read_all(place, jobs).unwrap_or_default();
+        state.take_all(readings, &nothing, &mut overlay.edit(at));
+        if state.is_unsettled() {
+            pause();
+        } else if poll > 0 {
             break;
         }
-        if view.is_unsettled() {
-            pause();
-        }
     }
-    overlay.edit(at).set_phase(view.phase());
-    Ok(Opened {
-        target,
-        place,
-        view,
-        watch,
-    })
+    overlay.edit(at).set_phase(state.phase());
+    Ok((place, state))
 }
 
 /// Waits for a writer to go on.
@@ -171,34 +160,29 @@ fn pause() {
 ///
 /// If the folder or file isn't there, or can't be read or watched.
 pub async fn start(settings: Settings, overlay: Overlay) -> Result<FileSource, Error> {
-    let path = settings.path.clone();
-    let watch = |target: &Target| {
-        Watch::new(target).map_err(|source| Error::Watch {
+    let cannot_read = settings.cannot_read();
+    let read = move || {
+        let target = Target::new(&settings.path, settings.max_file_bytes);
+        let target = target.map_err(settings.cannot_read())?;
+        // It is there before the folder is read, so that nothing falls between.
+        let watch = Watch::new(&target).map_err(|source| Error::Watch {
             path: target.folder.clone(),
             source,
-        })
+        })?;
+        let (place, state) = open(&target, &overlay).map_err(settings.cannot_read())?;
+        let mut source = FileSource {
+            target,
+            place: Some(place),
+            watch,
+            state,
+            overlay,
+            report: latest::Sender::new(Arc::default()),
+            journal: Journal::default(),
+        };
+        source.publish();
+        Ok(source)
     };
-    let opened = blocking(move || open(&settings, &overlay, watch).map(|opened| (opened, overlay)))
-        .await
-        .map_err(|source| Error::Read { path, source })?;
-    let (opened, overlay) = opened?;
-    let Opened {
-        target,
-        place,
-        view,
-        watch,
-    } = opened;
-    let mut source = FileSource {
-        target,
-        place: Some(place),
-        watch,
-        view,
-        overlay,
-        report: latest::Sender::new(Arc::default()),
-        journal: Journal::default(),
-    };
-    source.publish();
-    Ok(source)
+    blocking(read).await.map_err(cannot_read).flatten()
 }
 
 /// A source of files, which has read them once.
@@ -208,7 +192,7 @@ pub struct FileSource {
     /// The folder that is watched; nothing while it is gone.
     place: Option<Place>,
     watch: Watch,
-    view: View,
+    state: State,
     overlay: Overlay,
     report: latest::Sender<Arc<Report>>,
     journal: Journal,
@@ -223,16 +207,14 @@ impl FileSource {
 
     /// Writes what changes to the overlay until told to stop.
     pub async fn run(mut self, mut draining: latest::Receiver<bool>) {
-        let mut look = interval_at(Instant::now() + LOOK, LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut poll = interval_at(Instant::now() + POLL, POLL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let held = self.watch.held();
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => break,
                 () = self.watch.changed() => self.catch_up().await,
-                () = sleep(held.unwrap_or_default()), if held.is_some() => self.catch_up().await,
-                _ = look.tick() => self.look_around().await,
+                _ = poll.tick() => self.poll().await,
             }
         }
     }
@@ -240,10 +222,9 @@ impl FileSource {
     /// Reads what the kernel told of.
     async fn catch_up(&mut self) {
         let changes = self.watch.take();
-        if changes.since.is_none() {
+        let Some(at) = changes.since else {
             return;
-        }
-        let at = changes.since.unwrap_or_else(monotonic);
+        };
         if changes.is_lost {
             self.watch_again(at).await;
         } else if self.place.is_some() {
@@ -256,71 +237,56 @@ impl FileSource {
         let Changes {
             done,
             unsure,
-            writing,
+            renamed,
             is_near,
             is_unclear,
-            is_lost: _,
-            since: _,
             ..
         } = changes;
-        if is_unclear || self.view.has_trouble() {
-            self.scan(&writing, at).await;
+        self.state.rename(&renamed, &mut self.overlay.edit(at));
+        if is_unclear || self.state.trouble.is_some() {
+            self.scan(at).await;
         } else if is_near {
-            let looks = self.fingerprints(self.view.links()).await;
-            let jobs = self.view.swapped(looks);
+            let found = fingerprints(self.state.links()).await;
+            let jobs = self.state.swapped(&found);
             self.read(jobs, at).await;
         }
-        let mut jobs = Vec::with_capacity(done.len());
-        for path in unsure
-            .difference(&done)
-            .filter(|path| !writing.contains(*path))
-        {
-            jobs.push(self.view.job(Arc::clone(path), true));
-        }
-        for path in done {
+        let writing = self.watch.writing();
+        let touched = unsure
+            .iter()
+            .filter(|path| !done.contains_key(*path) && !writing.contains(*path));
+        let mut jobs: Vec<Job> = touched
+            .map(|path| self.state.job(path, Noticed::Touched))
+            .collect();
+        for (path, is_there) in done {
             if writing.contains(&path) {
-                self.view.unsettle(path);
+                self.state.unsettle(path);
+            } else if is_there {
+                jobs.push(self.state.job(&path, Noticed::Complete));
             } else {
-                jobs.push(self.view.job(path, false));
+                jobs.push(self.state.job(&path, Noticed::Gone));
             }
         }
         self.read(jobs, at).await;
     }
 
-    /// Looks for what no event tells of.
-    async fn look_around(&mut self) {
+    /// Polls for changes that no event tells of.
+    async fn poll(&mut self) {
         let at = monotonic();
         let target = self.target.clone();
         match blocking(move || target.place()).await.flatten() {
             Ok(place) if self.place != Some(place) => self.watch_again(at).await,
-            Ok(_) if self.view.has_trouble() => {
-                let writing = self.watch.writing();
-                self.scan(&writing, at).await;
-            }
-            Ok(_) => self.look_at_files(at).await,
+            Ok(_) if self.state.trouble.is_some() => self.scan(at).await,
+            Ok(_) => self.poll_files(at).await,
             Err(error) => self.lose(&error),
         }
         self.publish();
     }
 
-    async fn look_at_files(&mut self, at: Duration) {
-        let looks = self.fingerprints(self.view.to_look_at()).await;
-        let jobs = self.view.look(looks, &self.watch.writing());
+    async fn poll_files(&mut self, at: Duration) {
+        let found = fingerprints(self.state.polled()).await;
+        let jobs = self.state.poll(found, self.watch.writing());
         self.watch.settle(&jobs);
         self.read(jobs, at).await;
-    }
-
-    async fn fingerprints(&self, paths: Vec<Arc<Path>>) -> Vec<(Arc<Path>, Option<Fingerprint>)> {
-        if paths.is_empty() {
-            return Vec::new();
-        }
-        let look = |path: Arc<Path>| {
-            let fingerprint = folder::fingerprint(&path);
-            (path, fingerprint)
-        };
-        blocking(move || paths.into_iter().map(look).collect())
-            .await
-            .unwrap_or_default()
     }
 
     /// Watches the folder that has the path now, and reads it.
@@ -335,44 +301,47 @@ impl FileSource {
                 self.watch = watch;
                 self.place = Some(place);
                 self.trouble("is another folder now");
-                self.scan(&BTreeSet::new(), at).await;
+                self.scan(at).await;
             }
             Err(error) => self.lose(&error),
         }
     }
 
     /// Lists the folder, and reads what is not as it was read.
-    async fn scan(&mut self, writing: &BTreeSet<Arc<Path>>, at: Duration) {
+    async fn scan(&mut self, at: Duration) {
         let target = self.target.clone();
-        match blocking(move || target.list()).await.flatten() {
+        let listing = match blocking(move || target.list()).await.flatten() {
+            Ok(listing) => listing,
+            Err(error) => return self.trouble(&format!("can't be read: {error}")),
+        };
+        let writing = self.watch.writing();
+        if self.state.trouble.is_some() {
             // What is being written may be what is missing.
-            Ok(listing)
-                if self.view.has_trouble()
-                    && listing.iter().any(|(path, _)| writing.contains(path)) => {}
+            if listing.keys().any(|path| writing.contains(path)) {
+                return;
+            }
             // More likely the folder isn't filled or mounted yet than that all is to go.
-            Ok(listing)
-                if listing.is_empty() && self.view.has_trouble() && !self.view.is_empty() =>
-            {
-                self.trouble("was replaced by one without manifests");
+            if listing.is_empty() && !self.state.is_empty() {
+                return self.trouble("was replaced by one without manifests");
             }
-            Ok(listing) => {
-                self.view.set_trouble(None);
-                let jobs = self.view.compare(listing, writing);
-                self.read(jobs, at).await;
-            }
-            Err(error) => self.trouble(&format!("can't be read: {error}")),
         }
+        self.state.trouble = None;
+        let renamed = self.state.renamed(&listing);
+        self.state.rename(&renamed, &mut self.overlay.edit(at));
+        let jobs = self.state.compare(&listing, writing);
+        self.read(jobs, at).await;
     }
 
-    async fn read(&mut self, jobs: Vec<folder::Job>, at: Duration) {
+    async fn read(&mut self, jobs: Vec<Job>, at: Duration) {
         let Some(place) = self.place.filter(|_| !jobs.is_empty()) else {
             return;
         };
         let target = self.target.clone();
-        match blocking(move || target.read_all(place, &jobs)).await {
-            Ok(Some(batch)) => {
+        match blocking(move || target.read_all(place, jobs)).await {
+            Ok(Some(readings)) => {
                 let mut edit = self.overlay.edit(at);
-                self.view.take_all(batch, &self.watch.writing(), &mut edit);
+                self.state
+                    .take_all(readings, self.watch.writing(), &mut edit);
             }
             Ok(None) => self.lose(&io::Error::from(io::ErrorKind::NotFound)),
             Err(error) => self.trouble(&format!("can't be read: {error}")),
@@ -386,22 +355,34 @@ impl FileSource {
 
     fn trouble(&mut self, what: &str) {
         let reason = format!("{what}; what was read before stays");
-        self.view
-            .set_trouble(Some(Problem::of_file(&self.target.folder, reason)));
+        self.state.trouble = Some(Problem::of_file(&self.target.folder, reason));
     }
 
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
         let phase = if self.watch.is_quiet() {
-            self.view.phase()
+            self.state.phase()
         } else {
             Phase::Partial
         };
         self.overlay.edit(monotonic()).set_phase(phase);
-        let mut report = self.view.report(self.overlay.counts());
+        let mut report = self.state.report(self.overlay.counts());
         self.journal.tell(&mut report);
         put(&self.report, Arc::new(report));
     }
+}
+
+async fn fingerprints(paths: BTreeSet<Arc<Path>>) -> Listing {
+    if paths.is_empty() {
+        return Listing::new();
+    }
+    let ask = |path: Arc<Path>| {
+        let fingerprint = fingerprint(&path);
+        (path, fingerprint)
+    };
+    blocking(move || paths.into_iter().map(ask).collect())
+        .await
+        .unwrap_or_default()
 }
 
 /// Runs something that blocks.

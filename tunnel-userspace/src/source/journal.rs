@@ -34,19 +34,13 @@ impl Journal {
                 reason,
                 ignored,
             } = problem;
-            if *ignored {
-                self.ignored_total += 1;
-                warn!(
-                    origin,
-                    document, line, object, field, reason, "field ignored"
-                );
+            let (what, total) = if *ignored {
+                ("field ignored", &mut self.ignored_total)
             } else {
-                self.refused_total += 1;
-                warn!(
-                    origin,
-                    document, line, object, field, reason, "manifest refused"
-                );
-            }
+                ("manifest refused", &mut self.refused_total)
+            };
+            *total += 1;
+            warn!(origin, document, line, object, field, reason, "{what}");
         }
         let over = self
             .problems

@@ -2,11 +2,10 @@
 //! ConfigMap, watched with the selectors of kube-proxy 1.36
 //! (`cmd/kube-proxy/app/server.go`, `ProxyServer.Run`).
 
-mod arriving;
 mod client;
 mod follow;
-mod kept;
-mod view;
+mod reflector;
+mod snapshot;
 
 use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,11 +15,11 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
 };
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{mpsc, watch},
-    task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
+    task::{JoinError, JoinSet, spawn_blocking},
     time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
@@ -29,15 +28,15 @@ pub use self::client::{AccessError, ApiServer, NoApiServer};
 use self::{
     client::Current,
     follow::{Following, Heard},
-    kept::Kept,
-    view::{NodesKept, View},
+    reflector::{NodeFilter, Reflector},
+    snapshot::Snapshot,
 };
 use super::{Overlay, Report, Server, journal::Journal, store::Phase};
 use crate::{
     clock::monotonic,
     drain, duration,
     events::Settings as Events,
-    k8s::Arriving,
+    k8s::{self, Arrived, Arriving},
     latest,
     model::{Concern, Kind, NODE_POOL, ObjectName, ZONE},
 };
@@ -135,7 +134,7 @@ pub struct Scope {
     /// Whether it matters in which node pool a Node is: then all Nodes are read too.
     pub pools: bool,
     /// The file of the last known state.
-    pub kept: PathBuf,
+    pub snapshot: PathBuf,
 }
 
 /// What steering needs of the API server.
@@ -145,6 +144,71 @@ pub struct Steering {
     pub labels: BTreeSet<String>,
     /// The ConfigMap with further ports.
     pub config_map: ObjectName,
+}
+
+/// The objects of one kind that are read.
+#[derive(Clone, Debug)]
+struct Selection {
+    kind: Kind,
+    /// The path of the collection.
+    path: String,
+    labels: Option<String>,
+    fields: Option<String>,
+    /// Reads one of them.
+    read: fn(&str) -> serde_json::Result<Arrived>,
+}
+
+impl Selection {
+    /// Selects by labels and fields; in one namespace, or in all.
+    fn of<K: Arriving + Resource<DynamicType = ()>>(
+        namespace: Option<&str>,
+        labels: Option<&str>,
+        fields: Option<&str>,
+    ) -> Self {
+        Self {
+            kind: K::READ_AS,
+            path: K::url_path(&(), namespace),
+            labels: labels.map(str::to_owned),
+            fields: fields.map(str::to_owned),
+            read: k8s::arrived::<K>,
+        }
+    }
+}
+
+impl Scope {
+    /// What is read, kind by kind.
+    fn selections(&self) -> Vec<Selection> {
+        let is_own_enough = self.steering.is_none() && !self.owners && !self.pools;
+        let own = is_own_enough.then(|| format!("metadata.name={}", self.node));
+        let proxied = (!self.owners).then_some(NOT_OF_OTHER_PROXY);
+        let mut selections = vec![
+            Selection::of::<Service>(None, proxied, Some(NOT_HEADLESS)),
+            Selection::of::<EndpointSlice>(None, Some(NOT_OF_HEADLESS), None),
+            Selection::of::<Node>(None, None, own.as_deref()),
+            Selection::of::<ServiceCIDR>(None, None, None),
+        ];
+        if let Some(Steering { config_map, .. }) = &self.steering {
+            let (namespace, one) = (&config_map.namespace, &config_map.name);
+            let one = format!("metadata.name={one}");
+            selections.push(Selection::of::<ConfigMap>(
+                Some(namespace),
+                None,
+                Some(&one),
+            ));
+        }
+        selections
+    }
+
+    fn node_filter(&self) -> NodeFilter {
+        let mut labels = BTreeSet::from([ZONE.to_owned()]);
+        labels.extend(self.pools.then(|| NODE_POOL.to_owned()));
+        let steering = self.steering.iter();
+        labels.extend(steering.flat_map(|steering| steering.labels.iter().cloned()));
+        NodeFilter {
+            own: self.node.clone(),
+            labels,
+        }
+    }
 }
 
 /// Starts to follow the API server, whether it is there or not. [`KubeSource::run`] goes on from
@@ -169,27 +233,11 @@ async fn start_within(
 ) -> Result<KubeSource, AccessError> {
     let settings = Arc::new(settings);
     let (client, current) = client::connect(&settings, limits.silence).await?;
-    let mut nodes = NodesKept {
-        own: scope.node.clone(),
-        labels: BTreeSet::from([ZONE.to_owned()]),
-    };
-    if scope.pools {
-        nodes.labels.insert(NODE_POOL.to_owned());
-    }
-    let mut kinds = vec![
-        Kind::Service,
-        Kind::EndpointSlice,
-        Kind::Node,
-        Kind::ServiceCidr,
-    ];
-    if let Some(steering) = &scope.steering {
-        nodes.labels.extend(steering.labels.iter().cloned());
-        kinds.push(Kind::ConfigMap);
-    }
+    let kinds = scope.selections().into_iter().map(|one| one.kind);
     let mut source = KubeSource {
         client,
         current,
-        view: View::new(kinds, nodes),
+        reflector: Reflector::new(kinds, scope.node_filter()),
         overlay,
         report: watch::Sender::default(),
         concerns: watch::Sender::new(Arc::default()),
@@ -209,7 +257,7 @@ pub struct KubeSource {
     settings: Arc<Settings>,
     scope: Scope,
     limits: Limits,
-    view: View,
+    reflector: Reflector,
     overlay: Overlay,
     report: watch::Sender<Arc<Report>>,
     concerns: watch::Sender<Arc<[Concern]>>,
@@ -239,12 +287,23 @@ impl KubeSource {
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let (sender, mut heard) = mpsc::channel(HEARD);
         // They end with this.
-        let _following = self.follow(&sender);
+        let mut following = JoinSet::new();
+        for selection in self.scope.selections() {
+            let one = Following {
+                client: self.client.clone(),
+                selection,
+                settings: Arc::clone(&self.settings),
+                limits: self.limits,
+                current: self.current.clone(),
+                heard: sender.clone(),
+            };
+            following.spawn(one.run());
+        }
         let patience = Instant::now() + self.settings.patience;
-        let mut keep_at = Instant::now() + self.settings.keep_every;
+        let mut save_at = Instant::now() + self.settings.keep_every;
         let mut batch = Vec::with_capacity(HEARD);
         // Beside everything else: a disk may take its time.
-        let (mut keeping, mut is_keeping) = (spawn_blocking(|| Ok(())), false);
+        let mut saving = JoinSet::new();
         loop {
             let is_listing = self.overlay.phase() == Phase::Listing;
             tokio::select! {
@@ -258,107 +317,45 @@ impl KubeSource {
                     self.publish();
                 }
                 () = sleep_until(patience), if is_listing => {
-                    self.use_kept().await;
+                    self.use_snapshot().await;
                     self.publish();
                 }
-                written = &mut keeping, if is_keeping => {
-                    is_keeping = false;
-                    self.note(written);
-                }
-                () = sleep_until(keep_at), if !is_keeping && !self.view.is_kept && self.view.is_live() => {
-                    keep_at = Instant::now() + self.settings.keep_every;
-                    keeping = self.keep();
-                    is_keeping = true;
+                Some(written) = saving.join_next() => self.note(written),
+                () = sleep_until(save_at), if saving.is_empty() && self.must_save() => {
+                    save_at = Instant::now() + self.settings.keep_every;
+                    saving.spawn_blocking(self.save());
                 }
             }
         }
-        if is_keeping {
-            self.note(keeping.await);
-        }
-        if !self.view.is_kept && self.view.is_live() {
-            let written = self.keep().await;
+        if let Some(written) = saving.join_next().await {
             self.note(written);
         }
-    }
-
-    /// Starts to follow every kind.
-    fn follow(&self, heard: &mpsc::Sender<Heard>) -> JoinSet<()> {
-        let mut following = JoinSet::new();
-        let Self { client, scope, .. } = self;
-        let all = || client.clone();
-        let is_own_enough = scope.steering.is_none() && !scope.owners && !scope.pools;
-        let own = is_own_enough.then(|| format!("metadata.name={}", scope.node));
-        let proxied = (!scope.owners).then_some(NOT_OF_OTHER_PROXY);
-        self.start::<Service>(
-            &mut following,
-            heard,
-            Api::all(all()),
-            [proxied, Some(NOT_HEADLESS)],
-        );
-        self.start::<EndpointSlice>(
-            &mut following,
-            heard,
-            Api::all(all()),
-            [Some(NOT_OF_HEADLESS), None],
-        );
-        self.start::<Node>(
-            &mut following,
-            heard,
-            Api::all(all()),
-            [None, own.as_deref()],
-        );
-        self.start::<ServiceCIDR>(&mut following, heard, Api::all(all()), [None, None]);
-        if let Some(Steering { config_map, .. }) = &scope.steering {
-            let one = format!("metadata.name={}", config_map.name);
-            let api = Api::namespaced(all(), &config_map.namespace);
-            self.start::<ConfigMap>(&mut following, heard, api, [None, Some(&one)]);
+        if self.must_save() {
+            let written = spawn_blocking(self.save()).await;
+            self.note(written);
         }
-        following
-    }
-
-    /// Starts to follow one kind: those of its objects that labels and fields select.
-    fn start<K>(
-        &self,
-        following: &mut JoinSet<()>,
-        heard: &mpsc::Sender<Heard>,
-        api: Api<arriving::Incoming<K>>,
-        [labels, fields]: [Option<&str>; 2],
-    ) where
-        K: Arriving + Resource<DynamicType = ()> + 'static,
-        <K as Resource>::Scope: Send,
-    {
-        let one = Following {
-            api,
-            labels: labels.map(str::to_owned),
-            fields: fields.map(str::to_owned),
-            settings: Arc::clone(&self.settings),
-            limits: self.limits,
-            current: self.current.clone(),
-            heard: heard.clone(),
-        };
-        following.spawn(one.run());
     }
 
     /// Takes what was heard, in one change.
     fn take(&mut self, heard: impl Iterator<Item = Heard>) {
         let now = Timestamp::now();
         let mut edit = self.overlay.edit(monotonic());
-        heard.for_each(|heard| self.view.take(heard, now, &mut edit));
+        heard.for_each(|heard| self.reflector.take(heard, now, &mut edit));
     }
 
     /// Goes on with what an earlier process knew.
-    async fn use_kept(&mut self) {
-        let (path, node) = (self.scope.kept.clone(), self.scope.node.clone());
-        let read = spawn_blocking(move || kept::read(&path, &node)).await;
+    async fn use_snapshot(&mut self) {
+        let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
+        let read = spawn_blocking(move || snapshot::read(&path, &node)).await;
         let read = read.unwrap_or_else(|error| Err(io::Error::other(error).into()));
-        let kept: Option<Kept> = read.unwrap_or_else(|error| {
+        let snapshot: Option<Snapshot> = read.unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
-            let path = self.scope.kept.display();
+            let path = self.scope.snapshot.display();
             warn!(%path, error, "the last known state can't be used");
             None
         });
-        match &kept {
-            Some(Kept { written, objects }) => {
+        match &snapshot {
+            Some(Snapshot { written, objects }) => {
                 let objects = objects.len();
                 warn!(%written, objects, "the API server can't be reached: going on with the last known state");
             }
@@ -367,35 +364,43 @@ impl KubeSource {
             ),
         }
         let mut edit = self.overlay.edit(monotonic());
-        self.view.use_kept(kept, &mut edit);
+        self.reflector.use_snapshot(snapshot, &mut edit);
     }
 
-    /// Begins to write down what is known.
-    fn keep(&mut self) -> JoinHandle<io::Result<()>> {
-        self.view.is_kept = true;
-        let (path, node) = (self.scope.kept.clone(), self.scope.node.clone());
-        let known = Kept {
+    /// Whether the file on disk lacks something of what is known.
+    fn must_save(&self) -> bool {
+        !self.reflector.is_saved && self.reflector.is_live()
+    }
+
+    /// Returns what writes down what is known now.
+    fn save(&mut self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
+        self.reflector.is_saved = true;
+        let (path, node) = (self.scope.snapshot.clone(), self.scope.node.clone());
+        let known = Snapshot {
             written: Timestamp::now(),
             objects: self.overlay.objects(),
         };
-        spawn_blocking(move || kept::write(&path, &node, &known))
+        move || snapshot::write(&path, &node, &known)
     }
 
     /// Takes what came of it. What could not be written is tried again.
     fn note(&mut self, written: Result<io::Result<()>, JoinError>) {
         if let Err(error) = written.map_err(io::Error::other).flatten() {
-            self.view.is_kept = false;
-            warn!(path = %self.scope.kept.display(), %error, "cannot write the last known state");
+            self.reflector.is_saved = false;
+            warn!(path = %self.scope.snapshot.display(), %error, "cannot write the last known state");
         }
     }
 
     /// Tells the log and the readers of the report what is new.
     fn publish(&mut self) {
-        let mut report = self.view.report(self.current.server(), &self.overlay);
+        let mut report = self.reflector.report(self.current.server(), &self.overlay);
         self.journal.tell(&mut report);
         let before = Arc::clone(&self.report.borrow());
         tell(before.server.as_ref(), report.server.as_ref());
-        latest::put(&self.concerns, self.view.concerns(&self.overlay).into());
+        latest::put(
+            &self.concerns,
+            self.reflector.concerns(&self.overlay).into(),
+        );
         latest::put(&self.report, Arc::new(report));
     }
 }

@@ -23,23 +23,20 @@ pub struct Problem {
     /// What is wrong.
     pub reason: String,
     /// Whether only the field is left out, and the object used without it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignored: bool,
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde calls it with a reference"
-)]
-const fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 impl Problem {
     /// A problem of a whole file.
     pub(super) fn of_file(file: &Path, reason: impl Into<String>) -> Self {
+        Self::of(file.display(), reason)
+    }
+
+    /// A problem of all that was read there.
+    pub(super) fn of(origin: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self {
-            origin: file.display().to_string(),
+            origin: origin.to_string(),
             document: None,
             line: None,
             object: None,

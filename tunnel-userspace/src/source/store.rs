@@ -3,7 +3,7 @@
 //! changes, and takes all of it at once.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -164,15 +164,10 @@ impl Drop for Overlay {
 }
 
 impl Edit<'_> {
-    /// Inserts or updates an object; equal objects are ignored. Says whether the overlay changed.
-    pub(super) fn apply(&mut self, object: Object) -> bool {
-        self.state
-            .put(self.index, &object.id(), Some(object), self.at)
-    }
-
-    /// Removes an object. Says whether the overlay changed.
-    pub(super) fn remove(&mut self, id: &ObjectId) -> bool {
-        self.state.put(self.index, id, None, self.at)
+    /// Inserts, updates or removes an object; equal objects are ignored. Says whether the overlay
+    /// changed.
+    pub(super) fn put(&mut self, id: &ObjectId, object: Option<Object>) -> bool {
+        self.state.put(self.index, id, object, self.at)
     }
 
     /// Sets how far the source is synchronised.
@@ -225,17 +220,13 @@ impl Said {
     /// if that changes nothing.
     fn put(&mut self, id: &ObjectId, object: Option<Object>) -> Option<Option<Object>> {
         let objects = self.objects.entry(id.kind).or_default();
-        let Some(object) = object else {
-            return objects.remove(&id.name).map(Some);
-        };
-        match objects.entry(id.name.clone()) {
-            Entry::Occupied(place) if *place.get() == object => None,
-            Entry::Occupied(mut place) => Some(Some(place.insert(object))),
-            Entry::Vacant(place) => {
-                place.insert(object);
-                Some(None)
-            }
+        if objects.get(&id.name) == object.as_ref() {
+            return None;
         }
+        Some(match object {
+            Some(object) => objects.insert(id.name.clone(), object),
+            None => objects.remove(&id.name),
+        })
     }
 }
 
@@ -270,12 +261,7 @@ impl State {
         at: Duration,
     ) {
         match id.kind {
-            Kind::Service | Kind::Node | Kind::ConfigMap => {
-                if let Some(dirty) = &mut self.dirty {
-                    dirty.insert(id.clone());
-                }
-                self.changed(at);
-            }
+            Kind::Service | Kind::Node | Kind::ConfigMap => self.touch(id.clone(), at),
             Kind::EndpointSlice => {
                 for (object, is_now) in [(before, false), (now, true)] {
                     if let Some(Object::EndpointSlice(slice)) = object {
@@ -307,11 +293,16 @@ impl State {
             self.slices.remove(&owner.name);
         }
         if self.get(&owner).is_some() {
-            if let Some(dirty) = &mut self.dirty {
-                dirty.insert(owner);
-            }
-            self.changed(at);
+            self.touch(owner, at);
         }
+    }
+
+    /// Takes note that the next update is to hold an object.
+    fn touch(&mut self, id: ObjectId, at: Duration) {
+        if let Some(dirty) = &mut self.dirty {
+            dirty.insert(id);
+        }
+        self.changed(at);
     }
 
     fn changed(&mut self, at: Duration) {
@@ -348,21 +339,18 @@ impl State {
         for id in dirty.unwrap_or_else(|| self.everything()) {
             let now = self.get(&id).cloned();
             let ObjectId { kind, name } = id;
-            match now {
-                Some(Object::Service(service)) => {
+            match (kind, now) {
+                (_, Some(Object::Service(service))) => {
                     let slices = self.slices.get(&name).cloned().unwrap_or_default();
                     let state = ServiceState { service, slices };
                     update.services.push((name, Some(state)));
                 }
-                Some(Object::Node(node)) => update.nodes.push((name, Some(node))),
-                Some(Object::ConfigMap(map)) => update.config_maps.push((name, Some(map))),
-                Some(Object::EndpointSlice(_) | Object::ServiceCidr(_)) => {}
-                None => match kind {
-                    Kind::Service => update.services.push((name, None)),
-                    Kind::Node => update.nodes.push((name, None)),
-                    Kind::ConfigMap => update.config_maps.push((name, None)),
-                    Kind::EndpointSlice | Kind::ServiceCidr => {}
-                },
+                (Kind::Service, _) => update.services.push((name, None)),
+                (_, Some(Object::Node(node))) => update.nodes.push((name, Some(node))),
+                (Kind::Node, _) => update.nodes.push((name, None)),
+                (_, Some(Object::ConfigMap(map))) => update.config_maps.push((name, Some(map))),
+                (Kind::ConfigMap, _) => update.config_maps.push((name, None)),
+                (Kind::EndpointSlice | Kind::ServiceCidr, _) => {}
             }
         }
         Some(update)

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{Semaphore, oneshot, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -157,25 +157,25 @@ impl Keeper {
                     self.show(ConnectionState::Connected, None, None);
                     let traffic = Arc::clone(&running.traffic);
                     self.shared.board.carries(self.slot, traffic);
-                    let (tell, mut news) = oneshot::channel();
+                    let (tell, mut news) = mpsc::unbounded_channel();
                     let session =
                         serve::run(Arc::clone(&self.shared), running, tell, draining.clone());
                     sessions.spawn(session);
                     let news = tokio::select! {
-                        news = &mut news => news,
+                        news = news.recv() => news,
                         () = drain::begun(&mut draining) => break,
                     };
                     let lived = since.elapsed();
                     backoff.lived(lived);
                     match news {
-                        Ok(News::Replace) => {
+                        Some(News::Replace) => {
                             info!(gateway = self.gateway, "the gateway is about to stop");
                             // As many as may be: a gateway that says so time and again gets no
                             // more of them.
                             is_wanted_at_once = lived >= SHORT && sessions.len() < MOST;
                         }
-                        Ok(News::Ended(error)) => self.failed(error),
-                        Err(_) => self.failed("its task failed".to_owned()),
+                        Some(News::Ended(error)) => self.failed(error),
+                        None => self.failed("its task failed".to_owned()),
                     }
                 }
                 Err(error) => self.failed(error),
@@ -183,7 +183,7 @@ impl Keeper {
             while sessions.try_join_next().is_some() {}
             if !is_wanted_at_once {
                 let pause = backoff.pause(fastrand::f64());
-                let next = Timestamp::now().saturating_add(pause);
+                let next = Timestamp::now().checked_add(pause);
                 self.show(ConnectionState::Waiting, next.ok(), None);
                 tokio::select! {
                     () = sleep(pause) => {}
@@ -195,18 +195,14 @@ impl Keeper {
         while sessions.join_next().await.is_some() {}
     }
 
-    /// Waits for a first certificate.
-    async fn identified(&self) {
+    /// Waits for a first certificate, dials, and begins a session.
+    async fn begin(&self) -> Result<serve::Running, String> {
         let mut identity = self.identity.clone();
         while identity.current().is_none() {
             let error = "waiting for a certificate".to_owned();
             self.show(ConnectionState::Waiting, None, Some(error));
             identity.changed().await;
         }
-    }
-
-    async fn begin(&self) -> Result<serve::Running, String> {
-        self.identified().await;
         let mark = self.shared.common.mark;
         let carrier = dial::gateway(&self.gateway, mark, &self.identity).await;
         let carrier = carrier.map_err(|error| chain(&error))?;
@@ -222,16 +218,6 @@ impl Keeper {
     }
 
     fn show(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {
-        self.shared.board.change(self.slot, |view| {
-            let was_connected = view.state == ConnectionState::Connected;
-            if was_connected != (state == ConnectionState::Connected) {
-                view.since = Some(Timestamp::now());
-            }
-            view.state = state;
-            view.next_try = next;
-            if error.is_some() {
-                view.last_error = error;
-            }
-        });
+        self.shared.board.show(self.slot, state, next, error);
     }
 }

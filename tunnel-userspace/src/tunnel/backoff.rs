@@ -27,9 +27,7 @@ impl Backoff {
     /// How long to wait now: full jitter, so that agents that were cut off together don't come back
     /// together. `chance` is from 0 to 1.
     pub(super) fn pause(&mut self, chance: f64) -> Duration {
-        let most = FIRST
-            .saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX))
-            .min(LONGEST);
+        let most = (FIRST * (1 << self.failures)).min(LONGEST);
         self.failures = (self.failures + 1).min(16);
         most.mul_f64(chance.clamp(0.0, 1.0))
     }

@@ -1,8 +1,8 @@
 //! One stream and one TCP connection: the bytes, the ends and the resets of each become those of the
 //! other.
 
-mod down;
-mod up;
+mod to_socket;
+mod to_stream;
 
 use std::task::Poll;
 
@@ -12,9 +12,9 @@ use h2::{RecvStream, SendStream};
 use tokio::{io::Interest, net::TcpStream, pin};
 use tunnel_common::reason::Reason;
 
-use self::{down::Down, up::Up};
+use self::{to_socket::ToSocket, to_stream::ToStream};
 use super::{
-    code::{End, code_of, reason_of, reason_of_error},
+    error_code::{End, code_of, reason_of, reason_of_error},
     link::Traffic,
     socket::closes_in_order,
 };
@@ -48,7 +48,7 @@ pub(super) struct Stream {
     pub(super) local: End,
 }
 
-/// Copies until both directions ended or something broke, and says which. `stop` ends it early.
+/// Copies until both directions ended or something broke, and says which. `stop` ends it early, as a drain does.
 ///
 /// The TCP connection is one of [`super::socket::prepare_end`], so whatever breaks it, our own end
 /// included, resets it.
@@ -56,11 +56,11 @@ pub(super) async fn run(
     tcp: &mut TcpStream,
     stream: Stream,
     traffic: &Traffic,
-    stop: impl Future<Output = Reason>,
+    stop: impl Future<Output = ()>,
 ) -> Reason {
     let Stream { send, recv, local } = stream;
-    let mut up = Up::new(send, local);
-    let mut down = Down::new(recv, local);
+    let mut to_stream = ToStream::new(send, local);
+    let mut to_socket = ToSocket::new(recv, local);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
     // An error is noticed while nothing is read: when the stream has no window, or after the peer
@@ -69,12 +69,12 @@ pub(super) async fn run(
     pin!(failed);
     pin!(stop);
     let ended = poll_fn(|cx| {
-        if let Poll::Ready(reason) = stop.as_mut().poll(cx) {
-            return Poll::Ready(Err(Broken::Here(reason)));
+        if stop.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(Broken::Here(Reason::Draining)));
         }
-        let is_up_done = up.poll(&mut reader, traffic, cx)?.is_ready();
-        let is_down_done = down.poll(socket, traffic, cx)?.is_ready();
-        if is_up_done && is_down_done {
+        let is_sent = to_stream.poll(&mut reader, traffic, cx)?.is_ready();
+        let is_received = to_socket.poll(socket, traffic, cx)?.is_ready();
+        if is_sent && is_received {
             return Poll::Ready(Ok(()));
         }
         if failed.as_mut().poll(cx).is_ready() {
@@ -89,7 +89,7 @@ pub(super) async fn run(
             Err(_) => local.reset(),
         },
         Err(Broken::Here(reason)) => {
-            up.reset(reason);
+            to_stream.reset(reason);
             reason
         }
         Err(Broken::There(reason)) => reason,

@@ -1,10 +1,8 @@
 //! How often each reason came up.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
+use parking_lot::Mutex;
 use tunnel_common::reason::Reason;
 
 /// How often each reason came up.
@@ -13,13 +11,11 @@ pub(super) struct Counts(Mutex<BTreeMap<Reason, u64>>);
 
 impl Counts {
     pub(super) fn count(&self, reason: Reason) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.entry(reason).or_default() += 1;
+        *self.0.lock().entry(reason).or_default() += 1;
     }
 
     /// Those that came up.
     pub(super) fn all(&self) -> BTreeMap<Reason, u64> {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.clone()
+        self.0.lock().clone()
     }
 }

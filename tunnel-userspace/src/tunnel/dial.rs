@@ -59,6 +59,11 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
     socket.connect(address).await
 }
 
+/// Waits for a step, so long at most.
+async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(limit, step).await?
+}
+
 /// Dials a gateway by each of its addresses in turn, and shakes hands.
 pub(super) async fn gateway(
     name: &str,
@@ -66,10 +71,8 @@ pub(super) async fn gateway(
     identity: &identity::Receiver,
 ) -> Result<Carrier, Error> {
     let own = identity.current().ok_or(Error::NoIdentity)?;
-    let addresses = timeout(ADDRESS, lookup_host(name)).await;
-    let addresses = addresses
-        .unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()))
-        .map_err(Error::Resolve)?;
+    let addresses = within(ADDRESS, lookup_host(name)).await;
+    let addresses = addresses.map_err(Error::Resolve)?;
     let mut last = Error::NoAddress;
     for address in addresses {
         match Box::pin(one(address, mark, &own)).await {
@@ -81,19 +84,22 @@ pub(super) async fn gateway(
 }
 
 async fn one(address: SocketAddr, mark: Option<u32>, own: &Identity) -> Result<Carrier, Error> {
-    let late = |_elapsed| Err(ErrorKind::TimedOut.into());
-    let tcp = timeout(ADDRESS, connect(address, mark)).await;
-    let tcp = tcp
-        .unwrap_or_else(late)
-        .and_then(|tcp| prepare_carrier(&tcp).map(|()| tcp))
-        .map_err(|error| Error::Connect(address, error))?;
-    let connector = TlsConnector::from(Arc::clone(own.client()));
-    let tls = connector.connect(Identity::gateway_name(), Socket::new(tcp));
-    let tls = timeout(TLS, tls).await;
-    let tls = tls.unwrap_or_else(|_elapsed| Err(ErrorKind::TimedOut.into()));
-    let mut carrier = TlsStream::Client(tls.map_err(|error| Error::Tls(address, error))?);
-    wire::accept_carrier(&mut carrier).map_err(|error| Error::Tls(address, error))?;
-    Ok(carrier)
+    let connected = async {
+        let tcp = connect(address, mark).await?;
+        prepare_carrier(&tcp)?;
+        Ok(tcp)
+    };
+    let tcp = within(ADDRESS, connected).await;
+    let tcp = tcp.map_err(|error| Error::Connect(address, error))?;
+    let connector = TlsConnector::from(Arc::clone(&own.client));
+    let shaken = async {
+        let tls = connector.connect(Identity::gateway_name(), Socket::new(tcp));
+        let mut carrier = TlsStream::Client(tls.await?);
+        wire::accept_carrier(&mut carrier)?;
+        Ok(carrier)
+    };
+    let carrier = within(TLS, shaken).await;
+    carrier.map_err(|error| Error::Tls(address, error))
 }
 
 /// Dials a target.
@@ -102,11 +108,8 @@ pub(super) async fn target(
     mark: Option<u32>,
     limit: Duration,
 ) -> Result<TcpStream, Reason> {
-    match timeout(limit, connect(address, mark)).await {
-        Ok(Ok(tcp)) => Ok(tcp),
-        Ok(Err(error)) => Err(reason_of(&error)),
-        Err(_elapsed) => Err(Reason::DialTimedOut),
-    }
+    let dialled = within(limit, connect(address, mark)).await;
+    dialled.map_err(|error| reason_of(&error))
 }
 
 fn reason_of(error: &io::Error) -> Reason {

@@ -4,13 +4,14 @@ use std::{
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
 use h2::SendStream;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use socket2::Socket as TcpSocket;
 use tokio::{
@@ -25,12 +26,12 @@ use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
-    ACCEPT_PAUSE, Common, Registry, SessionView, TrafficView,
+    ACCEPT_PAUSE, Common, SessionView, Sessions, TrafficView,
     dial::set_mark,
     handshakes::Handshakes,
     hello,
     link::{Traffic, silence},
-    session::{Carried, Pace, Session},
+    session::{Pace, Session},
     socket::{Meter, Socket, prepare_carrier, seated},
     threads::{Seat, Threads},
     wire::{self, Carrier},
@@ -75,7 +76,6 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct Gateway {
     listener: TcpListener,
-    address: SocketAddr,
     shared: Arc<Shared>,
 }
 
@@ -84,7 +84,7 @@ struct Shared {
     settings: Settings,
     common: Common,
     identity: identity::Receiver,
-    registry: Arc<Registry>,
+    sessions: Arc<Sessions>,
     handshakes: Handshakes,
 }
 
@@ -113,39 +113,31 @@ impl Gateway {
         settings: Settings,
         common: Common,
         identity: identity::Receiver,
-        registry: Arc<Registry>,
+        sessions: Arc<Sessions>,
     ) -> io::Result<Self> {
         let listener = listener(settings.listen, common.mark, |_| Ok(()))?;
-        let address = listener.local_addr().unwrap_or(settings.listen);
         let handshakes = Handshakes::new(settings.handshakes);
         let shared = Arc::new(Shared {
             settings,
             common,
             identity,
-            registry,
+            sessions,
             handshakes,
         });
-        Ok(Self {
-            listener,
-            address,
-            shared,
-        })
+        Ok(Self { listener, shared })
     }
 
     /// Where it listens.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
-        self.address
+    pub fn local_addr(&self) -> SocketAddr {
+        let listen = self.shared.settings.listen;
+        self.listener.local_addr().unwrap_or(listen)
     }
 
     /// Serves until the drain begins; then lets streams go on for a while.
     pub async fn run(self, draining: watch::Receiver<bool>) {
-        let Self {
-            listener,
-            shared,
-            address,
-        } = self;
-        info!(%address, "gateway listens");
+        info!(address = %self.local_addr(), "gateway listens");
+        let Self { listener, shared } = self;
         let threads = Threads::start(shared.common.limits.threads);
         let mut tasks = JoinSet::new();
         let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
@@ -161,10 +153,7 @@ impl Gateway {
         )
         .await;
         drop((listener, threads));
-        info!(
-            sessions = shared.registry.sessions.count(),
-            "gateway drains"
-        );
+        info!(sessions = shared.sessions.len(), "gateway drains");
         while tasks.join_next().await.is_some() {}
     }
 }
@@ -183,20 +172,22 @@ fn admit(
     joined: Joined,
     draining: watch::Receiver<bool>,
 ) {
-    let registry = &shared.registry;
+    let sessions = &shared.sessions;
+    let full = |source: IpAddr, error: &str| {
+        let source = source.to_string().into();
+        sessions.unwell(&source, Reason::HandshakesFull, &error);
+    };
     let source = source_of(joined.peer);
-    if registry.sessions.count() >= shared.settings.sessions {
-        let error = "as many sessions as gateway.sessions";
-        registry.unwell(&name(source), Reason::HandshakesFull, &error);
+    if sessions.len() >= shared.settings.sessions {
+        full(source, "as many sessions as gateway.sessions");
         return;
     }
-    let id = registry.sessions.next_id();
+    let id = sessions.next_id();
     let runtime = joined.seat.runtime().clone();
     let task = serve(Arc::clone(shared), id, joined, draining);
     let spawn = || tasks.spawn_on(task, &runtime);
     if let Some(evicted) = shared.handshakes.begin(id, source, spawn) {
-        let error = "a handshake of it gave way to a newer one";
-        registry.unwell(&name(evicted), Reason::HandshakesFull, &error);
+        full(evicted, "a handshake of it gave way to a newer one");
     }
 }
 
@@ -208,109 +199,97 @@ fn source_of(peer: SocketAddr) -> IpAddr {
     }
 }
 
-fn name(source: IpAddr) -> Arc<str> {
-    source.to_string().into()
-}
-
 async fn serve(shared: Arc<Shared>, id: u64, joined: Joined, mut draining: watch::Receiver<bool>) {
-    let registry = &shared.registry;
     let peer = joined.peer;
     let limit = shared.settings.handshake_timeout;
     let shaken = tokio::select! {
-        shaken = timeout(limit, Box::pin(shake(&shared, joined))) => shaken,
+        shaken = timeout(limit, Box::pin(shake(&shared, id, joined))) => shaken,
         () = drain::begun(&mut draining) => {
             shared.handshakes.end(id);
             return;
         }
     };
     let has_room = shared.handshakes.end(id);
-    let failed = match shaken {
-        Ok(Ok(shaken)) if has_room => {
-            Box::pin(hold(&shared, id, shaken, draining)).await;
-            return;
-        }
+    let Failed(reason, error) = match shaken {
+        Ok(Ok(shaken)) if has_room => return Box::pin(hold(&shared, shaken, draining)).await,
         Ok(Ok(_)) => return,
         Ok(Err(failed)) => failed,
-        Err(_elapsed) => Failed(
-            Reason::HandshakeTimedOut,
-            io::Error::from(io::ErrorKind::TimedOut).into(),
-        ),
+        Err(elapsed) => Failed(Reason::HandshakeTimedOut, io::Error::from(elapsed).into()),
     };
-    let source = name(source_of(peer));
-    registry.unwell(&source, failed.0, &chain(&*failed.1));
+    let source = source_of(peer).to_string().into();
+    shared.sessions.unwell(&source, reason, &chain(&*error));
 }
 
 /// Why a handshake failed.
 struct Failed(Reason, Box<dyn std::error::Error + Send + Sync>);
 
-impl Failed {
-    fn handshake(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failed {
+    fn from(error: E) -> Self {
         Self(Reason::HandshakeFailed, error.into())
     }
 }
 
 /// A session whose handshake is done.
 struct Shaken {
-    node: Arc<str>,
-    view: SessionView,
-    carried: Carried,
+    session: Session,
+    /// Says to its streams that they have to end.
+    stop: watch::Sender<bool>,
     hello: SendStream<Bytes>,
     connection: h2::client::Connection<Carrier, Bytes>,
     meter: Arc<Meter>,
 }
 
-async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
+async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Failed> {
     let Joined { tcp, peer, seat } = joined;
-    let mut tcp = seated(tcp).map_err(Failed::handshake)?;
-    prepare_carrier(&tcp).map_err(Failed::handshake)?;
+    let mut tcp = seated(tcp)?;
+    prepare_carrier(&tcp)?;
     // Each handshake takes the identity of its time; sessions that are there keep theirs.
     let Some(own) = shared.identity.current() else {
-        let refused = tcp.write_all(&ALERT).await;
-        return Err(match refused {
-            Ok(()) => Failed::handshake("this gateway has no certificate yet"),
-            Err(error) => Failed::handshake(error),
-        });
+        tcp.write_all(&ALERT).await?;
+        return Err("this gateway has no certificate yet".into());
     };
     let socket = Socket::new(tcp);
     let meter = socket.meter();
-    let acceptor = TlsAcceptor::from(Arc::clone(own.server()));
-    let tls = acceptor.accept(socket).await.map_err(Failed::handshake)?;
+    let acceptor = TlsAcceptor::from(Arc::clone(&own.server));
+    let tls = acceptor.accept(socket).await?;
     let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let leaf = leaf.ok_or_else(|| Failed(Reason::IdentityRefused, "no certificate".into()))?;
     let agent =
         identity::agent_of(leaf).map_err(|error| Failed(Reason::IdentityRefused, error.into()))?;
     let mut carrier = TlsStream::Server(tls);
-    wire::accept_carrier(&mut carrier).map_err(Failed::handshake)?;
+    wire::accept_carrier(&mut carrier)?;
 
-    let builder = wire::client(&shared.common.limits);
-    let (mut sender, mut connection) = builder
-        .handshake(carrier)
-        .await
-        .map_err(Failed::handshake)?;
+    let limits = &shared.common.limits;
+    let (mut sender, mut connection) = wire::client(limits).handshake(carrier).await?;
     let (answer, hello) = tokio::select! {
-        hello = hello::ask(&mut sender) => hello.map_err(Failed::handshake)?,
-        ended = &mut connection => return Err(match ended {
-            Ok(()) => Failed::handshake("the agent went away"),
-            Err(error) => Failed::handshake(error),
-        }),
+        hello = hello::ask(&mut sender) => hello?,
+        ended = &mut connection => {
+            ended?;
+            return Err("the agent went away".into());
+        }
     };
-    let view = SessionView {
-        name: answer.session,
-        peer,
-        since: Timestamp::now(),
-        release: answer.release,
-        certificate_expires: agent.expires,
-        traffic: TrafficView::default(),
-    };
-    let streams = shared.common.limits.streams;
-    Ok(Shaken {
+    let (stop, stopped) = watch::channel(false);
+    let session = Session {
+        id,
         node: agent.node,
-        view,
-        carried: Carried {
-            sender,
-            streams,
-            seat,
+        facts: SessionView {
+            name: answer.session,
+            peer,
+            since: Timestamp::now(),
+            release: answer.release,
+            certificate_expires: agent.expires,
+            traffic: TrafficView::default(),
         },
+        sender,
+        streams: limits.streams,
+        seat,
+        traffic: Arc::default(),
+        pace: Mutex::new(Pace::new()),
+        stop: stopped,
+    };
+    Ok(Shaken {
+        session,
+        stop,
         hello,
         connection,
         meter,
@@ -318,41 +297,28 @@ async fn shake(shared: &Shared, joined: Joined) -> Result<Shaken, Failed> {
 }
 
 /// Keeps a session until it ends.
-async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Receiver<bool>) {
+async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<bool>) {
     let Shaken {
-        node,
-        view,
-        carried,
+        session,
+        stop,
         mut hello,
         mut connection,
         meter,
     } = shaken;
-    let (registry, limits) = (&shared.registry, &shared.common.limits);
-    let ping = connection.ping_pong();
-    let traffic = Arc::new(Traffic::default());
-    let (stop, stopped) = watch::channel(None);
-    let peer = view.peer;
-    let (release, name) = (view.release.clone(), view.name.clone());
-    let session = Session {
-        id,
-        node: Arc::clone(&node),
-        facts: view,
-        carried,
-        traffic: Arc::clone(&traffic),
-        pace: Mutex::new(Pace::new()),
-        stop: stopped,
-    };
-    let session = Arc::new(session);
-    if !registry
-        .sessions
-        .insert(Arc::clone(&session), shared.settings.sessions)
-    {
+    let (sessions, limits) = (&shared.sessions, &shared.common.limits);
+    let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
+    let (peer, release) = (session.facts.peer, session.facts.release.clone());
+    let (id, name) = (session.id, session.facts.name.clone());
+    // This runs there too, and has to outlive the streams: their last bytes may still wait to be sent.
+    let _seat = session.seat.clone();
+    if !sessions.insert(session, shared.settings.sessions) {
         let error = "as many sessions as the gateway or the node may have";
-        registry.unwell(&node, Reason::HandshakesFull, &error);
+        sessions.unwell(&node, Reason::HandshakesFull, &error);
         return;
     }
     info!(%node, %peer, release, session = name, "agent connected");
 
+    let ping = connection.ping_pong();
     let mut quiet = pin!(silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
@@ -364,12 +330,11 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
         let error = ended.err();
         let text = error.as_deref().unwrap_or("it went away");
         info!(%node, %peer, error = text, "agent disconnected");
-        registry.sessions.remove(&session, error);
+        sessions.remove(&node, id, error);
         return;
     }
     // The agent hears of it by the end of the hello, and opens a replacement.
-    registry.sessions.remove(&session, None);
-    drop(session);
+    sessions.remove(&node, id, None);
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello had ended already");
     }
@@ -383,7 +348,7 @@ async fn hold(shared: &Shared, id: u64, shaken: Shaken, mut draining: watch::Rec
             return;
         }
         warn!(%node, streams = traffic.streams(), "streams were reset that did not end in time");
-        stop.send_replace(Some(Reason::Draining));
+        stop.send_replace(true);
         if timeout(GRACE, no_streams(&traffic)).await.is_err() {
             debug!(%node, "streams did not end");
         }

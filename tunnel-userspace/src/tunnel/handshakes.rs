@@ -1,18 +1,15 @@
 //! Handshakes that are under way: bounded, and fair by where they come from.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, net::IpAddr};
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 /// Handshakes that are under way, oldest first.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Handshakes {
     most: usize,
-    entries: Arc<Mutex<Vec<Entry>>>,
+    entries: Mutex<Vec<Entry>>,
 }
 
 #[derive(Debug)]
@@ -26,7 +23,7 @@ impl Handshakes {
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
-            entries: Arc::default(),
+            entries: Mutex::default(),
         }
     }
 
@@ -42,7 +39,7 @@ impl Handshakes {
         source: IpAddr,
         spawn: impl FnOnce() -> AbortHandle,
     ) -> Option<IpAddr> {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let evicted = (entries.len() >= self.most)
             .then(|| victim(&entries))
             .flatten()
@@ -59,14 +56,10 @@ impl Handshakes {
 
     /// It is over. False if it had to give way.
     pub(super) fn end(&self, id: u64) -> bool {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let before = entries.len();
         entries.retain(|entry| entry.id != id);
         entries.len() < before
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,7 +10,7 @@ use http::{Method, Request, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
-use super::code::REASON;
+use super::error_code::{code_of, refusing};
 
 /// The newest protocol that this release speaks.
 const NEWEST: u32 = 1;
@@ -21,7 +21,7 @@ const LONGEST: usize = 16 << 10;
 /// The longest word of it that is kept.
 const WORD: usize = 128;
 /// Where the hello is asked for.
-const PLACE: &str = "https://gateway.culvert.dev/hello";
+const URI: &str = "https://gateway.culvert.dev/hello";
 const PATH: &str = "/hello";
 
 /// What the gateway says.
@@ -94,10 +94,7 @@ pub(super) async fn ask(
     };
     let mut line = serde_json::to_vec(&ask)?;
     line.push(b'\n');
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(PLACE)
-        .body(())?;
+    let request = Request::post(URI).body(())?;
     let (response, mut body) = sender.send_request(request, false)?;
     body.send_data(line.into(), false)?;
     let response = response.await?;
@@ -128,7 +125,7 @@ pub(super) async fn answer(
     mut answer: Answer,
 ) -> Result<RecvStream, Error> {
     if request.method() != Method::POST || request.uri().path() != PATH {
-        respond.send_reset(super::code::code_of(Reason::ProtocolBroken));
+        respond.send_reset(code_of(Reason::ProtocolBroken));
         return Err(Error::NoHello);
     }
     let mut body = request.into_body();
@@ -141,11 +138,8 @@ pub(super) async fn answer(
             Ok(body)
         }
         Err(error) => {
-            let response = Response::builder()
-                .status(StatusCode::BAD_REQUEST)
-                .header(REASON, Reason::ProtocolBroken.label())
-                .body(())?;
-            let mut stream = respond.send_response(response, false)?;
+            let refused = refusing(Reason::ProtocolBroken);
+            let mut stream = respond.send_response(refused, false)?;
             stream.send_data(error.to_string().into(), true)?;
             Err(error)
         }

@@ -15,9 +15,10 @@ use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    ACCEPT_PAUSE, Common, Registry, arrival, copy,
+    ACCEPT_PAUSE, Common, Sessions, copy,
     gateway::listener,
-    opener::Permit,
+    incoming_interface,
+    session::Permit,
     socket::{prepare_end, seated},
 };
 use crate::{
@@ -56,7 +57,6 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Ingress {
     listener: TcpListener,
-    address: SocketAddr,
     shared: Arc<Shared>,
 }
 
@@ -66,7 +66,7 @@ struct Shared {
     common: Common,
     targets: watch::Receiver<Arc<Targets>>,
     inside: watch::Receiver<Arc<BTreeSet<u32>>>,
-    registry: Arc<Registry>,
+    sessions: Arc<Sessions>,
 }
 
 impl Ingress {
@@ -81,46 +81,38 @@ impl Ingress {
         common: Common,
         targets: watch::Receiver<Arc<Targets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
-        registry: Arc<Registry>,
+        sessions: Arc<Sessions>,
     ) -> io::Result<Self> {
         let is_v6 = settings.listen.is_ipv6();
         let listener = listener(settings.listen, common.mark, |socket| {
-            arrival::remember(socket, is_v6)?;
+            incoming_interface::remember(socket, is_v6)?;
             // Without the privilege, only addresses that are local anyway can be served.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
                 debug!(%error, "the ingress is not transparent");
             }
             Ok(())
         })?;
-        let address = listener.local_addr().unwrap_or(settings.listen);
         let shared = Arc::new(Shared {
             settings,
             common,
             targets,
             inside,
-            registry,
+            sessions,
         });
-        Ok(Self {
-            listener,
-            address,
-            shared,
-        })
+        Ok(Self { listener, shared })
     }
 
     /// Where it listens.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
-        self.address
+    pub fn local_addr(&self) -> SocketAddr {
+        let listen = self.shared.settings.listen;
+        self.listener.local_addr().unwrap_or(listen)
     }
 
     /// Serves until the drain begins; then lets streams go on for a while.
     pub async fn run(self, draining: watch::Receiver<bool>) {
-        let Self {
-            listener,
-            shared,
-            address,
-        } = self;
-        info!(%address, "ingress listens");
+        info!(address = %self.local_addr(), "ingress listens");
+        let Self { listener, shared } = self;
         let (stop, stopped) = watch::channel(false);
         let mut clients = JoinSet::new();
         let admit = |clients: &mut JoinSet<()>, (tcp, peer)| {
@@ -129,7 +121,7 @@ impl Ingress {
             } else {
                 reset(&tcp);
                 let whom = "ingress".into();
-                shared.registry.unwell(&whom, Reason::StreamsFull, &peer);
+                shared.sessions.unwell(&whom, Reason::StreamsFull, &peer);
             }
         };
         listen::accept_all(
@@ -162,40 +154,37 @@ async fn serve(
     peer: SocketAddr,
     stopped: watch::Receiver<bool>,
 ) {
-    let registry = &shared.registry;
-    let target = match prepare_end(&tcp).map_err(|_error| Reason::ClientReset) {
-        Ok(()) => shared.target(&tcp).await,
-        Err(reason) => Err(reason),
-    };
-    let target = match target {
+    let sessions = &shared.sessions;
+    let target = match shared.target(&tcp).await {
         Ok(target) => target,
         Err(reason) => {
             reset(&tcp);
-            registry.unwell(&"ingress".into(), reason, &peer);
+            sessions.unwell(&"ingress".into(), reason, &peer);
             return;
         }
     };
-    let (reason, tcp) = Box::pin(carry(registry, &target, tcp, stopped)).await;
+    let (reason, tcp) = Box::pin(carry(sessions, &target, tcp, stopped)).await;
     debug!(dialled = %target, %peer, reason = reason.label(), "stream ended");
     if BY_AN_END.contains(&reason) {
-        registry.count(reason);
+        sessions.count(reason);
     } else {
-        registry.refused(&target, reason);
+        sessions.refused(&target, reason);
     }
     // Whoever sees the end of it finds it told already.
     drop(tcp);
 }
 
 impl Shared {
-    /// What a connection is for, if it came as a steered one does.
+    /// Prepares a connection, and says what it is for, if it came as a steered one does.
     async fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
+        prepare_end(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
         let address = Address::from_ip(local.ip().to_canonical());
         let mut prefixes = self.settings.prefixes.iter();
         let index = prefixes.find_map(|prefix| prefix.index(&address));
         let index = index.ok_or(Reason::ArrivedOutside)?;
-        let interface = arrival::interface(tcp, local).map_err(|error| {
-            debug!(%error, "the arrival interface is unknown");
+        let interface = incoming_interface::of(tcp, local).map_err(|error| {
+            debug!(%error, "the incoming interface is unknown");
             Reason::ArrivedOutside
         })?;
         // That of a pod which has only just come up may not be known yet.
@@ -212,26 +201,26 @@ impl Shared {
 /// Carries a client's connection to its target, and says how it ended; what is left of the
 /// connection is still to be dropped.
 pub(super) async fn carry(
-    registry: &Registry,
+    sessions: &Sessions,
     target: &Target,
     mut tcp: TcpStream,
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     let permitted = async {
         // Without a session it is refused at once.
-        let permit = registry.sessions.permit(&target.node)?;
+        let permit = sessions.permit(&target.node)?;
         let first = first_bytes(&mut tcp).await;
         // A session may end meanwhile, beside another.
-        if permit.opener().is_open() {
+        if permit.session.is_open() {
             return Ok((permit, first));
         }
-        Ok((registry.sessions.permit(&target.node)?, first))
+        Ok((sessions.permit(&target.node)?, first))
     };
     let (permit, first) = match permitted.await {
         Ok(permitted) => permitted,
         Err(reason) => return (reason, Some(tcp)),
     };
-    let runtime = permit.opener().runtime().clone();
+    let runtime = permit.session.seat.runtime().clone();
     let mut there = JoinSet::new();
     there.spawn_on(
         stream(permit, target.clone(), (first, tcp), stopped),
@@ -251,17 +240,14 @@ async fn stream(
     (first, tcp): (Bytes, TcpStream),
     mut stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
-    let opener = permit.opener();
+    let session = &permit.session;
     let Ok(mut tcp) = seated(tcp) else {
         return (Reason::ClientReset, None);
     };
-    let mut stop = std::pin::pin!(async {
-        drain::begun(&mut stopped).await;
-        Reason::Draining
-    });
+    let mut stop = std::pin::pin!(drain::begun(&mut stopped));
     let stream = tokio::select! {
-        stream = opener.open(&target, first, &tcp) => stream,
-        reason = &mut stop => Err(reason),
+        stream = session.open(&target, first, &tcp) => stream,
+        () = &mut stop => Err(Reason::Draining),
     };
     let stream = match stream {
         Ok(stream) => stream,
@@ -269,11 +255,11 @@ async fn stream(
     };
     let stopped = async {
         tokio::select! {
-            reason = opener.stopped() => reason,
-            reason = stop => reason,
+            () = session.stopped() => {}
+            () = stop => {}
         }
     };
-    let reason = copy::run(&mut tcp, stream, opener.traffic(), stopped).await;
+    let reason = copy::run(&mut tcp, stream, &session.traffic, stopped).await;
     (reason, Some(tcp))
 }
 

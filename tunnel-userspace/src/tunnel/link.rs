@@ -1,7 +1,10 @@
 //! Signs of life of a session, and how much it carries.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -74,21 +77,28 @@ impl Traffic {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Takes a place for a stream, if there is one.
-    pub(super) fn take_place(&self, most: u32) -> bool {
+    /// Takes a slot for a stream, if fewer than `most` are taken.
+    pub(super) fn slot(self: &Arc<Self>, most: u32) -> Option<Slot> {
         let take = |streams: u32| (streams < most).then(|| streams + 1);
         self.streams
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
             .is_ok()
-    }
-
-    pub(super) fn free_place(&self) {
-        self.streams.fetch_sub(1, Ordering::AcqRel);
+            .then(|| Slot(Arc::clone(self)))
     }
 
     fn measured(&self, rtt: Duration) {
         let micros = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX).max(1);
         self.rtt.store(micros, Ordering::Relaxed);
+    }
+}
+
+/// A slot for one stream, free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Slot(Arc<Traffic>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -1,14 +1,14 @@
 //! The agent's end of a session: serves the streams that the gateway opens.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use tokio::{
     net::TcpStream,
-    sync::{Semaphore, oneshot, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -18,24 +18,25 @@ use tunnel_common::reason::Reason;
 use super::{
     Board, Common,
     agent::Settings,
-    code::{End, REASON, code_of, reason_of, reason_of_error, status_of},
     copy::{self, Stream},
-    dial, hello,
+    dial,
+    error_code::{End, code_of, reason_of, reason_of_error, refusing},
+    hello,
     link::{Traffic, silence},
-    socket::prepare_end,
+    socket::{Meter, prepare_end},
     target::{AllowList, Asked, is_own_address},
     wire::{self, Carrier},
 };
 use crate::{drain, failure::chain};
 
 /// How long a gateway may take until the hello is done.
-const HELLO: std::time::Duration = std::time::Duration::from_secs(5);
+const HELLO: Duration = Duration::from_secs(5);
 /// How many entries of the allow-list the gateway is shown.
 const SHOWN: usize = 100;
 /// How long a dial may wait for its turn while there are as many as there may be.
-const TURN: std::time::Duration = std::time::Duration::from_secs(1);
+const TURN: Duration = Duration::from_secs(1);
 /// How long resets have to reach the other end before the connection goes.
-const GRACE: std::time::Duration = std::time::Duration::from_millis(200);
+const GRACE: Duration = Duration::from_millis(200);
 
 /// What all streams of an agent share.
 #[derive(Debug)]
@@ -57,31 +58,24 @@ pub(super) enum News {
     Ended(String),
 }
 
+type Connection = h2::server::Connection<Carrier, Bytes>;
+
 /// A session as it runs.
 pub(super) struct Running {
-    pub(super) connection: h2::server::Connection<Carrier, Bytes>,
-    pub(super) hello: RecvStream,
+    connection: Connection,
+    hello: RecvStream,
     pub(super) traffic: Arc<Traffic>,
-    meter: Arc<super::socket::Meter>,
+    meter: Arc<Meter>,
 }
 
 /// Begins a session: HTTP/2, then the hello, which the gateway asks for.
 pub(super) async fn begin(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
-    let meter = carrier.get_ref().0.meter();
     let begun = timeout(HELLO, Box::pin(greet(shared, carrier))).await;
-    let (connection, hello) = begun.map_err(|_elapsed| "no hello came in time".to_owned())??;
-    Ok(Running {
-        connection,
-        hello,
-        traffic: Arc::default(),
-        meter,
-    })
+    begun.unwrap_or_else(|_elapsed| Err("no hello came in time".to_owned()))
 }
 
-async fn greet(
-    shared: &Shared,
-    carrier: Carrier,
-) -> Result<(h2::server::Connection<Carrier, Bytes>, RecvStream), String> {
+async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
+    let meter = carrier.get_ref().0.meter();
     let builder = wire::server(&shared.common.limits);
     let handshake = builder.handshake(carrier).await;
     let mut connection = handshake.map_err(|error| chain(&error))?;
@@ -97,10 +91,10 @@ async fn greet(
         ..hello::Answer::default()
     };
     let hello = {
-        let mut answered = std::pin::pin!(hello::answer(request, respond, answer));
+        let mut answered = pin!(hello::answer(request, respond, answer));
         loop {
             tokio::select! {
-                hello = &mut answered => break hello.map_err(|error| chain(&error)),
+                hello = &mut answered => break hello,
                 next = connection.accept() => match next {
                     // Nothing may come before the hello is answered.
                     Some(Ok((_, mut respond))) => {
@@ -113,24 +107,32 @@ async fn greet(
         }
     };
     match hello {
-        Ok(hello) => Ok((connection, hello)),
+        Ok(hello) => Ok(Running {
+            connection,
+            hello,
+            traffic: Arc::default(),
+            meter,
+        }),
         Err(error) => {
             // The refusal is still to be sent.
             connection.graceful_shutdown();
-            let sent = timeout(GRACE, async {
-                while connection.accept().await.is_some() {}
-            });
-            drop(sent.await);
-            Err(error)
+            flush(&mut connection).await;
+            Err(chain(&error))
         }
     }
+}
+
+/// Sends what waits to be sent, for a moment.
+async fn flush(connection: &mut Connection) {
+    let sent = async { while connection.accept().await.is_some() {} };
+    drop(timeout(GRACE, sent).await);
 }
 
 /// Serves streams until the session ends.
 pub(super) async fn run(
     shared: Arc<Shared>,
     running: Running,
-    news: oneshot::Sender<News>,
+    news: mpsc::UnboundedSender<News>,
     mut draining: watch::Receiver<bool>,
 ) {
     let Running {
@@ -140,14 +142,13 @@ pub(super) async fn run(
         meter,
     } = running;
     let (stop, stopped) = watch::channel(false);
-    let mut news = Some(news);
     let mut hello = Some(hello);
     let mut streams = JoinSet::new();
     let limits = &shared.common.limits;
     let ping = connection.ping_pong();
-    let mut quiet = std::pin::pin!(silence(ping, &meter, &traffic, limits));
+    let mut quiet = pin!(silence(ping, &meter, &traffic, limits));
     let mut deadline = draining.clone();
-    let mut last = std::pin::pin!(async move {
+    let mut last = pin!(async move {
         drain::begun(&mut deadline).await;
         sleep(limits.drain).await;
     });
@@ -167,7 +168,7 @@ pub(super) async fn run(
             () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),
             () = ended(&mut hello), if hello.is_some() => {
                 hello = None;
-                tell(&mut news, News::Replace);
+                drop(news.send(News::Replace));
             }
             () = drain::begun(&mut draining), if !is_draining => {
                 is_draining = true;
@@ -178,22 +179,16 @@ pub(super) async fn run(
             () = &mut last => {
                 warn!(streams = streams.len(), "streams were reset that did not end in time");
                 stop.send_replace(true);
-                let flush = async { while connection.accept().await.is_some() {} };
-                drop(timeout(GRACE, flush).await);
+                flush(&mut connection).await;
                 break "the agent stops".to_owned();
             }
         }
     };
     drop(connection);
-    tell(&mut news, News::Ended(ended));
+    // After the first news nobody waits for more.
+    drop(news.send(News::Ended(ended)));
     // They find their streams lost.
     while streams.join_next().await.is_some() {}
-}
-
-fn tell(news: &mut Option<oneshot::Sender<News>>, what: News) {
-    if let Some(Err(unheard)) = news.take().map(|news| news.send(what)) {
-        debug!(?unheard, "nobody waits for news of a session");
-    }
 }
 
 /// Waits for the end of the hello's body.
@@ -215,7 +210,7 @@ impl Shared {
         mut stopped: watch::Receiver<bool>,
     ) {
         // The gateway keeps to the advertised number; this is for the view.
-        let is_placed = traffic.take_place(u32::MAX);
+        let slot = traffic.slot(u32::MAX);
         let asked = Asked::of(&request);
         let dialled = match asked {
             Ok(asked) if request.method() == http::Method::CONNECT => {
@@ -224,10 +219,7 @@ impl Shared {
             Ok(_) => Err(Reason::ProtocolBroken),
             Err(reason) => Err(reason),
         };
-        let stop = async move {
-            drain::begun(&mut stopped).await;
-            Reason::Draining
-        };
+        let stop = drain::begun(&mut stopped);
         let reason = match dialled {
             Ok(mut tcp) => Box::pin(answer(&mut tcp, request, respond, &traffic, stop)).await,
             Err(reason) => {
@@ -235,9 +227,7 @@ impl Shared {
                 reason
             }
         };
-        if is_placed {
-            traffic.free_place();
-        }
+        drop(slot);
         self.board.counts.count(reason);
         debug!(asked = ?asked.ok(), reason = reason.label(), "stream ended");
     }
@@ -248,13 +238,13 @@ impl Shared {
         asked: &Asked,
         respond: &mut SendResponse<Bytes>,
     ) -> Result<TcpStream, Reason> {
-        let place = self.allow.place(asked, is_own_address)?;
+        let address = self.allow.resolve(asked, is_own_address)?;
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
             // A burst has its turn when those before it are through.
             let turn = timeout(TURN, self.dials.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialsFull)?;
-            dial::target(place, mark, limit).await
+            dial::target(address, mark, limit).await
         };
         let tcp = tokio::select! {
             tcp = dialled => tcp?,
@@ -274,7 +264,7 @@ async fn answer(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     traffic: &Traffic,
-    stop: impl Future<Output = Reason>,
+    stop: impl Future<Output = ()>,
 ) -> Reason {
     let send = match respond.send_response(Response::new(()), false) {
         Ok(send) => send,
@@ -293,11 +283,7 @@ fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
         // Nobody waits for an answer any more.
         return;
     }
-    let mut response = Response::new(());
-    *response.status_mut() = status_of(reason);
-    let label = HeaderValue::from_static(reason.label());
-    response.headers_mut().insert(REASON, label);
-    if let Err(error) = respond.send_response(response, true) {
+    if let Err(error) = respond.send_response(refusing(reason), true) {
         debug!(%error, "a refusal was not sent");
     }
 }

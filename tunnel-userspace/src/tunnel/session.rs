@@ -2,8 +2,9 @@
 
 use std::{
     cmp::Reverse,
+    future::pending,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -12,15 +13,20 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
-use tokio::{io::Interest, net::TcpStream, runtime::Handle, sync::watch, time::Instant};
+use parking_lot::Mutex;
+use tokio::{
+    io::Interest,
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 use tracing::debug;
 use tunnel_common::reason::Reason;
 
 use super::{
-    code::{End, code_of, reason_of_error, refusal},
     copy::Stream,
-    link::{Traffic, TrafficView},
-    opener::{Opener, Pending},
+    error_code::{End, code_of, reason_of_error, refusal},
+    link::{Slot, Traffic},
     sessions::SessionView,
     target::{LOOPBACK, TARGET},
     threads::Seat,
@@ -36,16 +42,6 @@ const PACE: Duration = Duration::from_millis(250);
 /// Paces that differ by less than this many bytes a second count as one.
 const PACE_STEP: u64 = 64 << 10;
 
-/// What carries the streams of a session.
-#[derive(Debug)]
-pub(super) struct Carried {
-    pub(super) sender: SendRequest<Bytes>,
-    /// The most streams, of this end's setting.
-    pub(super) streams: u32,
-    /// Where it runs, and its streams with it.
-    pub(super) seat: Seat,
-}
-
 /// A session with an agent.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -53,29 +49,30 @@ pub(super) struct Session {
     pub(super) node: Arc<str>,
     /// Its view as it was after the handshake.
     pub(super) facts: SessionView,
-    pub(super) carried: Carried,
+    pub(super) sender: SendRequest<Bytes>,
+    /// The most streams, of this end's setting.
+    pub(super) streams: u32,
+    /// Where it runs, and its streams with it.
+    pub(super) seat: Seat,
     pub(super) traffic: Arc<Traffic>,
     pub(super) pace: Mutex<Pace>,
-    /// Says when its streams have to end, and why.
-    pub(super) stop: watch::Receiver<Option<Reason>>,
+    /// Says when its streams have to end.
+    pub(super) stop: watch::Receiver<bool>,
 }
 
 impl Session {
     /// How little it is to be preferred: whether it may be dead, then how busy it is, by bytes and
     /// by streams, then its age.
     pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
-        let TrafficView {
-            bytes_in,
-            bytes_out,
-            streams,
-            ..
-        } = self.traffic.view();
-        let total = bytes_in.saturating_add(bytes_out);
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let view = self.traffic.view();
+        let pace = self
+            .pace
+            .lock()
+            .at(Instant::now(), view.bytes_in + view.bytes_out);
         (
             self.traffic.is_suspect(),
-            pace.at(Instant::now(), total) / PACE_STEP,
-            streams,
+            pace / PACE_STEP,
+            view.streams,
             Reverse(self.id),
         )
     }
@@ -86,64 +83,25 @@ impl Session {
             ..self.facts.clone()
         }
     }
-}
 
-impl Opener for Session {
-    fn is_open(&self) -> bool {
-        let mut sender = self.carried.sender.clone();
+    /// Whether it takes new streams: it has not ended, and the agent has not said that it will.
+    pub(super) fn is_open(&self) -> bool {
+        let mut sender = self.sender.clone();
         let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
         !matches!(ready, Poll::Ready(Err(_)))
     }
 
-    fn take_slot(&self) -> bool {
-        // One of those that the agent takes is the hello.
-        let of_agent = self
-            .carried
-            .sender
-            .current_max_send_streams()
-            .saturating_sub(1);
-        let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
-        self.traffic.take_place(most.min(self.carried.streams))
+    /// Ends when the streams have to.
+    pub(super) async fn stopped(&self) {
+        if self.stop.clone().wait_for(|stop| *stop).await.is_err() {
+            // The session is over. What came before its end is still to be copied; if the end of
+            // the stream was not among it, the stream itself says so.
+            pending().await
+        }
     }
 
-    fn free_slot(&self) {
-        self.traffic.free_place();
-    }
-
-    fn traffic(&self) -> &Traffic {
-        &self.traffic
-    }
-
-    fn runtime(&self) -> &Handle {
-        self.carried.seat.runtime()
-    }
-
-    fn stopped(&self) -> Pending<'static, Reason> {
-        let mut stop = self.stop.clone();
-        Box::pin(async move {
-            let reason = stop.wait_for(Option::is_some).await.map(|reason| *reason);
-            match reason {
-                Ok(Some(reason)) => reason,
-                // The session is over. What came before its end is still to be copied; if the end
-                // of the stream was not among it, the stream itself says so.
-                Ok(None) | Err(_) => std::future::pending().await,
-            }
-        })
-    }
-
-    fn open<'a>(
-        &'a self,
-        target: &'a Target,
-        first: Bytes,
-        client: &'a TcpStream,
-    ) -> Pending<'a, Result<Stream, Reason>> {
-        Box::pin(self.connect(target, first, client))
-    }
-}
-
-impl Session {
-    /// Sends the CONNECT of a stream and waits for the answer.
-    async fn connect(
+    /// Sends the CONNECT of a stream, with the client's first bytes, and waits for the answer.
+    pub(super) async fn open(
         &self,
         target: &Target,
         first: Bytes,
@@ -151,7 +109,7 @@ impl Session {
     ) -> Result<Stream, Reason> {
         let request = request(target)?;
         let lost = |error: h2::Error| reason_of_error(&error, End::Target);
-        let mut sender = self.carried.sender.clone();
+        let mut sender = self.sender.clone();
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
             self.traffic.count_sent(first.len());
@@ -161,12 +119,10 @@ impl Session {
             }
         }
         let answered = tokio::select! {
-            answered = tokio::time::timeout(ANSWER, answer) => {
-                answered.map_err(|_elapsed| Reason::DialTimedOut)
-            }
+            answered = timeout(ANSWER, answer) => answered.map_err(|_elapsed| Reason::DialTimedOut),
             _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
             () = never_opened(&mut sender) => Err(Reason::StreamsFull),
-            reason = self.stopped() => Err(reason),
+            () = self.stopped() => Err(Reason::Draining),
         };
         let answer = match answered {
             Ok(answer) => answer.map_err(lost)?,
@@ -184,13 +140,33 @@ impl Session {
     }
 }
 
+/// The permission to open one stream of a session.
+#[derive(Debug)]
+pub(super) struct Permit {
+    pub(super) session: Arc<Session>,
+    _slot: Slot,
+}
+
+impl Permit {
+    /// Takes one of the session's slots for streams, if one is free.
+    pub(super) fn take(session: Arc<Session>) -> Option<Self> {
+        // One of those that the agent takes is the hello; an agent may say that it takes none.
+        let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
+        let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
+        let slot = session.traffic.slot(most.min(session.streams))?;
+        Some(Self {
+            session,
+            _slot: slot,
+        })
+    }
+}
+
 /// Ends if the last request of a sender still waits to be opened after a while: streams that ended
 /// here, but whose last bytes the agent doesn't take, still count as open in `h2`.
 async fn never_opened(sender: &mut SendRequest<Bytes>) {
-    tokio::time::sleep(OPENED).await;
-    let waits = poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_pending())).await;
-    if !waits {
-        std::future::pending::<()>().await;
+    sleep(OPENED).await;
+    if poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_ready())).await {
+        pending().await
     }
 }
 
@@ -225,7 +201,8 @@ impl Pace {
     fn at(&mut self, now: Instant, total: u64) -> u64 {
         let time = now.duration_since(self.at);
         let millis = u64::try_from(time.max(PACE).as_millis()).unwrap_or(u64::MAX);
-        let rate = total.saturating_sub(self.total).saturating_mul(1000) / millis;
+        // Another thread may have come first, with a later total.
+        let rate = total.saturating_sub(self.total) * 1000 / millis;
         if time >= PACE {
             (self.at, self.total, self.rate) = (now, total, rate);
         }

@@ -1,25 +1,29 @@
-//! Which nodes have sessions, and what last went wrong with each.
+//! The sessions of nodes: the gateway adds them, the ingress opens streams on them, and both note here what
+//! went wrong.
 
 use std::{
     collections::BTreeMap,
     fmt,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
     TrafficView,
-    opener::{Opener as _, Permit},
-    session::Session,
+    counts::Counts,
+    log_limit::LogLimit,
+    session::{Permit, Session},
 };
-use crate::model::Target;
+use crate::model::{Target, Targets};
 
 /// How many sessions a node may have: those of its settings, and those that a bad link broke and
 /// nobody noticed yet.
@@ -37,16 +41,6 @@ pub struct NodeView {
     pub last_seen: Option<Timestamp>,
     /// What last went wrong with it.
     pub last_error: Option<String>,
-}
-
-impl NodeView {
-    /// A node that no session was ever seen of.
-    pub(super) fn unseen(node: &str) -> Self {
-        Self {
-            node: node.to_owned(),
-            ..Self::default()
-        }
-    }
 }
 
 /// A session with an agent.
@@ -68,15 +62,19 @@ pub struct SessionView {
     pub traffic: TrafficView,
 }
 
-/// Every node that has, had or was asked for a session.
-#[derive(Default)]
-pub(super) struct Sessions {
+/// The sessions of every node that has, had or was asked for one, counts of reasons, and the limits of the log.
+#[derive(Debug, Default)]
+pub struct Sessions {
     nodes: Mutex<BTreeMap<Arc<str>, Node>>,
     count: AtomicUsize,
     next: AtomicU64,
+    counts: Counts,
+    /// What was logged of nodes, and of others: a flood of the latter keeps no line back of the former.
+    log: LogLimit,
+    log_of_others: LogLimit,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Node {
     sessions: Vec<Arc<Session>>,
     last_seen: Option<Timestamp>,
@@ -84,6 +82,7 @@ struct Node {
 }
 
 /// What last went wrong with a node.
+#[derive(Debug)]
 enum Trouble {
     /// A connect to this was refused or broken off.
     Refused(Target, Reason),
@@ -91,28 +90,53 @@ enum Trouble {
     Ended(String),
 }
 
-impl fmt::Debug for Sessions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sessions")
-            .field("count", &self.count())
-            .finish_non_exhaustive()
-    }
-}
-
 impl Sessions {
-    /// Returns every node, by name.
-    pub(super) fn nodes(&self) -> Vec<NodeView> {
-        let view = |(name, node): (&Arc<str>, &Node)| NodeView {
-            node: name.to_string(),
-            sessions: node.sessions.iter().map(|session| session.view()).collect(),
-            last_seen: node.seen(),
-            last_error: node.trouble(),
+    /// Nobody is connected.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Returns every node that has, had or was asked for a session, by name.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeView> {
+        self.nodes_with(&Targets::new())
+    }
+
+    /// Returns these, and the nodes that are steered and never had one.
+    #[must_use]
+    pub fn nodes_with(&self, steered: &Targets) -> Vec<NodeView> {
+        let unseen = |target: &Target| NodeView {
+            node: target.node.to_string(),
+            ..NodeView::default()
         };
-        self.lock().iter().map(view).collect()
+        let steered = steered.values();
+        let steered = steered.map(|target| (Arc::clone(&target.node), unseen(target)));
+        let mut views: BTreeMap<_, _> = steered.collect();
+        let now = Timestamp::now();
+        let known = self.nodes.lock();
+        views.extend(known.iter().map(|(name, node)| {
+            let view = NodeView {
+                node: name.to_string(),
+                sessions: node.sessions.iter().map(|it| it.view()).collect(),
+                last_seen: node.seen(now),
+                // The time since an agent was seen goes on.
+                last_error: node.last_error.as_ref().map(|it| it.text(node, now)),
+            };
+            (Arc::clone(name), view)
+        }));
+        drop(known);
+        views.into_values().collect()
+    }
+
+    /// Returns how often each reason came up.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<Reason, u64> {
+        self.counts.all()
     }
 
     /// Returns how many sessions there are.
-    pub(super) fn count(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
@@ -123,102 +147,101 @@ impl Sessions {
 
     /// Adds a session, which may be picked from here on; unless there are `most` in all already, or of
     /// its node as many as one node may have.
-    pub(super) fn insert(&self, session: Arc<Session>, most: usize) -> bool {
-        let name = Arc::clone(&session.node);
-        let mut nodes = self.lock();
-        let node = nodes.entry(name).or_default();
-        if self.count() >= most || node.sessions.len() >= OF_NODE {
+    pub(super) fn insert(&self, session: Session, most: usize) -> bool {
+        let mut nodes = self.nodes.lock();
+        let node = nodes.entry(Arc::clone(&session.node)).or_default();
+        if self.len() >= most || node.sessions.len() >= OF_NODE {
             return false;
         }
         node.last_error = None;
-        node.sessions.push(session);
+        node.sessions.push(Arc::new(session));
         self.count.fetch_add(1, Ordering::AcqRel);
         true
     }
 
-    /// Removes a session. `error` says what ended it, if its end was not wanted.
-    pub(super) fn remove(&self, session: &Session, error: Option<String>) {
-        let mut nodes = self.lock();
-        let Some(node) = nodes.get_mut(&session.node) else {
+    /// Removes a session that was added. `error` says what ended it, if its end was not wanted.
+    pub(super) fn remove(&self, node: &Arc<str>, id: u64, error: Option<String>) {
+        let mut nodes = self.nodes.lock();
+        let Some(node) = nodes.get_mut(node) else {
             return;
         };
-        let before = node.sessions.len();
-        node.sessions.retain(|other| other.id != session.id);
-        let gone = before - node.sessions.len();
-        if gone > 0 {
-            node.last_seen = Some(Timestamp::now());
+        node.sessions.retain(|session| session.id != id);
+        node.last_seen = Some(Timestamp::now());
+        if let Some(error) = error {
+            node.last_error = Some(Trouble::Ended(error));
         }
-        if error.is_some() {
-            node.last_error = error.map(Trouble::Ended);
-        }
-        self.count.fetch_sub(gone, Ordering::AcqRel);
+        self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Takes a permit for a stream of the session of the node that has least to do.
     pub(super) fn permit(&self, node: &Arc<str>) -> Result<Permit, Reason> {
-        let mut sessions: Vec<_> = {
-            let nodes = self.lock();
-            let sessions = nodes.get(node).map(|node| node.sessions.as_slice());
-            let sessions = sessions.unwrap_or_default().iter();
-            sessions
-                .filter(|session| session.is_open())
-                .map(Arc::clone)
-                .collect()
-        };
+        let mut sessions = self.nodes.lock().get(node).map_or_else(Vec::new, |node| {
+            let open = node.sessions.iter().filter(|session| session.is_open());
+            open.cloned().collect()
+        });
         if sessions.is_empty() {
             return Err(Reason::AgentNotConnected);
         }
         sessions.sort_by_key(|session| session.load());
-        sessions
-            .into_iter()
-            .find_map(|session| Permit::take(session))
-            .ok_or(Reason::StreamsFull)
+        let permit = sessions.into_iter().find_map(Permit::take);
+        permit.ok_or(Reason::StreamsFull)
     }
 
-    /// Notes that a connect to the target was refused or broken off, and returns the text for it.
-    pub(super) fn note_refusal(&self, target: &Target, reason: Reason) -> String {
-        let mut nodes = self.lock();
+    pub(super) fn count(&self, reason: Reason) {
+        self.counts.count(reason);
+    }
+
+    /// Counts, notes and logs that a connect to the target was refused or broken off.
+    pub(super) fn refused(&self, target: &Target, reason: Reason) {
+        self.count(reason);
+        let trouble = Trouble::Refused(target.clone(), reason);
+        let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&target.node)).or_default();
-        node.last_error = Some(Trouble::Refused(target.clone(), reason));
-        explain(target, reason, node.seen(), Timestamp::now())
+        let text = trouble.text(node, Timestamp::now());
+        node.last_error = Some(trouble);
+        drop(nodes);
+        if let Some(kept_back) = self.log.may_log(&target.node, reason) {
+            let (node, reason) = (&target.node, reason.label());
+            warn!(%node, reason, kept_back, "{text}");
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Node>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Counts and logs a problem that has to do with no target.
+    pub(super) fn unwell(&self, whom: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
+        self.count(reason);
+        let (label, meaning) = (reason.label(), reason.meaning());
+        if let Some(kept_back) = self.log_of_others.may_log(whom, reason) {
+            warn!(%whom, reason = label, kept_back, %error, "{meaning}");
+        } else {
+            debug!(%whom, reason = label, %error, "{meaning}");
+        }
     }
 }
 
 impl Node {
-    /// What last went wrong, as it is now: the time since an agent was seen goes on.
-    fn trouble(&self) -> Option<String> {
-        Some(match self.last_error.as_ref()? {
-            Trouble::Refused(target, reason) => {
-                explain(target, *reason, self.seen(), Timestamp::now())
-            }
-            Trouble::Ended(text) => text.clone(),
-        })
-    }
-
-    fn seen(&self) -> Option<Timestamp> {
+    fn seen(&self, now: Timestamp) -> Option<Timestamp> {
         if self.sessions.is_empty() {
             self.last_seen
         } else {
-            Some(Timestamp::now())
+            Some(now)
         }
     }
 }
 
-/// What is said of a refusal, wherever it is said.
-fn explain(target: &Target, reason: Reason, seen: Option<Timestamp>, now: Timestamp) -> String {
-    if reason != Reason::AgentNotConnected {
-        return format!("{target}: {}", reason.meaning());
-    }
-    match seen {
-        Some(seen) => {
-            let ago = now.duration_since(seen).as_secs().max(0);
-            format!("{target}: agent not connected, last seen {ago} s ago")
+impl Trouble {
+    /// Returns the text for it, wherever it is shown.
+    fn text(&self, node: &Node, now: Timestamp) -> String {
+        match (self, node.seen(now)) {
+            (Self::Ended(text), _) => text.clone(),
+            (Self::Refused(target, Reason::AgentNotConnected), Some(seen)) => {
+                let ago = now.duration_since(seen).as_secs().max(0);
+                format!("{target}: agent not connected, last seen {ago} s ago")
+            }
+            (Self::Refused(target, Reason::AgentNotConnected), None) => {
+                format!("{target}: agent not connected, never seen")
+            }
+            (Self::Refused(target, reason), _) => format!("{target}: {}", reason.meaning()),
         }
-        None => format!("{target}: agent not connected, never seen"),
     }
 }
 
@@ -237,21 +260,49 @@ mod tests {
 
     #[test]
     fn a_refusal_says_who_and_since_when() {
-        let seen = Timestamp::UNIX_EPOCH;
         let now = Timestamp::from_second(42).expect("a time");
-        let explain = |reason, seen| explain(&target(), reason, seen, now);
+        let text = |reason, last_seen| {
+            let node = Node {
+                last_seen,
+                ..Node::default()
+            };
+            Trouble::Refused(target(), reason).text(&node, now)
+        };
 
         assert_eq!(
-            explain(Reason::AgentNotConnected, Some(seen)),
+            text(Reason::AgentNotConnected, Some(Timestamp::UNIX_EPOCH)),
             "edge-7 (10.1.2.3:10250): agent not connected, last seen 42 s ago"
         );
         assert_eq!(
-            explain(Reason::AgentNotConnected, None),
-            "edge-7 (10.1.2.3:10250): agent not connected, never seen"
-        );
-        assert_eq!(
-            explain(Reason::DialRefused, Some(seen)),
+            text(Reason::DialRefused, None),
             "edge-7 (10.1.2.3:10250): the target refused the agent's connect"
         );
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_refused_or_steered_and_never_connected_is_listed_once() {
+        let sessions = Sessions::new();
+        let reason = sessions.permit(&"edge-7".into()).expect_err("nobody");
+        sessions.refused(&target(), reason);
+        let other = |port| Target {
+            node: "edge-3".into(),
+            port,
+            ..target()
+        };
+        let steered = Targets::from([(1, target()), (2, other(10250)), (3, other(10255))]);
+
+        let nodes = sessions.nodes_with(&steered);
+
+        let shown = |node: &NodeView| (node.node.clone(), node.last_seen, node.last_error.clone());
+        let error = "edge-7 (10.1.2.3:10250): agent not connected, never seen";
+        assert_eq!(
+            nodes.iter().map(shown).collect::<Vec<_>>(),
+            [
+                ("edge-3".to_owned(), None, None),
+                ("edge-7".to_owned(), None, Some(error.to_owned())),
+            ]
+        );
+        let counts = BTreeMap::from([(Reason::AgentNotConnected, 1)]);
+        assert_eq!(sessions.counts(), counts);
     }
 }

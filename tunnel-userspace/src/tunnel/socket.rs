@@ -175,11 +175,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        match Pin::new(&mut this.tcp).poll_write(cx, buf) {
-            Poll::Pending => this.poll_waiting(cx),
-            written @ Poll::Ready(_) => written,
-        }
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(

@@ -67,7 +67,7 @@ impl AllowList {
     }
 
     /// Where to dial. `is_own` says whether an address is one of this machine's.
-    pub(super) fn place(
+    pub(super) fn resolve(
         &self,
         asked: &Asked,
         is_own: impl Fn(IpAddr) -> bool,
@@ -114,21 +114,11 @@ fn allowance(text: &str) -> Option<Allowance> {
 /// Whether an address can be that of a node: `self` never means loopback, and never what is not
 /// told apart from link to link.
 const fn may_be_own(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => {
-            !(v4.is_loopback()
-                || v4.is_link_local()
-                || v4.is_unspecified()
-                || v4.is_multicast()
-                || v4.is_broadcast())
-        }
-        IpAddr::V6(v6) => {
-            !(v6.is_loopback()
-                || v6.is_unicast_link_local()
-                || v6.is_unspecified()
-                || v6.is_multicast())
-        }
-    }
+    let is_of_a_link = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !(is_of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
 /// Whether an interface of this machine has the address now.
@@ -199,14 +189,17 @@ mod tests {
         let allowed = list(&["self:10250", "self:10255"]);
         let kubelet = asked("10.1.2.3:10250", false);
 
-        assert_eq!(allowed.place(&kubelet, everything), Ok(kubelet.address));
+        assert_eq!(allowed.resolve(&kubelet, everything), Ok(kubelet.address));
         assert_eq!(
-            allowed.place(&kubelet, nothing),
+            allowed.resolve(&kubelet, nothing),
             Err(Reason::TargetDenied),
             "somebody else's"
         );
         let other = asked("10.1.2.3:22", false);
-        assert_eq!(allowed.place(&other, everything), Err(Reason::TargetDenied));
+        assert_eq!(
+            allowed.resolve(&other, everything),
+            Err(Reason::TargetDenied)
+        );
     }
 
     #[test]
@@ -226,8 +219,8 @@ mod tests {
         ] {
             for loopback in [false, true] {
                 let asked = asked(address, loopback);
-                let place = allowed.place(&asked, everything);
-                assert_eq!(place, Err(Reason::TargetDenied), "{address}");
+                let resolved = allowed.resolve(&asked, everything);
+                assert_eq!(resolved, Err(Reason::TargetDenied), "{address}");
             }
         }
     }
@@ -235,21 +228,21 @@ mod tests {
     #[test]
     fn loopback_is_dialled_in_the_family_of_the_address_and_only_when_asked_for() {
         let allowed = list(&["localhost:10266"]);
-        let place = |address, loopback| allowed.place(&asked(address, loopback), everything);
+        let resolve = |address, loopback| allowed.resolve(&asked(address, loopback), everything);
 
         assert_eq!(
-            place("10.1.2.3:10266", true),
+            resolve("10.1.2.3:10266", true),
             Ok("127.0.0.1:10266".parse().expect("an address"))
         );
         assert_eq!(
-            place("[fd00::3]:10266", true),
+            resolve("[fd00::3]:10266", true),
             Ok("[::1]:10266".parse().expect("an address"))
         );
-        assert_eq!(place("10.1.2.3:10266", false), Err(Reason::TargetDenied));
-        assert_eq!(place("10.1.2.3:10250", true), Err(Reason::TargetDenied));
+        assert_eq!(resolve("10.1.2.3:10266", false), Err(Reason::TargetDenied));
+        assert_eq!(resolve("10.1.2.3:10250", true), Err(Reason::TargetDenied));
         let elsewhere = asked("10.1.2.4:10266", true);
         assert_eq!(
-            allowed.place(&elsewhere, nothing),
+            allowed.resolve(&elsewhere, nothing),
             Err(Reason::TargetDenied),
             "not our node"
         );
@@ -258,12 +251,12 @@ mod tests {
     #[test]
     fn an_exact_entry_allows_that_address_and_no_other() {
         let allowed = list(&["192.168.0.9:443"]);
-        let place = |address, loopback| allowed.place(&asked(address, loopback), nothing);
+        let resolve = |address, loopback| allowed.resolve(&asked(address, loopback), nothing);
 
-        place("192.168.0.9:443", false).expect("allowed");
-        place("192.168.0.9:443", true).expect_err("loopback");
-        place("192.168.0.9:444", false).expect_err("another port");
-        place("192.168.0.8:443", false).expect_err("another address");
+        resolve("192.168.0.9:443", false).expect("allowed");
+        resolve("192.168.0.9:443", true).expect_err("loopback");
+        resolve("192.168.0.9:444", false).expect_err("another port");
+        resolve("192.168.0.8:443", false).expect_err("another address");
     }
 
     #[test]

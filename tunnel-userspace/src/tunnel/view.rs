@@ -1,11 +1,9 @@
 //! What an agent shows of itself.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
@@ -25,7 +23,7 @@ pub struct AgentView {
 }
 
 /// A connection to a gateway.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
     /// The gateway, as the settings name it.
@@ -101,11 +99,7 @@ impl Board {
             view: ConnectionView {
                 gateway,
                 connection,
-                state: ConnectionState::Connecting,
-                since: None,
-                last_error: None,
-                next_try: None,
-                traffic: TrafficView::default(),
+                ..ConnectionView::default()
             },
             traffic: Arc::default(),
         });
@@ -118,7 +112,7 @@ impl Board {
     /// Shows it as it is now.
     #[must_use]
     pub fn view(&self) -> AgentView {
-        let connections = self.lock();
+        let connections = self.connections.lock();
         let view = |connection: &Connection| ConnectionView {
             traffic: connection.traffic.view(),
             ..connection.view.clone()
@@ -130,23 +124,28 @@ impl Board {
         }
     }
 
-    /// Changes what is shown of a connection.
-    pub(super) fn change(&self, slot: usize, change: impl FnOnce(&mut ConnectionView)) {
-        if let Some(connection) = self.lock().get_mut(slot) {
-            change(&mut connection.view);
+    /// Shows what a connection is at.
+    pub(super) fn show(
+        &self,
+        slot: usize,
+        state: ConnectionState,
+        next_try: Option<Timestamp>,
+        error: Option<String>,
+    ) {
+        if let Some(Connection { view, .. }) = self.connections.lock().get_mut(slot) {
+            let was_connected = view.state == ConnectionState::Connected;
+            if was_connected != (state == ConnectionState::Connected) {
+                view.since = Some(Timestamp::now());
+            }
+            (view.state, view.next_try) = (state, next_try);
+            view.last_error = error.or_else(|| view.last_error.take());
         }
     }
 
     /// Shows from now on what the new session of a connection carries.
     pub(super) fn carries(&self, slot: usize, traffic: Arc<Traffic>) {
-        if let Some(connection) = self.lock().get_mut(slot) {
+        if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,13 +30,10 @@ const SMALL_FRAMES: usize = 64 << 20;
 const TLS_BUFFER: usize = 256 << 10;
 
 /// The window of a connection: as much as all its streams together, so that however many of them
-/// stall, none takes the window of another.
+/// stall, none takes the window of another. The config keeps that of all streams within
+/// [`LARGEST_WINDOW`]; the hello is one more.
 fn connection_window(limits: &Limits) -> u32 {
-    limits
-        .streams
-        .saturating_add(1)
-        .saturating_mul(limits.window)
-        .min(LARGEST_WINDOW)
+    ((limits.streams + 1) * limits.window).min(LARGEST_WINDOW)
 }
 
 /// The end that opens streams: the gateway.
@@ -65,7 +62,7 @@ pub(super) fn server(limits: &Limits) -> h2::server::Builder {
         .max_frame_size(FRAME)
         .max_header_list_size(HEADERS)
         .max_send_buffer_size(SEND_BUFFER)
-        .max_concurrent_streams(limits.streams.saturating_add(1))
+        .max_concurrent_streams(limits.streams + 1)
         .max_concurrent_reset_streams(RESETS)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(None)

@@ -20,6 +20,25 @@ const NO_OTHER: &[&str] = &[KERNEL, OBJECTS, CLIENT];
 /// Nor a runtime.
 const NO_RUNTIME: &[&str] = &[KERNEL, OBJECTS, CLIENT, "tokio"];
 
+/// Nor I/O, a clock or chance.
+const PURE: &[&str] = &[
+    KERNEL,
+    OBJECTS,
+    CLIENT,
+    "tokio",
+    "rand",
+    "std::env",
+    "std::fs",
+    "std::io",
+    "std::net::TcpListener",
+    "std::net::TcpStream",
+    "std::net::UdpSocket",
+    "std::process",
+    "std::thread",
+    "std::time::Instant",
+    "std::time::SystemTime",
+];
+
 const fn rule(
     module: &'static str,
     never: &'static [&'static str],
@@ -47,10 +66,8 @@ pub(super) const USERSPACE: &[Rule] = &[
         NO_OTHER,
         &[
             "crate::admin",
-            "crate::bpf",
             "crate::config",
             "crate::identity::ca",
-            "crate::net",
             "crate::reconcile::EndpointView",
             "crate::reconcile::FrontView",
             "crate::reconcile::PortView",
@@ -103,6 +120,7 @@ pub(super) const USERSPACE: &[Rule] = &[
     rule("memory", NO_RUNTIME, &[]),
     rule("telemetry", NO_OTHER, &[]),
     rule("clock", NO_RUNTIME, &[]),
+    rule("capabilities", NO_RUNTIME, &[]),
     rule("failure", NO_RUNTIME, &[]),
     rule("duration", NO_RUNTIME, &[]),
     rule("parallel", NO_RUNTIME, &[]),
@@ -146,28 +164,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         &[KERNEL, OBJECTS, CLIENT, "tokio", "tunnel_common"],
         &["tunnel_common::addr", "tunnel_common::reason"],
     ),
-    rule(
-        "plan",
-        &[
-            KERNEL,
-            OBJECTS,
-            CLIENT,
-            "tokio",
-            // No I/O, no clock, no chance.
-            "rand",
-            "std::env",
-            "std::fs",
-            "std::io",
-            "std::net::TcpListener",
-            "std::net::TcpStream",
-            "std::net::UdpSocket",
-            "std::process",
-            "std::thread",
-            "std::time::Instant",
-            "std::time::SystemTime",
-        ],
-        &["crate::model"],
-    ),
+    rule("plan", PURE, &["crate::model"]),
     rule(
         "reconcile",
         NO_OTHER,
@@ -181,11 +178,26 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
+    rule(
+        "reconcile::desired",
+        PURE,
+        &["crate::model", "crate::plan", "crate::parallel"],
+    ),
+    rule(
+        "reconcile::sync::diff",
+        PURE,
+        &["crate::model", "crate::plan"],
+    ),
     // `reconcile` and `sockets` for the traits that are implemented here.
     rule(
         "bpf",
         &[OBJECTS, CLIENT],
-        &["crate::net", "crate::reconcile", "crate::sockets"],
+        &[
+            "crate::net",
+            "crate::reconcile",
+            "crate::sockets",
+            "crate::capabilities",
+        ],
     ),
     rule(
         "net",
@@ -204,7 +216,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         NO_OTHER,
         &[
             "crate::net",
-            "crate::clock",
+            "crate::capabilities",
             "crate::drain",
             "crate::failure",
             "crate::listen",
@@ -264,11 +276,9 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tunnel::Board",
             "crate::tunnel::ConnectionState",
             "crate::tunnel::NodeView",
-            "crate::clock",
             "crate::drain",
             "crate::listen",
             "crate::latest",
-            "crate::tasks",
         ],
     ),
 ];

@@ -177,41 +177,23 @@ fn library_path(folder: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn owned(names: &[&str]) -> Vec<String> {
-        names.iter().map(|&name| name.to_owned()).collect()
+    fn owned(names: &str) -> Vec<String> {
+        names.split(' ').map(str::to_owned).collect()
     }
 
     #[test]
     fn libraries_are_taken_when_needed_new_and_not_taken() {
-        let needed = owned(&[
-            "libc6",
-            "libslirp0",
-            "libfdt1",
-            "ipxe-qemu",
-            "libslirp0",
-            "libaio1",
-        ]);
-        let new = owned(&[
-            "ipxe-qemu",
-            "libaio1",
-            "libfdt1",
-            "libslirp0",
-            "libspice-server1",
-        ]);
+        let needed = owned("libc6 libslirp0 libfdt1 ipxe-qemu libslirp0 libaio1");
+        let new = owned("ipxe-qemu libaio1 libfdt1 libslirp0 libspice-server1");
 
-        let next = libraries(&needed, &new, &owned(&["libaio1"]));
+        let next = libraries(&needed, &new, &owned("libaio1"));
 
         assert_eq!(next, ["libfdt1", "libslirp0"]);
     }
 
     #[test]
     fn the_other_parts_of_qemu_need_no_libraries() {
-        let taken = owned(&[
-            "qemu-system-x86",
-            "qemu-system-common",
-            "seabios",
-            "libpmem1",
-        ]);
+        let taken = owned("qemu-system-x86 qemu-system-common seabios libpmem1");
 
         assert_eq!(needing(&taken), ["qemu-system-x86", "libpmem1"]);
     }

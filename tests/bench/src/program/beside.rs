@@ -2,17 +2,14 @@
 //! the daemon looks for listeners on an address of a Service.
 
 use std::{
-    io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr},
-    os::unix::net::UnixStream,
-    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{load::race::offset, manifest::Protocol, node::Node};
+use anyhow::{Result, ensure};
+use tunnel_tests::{admin, load::race::offset, manifest::Protocol, node::Node};
 
 use super::{
     Options, Times, Verdict,
@@ -20,7 +17,7 @@ use super::{
     probe::{self, PORT},
 };
 use crate::{
-    report::thousandths,
+    report::{ratio, thousandths},
     services::{FIRST, many},
 };
 
@@ -77,7 +74,8 @@ fn while_asked<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
         let asking = scope.spawn(|| -> Result<()> {
             while !is_over.load(Ordering::Relaxed) {
                 for path in ["/services", "/metrics"] {
-                    ask(&socket, path).with_context(|| format!("GET {path}"))?;
+                    let answer = admin::get(&socket, path)?;
+                    ensure!(answer.status == 200, "GET {path}: {}", answer.status);
                 }
             }
             Ok(())
@@ -89,18 +87,6 @@ fn while_asked<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
-}
-
-fn ask(socket: &Path, path: &str) -> Result<()> {
-    let mut stream = UnixStream::connect(socket)?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    ensure!(answer.starts_with(b"HTTP/1.1 200"), "no good answer");
-    Ok(())
 }
 
 impl Beside {
@@ -126,16 +112,10 @@ pub(super) fn verdicts(times: &[Times]) -> Vec<Verdict> {
         return Vec::new();
     };
     let verdict = |other: &Times| {
-        let ratio = other.p99_ns.saturating_mul(1000) / alone.p99_ns.max(1);
-        Verdict {
-            target: format!(
-                "{}: p99 at most {} of that alone",
-                other.what,
-                thousandths(MOST)
-            ),
-            measured: thousandths(ratio),
-            met: ratio <= MOST,
-        }
+        let ratio = ratio(other.p99_ns, alone.p99_ns);
+        let most = thousandths(MOST);
+        let target = format!("{}: p99 at most {most} of that alone", other.what);
+        Verdict::new(target, thousandths(ratio), ratio <= MOST)
     };
     others.iter().map(verdict).collect()
 }

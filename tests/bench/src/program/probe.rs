@@ -162,15 +162,3 @@ pub(super) fn end(node: &Node) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_swaps_the_only_endpoint() {
-        assert!(slice(0).text.contains("10.1.0.111"));
-        assert!(slice(1).text.contains("10.1.0.112"));
-        assert_eq!(slice(2).text, slice(0).text);
-    }
-}

@@ -1,8 +1,6 @@
 //! kube-proxy's iptables mode: one chain that every new connection walks until its Service comes, a
 //! chain for each Service port and each of its endpoints.
 
-use std::process::Command;
-
 use anyhow::{Result, bail};
 use tunnel_tests::place::Place;
 
@@ -18,11 +16,8 @@ const LOADERS: [(&str, &str, &str); 2] = [
 /// Runs `iptables-restore` in a place; and which kind of it.
 pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
     for (kind, look, restore) in LOADERS {
-        let listed = Command::new("nsenter")
-            .args(["--target", &place.pid().to_string(), "--net"])
-            .args([look, "--table", "nat", "--list-rules"])
-            .output();
-        if listed.is_ok_and(|output| output.status.success()) {
+        let list = [look, "--table", "nat", "--list-rules"];
+        if place.run(&list).is_ok() {
             let words = [restore, "--wait", "5", "--noflush", "--counters"];
             return Ok((kind, Loader::new(place, &words)));
         }

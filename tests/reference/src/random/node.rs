@@ -10,7 +10,7 @@ use k8s_openapi::{
 
 use super::{ZONES, add_label, chance, pick};
 use crate::{
-    Entry, ExternalIps, Here, NodePortAddresses, TopologyKeys,
+    Entry, ExternalIps, Here, TopologyKeys,
     address::{Cidr, parse},
 };
 
@@ -100,38 +100,36 @@ pub(super) fn here(rng: &mut Rng, nodes: &[Node]) -> Here {
 
 /// Loopback, what the Node object says (rarely not, behind a NAT), a bridge, and now and then the
 /// address of a load balancer.
-fn addresses(rng: &mut Rng, node: &Node) -> Vec<(bool, IpAddr)> {
+fn addresses(rng: &mut Rng, node: &Node) -> Vec<IpAddr> {
     let mut addresses = vec![
-        (true, IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        (true, IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
     ];
     for address in crate::node::addresses(node) {
         if address.type_ == "InternalIP" && !chance(rng, 40) {
-            addresses.extend(parse(&address.address).map(|address| (false, address)));
+            addresses.extend(parse(&address.address));
         }
     }
-    for (on_loopback, address, one_in) in [
-        (false, "172.17.0.1", 2),
-        (false, "fd17::1", 3),
-        (true, "203.0.113.1", 5),
-        (true, "2001:db8:f::1", 5),
+    for (address, one_in) in [
+        ("172.17.0.1", 2),
+        ("fd17::1", 3),
+        ("203.0.113.1", 5),
+        ("2001:db8:f::1", 5),
     ] {
         if chance(rng, one_in) {
-            addresses.extend(parse(address).map(|address| (on_loopback, address)));
+            addresses.extend(parse(address));
         }
     }
     addresses
 }
 
-fn node_port_addresses(rng: &mut Rng) -> NodePortAddresses {
-    match rng.u8(0..6) {
-        0 | 1 => NodePortAddresses::Absent,
-        2 => NodePortAddresses::All,
-        _ => {
-            let count = rng.u8(1..=3);
-            NodePortAddresses::List((0..count).map(|_| entry(rng)).collect())
-        }
-    }
+fn node_port_addresses(rng: &mut Rng) -> Option<Vec<Entry>> {
+    let count = match rng.u8(0..6) {
+        0 | 1 => return None,
+        2 => 0,
+        _ => rng.u8(1..=3),
+    };
+    Some((0..count).map(|_| entry(rng)).collect())
 }
 
 fn entry(rng: &mut Rng) -> Entry {

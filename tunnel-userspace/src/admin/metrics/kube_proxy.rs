@@ -10,10 +10,7 @@ use super::{
     Answers,
     out::{Out, number},
 };
-use crate::{
-    model::{ByFamily, Family},
-    reconcile::Stats,
-};
+use crate::{model::Family, reconcile::Stats};
 
 /// The label that says which family.
 const FAMILY: &str = "ip_family";
@@ -65,25 +62,20 @@ fn passes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
 
 fn changes(out: &mut Out<'_>, stats: &Stats) -> fmt::Result {
     let sync = &stats.sync;
-    let services = ByFamily {
-        v4: sync.service_changes,
-        v6: sync.service_changes,
-    };
-    let pending = ByFamily {
-        v4: sync.pending_services,
-        v6: sync.pending_services,
-    };
-    for (what, total, pending) in [
-        ("service", services, pending),
-        ("endpoint", sync.endpoint_changes, sync.pending_endpoints),
-    ] {
+    let services = (
+        by_family(|_| sync.service_changes),
+        by_family(|_| sync.pending_services),
+    );
+    let endpoints = (
+        by_family(|family| *sync.endpoint_changes.of(family)),
+        by_family(|family| *sync.pending_endpoints.of(family)),
+    );
+    for (what, (total, pending)) in [("service", services), ("endpoint", endpoints)] {
         let name = format!("kubeproxy_sync_proxy_rules_{what}_changes");
-        let values = by_family(|family| *total.of(family));
-        out.counters(&name, "Changes that were seen", values)?;
-        let name = format!("{name}_pending");
-        let values = by_family(|family| number(*pending.of(family)));
+        out.counters(&name, "Changes that were seen", total)?;
         let help = "Services with changes that are not written yet";
-        out.gauges(&name, help, values)?;
+        let pending = pending.map(|(labels, count)| (labels, number(count)));
+        out.gauges(&format!("{name}_pending"), help, pending)?;
     }
     Ok(())
 }

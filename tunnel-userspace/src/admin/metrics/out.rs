@@ -70,8 +70,8 @@ impl Out<'_> {
         let mut encoder = self.0.encode_descriptor(name, help, None, kind)?;
         for (labels, histogram) in values {
             let mut encoder = encoder.encode_family(&labels)?;
-            let (sum, count) = (histogram.sum(), histogram.count());
-            encoder.encode_histogram::<NoLabelSet>(sum, count, histogram.buckets(), None)?;
+            let (sum, count) = (histogram.sum, histogram.count());
+            encoder.encode_histogram::<NoLabelSet>(sum, count, &histogram.buckets, None)?;
         }
         Ok(())
     }
@@ -82,6 +82,6 @@ impl Out<'_> {
     clippy::cast_precision_loss,
     reason = "a metric is a float, and counts of entries are far below 2^52"
 )]
-pub(super) const fn number(count: usize) -> f64 {
-    count as f64
+pub(super) fn number(count: impl TryInto<u64>) -> f64 {
+    count.try_into().unwrap_or(u64::MAX) as f64
 }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use tunnel_common::addr::Protocol;
-
 use super::out::{Out, number};
 use crate::reconcile::{Counted, PortCounts};
 
@@ -17,33 +15,20 @@ pub(super) fn encode(out: &mut Out<'_>, counted: &Counted) -> fmt::Result {
     let help = "Connections and datagrams to a service port that were refused";
     out.counters("culvert_service_refused", help, each(|port| port.refused))?;
     let help = "Open sockets that were sent to a backend of a service port";
-    let open = each(|port| port.open).map(|(labels, open)| (labels, saturated(open)));
+    let open = each(|port| port.open).map(|(labels, open)| (labels, number(open)));
     out.gauges("culvert_service_open_connections", help, open)?;
     let help = "Service ports that have no counts of their own here";
     let left_out = number(counted.left_out);
     out.gauge("culvert_service_ports_left_out", help, left_out)
 }
 
-fn labels(port: &PortCounts) -> [(&str, &str); 5] {
+fn labels(port: &PortCounts) -> [(&str, String); 5] {
     let name = &port.name;
     [
-        ("namespace", &*name.service.namespace),
-        ("service", &*name.service.name),
-        ("port", &*name.port),
-        ("protocol", protocol(name.protocol)),
-        ("ip_family", name.family.label()),
+        ("namespace", name.service.namespace.to_string()),
+        ("service", name.service.name.to_string()),
+        ("port", name.port.to_string()),
+        ("protocol", name.protocol.to_string()),
+        ("ip_family", name.family.label().to_owned()),
     ]
-}
-
-const fn protocol(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::TCP => "TCP",
-        Protocol::UDP => "UDP",
-        // No socket of it is translated.
-        _ => "other",
-    }
-}
-
-fn saturated(count: u64) -> f64 {
-    number(usize::try_from(count).unwrap_or(usize::MAX))
 }

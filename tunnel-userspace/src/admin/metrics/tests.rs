@@ -5,10 +5,11 @@ use tunnel_common::addr::Protocol;
 
 use super::*;
 use crate::{
-    admin::{AgentSetup, StartTimes, TunnelViews, fixture},
+    admin::{AgentSetup, TunnelView, fixture},
     model::{Family, ObjectName},
     plan::PortName,
-    reconcile::PortCounts,
+    reconcile::{Counted, PortCounts},
+    tunnel::AgentView,
 };
 
 fn views(stats: Stats, server: Server) -> Arc<Views> {
@@ -16,15 +17,17 @@ fn views(stats: Stats, server: Server) -> Arc<Views> {
         server: Some(server.clone()),
         ..Report::default()
     };
-    let tunnel = TunnelViews {
-        identity: Box::new(|| Some(State::default())),
-        ..TunnelViews::default()
+    let tunnel = || TunnelView {
+        identity: Some(State::default()),
+        ..TunnelView::default()
     };
     Arc::new(Views {
         source: Box::new(source),
-        tunnel,
-        counters: Box::new(|| Ok(vec![(Reason::Translated, 7)])),
+        tunnel: Box::new(tunnel),
+        counters: Box::new(|| vec![(Reason::Translated, 7)]),
         connections: Box::new(|| 5),
+        counted: Box::new(counted),
+        answers: watch::Sender::new([(("/healthz", 200), 3), (("/livez", 503), 1)].into()),
         ..fixture::views(watch::channel(stats).1)
     })
 }
@@ -50,54 +53,43 @@ fn counted() -> Counted {
 }
 
 fn rendered(stats: Stats) -> String {
-    let answers = Answers::from([(("/healthz", 200), 3), (("/livez", 503), 1)]);
-    render(&views(stats, Server::default()), answers, counted()).expect("rendered")
+    render(views(stats, Server::default())).expect("rendered")
+}
+
+/// The lines that begin with one of these.
+fn lines<'a>(page: &'a str, names: &[&str]) -> Vec<&'a str> {
+    let is_named = |line: &&str| names.iter().any(|name| line.starts_with(name));
+    page.lines().filter(is_named).collect()
 }
 
 #[test]
 fn an_api_server_that_is_away_shows_and_so_does_what_is_served_meanwhile() {
-    let said = |server: Server| {
-        let page =
-            render(&views(Stats::default(), server), Answers::new(), counted()).expect("rendered");
-        let lines = page.lines().map(str::to_owned);
-        let ours = |line: &String| {
-            line.starts_with("culvert_api_server_up") || line.starts_with("culvert_source_stale")
-        };
-        lines.filter(ours).collect::<Vec<_>>()
-    };
     let away = Server {
         trouble: Some("refused".to_owned()),
         stale: Some("of yesterday".to_owned()),
         ..Server::default()
     };
+    let names = ["culvert_api_server_up", "culvert_source_stale"];
+    for (server, values) in [(Server::default(), ["1.0", "0.0"]), (away, ["0.0", "1.0"])] {
+        let page = render(views(Stats::default(), server)).expect("rendered");
 
-    assert_eq!(
-        said(Server::default()),
-        ["culvert_api_server_up 1.0", "culvert_source_stale 0.0"]
-    );
-    assert_eq!(
-        said(away),
-        ["culvert_api_server_up 0.0", "culvert_source_stale 1.0"]
-    );
+        let wanted = [0, 1].map(|i| format!("{} {}", names[i], values[i]));
+        assert_eq!(lines(&page, &names), wanted);
+    }
 }
 
 fn agent() -> String {
     let status = AgentStatus {
         ready: true,
         not_ready: None,
-        setup: AgentSetup {
-            version: String::new(),
-            pid: 1,
-            started: String::new(),
-            allow: Vec::new(),
-        },
+        setup: AgentSetup::default(),
         tunnel: AgentView {
             connections: Vec::new(),
             counts: BTreeMap::from([("target_denied".to_owned(), 3)]),
         },
         identity: State::default(),
     };
-    render_agent(&status).expect("rendered")
+    render_agent(status).expect("rendered")
 }
 
 fn expect_lines(page: &str, lines: &[&str]) {
@@ -131,14 +123,14 @@ fn counters_of_the_kernel_and_of_the_daemon_stand_in_one_metric() {
 #[test]
 fn what_was_counted_of_a_service_port_has_its_name() {
     let labels = r#"{namespace="shop",service="web",port="http",protocol="TCP",ip_family="IPv6"}"#;
+    let page = rendered(Stats::default()).replace(labels, "");
     let lines = [
-        format!("culvert_service_sent_total{labels} 11"),
-        format!("culvert_service_refused_total{labels} 12"),
-        format!("culvert_service_open_connections{labels} 13.0"),
-        "culvert_service_ports_left_out 14.0".to_owned(),
+        "culvert_service_sent_total 11",
+        "culvert_service_refused_total 12",
+        "culvert_service_open_connections 13.0",
+        "culvert_service_ports_left_out 14.0",
     ];
-    let lines = lines.each_ref().map(String::as_str);
-    expect_lines(&rendered(Stats::default()), &lines);
+    expect_lines(&page, &lines);
 }
 
 #[test]
@@ -153,14 +145,10 @@ fn only_steps_of_the_start_that_are_done_have_a_time() {
         ..fixture::views(watch::channel(Stats::default()).1)
     };
 
-    let page = render(&Arc::new(views), Answers::new(), Counted::default()).expect("rendered");
+    let page = render(Arc::new(views)).expect("rendered");
 
-    let lines = page.lines();
-    let ours: Vec<_> = lines
-        .filter(|line| line.starts_with("culvert_start_seconds"))
-        .collect();
     assert_eq!(
-        ours,
+        lines(&page, &["culvert_start_seconds"]),
         [
             "culvert_start_seconds{step=\"load\"} 0.25",
             "culvert_start_seconds{step=\"read\"} 1.5"

@@ -5,7 +5,6 @@ use std::{
 
 use http_body_util::BodyExt as _;
 use tokio::{
-    net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -13,51 +12,40 @@ use tokio::{
 
 use super::*;
 use crate::{
-    admin::{fixture, serve_port},
+    admin::{
+        fixture::{self, LOOPBACKS, free_port, good},
+        serve_port,
+    },
     reconcile::Stats,
 };
-
-const LOOPBACKS: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::LOCALHOST),
-    IpAddr::V6(Ipv6Addr::LOCALHOST),
-];
 
 /// A port that is served.
 struct Served {
     port: u16,
     stats: watch::Sender<Stats>,
-    answers: Answers,
+    views: Arc<Views>,
     _drain: watch::Sender<bool>,
     _task: JoinSet<()>,
 }
 
 /// Serves a free port of an address.
 async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
-    let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).await;
-    let free = free.expect("a port");
-    let port = free.local_addr().expect("an address").port();
-    drop(free);
-    let (stats, shown) = watch::channel(Stats {
-        synced: true,
-        node_eligible: true,
-        ..Stats::default()
-    });
+    let port = free_port().await;
+    let (stats, shown) = watch::channel(good());
     let (drain, draining) = watch::channel(false);
-    let answers = Answers::default();
     let views = Arc::new(fixture::views(shown));
     let address = SocketAddr::new(ip, port);
     let mut task = JoinSet::new();
     let waiting = views.listening.clone();
-    let site = Node {
+    let routes = Node {
         endpoint,
-        views,
-        answers: Arc::clone(&answers),
+        views: Arc::clone(&views),
     };
-    task.spawn(serve_port("test", address, site, waiting, draining));
+    task.spawn(serve_port("test", address, routes, waiting, draining));
     Served {
         port,
         stats,
-        answers,
+        views,
         _drain: drain,
         _task: task,
     }
@@ -106,7 +94,7 @@ async fn beside_the_metrics_are_the_mode_the_config_and_a_plain_health() {
         assert!(head.contains("x-content-type-options: nosniff"), "{head}");
         assert_eq!(found, body);
     }
-    assert!(served.answers.lock().expect("whole").is_empty());
+    assert!(served.views.answers.borrow().is_empty());
     let (head, _) = served.until_asked(LOOPBACKS[0], "/livez").await;
     assert!(head.starts_with("http/1.1 404"), "{head}");
 }
@@ -126,7 +114,7 @@ async fn answers_about_health_are_counted_by_their_code() {
     assert!(head("/livez").await.starts_with("http/1.1 503"));
     assert!(head("/proxyMode").await.starts_with("http/1.1 404"));
 
-    let counts = served.answers.lock().expect("whole").clone();
+    let counts = served.views.answers.borrow().clone();
     let once = [
         ("/healthz", 200),
         ("/healthz", 503),
@@ -167,7 +155,6 @@ fn node(views: Views) -> Node {
     Node {
         endpoint: Endpoint::Socket,
         views: Arc::new(views),
-        answers: Answers::default(),
     }
 }
 
@@ -180,20 +167,16 @@ async fn asked(node: &Node, path: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn readiness_is_one_answer_wherever_it_is_asked_for() {
-    let good = Stats {
-        synced: true,
-        ..Stats::default()
-    };
     let stale = Stats {
         stale: true,
-        ..good.clone()
+        ..good()
     };
-    let taken = views(None, good.clone());
+    let taken = views(None, good());
     let port = ("admin".to_owned(), "in use".to_owned());
     taken.listening.send_replace([port].into());
     for (views, wanted) in [
-        (views(None, good.clone()), true),
-        (views(Some("waiting"), good), false),
+        (views(None, good()), true),
+        (views(Some("waiting"), good()), false),
         (views(None, stale), false),
         (taken, false),
     ] {

@@ -7,7 +7,7 @@ use crate::{
     bpf::SocketMemory,
     config::Config,
     failure::chain,
-    sockets::{Ender, View},
+    sockets::{Terminator, View},
     tasks::Tasks,
 };
 
@@ -18,26 +18,21 @@ pub(super) fn start(
     view: watch::Sender<View>,
     gone: watch::Receiver<u64>,
     tasks: &mut Tasks,
-    draining: &watch::Receiver<bool>,
 ) {
     let settings = &config.sockets;
     if settings.end.is_empty() {
         return;
     }
-    let protocols = settings.end.clone();
+    view.send_modify(|view| view.protocols.clone_from(&settings.end));
     match SocketMemory::open(&config.bpf.bpffs) {
         Ok(memory) => {
-            view.send_modify(|view| view.protocols = protocols);
-            let ender = Ender::new(settings, config.helper_socket(), memory, view);
-            tasks.start("sockets", ender.run(gone, draining.clone()));
+            let terminator = Terminator::new(settings, config.helper_socket(), memory, view);
+            tasks.start("sockets", terminator.run(gone, tasks.draining()));
         }
         Err(error) => {
             let problem = chain(&error);
             warn!(%problem, "no sockets are ended when their backend goes");
-            view.send_modify(|view| {
-                view.protocols = protocols;
-                view.problem = Some(problem);
-            });
+            view.send_modify(|view| view.problem = Some(problem));
         }
     }
 }

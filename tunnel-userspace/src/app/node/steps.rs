@@ -6,15 +6,6 @@ use tokio::sync::watch;
 
 use crate::{admin::StartTimes, clock::monotonic};
 
-/// A step of the start.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Step {
-    Load,
-    Read,
-    Write,
-    Attach,
-}
-
 /// Times steps, one after another.
 #[derive(Debug)]
 pub(super) struct Steps {
@@ -37,16 +28,11 @@ impl Steps {
         self.times.subscribe()
     }
 
-    /// A step ends, and the next one begins.
-    pub(super) fn done(&mut self, step: Step) {
+    /// Ends a step, and begins the next one.
+    pub(super) fn done(&mut self, step: impl FnOnce(&mut StartTimes) -> &mut Option<f64>) {
         let now = monotonic();
-        let took = Some(now.saturating_sub(self.since).as_secs_f64());
+        let took = (now - self.since).as_secs_f64();
         self.since = now;
-        self.times.send_modify(|times| match step {
-            Step::Load => times.load = took,
-            Step::Read => times.read = took,
-            Step::Write => times.write = took,
-            Step::Attach => times.attach = took,
-        });
+        self.times.send_modify(|times| *step(times) = Some(took));
     }
 }

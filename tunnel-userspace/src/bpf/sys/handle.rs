@@ -12,7 +12,7 @@ use std::{
 use tunnel_common::table::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Attr, BPF_MAP_UPDATE_ELEM, Shape, open_pin, shape};
+use super::{Attr, BPF_MAP_UPDATE_ELEM, open_map};
 use crate::reconcile::{ReadError, WriteError};
 
 const BPF_MAP_LOOKUP_ELEM: i64 = 1;
@@ -47,24 +47,12 @@ impl<K, V> Clone for Handle<K, V> {
 impl<K: Plain, V: Plain> Handle<K, V> {
     /// Opens the map that is pinned in a folder.
     pub(in crate::bpf) fn open(folder: &Path, row: &'static Map) -> Result<Self, ReadError> {
-        let open = || -> io::Result<Self> {
-            let fd = open_pin(&folder.join(row.name))?;
-            let (found, entries) = shape(fd.as_fd())?;
-            let sizes = [row.key, row.value].map(usize::try_from);
-            let wanted = Shape::of(row);
-            if found != wanted || sizes != [Ok(size_of::<K>()), Ok(size_of::<V>())] {
-                return Err(io::Error::other(format!("it is {found}, not {wanted}")));
-            }
-            Ok(Self {
-                row,
-                fd: Arc::new(fd),
-                entries,
-                types: PhantomData,
-            })
-        };
-        open().map_err(|source| ReadError {
-            map: row.name,
-            source,
+        let (fd, entries) = open_map::<K, V>(folder, row)?;
+        Ok(Self {
+            row,
+            fd: Arc::new(fd),
+            entries,
+            types: PhantomData,
         })
     }
 
@@ -76,13 +64,10 @@ impl<K: Plain, V: Plain> Handle<K, V> {
     /// Reads the value of a key, if it has one.
     pub(in crate::bpf) fn find(&self, key: &K) -> Result<Option<V>, ReadError> {
         let mut value = V::new_zeroed();
-        let attr = self.of_key(key).pointer(16, &raw mut value);
+        let mut attr = self.of_key(key).pointer(16, &raw mut value);
         // SAFETY: key and value have the sizes of the map, and outlive the call.
-        match unsafe { attr.call(BPF_MAP_LOOKUP_ELEM) } {
-            Ok(_) => Ok(Some(value)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.unread(error)),
-        }
+        let answer = unsafe { attr.call(BPF_MAP_LOOKUP_ELEM) };
+        Ok(self.is_there(answer)?.then_some(value))
     }
 
     /// Reads the value of a key that must have one.
@@ -105,17 +90,14 @@ impl<K: Plain, V: Plain> Handle<K, V> {
 
     fn key_after(&self, last: Option<&K>) -> Result<Option<K>, ReadError> {
         let mut next = K::new_zeroed();
-        let attr = Attr::new()
+        let mut attr = Attr::new()
             .fd(0, self.fd.as_fd())
             .pointer(8, last.map_or(ptr::null(), ptr::from_ref))
             .pointer(16, &raw mut next);
         // SAFETY: the keys have the size of those of the map, the first may be null, and both outlive
         // the call.
-        match unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) } {
-            Ok(_) => Ok(Some(next)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.unread(error)),
-        }
+        let answer = unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) };
+        Ok(self.is_there(answer)?.then_some(next))
     }
 
     /// Reads the values of an array from its beginning, as many as there are of so many, with one call.
@@ -132,17 +114,14 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .fd(36, self.fd.as_fd());
         // SAFETY: both buffers have room for as many keys and values as the attribute says, of the sizes
         // of those of the map.
-        match unsafe { attr.call_mut(BPF_MAP_LOOKUP_BATCH) } {
-            Ok(_) => Ok(values),
-            // There are no more behind them.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(values),
-            Err(error) => Err(self.unread(error)),
-        }
+        let answer = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
+        // That there are no more behind them is no error.
+        self.is_there(answer).map(|_| values)
     }
 
     /// Writes the value of a key.
     pub(in crate::bpf) fn put(&self, key: &K, value: &V) -> Result<(), WriteError> {
-        let attr = self.of_key(key).pointer(16, ptr::from_ref(value));
+        let mut attr = self.of_key(key).pointer(16, ptr::from_ref(value));
         // SAFETY: key and value have the sizes of the map, and outlive the call.
         let put = unsafe { attr.call(BPF_MAP_UPDATE_ELEM) };
         put.map(drop).map_err(|error| self.unwritten(error))
@@ -165,7 +144,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
             .fd(36, self.fd.as_fd());
         // SAFETY: both hold as many keys and values as the attribute says, of the sizes of those of the
         // map. The kernel only reads them.
-        match unsafe { attr.call_mut(BPF_MAP_UPDATE_BATCH) } {
+        match unsafe { attr.call(BPF_MAP_UPDATE_BATCH) } {
             Ok(_) => (entries.len(), Ok(())),
             // The kernel writes down how many it came to, unless it didn't come to any.
             Err(error) => {
@@ -182,6 +161,15 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         match unsafe { self.of_key(key).call(BPF_MAP_DELETE_ELEM) } {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.unwritten(error)),
             Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Whether a read found what it asked for.
+    fn is_there(&self, answer: io::Result<i64>) -> Result<bool, ReadError> {
+        match answer {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.unread(error)),
         }
     }
 

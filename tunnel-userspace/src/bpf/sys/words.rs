@@ -1,25 +1,17 @@
 //! An array of numbers in the kernel, mapped into this process (Linux 5.5). Programs add to it at the
 //! same time, so that every access is atomic.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
-    path::Path,
-    ptr::{self, NonNull},
-    slice,
-    sync::atomic::AtomicU64,
-};
+use std::{io, num::NonZero, path::Path, ptr::NonNull, sync::atomic::AtomicU64};
 
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use tunnel_common::table::CONNS;
 
-use super::{Shape, open_pin, shape};
+use super::open_map;
+use crate::reconcile::ReadError;
 
 /// The numbers of an array, for as long as this lives; the map lives as long.
 #[derive(Debug)]
-pub(in crate::bpf) struct Words {
-    start: NonNull<AtomicU64>,
-    count: usize,
-}
+pub(in crate::bpf) struct Words(NonNull<[AtomicU64]>);
 
 // SAFETY: the memory is mapped until the value is dropped, and only atomics are given out.
 unsafe impl Send for Words {}
@@ -27,53 +19,39 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// Maps an array of the shape of `conns` that is pinned at a path.
-    pub(in crate::bpf) fn open(pin: &Path) -> io::Result<Self> {
-        let map: OwnedFd = open_pin(pin)?;
-        let (found, entries) = shape(map.as_fd())?;
-        let wanted = Shape::of(&CONNS);
-        if found != wanted {
-            return Err(io::Error::other(format!("it is {found}, not {wanted}")));
-        }
-        let count = usize::try_from(entries).map_err(io::Error::other)?;
-        // SAFETY: a new mapping, wherever the kernel likes; of a file that is open.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length(count),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_raw_fd(),
-                0,
-            )
+    /// Maps the array `conns` that is pinned in a folder.
+    pub(in crate::bpf) fn open(folder: &Path) -> Result<Self, ReadError> {
+        let (map, entries) = open_map::<u32, u64>(folder, &CONNS)?;
+        let mapped = || -> io::Result<Self> {
+            let count = usize::try_from(entries).map_err(io::Error::other)?;
+            // Saturated, the kernel refuses it.
+            let length = NonZero::new(count.saturating_mul(size_of::<AtomicU64>()));
+            let length = length.ok_or_else(|| io::Error::other("it has no entries"))?;
+            let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+            // SAFETY: a new mapping, wherever the kernel likes; of a file that is open.
+            let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &map, 0)? };
+            Ok(Self(NonNull::slice_from_raw_parts(start.cast(), count)))
         };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast());
-        let start = start.ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        Ok(Self { start, count })
+        mapped().map_err(|source| ReadError {
+            map: CONNS.name,
+            source,
+        })
     }
 
     /// The numbers.
     pub(in crate::bpf) const fn get(&self) -> &[AtomicU64] {
         // SAFETY: the kernel mapped at least as many words as the array has entries of eight bytes,
         // on a page of their own; they stay mapped as long as `self`, and have the layout of atomics.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
+        unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
+        let length = size_of_val(self.get());
         // SAFETY: the mapping is ours, whole, and nobody has a reference into it any more.
-        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), length(self.count)) };
-        if result != 0 {
-            let error = io::Error::last_os_error();
+        if let Err(error) = unsafe { munmap(self.0.cast(), length) } {
             tracing::debug!(%error, "an array stays mapped");
         }
     }
-}
-
-const fn length(count: usize) -> usize {
-    count.saturating_mul(size_of::<AtomicU64>())
 }

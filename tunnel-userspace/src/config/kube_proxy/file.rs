@@ -44,9 +44,9 @@ pub(super) struct File {
     pub(super) metrics_bind_address: String,
     pub(super) mode: Mode,
     pub(super) node_port_addresses: Vec<String>,
-    pub(super) iptables: Iptables,
+    pub(super) iptables: Rules,
     pub(super) ipvs: Ipvs,
-    pub(super) nftables: Nftables,
+    pub(super) nftables: Rules,
     pub(super) detect_local_mode: String,
     #[serde(rename = "clusterCIDR")]
     pub(super) cluster_cidr: String,
@@ -71,9 +71,10 @@ pub(super) enum Mode {
     Kernelspace,
 }
 
+/// What a mode that makes rules goes by.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Iptables {
+pub(super) struct Rules {
     pub(super) localhost_node_ports: Option<bool>,
     pub(super) masquerade_all: bool,
 }
@@ -82,10 +83,4 @@ pub(super) struct Iptables {
 #[serde(default)]
 pub(super) struct Ipvs {
     pub(super) scheduler: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct Nftables {
-    pub(super) masquerade_all: bool,
 }

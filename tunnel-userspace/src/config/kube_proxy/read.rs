@@ -2,9 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use jiff::SignedDuration;
 use serde_json::Value;
-
-use super::Field;
 
 /// An address, with or without brackets.
 pub(super) fn ip_of(text: &str) -> Option<IpAddr> {
@@ -21,8 +20,9 @@ pub(super) fn address(text: &str, port: u16) -> Option<SocketAddr> {
     whole.or_else(|| Some(SocketAddr::new(ip_of(text)?, port)))
 }
 
-/// Whether a field is as it is where a file doesn't name it.
-pub(super) fn has_default(value: &Value, field: &Field) -> bool {
+/// Whether a field is as it is where a file doesn't name it: at a default, or at its zero value where
+/// that stands for the default.
+pub(super) fn has_default(value: &Value, defaults: &[&str], has_zero: bool) -> bool {
     let shown = match value {
         Value::String(text) => text.clone(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
@@ -33,7 +33,7 @@ pub(super) fn has_default(value: &Value, field: &Field) -> bool {
         let times = duration(default).zip(duration(&shown));
         **default == shown || times.is_some_and(|(default, shown)| default == shown)
     };
-    value.is_null() || field.zero && is_zero(value) || field.defaults.iter().any(is_same)
+    value.is_null() || has_zero && is_zero(value) || defaults.iter().any(is_same)
 }
 
 fn is_zero(value: &Value) -> bool {
@@ -41,33 +41,15 @@ fn is_zero(value: &Value) -> bool {
         Value::Null => true,
         Value::Bool(value) => !value,
         Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty() || duration(text) == Some(0),
+        Value::String(text) => text.is_empty() || duration(text).is_some_and(|it| it.is_zero()),
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
     }
 }
 
-/// A whole duration as Go writes it (`24h0m0s`, `1m30s`, `250ms`), in milliseconds.
-fn duration(text: &str) -> Option<u64> {
-    let mut rest = text;
-    let mut total = 0_u64;
-    while !rest.is_empty() {
-        let end = rest.find(|letter: char| !letter.is_ascii_digit())?;
-        let (number, tail) = rest.split_at(end);
-        let unit_end = tail.find(|letter: char| letter.is_ascii_digit());
-        let (unit, tail) = tail.split_at(unit_end.unwrap_or(tail.len()));
-        let factor = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return None,
-        };
-        let part = number.parse::<u64>().ok()?.checked_mul(factor)?;
-        total = total.checked_add(part)?;
-        rest = tail;
-    }
-    (!text.is_empty()).then_some(total)
+/// A duration as Go writes it: `24h0m0s`, `1m30s`, `250ms`.
+fn duration(text: &str) -> Option<SignedDuration> {
+    text.parse().ok()
 }
 
 #[cfg(test)]
@@ -76,12 +58,18 @@ mod tests {
 
     #[test]
     fn durations_are_read_as_go_writes_them() {
-        assert_eq!(duration("24h0m0s"), Some(86_400_000));
-        assert_eq!(duration("1m30s"), Some(90_000));
-        assert_eq!(duration("250ms"), Some(250));
-        assert_eq!(duration("0s"), Some(0));
-        for bad in ["", "5", "1d", "-1s", "1.5s", "99999999999999999999h"] {
-            assert_eq!(duration(bad), None, "{bad}");
+        for (text, millis) in [
+            ("24h0m0s", Some(86_400_000)),
+            ("1m30s", Some(90_000)),
+            ("250ms", Some(250)),
+            ("1.5s", Some(1500)),
+            ("0s", Some(0)),
+            ("", None),
+            ("5", None),
+            ("1d", None),
+            ("99999999999999999999h", None),
+        ] {
+            assert_eq!(duration(text).map(|it| it.as_millis()), millis, "{text}");
         }
     }
 

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use super::*;
 use crate::{
-    config::{Config, ConfigError, DetectLocal, document},
+    config::{Config, ConfigError, DetectLocal, document, tests::rows},
     model::Algorithm,
 };
 
@@ -11,13 +11,18 @@ const KUBEADM: &str = include_str!("kubeadm.yaml");
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
+/// A file of kube-proxy's with these fields, which a comma parts.
+fn with(fields: &str) -> String {
+    let head = HEAD.trim().replace('\n', ", ");
+    format!("{{ {head}, {fields} }}")
+}
+
 fn file(text: &str) -> Value {
     document(text).expect("YAML")
 }
 
 fn meaning(fields: &str) -> Meaning {
-    let file = file(&format!("{HEAD}{fields}"));
-    read(&file, Path::new("/etc/proxy")).expect("good")
+    read(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
 }
 
 /// The config that fields of kube-proxy's alone make.
@@ -57,7 +62,7 @@ fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
     let file = file(KUBEADM);
     leaves(&file, "", &mut found);
     let found: BTreeSet<_> = found.iter().map(|(path, _)| path.as_str()).collect();
-    let known: BTreeSet<_> = FIELDS.iter().map(|field| field.path).collect();
+    let known: BTreeSet<_> = paths().collect();
 
     let stray: Vec<_> = found.difference(&known).collect();
     assert!(stray.is_empty(), "{stray:?}");
@@ -79,7 +84,30 @@ fn the_file_of_kubeadm_names_every_field_that_was_ever_written_by_it() {
 
 #[test]
 fn each_field_that_means_something_is_taken_over() {
-    let is = |fields: &str, ours: &str| {
+    let table = "
+         =>
+        hostnameOverride: ' Edge-1' => nodeName: edge-1
+        clientConnection: { kubeconfig: kube.conf } => source: { kube: { kubeconfig: /etc/proxy/kube.conf } }
+        bindAddress: 0.0.0.0 =>
+        bindAddress: '::' => { healthz: { address: '[::]:10256' }, admin: { address: '[::1]:10249' } }
+        healthzBindAddress: 127.0.0.1 => healthz: { address: '127.0.0.1:10256' }
+        healthzBindAddress: 127.0.0.1:99 => healthz: { address: '127.0.0.1:99' }
+        healthzBindAddress: '[::1]:99' => healthz: { address: '[::1]:99' }
+        healthzBindAddress: '::1' => healthz: { address: '[::1]:10256' }
+        metricsBindAddress: 127.0.0.1 => admin: { address: '127.0.0.1:10249' }
+        metricsBindAddress: '[::1]:99' => admin: { address: '[::1]:99' }
+        nodePortAddresses: [] =>
+        nodePortAddresses: [primary, 'fd00::/8'] => service: { nodePortAddresses: [primary, 'fd00::/8'] }
+        iptables: { localhostNodePorts: false } => service: { nodePortAddresses: [primary] }
+        iptables: { localhostNodePorts: true } =>
+        mode: iptables =>
+        mode: nftables =>
+        mode: '' =>
+        mode: ipvs => service: { algorithm: round-robin }
+        mode: ipvs, ipvs: { scheduler: rr } => service: { algorithm: round-robin }
+        mode: ipvs, ipvs: { scheduler: sh } => service: { algorithm: source-hash }
+        mode: ipvs, ipvs: { scheduler: wlc } => service: { algorithm: least-conn }";
+    for (fields, ours) in rows(table) {
         // Without a name of its own, the API server is the source.
         let ours = Config::parse(ours).expect("good");
         let mut found = config(fields);
@@ -88,67 +116,13 @@ fn each_field_that_means_something_is_taken_over() {
             assert_eq!(found.source.kube.take(), Some(Default::default()));
         }
         assert_eq!(found, ours, "{fields}");
-    };
-
-    is("", "");
-    is("hostnameOverride: ' Edge-1'", "nodeName: edge-1");
-    is(
-        "clientConnection: { kubeconfig: kube.conf }",
-        "source: { kube: { kubeconfig: /etc/proxy/kube.conf } }",
-    );
-    is("bindAddress: 0.0.0.0", "");
-    is(
-        "bindAddress: '::'",
-        "{ healthz: { address: '[::]:10256' }, admin: { address: '[::1]:10249' } }",
-    );
-    for (text, address) in [
-        ("127.0.0.1", "127.0.0.1:10256"),
-        ("127.0.0.1:99", "127.0.0.1:99"),
-        ("'[::1]:99'", "[::1]:99"),
-        ("'::1'", "[::1]:10256"),
-    ] {
-        is(
-            &format!("healthzBindAddress: {text}"),
-            &format!("healthz: {{ address: '{address}' }}"),
-        );
-        let address = address.replace("10256", "10249");
-        is(
-            &format!("metricsBindAddress: {text}"),
-            &format!("admin: {{ address: '{address}' }}"),
-        );
     }
-    is("nodePortAddresses: []", "");
-    is(
-        "nodePortAddresses: [primary, 'fd00::/8']",
-        "service: { nodePortAddresses: [primary, 'fd00::/8'] }",
-    );
-    is(
-        "iptables: { localhostNodePorts: false }",
-        "service: { nodePortAddresses: [primary] }",
-    );
-    is("iptables: { localhostNodePorts: true }", "");
-    for mode in ["iptables", "nftables", "''"] {
-        is(&format!("mode: {mode}"), "");
-    }
-    is("mode: ipvs", "service: { algorithm: round-robin }");
-    is(
-        "mode: ipvs\nipvs: { scheduler: rr }",
-        "service: { algorithm: round-robin }",
-    );
-    is(
-        "mode: ipvs\nipvs: { scheduler: sh }",
-        "service: { algorithm: source-hash }",
-    );
-    is(
-        "mode: ipvs\nipvs: { scheduler: wlc }",
-        "service: { algorithm: least-conn }",
-    );
 }
 
 #[test]
 fn what_only_the_packet_path_reads_is_taken_over_and_said_to_be_of_no_effect_yet() {
-    let fields = "detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8\n\
-                  mode: nftables\nnftables: { masqueradeAll: true }\n";
+    let fields = "detectLocalMode: NodeCIDR, clusterCIDR: 10.0.0.0/8, \
+                  mode: nftables, nftables: { masqueradeAll: true }";
     let service = config(fields).service;
 
     assert_eq!(service.detect_local, DetectLocal::NodeCidr);
@@ -159,89 +133,58 @@ fn what_only_the_packet_path_reads_is_taken_over_and_said_to_be_of_no_effect_yet
         ["clusterCIDR", "detectLocalMode", "nftables.masqueradeAll"]
     );
     // The section of another mode is not that of this one.
-    assert!(
-        !config("nftables: { masqueradeAll: true }")
-            .service
-            .masquerade_all
-    );
-    assert!(
-        config("iptables: { masqueradeAll: true }")
-            .service
-            .masquerade_all
-    );
+    let masquerades = |fields: &str| config(fields).service.masquerade_all;
+    assert!(!masquerades("nftables: { masqueradeAll: true }"));
+    assert!(masquerades("iptables: { masqueradeAll: true }"));
 }
 
 #[test]
 fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
-    for (fields, wanted) in [
-        ("featureGates: { Some: true }", "featureGates"),
-        ("featureGates: {}", ""),
-        ("clientConnection: { qps: 5, burst: 10 }", ""),
-        ("clientConnection: { qps: 50 }", "clientConnection.qps"),
-        ("clientConnection: { burst: 100 }", "clientConnection.burst"),
-        (
-            "clientConnection: { contentType: application/vnd.kubernetes.protobuf }",
-            "",
-        ),
-        (
-            "clientConnection: { contentType: application/json }",
-            "clientConnection.contentType",
-        ),
-        ("logging: { verbosity: 4 }", "logging.verbosity"),
-        ("logging: { flushFrequency: 5s, format: text }", ""),
-        ("logging: { flushFrequency: 5000000000 }", ""),
-        ("logging: { format: json }", "logging.format"),
-        ("logging: null", ""),
-        ("bindAddress: 192.0.2.1", "bindAddress"),
-        ("bindAddressHardFail: true", "bindAddressHardFail"),
-        ("enableProfiling: true", "enableProfiling"),
-        ("mode: kernelspace", "mode"),
-        ("iptables: { masqueradeBit: 14, syncPeriod: 30s }", ""),
-        ("iptables: { masqueradeBit: 0 }", "iptables.masqueradeBit"),
-        ("iptables: { syncPeriod: 1m }", "iptables.syncPeriod"),
-        (
-            "iptables: { syncPeriod: 0h0m30s, minSyncPeriod: 1000ms }",
-            "",
-        ),
-        ("ipvs: { strictARP: true }", "ipvs.strictARP"),
-        ("ipvs: { excludeCIDRs: [10.0.0.0/8] }", "ipvs.excludeCIDRs"),
-        ("ipvs: { scheduler: rr }", "ipvs.scheduler"),
-        ("mode: ipvs\nipvs: { scheduler: lblc }", "ipvs.scheduler"),
-        (
-            "mode: nftables\niptables: { localhostNodePorts: false }",
-            "iptables.localhostNodePorts",
-        ),
-        (
-            "nodePortAddresses: [all]\niptables: { localhostNodePorts: false }",
-            "iptables.localhostNodePorts",
-        ),
-        ("winkernel: { enableDSR: true }", "winkernel.enableDSR"),
-        (
-            "detectLocal: { bridgeInterface: cni0 }",
-            "detectLocal.bridgeInterface",
-        ),
-        ("oomScoreAdj: -999", ""),
-        ("oomScoreAdj: 0", "oomScoreAdj"),
-        ("conntrack: { maxPerCore: 32768, min: 131072 }", ""),
-        ("conntrack: { maxPerCore: 0 }", "conntrack.maxPerCore"),
-        (
-            "conntrack: { tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 1h }",
-            "",
-        ),
-        (
-            "conntrack: { tcpEstablishedTimeout: 0s }",
-            "conntrack.tcpEstablishedTimeout",
-        ),
-        ("configSyncPeriod: 15m0s", ""),
-        ("configSyncPeriod: 1m", "configSyncPeriod"),
-        ("portRange: 1-2", "portRange"),
-        ("windowsRunAsService: true", "windowsRunAsService"),
-        ("udpIdleTimeout: 250ms", "udpIdleTimeout"),
-        ("iptables: { masqueradeBits: 1 }", "iptables.masqueradeBits"),
-    ] {
-        let wanted: Vec<_> = [wanted]
-            .into_iter()
+    let table = "
+        featureGates: { Some: true } => featureGates
+        featureGates: {} =>
+        clientConnection: { qps: 5, burst: 10 } =>
+        clientConnection: { qps: 50 } => clientConnection.qps
+        clientConnection: { burst: 100 } => clientConnection.burst
+        clientConnection: { contentType: application/vnd.kubernetes.protobuf } =>
+        clientConnection: { contentType: application/json } => clientConnection.contentType
+        logging: { verbosity: 4 } => logging.verbosity
+        logging: { flushFrequency: 5s, format: text } =>
+        logging: { flushFrequency: 5000000000 } =>
+        logging: { format: json } => logging.format
+        logging: null =>
+        bindAddress: 192.0.2.1 => bindAddress
+        bindAddressHardFail: true => bindAddressHardFail
+        enableProfiling: true => enableProfiling
+        mode: kernelspace => mode
+        iptables: { masqueradeBit: 14, syncPeriod: 30s } =>
+        iptables: { masqueradeBit: 0 } => iptables.masqueradeBit
+        iptables: { syncPeriod: 1m } => iptables.syncPeriod
+        iptables: { syncPeriod: 0h0m30s, minSyncPeriod: 1000ms } =>
+        ipvs: { strictARP: true } => ipvs.strictARP
+        ipvs: { excludeCIDRs: [10.0.0.0/8] } => ipvs.excludeCIDRs
+        ipvs: { scheduler: rr } => ipvs.scheduler
+        mode: ipvs, ipvs: { scheduler: lblc } => ipvs.scheduler
+        mode: nftables, iptables: { localhostNodePorts: false } => iptables.localhostNodePorts
+        nodePortAddresses: [all], iptables: { localhostNodePorts: false } => iptables.localhostNodePorts
+        winkernel: { enableDSR: true } => winkernel.enableDSR
+        detectLocal: { bridgeInterface: cni0 } => detectLocal.bridgeInterface
+        oomScoreAdj: -999 =>
+        oomScoreAdj: 0 => oomScoreAdj
+        conntrack: { maxPerCore: 32768, min: 131072 } =>
+        conntrack: { maxPerCore: 0 } => conntrack.maxPerCore
+        conntrack: { tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 1h } =>
+        conntrack: { tcpEstablishedTimeout: 0s } => conntrack.tcpEstablishedTimeout
+        configSyncPeriod: 15m0s =>
+        configSyncPeriod: 1m => configSyncPeriod
+        portRange: 1-2 => portRange
+        windowsRunAsService: true => windowsRunAsService
+        udpIdleTimeout: 250ms => udpIdleTimeout
+        iptables: { masqueradeBits: 1 } => iptables.masqueradeBits";
+    for (fields, wanted) in rows(table) {
+        let wanted: Vec<_> = Some(wanted)
             .filter(|word| !word.is_empty())
+            .into_iter()
             .collect();
 
         assert_eq!(warned(fields), wanted, "{fields}");
@@ -250,7 +193,7 @@ fn each_field_without_a_meaning_is_named_once_where_it_is_not_at_its_default() {
 
 #[test]
 fn a_scheduler_that_is_not_there_leaves_the_default() {
-    let fields = "mode: ipvs\nipvs: { scheduler: lblc }";
+    let fields = "mode: ipvs, ipvs: { scheduler: lblc }";
 
     assert_eq!(config(fields).service.algorithm, Algorithm::Random);
     let warning = meaning(fields).warnings.pop().expect("one").to_string();
@@ -276,28 +219,22 @@ fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
         assert_eq!(found, field);
         assert!(reason.contains(part), "{reason}");
     }
-    for (fields, field) in [
-        ("mode: userspace", "mode"),
-        ("mode: 1", "mode"),
-        ("bindAddress: eth0", "bindAddress"),
-        ("healthzBindAddress: localhost:1", "healthzBindAddress"),
-        ("metricsBindAddress: 'x'", "metricsBindAddress"),
-        ("nodePortAddresses: [primary, eth0]", "nodePortAddresses[1]"),
-        ("nodePortAddresses: [1]", "nodePortAddresses[0]"),
-        ("nodePortAddresses: all", "nodePortAddresses"),
-        (
-            "iptables: { localhostNodePorts: 1 }",
-            "iptables.localhostNodePorts",
-        ),
-        ("detectLocalMode: Guess", "detectLocalMode"),
-        ("clusterCIDR: '10.0.0.0/8,x'", "clusterCIDR"),
-        ("hostnameOverride: 7", "hostnameOverride"),
-        (
-            "clientConnection: { kubeconfig: [] }",
-            "clientConnection.kubeconfig",
-        ),
-    ] {
-        assert_eq!(refusal(&format!("{HEAD}{fields}")).0, field, "{fields}");
+    let table = "
+        mode: userspace => mode
+        mode: 1 => mode
+        bindAddress: eth0 => bindAddress
+        healthzBindAddress: localhost:1 => healthzBindAddress
+        metricsBindAddress: 'x' => metricsBindAddress
+        nodePortAddresses: [primary, eth0] => nodePortAddresses[1]
+        nodePortAddresses: [1] => nodePortAddresses[0]
+        nodePortAddresses: all => nodePortAddresses
+        iptables: { localhostNodePorts: 1 } => iptables.localhostNodePorts
+        detectLocalMode: Guess => detectLocalMode
+        clusterCIDR: '10.0.0.0/8,x' => clusterCIDR
+        hostnameOverride: 7 => hostnameOverride
+        clientConnection: { kubeconfig: [] } => clientConnection.kubeconfig";
+    for (fields, field) in rows(table) {
+        assert_eq!(refusal(&with(fields)).0, field, "{fields}");
     }
 }
 
@@ -315,7 +252,7 @@ fn folder(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
 
 #[test]
 fn our_own_file_counts_first_field_by_field() {
-    let own = "nodeName: own\nservice: { algorithm: random }\nsource: { kube: null, file: {} }\n";
+    let own = "nodeName: own\nservice: { algorithm: random }\nsource: { kube: null, file: null }\n";
     let theirs = format!(
         "{HEAD}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
          healthzBindAddress: 127.0.0.1\n"
@@ -421,7 +358,7 @@ fn the_page_on_configuration_has_a_row_for_every_field_and_no_other() {
     let cells = rows.filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
     let names = cells.flat_map(|cell| cell.split("`, `"));
     let named: BTreeSet<_> = names.map(|name| name.trim_matches(['`', ' '])).collect();
-    let known: BTreeSet<_> = FIELDS.iter().map(|field| field.path).collect();
+    let known: BTreeSet<_> = paths().collect();
 
     let stray: Vec<_> = named.difference(&known).collect();
     let missing: Vec<_> = known.difference(&named).collect();

@@ -12,68 +12,50 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::CaError;
 
-/// A folder of keys.
-pub(super) struct Folder<'a> {
-    path: &'a Path,
-}
-
-impl<'a> Folder<'a> {
-    pub(super) const fn at(path: &'a Path) -> Self {
-        Self { path }
+/// Makes a folder of keys, for its owner alone, if it is not there.
+pub(super) fn make(path: &Path) -> Result<(), CaError> {
+    let failed = |source| io_error("make", path, source);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(failed)?;
     }
-
-    /// Makes the folder, for its owner alone, if it is not there.
-    pub(super) fn make(path: &'a Path) -> Result<Self, CaError> {
-        let failed = |source| io_error("make", path, source);
-        if !path.is_dir() {
-            if let Some(parent) = path.parent().filter(|it| !it.as_os_str().is_empty()) {
-                fs::create_dir_all(parent).map_err(failed)?;
-            }
-            match DirBuilder::new().mode(0o700).create(path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
-                made => made.map_err(failed)?,
-            }
-        }
-        Ok(Self { path })
-    }
-
-    /// Holds the folder against another `culvert ca`, and waits for one that does.
-    pub(super) fn hold(&self) -> Result<Flock<File>, CaError> {
-        let failed = |source| io_error("use", self.path, source);
-        let opened = File::open(self.path).map_err(failed)?;
-        Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(_) if path.is_dir() => Ok(()),
+        made => made.map_err(failed),
     }
 }
 
-/// Writes files, each with its mode from the moment it exists: all beside their places first, then
-/// one after the other into them, in this order.
+/// Holds a folder against another `culvert ca`, and waits for one that does.
+pub(super) fn hold(path: &Path) -> Result<Flock<File>, CaError> {
+    let failed = |source| io_error("use", path, source);
+    let opened = File::open(path).map_err(failed)?;
+    Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
+}
+
+/// Writes files, each with its mode from the moment it exists: all as drafts beside their paths first, then
+/// one after the other under their names, in this order.
 pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
-    let mut drafts = Vec::new();
-    for (path, bytes, mode) in files {
-        drafts.push(Draft::write(path, bytes, *mode)?);
-    }
-    for draft in drafts {
-        draft.put()?;
-    }
-    Ok(())
+    let drafts = files
+        .iter()
+        .map(|(path, bytes, mode)| Draft::write(path, bytes, *mode));
+    let drafts: Vec<_> = drafts.collect::<Result<_, _>>()?;
+    drafts.into_iter().try_for_each(Draft::rename)
 }
 
-/// A file beside its place; removed if it does not come there.
+/// A file beside the one that it is to replace; removed if it does not get its name.
 pub(super) struct Draft {
-    place: PathBuf,
     path: PathBuf,
-    is_put: bool,
+    draft: PathBuf,
 }
 
 impl Draft {
-    pub(super) fn write(place: &Path, bytes: &[u8], mode: u32) -> Result<Self, CaError> {
-        let failed = |source| io_error("write", place, source);
+    pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<Self, CaError> {
+        let failed = |source| io_error("write", path, source);
         let mut name = OsString::from(".");
-        name.push(place.file_name().unwrap_or_default());
+        name.push(path.file_name().unwrap_or_default());
         name.push(".new");
-        let path = place.with_file_name(name);
+        let draft = path.with_file_name(name);
         // One that a run left behind which was killed.
-        match fs::remove_file(&path) {
+        match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
@@ -81,35 +63,29 @@ impl Draft {
             .write(true)
             .create_new(true)
             .mode(mode)
-            .open(&path)
+            .open(&draft)
             .map_err(failed)?;
-        let draft = Self {
-            place: place.to_owned(),
-            path,
-            is_put: false,
-        };
-        file.write_all(bytes).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
+        let path = path.to_owned();
+        let draft = Self { path, draft };
+        file.write_all(bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)?;
         Ok(draft)
     }
 
-    pub(super) fn put(mut self) -> Result<(), CaError> {
-        let failed = |source| io_error("write", &self.place, source);
-        fs::rename(&self.path, &self.place).map_err(failed)?;
-        let folder = self.place.parent().filter(|it| !it.as_os_str().is_empty());
-        File::open(folder.unwrap_or_else(|| Path::new(".")))
+    pub(super) fn rename(self) -> Result<(), CaError> {
+        let folder = self.path.parent().filter(|it| !it.as_os_str().is_empty());
+        fs::rename(&self.draft, &self.path)
+            .and_then(|()| File::open(folder.unwrap_or_else(|| Path::new("."))))
             .and_then(|folder| folder.sync_all())
-            .map_err(failed)?;
-        self.is_put = true;
-        Ok(())
+            .map_err(|source| io_error("write", &self.path, source))
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.is_put {
-            drop(fs::remove_file(&self.path));
-        }
+        // One that got its name is not there any more.
+        drop(fs::remove_file(&self.draft));
     }
 }
 

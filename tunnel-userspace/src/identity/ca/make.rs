@@ -1,6 +1,6 @@
 //! Keys and certificates, made in memory.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, time::SystemTime};
 
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
@@ -30,7 +30,7 @@ pub(super) struct Authority {
     cert_pem: String,
     cert: CertificateDer<'static>,
     from: Timestamp,
-    until: Timestamp,
+    pub(super) until: Timestamp,
     key: KeyPair,
 }
 
@@ -42,8 +42,8 @@ pub(super) struct Pair {
 }
 
 impl Authority {
-    /// Makes a CA; gives when it expires too.
-    pub(super) fn new(days: u32, now: Timestamp) -> Result<(Self, Timestamp), CaError> {
+    /// Makes a CA.
+    pub(super) fn new(days: u32, now: Timestamp) -> Result<Self, CaError> {
         let (from, until) = (whole(now - SKEW), whole(now + length(days)));
         let key = new_key()?;
         let mut params = params(from, until)?;
@@ -56,14 +56,13 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let cert = params.self_signed(&key).map_err(failed("a CA"))?;
-        let authority = Self {
+        Ok(Self {
             cert_pem: cert.pem(),
             cert: cert.der().clone(),
             from,
             until,
             key,
-        };
-        Ok((authority, until))
+        })
     }
 
     /// Reads the CA of a folder.
@@ -137,10 +136,8 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
         let key = new_key()?;
-        let issuer =
-            Issuer::from_ca_cert_der(&self.cert, &self.key).map_err(failed("a certificate"))?;
-        let cert = params
-            .signed_by(&key, &issuer)
+        let cert = Issuer::from_ca_cert_der(&self.cert, &self.key)
+            .and_then(|issuer| params.signed_by(&key, &issuer))
             .map_err(failed("a certificate"))?;
         Ok(Pair {
             cert: cert.pem(),
@@ -155,8 +152,8 @@ fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaErro
     // Positive, and no byte less than its length says.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
-    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(from);
-    params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(until);
+    params.not_before = SystemTime::from(from).into();
+    params.not_after = SystemTime::from(until).into();
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     params.use_authority_key_identifier_extension = true;
     Ok(params)
@@ -191,10 +188,6 @@ fn length(days: u32) -> SignedDuration {
 /// Without what is less than a second, which certificates don't know.
 fn whole(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
-}
-
-fn since_epoch(time: Timestamp) -> Duration {
-    Duration::from_secs(u64::try_from(time.as_second()).unwrap_or_default())
 }
 
 fn failed(what: &'static str) -> impl Fn(rcgen::Error) -> CaError {

@@ -11,13 +11,9 @@ use std::{
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
 use super::{
-    super::tests::{copy, days},
+    super::tests::{assert_has, copy, days, then},
     *,
 };
-
-fn then() -> Timestamp {
-    "2026-03-01T12:00:00Z".parse().expect("a time")
-}
 
 fn ca() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a folder");
@@ -76,10 +72,7 @@ fn init_never_overwrites_a_ca_nor_a_part_of_one() {
     let dir = ca();
     let before = fs::read(dir.path().join("ca.pem")).expect("read");
     let refused = init(dir.path(), CA_DAYS, then()).expect_err("there is one");
-    assert!(
-        refused.to_string().contains("a CA is never overwritten"),
-        "{refused}"
-    );
+    assert_has(&refused.to_string(), "a CA is never overwritten");
     assert_eq!(fs::read(dir.path().join("ca.pem")).expect("read"), before);
 
     for part in ["ca.pem", "ca-key.pem"] {
@@ -153,9 +146,9 @@ fn a_key_is_its_owners_from_the_moment_it_exists() {
     assert_eq!(
         fs::read(&place).expect("read"),
         b"old",
-        "not touched until it is put"
+        "not touched until it is renamed"
     );
-    draft.put().expect("put");
+    draft.rename().expect("renamed");
 
     assert_eq!(
         (fs::read(&place).expect("read"), mode(&place)),
@@ -181,21 +174,6 @@ fn what_cannot_be_written_whole_changes_nothing() {
 }
 
 #[test]
-fn a_file_that_is_replaced_is_another_file_so_that_readers_see_one_or_the_other() {
-    let dir = ca();
-    let first = issue_agent(dir.path(), "edge-1", None, DAYS, then()).expect("issued");
-    let mut held = fs::File::open(&first.files.cert).expect("open");
-    let before = fs::read(&first.files.cert).expect("read");
-
-    issue_agent(dir.path(), "edge-1", None, DAYS, then()).expect("issued again");
-
-    let mut seen = Vec::new();
-    io::Read::read_to_end(&mut held, &mut seen).expect("read");
-    assert_eq!(seen, before);
-    assert_ne!(fs::read(&first.files.cert).expect("read"), before);
-}
-
-#[test]
 fn the_pair_of_another_is_not_replaced() {
     let dir = ca();
     let out = dir.path().join("out");
@@ -205,18 +183,8 @@ fn the_pair_of_another_is_not_replaced() {
     let other = issue_agent(dir.path(), "edge-2", to, DAYS, then()).expect_err("taken");
     let gateway = issue_gateway(dir.path(), to, DAYS, then()).expect_err("taken");
 
-    assert!(
-        other
-            .to_string()
-            .contains("is the certificate of node edge-1"),
-        "{other}"
-    );
-    assert!(
-        gateway
-            .to_string()
-            .contains("replaced by that of a gateway"),
-        "{gateway}"
-    );
+    assert_has(&other.to_string(), "is the certificate of node edge-1");
+    assert_has(&gateway.to_string(), "replaced by that of a gateway");
     fs::write(out.join("cert.pem"), "damaged").expect("written");
     issue_agent(dir.path(), "edge-2", to, DAYS, then()).expect("a damaged one is nobody's");
 }
@@ -268,10 +236,7 @@ fn days_have_bounds() {
 fn a_folder_without_ca_and_a_key_of_another_ca_are_told() {
     let empty = tempfile::tempdir().expect("a folder");
     let refused = issue_gateway(empty.path(), None, DAYS, then()).expect_err("no CA");
-    assert!(
-        refused.to_string().contains("culvert ca init --dir"),
-        "{refused}"
-    );
+    assert_has(&refused.to_string(), "culvert ca init --dir");
 
     let (dir, other) = (ca(), ca());
     copy(

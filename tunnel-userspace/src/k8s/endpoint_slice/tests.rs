@@ -2,7 +2,12 @@ use serde_json::{Value, json};
 use tunnel_common::addr::Protocol;
 
 use super::*;
-use crate::k8s::tests::{a_slice, assert_refused, assert_skipped, ignored, ip, slice, with};
+use crate::{
+    k8s::tests::{
+        a_slice, assert_all_refused, assert_refused, assert_skipped, ignored, ip, slice, with,
+    },
+    model::fixture,
+};
 
 #[test]
 fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
@@ -31,14 +36,10 @@ fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
         [("http", 8080, Protocol::TCP), ("dns", 53, Protocol::UDP)]
     );
     let endpoint = |address, ready, terminating, node: Option<&str>| Endpoint {
-        address: ip(address),
         ready,
-        serving: true,
         terminating,
         node: node.map(Arc::from),
-        name: None,
-        zone: None,
-        hints: None,
+        ..fixture::endpoint(ip(address))
     };
     assert_eq!(
         slice.endpoints,
@@ -89,82 +90,65 @@ fn slices_that_say_nothing_of_a_served_service_are_skipped() {
     assert_skipped(with(good, "/metadata/labels", labels));
 }
 
-/// That of the two entries of a list only the first is used, and that the second is named with what is
-/// wrong with it.
-fn assert_left_out(manifest: Value, field: &str, reason: &str) {
-    let named = ignored(manifest.clone());
-    let slice = a_slice(manifest);
-
-    assert_eq!(named, [format!("{field}: {reason}")]);
-    assert_eq!((slice.ports.len(), slice.endpoints.len()), (1, 1));
+/// Asserts for each row `JSON => what is wrong` that of the two entries of a list only the first is
+/// used, and that the second, which is made of the JSON, is named so.
+#[track_caller]
+fn assert_left_out(make: impl Fn(Value) -> Value, rows: &[&str]) {
+    for row in rows {
+        let (json, wrong) = row.split_once(" => ").expect("a row");
+        let manifest = make(serde_json::from_str(json).expect("JSON"));
+        assert_eq!(ignored(manifest.clone()), [wrong], "{row}");
+        let slice = a_slice(manifest);
+        assert_eq!((slice.ports.len(), slice.endpoints.len()), (1, 1), "{row}");
+    }
 }
 
 #[test]
 fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
-    let ports = json!([{"port": 80}]);
-    let v4 = |endpoint: Value| {
-        slice(
-            ports.clone(),
-            json!([{"addresses": ["10.1.0.1"]}, endpoint]),
-        )
+    let beside = |first: &str, second: Value| {
+        let endpoints = json!([{"addresses": [first]}, {"addresses": second}]);
+        slice(json!([{"port": 80}]), endpoints)
     };
-    let v6 = |endpoint: Value| {
-        let endpoints = json!([{"addresses": ["fd00::7"]}, endpoint]);
-        with(
-            slice(ports.clone(), endpoints),
-            "/addressType",
-            json!("IPv6"),
-        )
+    let v4 = |addresses| beside("10.1.0.1", addresses);
+    let v6 = |addresses| {
+        let manifest = beside("fd00::7", addresses);
+        with(manifest, "/addressType", json!("IPv6"))
     };
-    let field = "endpoints[1].addresses[0]";
-    let at = |text: &str| json!({"addresses": [text]});
-
-    assert_left_out(v4(at("pod")), field, "\"pod\" is not an IP address");
-    assert_left_out(v6(at("pod")), field, "\"pod\" is not an IP address");
-    for (manifest, text) in [
-        (v4(at("fd00::1")), "fd00::1"),
-        (v6(at("10.1.0.1")), "10.1.0.1"),
-    ] {
-        let reason = format!("{text} is not of the slice's address type");
-        assert_left_out(manifest, field, &reason);
-    }
-    for (v4_text, v6_text, what) in [
-        ("0.0.0.0", "::", "the unspecified address"),
-        ("127.0.0.1", "::1", "a loopback address"),
-        ("169.254.0.1", "fe80::1", "a link-local address"),
-        ("224.0.0.1", "ff0e::1", "a multicast address"),
-    ] {
-        for (manifest, text) in [(v4(at(v4_text)), v4_text), (v6(at(v6_text)), v6_text)] {
-            let reason = format!("{text} is {what}, which can't be used here");
-            assert_left_out(manifest, field, &reason);
-        }
-    }
-    let empty = json!({"addresses": []});
-    assert_left_out(v4(empty), "endpoints[1].addresses", "is required");
+    let rows = [
+        r#"["pod"] => endpoints[1].addresses[0]: "pod" is not an IP address"#,
+        r#"["fd00::1"] => endpoints[1].addresses[0]: fd00::1 is not of the slice's address type"#,
+        r#"["0.0.0.0"] => endpoints[1].addresses[0]: 0.0.0.0 is the unspecified address, which can't be used here"#,
+        r#"["127.0.0.1"] => endpoints[1].addresses[0]: 127.0.0.1 is a loopback address, which can't be used here"#,
+        r#"["169.254.0.1"] => endpoints[1].addresses[0]: 169.254.0.1 is a link-local address, which can't be used here"#,
+        r#"["224.0.0.1"] => endpoints[1].addresses[0]: 224.0.0.1 is a multicast address, which can't be used here"#,
+        "[] => endpoints[1].addresses: is required",
+    ];
+    assert_left_out(v4, &rows);
+    let rows = [
+        r#"["pod"] => endpoints[1].addresses[0]: "pod" is not an IP address"#,
+        r#"["10.1.0.1"] => endpoints[1].addresses[0]: 10.1.0.1 is not of the slice's address type"#,
+        r#"["::"] => endpoints[1].addresses[0]: :: is the unspecified address, which can't be used here"#,
+        r#"["::1"] => endpoints[1].addresses[0]: ::1 is a loopback address, which can't be used here"#,
+        r#"["fe80::1"] => endpoints[1].addresses[0]: fe80::1 is a link-local address, which can't be used here"#,
+        r#"["ff0e::1"] => endpoints[1].addresses[0]: ff0e::1 is a multicast address, which can't be used here"#,
+    ];
+    assert_left_out(v6, &rows);
 }
 
 #[test]
 fn a_port_of_a_slice_that_cannot_be_used_is_left_out_and_named() {
     let second = |port: Value| {
-        let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
-        slice(json!([{"port": 80}, port]), endpoints)
+        slice(
+            json!([{"port": 80}, port]),
+            json!([{"addresses": ["10.1.0.1"]}]),
+        )
     };
-
-    assert_left_out(
-        second(json!({"name": "b", "port": 70000})),
-        "ports[1].port",
-        "70000 is not a port from 1 to 65535",
-    );
-    assert_left_out(
-        second(json!({"name": "b", "port": 80, "protocol": "ICMP"})),
-        "ports[1].protocol",
-        "\"ICMP\" is not TCP, UDP or SCTP",
-    );
-    assert_left_out(
-        second(json!({"name": "", "port": 81})),
-        "ports[1].name",
-        "\"\" is there twice",
-    );
+    let rows = [
+        r#"{"name": "b", "port": 70000} => ports[1].port: 70000 is not a port from 1 to 65535"#,
+        r#"{"name": "b", "port": 80, "protocol": "ICMP"} => ports[1].protocol: "ICMP" is not TCP, UDP or SCTP"#,
+        r#"{"name": "", "port": 81} => ports[1].name: "" is there twice"#,
+    ];
+    assert_left_out(second, &rows);
 }
 
 #[test]
@@ -178,20 +162,12 @@ fn of_many_endpoints_that_cannot_be_used_the_first_few_are_named() {
 
 #[test]
 fn a_slice_is_refused_by_the_field_that_is_wrong() {
-    let good = slice(json!([]), json!([]));
-    assert_refused(
-        with(good.clone(), "/addressType", json!("IPv5")),
-        "addressType",
-        "\"IPv5\" is not IPv4, IPv6 or FQDN",
-    );
-    assert_refused(
-        with(good.clone(), "/addressType", json!(null)),
-        "addressType",
-        "is required",
-    );
-    assert_refused(
-        with(good, "/endpoints", json!({})),
-        "endpoints",
-        "invalid type: map, expected a sequence",
-    );
+    let good = || slice(json!([]), json!([]));
+    let rows = [
+        r#""IPv5" => addressType: "IPv5" is not IPv4, IPv6 or FQDN"#,
+        "null => addressType: is required",
+    ];
+    assert_all_refused(|kind| with(good(), "/addressType", kind), &rows);
+    let wrong = "endpoints: invalid type: map, expected a sequence";
+    assert_refused(with(good(), "/endpoints", json!({})), wrong);
 }

@@ -14,6 +14,11 @@ use crate::{
 const ZONE: &str = "zone:";
 /// What stands for every endpoint that nothing is said of.
 const OTHERS: &str = "*";
+/// The names of algorithms.
+const ALGORITHMS: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev or \
+                          least-conn, nor their name in IPVS";
+/// The keys that `OpenYurt` knows.
+const TOPOLOGIES: &str = "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
 /// The annotation of `OpenYurt`.
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 
@@ -22,7 +27,7 @@ pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Op
     let (field, text) = annotation(metadata, "algorithm")?;
     let algorithm = Algorithm::named(text);
     if algorithm.is_none() {
-        ignored.push(Invalid::new(field, Reason::Algorithm(text.to_owned())));
+        ignored.push(Invalid::new(field, Reason::not(ALGORITHMS, text)));
     }
     algorithm
 }
@@ -51,7 +56,8 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
                 map.insert(Arc::from(name), weight);
             }
             Some(_) | None => {
-                let reason = Reason::Weight(entry.to_owned());
+                let reason =
+                    Reason::not("of the form <pod>=<0 to 100>, zone:<zone>=… or *=…", entry);
                 ignored.push(Invalid::new(&field, reason));
             }
         }
@@ -68,7 +74,10 @@ pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invali
         "translate" => false,
         "leave-alone" => true,
         other => {
-            ignored.push(Invalid::new(field, Reason::Sockets(other.to_owned())));
+            ignored.push(Invalid::new(
+                field,
+                Reason::not("translate or leave-alone", other),
+            ));
             false
         }
     }
@@ -83,7 +92,7 @@ pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
         "kubernetes.io/hostname" => Some(KeepTo::Node),
         "openyurt.io/nodepool" | "kubernetes.io/zone" => Some(KeepTo::Pool),
         other => {
-            let reason = Reason::TopologyKeys(other.to_owned());
+            let reason = Reason::not(TOPOLOGIES, other);
             ignored.push(Invalid::new(field(TOPOLOGY_KEYS), reason));
             None
         }

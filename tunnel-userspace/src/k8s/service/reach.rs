@@ -38,7 +38,7 @@ pub(super) fn load_balancer_ips(
             None | Some("VIP") => true,
             Some(PROXY) => false,
             Some(other) => {
-                let reason = Reason::IpMode(other.to_owned());
+                let reason = Reason::not("VIP or Proxy", other);
                 ignored.push(Invalid::new(field("ipMode"), reason));
                 true
             }
@@ -81,7 +81,7 @@ pub(super) fn source_ranges(
     let read = texts.enumerate().map(|(i, text)| {
         address::cidr(text.trim()).ok_or_else(|| {
             let field = format!("spec.loadBalancerSourceRanges[{i}]");
-            Invalid::new(field, Reason::Cidr(text.clone()))
+            Invalid::new(field, Reason::not(address::A_CIDR, text))
         })
     });
     good(read, ignored)
@@ -93,7 +93,7 @@ pub(super) fn policy(field: &str, text: Option<&str>, ignored: &mut Vec<Invalid>
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some("Local") => TrafficPolicy::Local,
         Some(other) => {
-            let reason = Reason::TrafficPolicy(other.to_owned());
+            let reason = Reason::not("Cluster or Local", other);
             ignored.push(Invalid::new(field, reason));
             TrafficPolicy::Cluster
         }
@@ -106,7 +106,7 @@ pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> u3
         None | Some("" | "None") => return 0,
         Some("ClientIP") => {}
         Some(other) => {
-            let reason = Reason::Affinity(other.to_owned());
+            let reason = Reason::not("ClientIP or None", other);
             ignored.push(Invalid::new("spec.sessionAffinity", reason));
             return 0;
         }

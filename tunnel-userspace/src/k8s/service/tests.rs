@@ -1,9 +1,9 @@
-use serde_json::json;
+use serde_json::{Value, json};
 use tunnel_common::addr::Protocol;
 
 use super::*;
 use crate::{
-    k8s::tests::{a_service, assert_refused, assert_skipped, http, ignored, ip, service, with},
+    k8s::tests::{a_service, assert_all_refused, assert_skipped, http, ignored, ip, service, with},
     model::Algorithm,
 };
 
@@ -118,110 +118,35 @@ fn a_service_with_the_headless_label_and_a_cluster_ip_is_served() {
 
 #[test]
 fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
-    let cases = [
-        (
-            json!(["10.96.0.300"]),
-            "spec.clusterIPs[0]",
-            "\"10.96.0.300\" is not an IP address",
-        ),
-        (
-            json!(["10.96.0.1", "10.96.0.2"]),
-            "spec.clusterIPs[1]",
-            "10.96.0.2 is a second address of its family",
-        ),
-        (
-            json!(["fd00::1", "0.0.0.0"]),
-            "spec.clusterIPs[1]",
-            "0.0.0.0 is the unspecified address, which can't be used here",
-        ),
-        (
-            json!(["ff02::1"]),
-            "spec.clusterIPs[0]",
-            "ff02::1 is a multicast address, which can't be used here",
-        ),
-        (
-            json!(["255.255.255.255"]),
-            "spec.clusterIPs[0]",
-            "255.255.255.255 is the broadcast address, which can't be used here",
-        ),
+    let with_ports = |mut spec: Value| {
+        spec["ports"] = json!([{"port": 80}]);
+        service(spec)
+    };
+    let rows = [
+        r#"{"clusterIPs": ["10.96.0.300"]} => spec.clusterIPs[0]: "10.96.0.300" is not an IP address"#,
+        r#"{"clusterIPs": ["10.96.0.1", "10.96.0.2"]} => spec.clusterIPs[1]: 10.96.0.2 is a second address of its family"#,
+        r#"{"clusterIPs": ["fd00::1", "0.0.0.0"]} => spec.clusterIPs[1]: 0.0.0.0 is the unspecified address, which can't be used here"#,
+        r#"{"clusterIPs": ["ff02::1"]} => spec.clusterIPs[0]: ff02::1 is a multicast address, which can't be used here"#,
+        r#"{"clusterIPs": ["255.255.255.255"]} => spec.clusterIPs[0]: 255.255.255.255 is the broadcast address, which can't be used here"#,
+        r#"{"clusterIP": "x"} => spec.clusterIP: "x" is not an IP address"#,
+        r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"]} => spec.clusterIP: 10.96.0.1 is not one of spec.clusterIPs"#,
     ];
-    for (addresses, field, reason) in cases {
-        let spec = json!({"clusterIPs": addresses, "ports": [{"port": 80}]});
-        assert_refused(service(spec), field, reason);
-    }
-    let spec = json!({"clusterIP": "x", "ports": [{"port": 80}]});
-    assert_refused(
-        service(spec),
-        "spec.clusterIP",
-        "\"x\" is not an IP address",
-    );
-    let spec =
-        json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"], "ports": [{"port": 80}]});
-    let reason = "10.96.0.1 is not one of spec.clusterIPs";
-    assert_refused(service(spec), "spec.clusterIP", reason);
+    assert_all_refused(with_ports, &rows);
 }
 
 #[test]
 fn a_service_is_refused_by_the_port_that_is_wrong() {
-    let cases = [
-        (json!([]), "spec.ports", "is required"),
-        (
-            json!([{"port": 0}]),
-            "spec.ports[0].port",
-            "0 is not a port from 1 to 65535",
-        ),
-        (
-            json!([{"port": 65536}]),
-            "spec.ports[0].port",
-            "65536 is not a port from 1 to 65535",
-        ),
-        (
-            json!([{"port": -1}]),
-            "spec.ports[0].port",
-            "-1 is not a port from 1 to 65535",
-        ),
-        (
-            json!([{"port": "80"}]),
-            "spec.ports[0].port",
-            "invalid type: string \"80\", expected i32",
-        ),
-        (
-            json!([{"port": 80, "protocol": "tcp"}]),
-            "spec.ports[0].protocol",
-            "\"tcp\" is not TCP, UDP or SCTP",
-        ),
-        (
-            json!([{"name": "a", "port": 80}, {"port": 81}]),
-            "spec.ports[1].name",
-            "must be named, as there are several ports",
-        ),
-        (
-            json!([{"name": "a", "port": 80}, {"name": "a", "port": 81}]),
-            "spec.ports[1].name",
-            "\"a\" is there twice",
-        ),
-        (
-            json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}]),
-            "spec.ports[1].port",
-            "\"80/TCP\" is there twice",
-        ),
+    let with_ports = |ports| service(json!({"clusterIP": "10.96.0.10", "ports": ports}));
+    let rows = [
+        r#"[] => spec.ports: is required"#,
+        r#"[{"port": 0}] => spec.ports[0].port: 0 is not a port from 1 to 65535"#,
+        r#"[{"port": 65536}] => spec.ports[0].port: 65536 is not a port from 1 to 65535"#,
+        r#"[{"port": -1}] => spec.ports[0].port: -1 is not a port from 1 to 65535"#,
+        r#"[{"port": "80"}] => spec.ports[0].port: invalid type: string "80", expected i32"#,
+        r#"[{"port": 80, "protocol": "tcp"}] => spec.ports[0].protocol: "tcp" is not TCP, UDP or SCTP"#,
+        r#"[{"name": "a", "port": 80}, {"port": 81}] => spec.ports[1].name: must be named, as there are several ports"#,
+        r#"[{"name": "a", "port": 80}, {"name": "a", "port": 81}] => spec.ports[1].name: "a" is there twice"#,
+        r#"[{"name": "a", "port": 80}, {"name": "b", "port": 80}] => spec.ports[1].port: "80/TCP" is there twice"#,
     ];
-    for (ports, field, reason) in cases {
-        let spec = json!({"clusterIP": "10.96.0.10", "ports": ports});
-        assert_refused(service(spec), field, reason);
-    }
-}
-
-#[test]
-fn a_service_with_an_unknown_algorithm_is_served_by_the_default_and_told_of() {
-    let annotations = json!({"culvert.dev/algorithm": "fastest"});
-    let manifest = with(service(http()), "/metadata/annotations", annotations);
-
-    assert_eq!(a_service(manifest.clone()).algorithm, None);
-    assert_eq!(
-        ignored(manifest),
-        [
-            "metadata.annotations[culvert.dev/algorithm]: \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash, maglev or least-conn, nor their name in IPVS"
-        ]
-    );
+    assert_all_refused(with_ports, &rows);
 }

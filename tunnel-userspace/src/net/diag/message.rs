@@ -66,19 +66,19 @@ impl Place {
 pub fn is_connected(protocol: Protocol, state: u32) -> bool {
     1_u32
         .checked_shl(state)
-        .is_some_and(|bit| Stage::Connected.states(protocol).bits() & bit != 0)
+        .is_some_and(|bit| Filter::Connected.states(protocol).bits() & bit != 0)
 }
 
 /// Which sockets a list is to hold.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Stage {
+pub enum Filter {
     /// Those that are connected.
     Connected,
     /// Those that wait for any peer: TCP sockets that listen, UDP sockets that are bound and not connected.
-    Open,
+    Listening,
 }
 
-impl Stage {
+impl Filter {
     /// Returns the states of such sockets; a connected UDP socket is "established".
     const fn states(self, protocol: Protocol) -> StateFlags {
         let is_tcp = protocol.number() == Protocol::TCP.number();
@@ -89,20 +89,20 @@ impl Stage {
                 .union(StateFlags::FIN_WAIT2)
                 .union(StateFlags::CLOSE_WAIT),
             Self::Connected => StateFlags::ESTABLISHED,
-            Self::Open if is_tcp => StateFlags::LISTEN,
-            Self::Open => StateFlags::CLOSE,
+            Self::Listening if is_tcp => StateFlags::LISTEN,
+            Self::Listening => StateFlags::CLOSE,
         }
     }
 }
 
-/// Asks for every socket of a family and protocol that is at a stage.
-pub(super) fn list(family: u8, protocol: Protocol, stage: Stage, number: u32) -> Vec<u8> {
+/// Asks for every socket of a family and protocol that a filter admits.
+pub(super) fn list(family: u8, protocol: Protocol, filter: Filter, number: u32) -> Vec<u8> {
     let id = if family == AF_INET {
         SocketId::new_v4()
     } else {
         SocketId::new_v6()
     };
-    let request = request(protocol, stage.states(protocol), &Place { family, id });
+    let request = request(protocol, filter.states(protocol), &Place { family, id });
     message(NLM_F_REQUEST | NLM_F_DUMP, number, request)
 }
 

@@ -67,24 +67,54 @@ fn problems(plan: &SteeringPlan) -> Vec<String> {
 }
 
 #[test]
-fn edge_nodes_are_steered_by_each_internal_address_and_cloud_nodes_are_not() {
-    let nodes = [
-        node("cloud-1", false, &["10.0.0.1"]),
-        node("edge-7", true, &["10.1.2.3", "fd00::3"]),
+fn edge_nodes_are_steered_at_the_internal_addresses_that_are_theirs() {
+    let cases = [
+        (
+            "each address of an edge node, and none of a cloud node",
+            vec![
+                node("cloud-1", false, &["10.0.0.1"]),
+                node("edge-7", true, &["10.1.2.3", "fd00::3"]),
+            ],
+            vec![
+                kubelet("edge-7", "10.1.2.3"),
+                kubelet("edge-7", "[fd00::3]"),
+            ],
+            None,
+        ),
+        (
+            "an address in its mapped form is the IPv4 address",
+            vec![node("edge-7", true, &["::ffff:10.1.2.3"])],
+            vec![kubelet("edge-7", "10.1.2.3")],
+            None,
+        ),
+        (
+            "of two edge nodes with one address the older has it, and the other is named",
+            vec![
+                created(node("edge-9", true, &["10.1.2.3"]), 100),
+                created(node("edge-1", true, &["10.1.2.3", "10.1.2.4"]), 200),
+            ],
+            vec![kubelet("edge-1", "10.1.2.4"), kubelet("edge-9", "10.1.2.3")],
+            Some("edge-1: status.addresses 10.1.2.3 is that of edge node edge-9 too, which has it"),
+        ),
+        (
+            "the traffic of a cloud node is never taken",
+            vec![
+                created(node("edge-7", true, &["10.1.2.3"]), 100),
+                created(node("cloud-2", false, &["10.1.2.3"]), 200),
+            ],
+            vec![],
+            Some(
+                "edge-7: status.addresses 10.1.2.3 is that of cloud node cloud-2 too, which has it",
+            ),
+        ),
     ];
+    for (claim, nodes, wanted, refused) in cases {
+        let plan = plan(&nodes, None);
 
-    let plan = plan(&nodes, None);
-
-    let both = ["10.1.2.3", "[fd00::3]"].map(|address| kubelet("edge-7", address));
-    assert_eq!(targets(&plan), both.concat());
-    assert_eq!(plan.problems, BTreeSet::new());
-}
-
-#[test]
-fn an_address_in_its_mapped_form_is_the_ipv4_address() {
-    let plan = plan(&[node("edge-7", true, &["::ffff:10.1.2.3"])], None);
-
-    assert_eq!(targets(&plan), kubelet("edge-7", "10.1.2.3"));
+        assert_eq!(targets(&plan), wanted.concat(), "{claim}");
+        let refused = refused.map(|text| format!("node_refused: Node {text}"));
+        assert_eq!(problems(&plan), Vec::from_iter(refused), "{claim}");
+    }
 }
 
 #[test]
@@ -109,44 +139,6 @@ fn without_a_prefix_of_its_family_an_address_is_not_steered() {
     };
 
     assert_eq!(steering(&nodes, None, &rules).targets.len(), 2);
-}
-
-#[test]
-fn of_two_edge_nodes_with_one_address_the_older_has_it_and_the_other_is_named() {
-    let old = created(node("edge-9", true, &["10.1.2.3"]), 100);
-    let young = created(node("edge-1", true, &["10.1.2.3", "10.1.2.4"]), 200);
-
-    let plan = plan(&[old, young], None);
-
-    let both = [("edge-1", "10.1.2.4"), ("edge-9", "10.1.2.3")];
-    let both = both.map(|(node, address)| kubelet(node, address));
-    assert_eq!(targets(&plan), both.concat());
-    assert_eq!(
-        problems(&plan),
-        [
-            "node_refused: Node edge-1: status.addresses 10.1.2.3 is that of edge node edge-9 too, \
-          which has it"
-        ]
-    );
-}
-
-#[test]
-fn the_traffic_of_a_cloud_node_is_never_taken() {
-    let nodes = [
-        created(node("edge-7", true, &["10.1.2.3"]), 100),
-        created(node("cloud-2", false, &["10.1.2.3"]), 200),
-    ];
-
-    let plan = plan(&nodes, None);
-
-    assert_eq!(targets(&plan), Vec::<String>::new());
-    assert_eq!(
-        problems(&plan),
-        [
-            "node_refused: Node edge-7: status.addresses 10.1.2.3 is that of cloud node cloud-2 too, \
-          which has it"
-        ]
-    );
 }
 
 #[test]

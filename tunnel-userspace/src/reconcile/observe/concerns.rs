@@ -30,22 +30,19 @@ pub(in crate::reconcile) fn concerns<M>(
             )
         })
         .collect();
-    let problems = sync.faults.problems().iter();
+    let problems = sync.faults.problems.iter();
     let problems = problems.flat_map(|(service, problems)| {
         let named = problems.iter();
         named.map(move |(port, problem)| (service, port, problem))
     });
     let of_services = problems.take(MOST).map(|(service, port, problem)| Concern {
-        about: ObjectId {
-            kind: Kind::Service,
-            name: service.clone(),
-        },
+        about: ObjectId::new(Kind::Service, service.clone()),
         uid: desired
             .states
             .get(service)
             .and_then(|state| state.service.uid.clone()),
         reason: problem.reason,
-        note: format!("{port}: {problem}"),
+        note: format!("{port}: {}", problem.text),
     });
     let own = &desired.rules.here.node;
     let of_steering = steering.iter().take(MOST);

@@ -1,6 +1,6 @@
 use tunnel_common::{select, service::Tally};
 
-use super::shown::{Programmed, ShownPort};
+use super::shown::ShownPort;
 use crate::{plan::PortName, reconcile::access::Counts};
 
 /// What was counted of some service ports.
@@ -28,21 +28,20 @@ pub struct PortCounts {
 impl PortCounts {
     /// The counts of a port. Those that can't be read are 0.
     pub(super) fn of(port: &ShownPort, counts: &impl Counts) -> Self {
-        let tally = tally(port.programmed.as_ref(), counts);
-        let backends = port.programmed.iter().flat_map(|port| &port.backends);
+        let tally = tally(port, counts);
+        let backends = port.backends.iter();
         let open = backends.filter_map(|backend| counts.open_at(backend.index).ok());
-        let open = open.map(select::at_least_none);
         Self {
             name: port.name.clone(),
             sent: tally.sent,
             refused: tally.refused,
-            open: open.fold(0, u64::saturating_add),
+            open: open.map(select::at_least_none).sum(),
         }
     }
 }
 
 /// The programs' counts of a port; 0 where they can't be read, or it is not programmed.
-pub(super) fn tally(port: Option<&Programmed>, counts: &impl Counts) -> Tally {
-    let tally = port.and_then(|port| counts.tally(port.id).ok());
+pub(super) fn tally(port: &ShownPort, counts: &impl Counts) -> Tally {
+    let tally = port.id.and_then(|id| counts.tally(id).ok());
     tally.unwrap_or_default()
 }

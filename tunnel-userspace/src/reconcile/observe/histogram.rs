@@ -2,8 +2,9 @@
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     /// Up to which value each bucket goes, and how many are in it alone. The last one has no end.
-    buckets: Vec<(f64, u64)>,
-    sum: f64,
+    pub(crate) buckets: Vec<(f64, u64)>,
+    /// What the values add up to.
+    pub(crate) sum: f64,
 }
 
 impl Histogram {
@@ -25,22 +26,10 @@ impl Histogram {
         }
     }
 
-    /// Up to which value each bucket goes, and how many are in it alone.
-    #[must_use]
-    pub fn buckets(&self) -> &[(f64, u64)] {
-        &self.buckets
-    }
-
     /// How many values there were.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
-    }
-
-    /// What they add up to.
-    #[must_use]
-    pub const fn sum(&self) -> f64 {
-        self.sum
     }
 }
 
@@ -55,11 +44,8 @@ mod tests {
             histogram.observe(value);
         }
 
-        assert_eq!(
-            histogram.buckets(),
-            [(1.0, 2), (2.0, 2), (f64::INFINITY, 2)]
-        );
+        assert_eq!(histogram.buckets, [(1.0, 2), (2.0, 2), (f64::INFINITY, 2)]);
         assert_eq!(histogram.count(), 6);
-        assert!((histogram.sum() - 1_000_000_007.0).abs() < 1e-6);
+        assert!((histogram.sum - 1_000_000_007.0).abs() < 1e-6);
     }
 }

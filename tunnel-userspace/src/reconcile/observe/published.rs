@@ -51,7 +51,7 @@ impl Published {
                 Some(shown) => known.insert(name, shown),
                 None => known.remove(&name),
             };
-            *ports = ports.saturating_sub(old.as_ref().map_or(0, |old| old.ports.len()));
+            *ports -= old.as_ref().map_or(0, |old| old.ports.len());
             // Its end is not the readers' to wait for.
             replaced.extend(old);
         }
@@ -78,7 +78,7 @@ impl Published {
         while ports.len() < most
             && let Some(shown) = services.next()
         {
-            let room = most.saturating_sub(ports.len());
+            let room = most - ports.len();
             let some = shown.ports.iter().take(room);
             ports.extend(some.map(|port| PortCounts::of(port, counts)));
         }

@@ -10,7 +10,7 @@ use crate::{
     reconcile::{
         desired::Desired,
         problems::{Problem, Problems},
-        sync::{Actual, MapSync, PortUse},
+        sync::{Actual, MapSync},
     },
 };
 
@@ -25,7 +25,7 @@ pub(in crate::reconcile) fn show<M>(
     published: &Published,
 ) {
     let services: Vec<_> = services.into_iter().collect();
-    let (actual, problems) = (&sync.ports.actual, sync.faults.problems());
+    let (actual, problems) = (&sync.ports.actual, &sync.faults.problems);
     let shown = parallel::each(&services, MANY, |_, name| {
         Shown::of(name, desired, actual, problems.get(name))
     });
@@ -49,18 +49,13 @@ pub(super) struct ShownPort {
     pub(super) name: PortName,
     pub(super) plan: Arc<PortPlan>,
     pub(super) problem: Option<Problem>,
-    pub(super) programmed: Option<Programmed>,
-}
-
-/// The part of a port that is in the maps.
-#[derive(Debug)]
-pub(super) struct Programmed {
-    pub(super) id: u32,
-    /// Its fronts, each with whether something of this node listens there.
+    /// Its id, if it is programmed.
+    pub(super) id: Option<u32>,
+    /// The fronts that are programmed, each with whether something of this node listens there.
     pub(super) fronts: Box<[(FrontKey, bool)]>,
-    /// Its backends that serve.
+    /// The backends that serve.
     pub(super) backends: Box<[ShownBackend]>,
-    /// The clients that may use its restricted fronts.
+    /// The clients that may use its restricted fronts, as they are programmed.
     pub(super) sources: Box<[Source]>,
 }
 
@@ -82,14 +77,8 @@ impl Shown {
     ) -> Option<Self> {
         let (plan, state) = (desired.plans.get(name)?, desired.states.get(name)?);
         let ports = plan.iter().map(|(name, plan)| {
-            let id = actual.id(name);
-            let used = id.and_then(|id| Some((id, actual.ports.get(&id)?)));
-            ShownPort {
-                name: name.clone(),
-                plan: Arc::clone(plan),
-                problem: problems.and_then(|problems| problems.get(name).cloned()),
-                programmed: used.map(|(id, port)| Programmed::of(id, port, desired, actual)),
-            }
+            let problem = problems.and_then(|problems| problems.get(name).cloned());
+            ShownPort::of(name, plan, problem, desired, actual)
         });
         Some(Self {
             ports: ports.collect(),
@@ -108,22 +97,36 @@ impl Shown {
     }
 }
 
-impl Programmed {
-    fn of(id: u32, port: &PortUse, desired: &Desired, actual: &Actual) -> Self {
-        let placed = placed(id, actual);
-        let fronts = port.fronts.keys();
+impl ShownPort {
+    fn of(
+        name: &PortName,
+        plan: &Arc<PortPlan>,
+        problem: Option<Problem>,
+        desired: &Desired,
+        actual: &Actual,
+    ) -> Self {
+        let used = actual
+            .id(name)
+            .and_then(|id| Some((id, actual.ports.get(&id)?)));
+        let (id, port) = used.unzip();
+        let placed = id.map(|id| placed(id, actual)).unwrap_or_default();
+        let fronts = port.into_iter().flat_map(|port| port.fronts.keys());
+        let backends = port.into_iter().flat_map(|port| &port.backends);
         let backend = |(target, index): (&Target, &u32)| ShownBackend {
             target: *target,
             index: *index,
             is_placed: placed.contains(index),
         };
         Self {
+            name: name.clone(),
+            plan: Arc::clone(plan),
+            problem,
             id,
             fronts: fronts
-                .map(|key| (*key, desired.listeners.has(key)))
+                .map(|key| (*key, desired.listeners.found.contains(key)))
                 .collect(),
-            backends: port.backends.iter().map(backend).collect(),
-            sources: actual.sources_of(id).into(),
+            backends: backends.map(backend).collect(),
+            sources: id.map_or(&[][..], |id| actual.sources_of(id)).into(),
         }
     }
 }

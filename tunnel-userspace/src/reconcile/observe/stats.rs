@@ -85,6 +85,6 @@ impl Stats {
             *count += 1;
         }
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
-        self.counts = sync.faults.counts().iter().map(counted).collect();
+        self.counts = sync.faults.counts.iter().map(counted).collect();
     }
 }

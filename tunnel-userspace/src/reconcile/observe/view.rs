@@ -136,11 +136,10 @@ impl Shown {
             name,
             plan,
             problem,
-            programmed,
+            ..
         } = port;
-        let programmed = programmed.as_ref();
-        let known = programmed.into_iter().flat_map(|port| &port.backends);
-        let (backends, leaving) = known.partition::<Vec<_>, _>(|backend| backend.is_placed);
+        let backends = port.backends.iter();
+        let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_placed);
         let in_words = |backend: &ShownBackend| backend.target.to_string();
         let endpoints = self.endpoint_views(port, counts);
         // What is ready elsewhere, and not for this node, is going nowhere.
@@ -148,17 +147,16 @@ impl Shown {
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let leaving = leaving.into_iter().map(in_words);
         let leaving = leaving.filter(|it| !ready.contains(it.as_str())).collect();
-        let fronts = programmed.into_iter().flat_map(|port| &port.fronts);
-        let sources = programmed.into_iter().flat_map(|port| &port.sources);
-        let tally = tally(programmed, counts);
+        let fronts = port.fronts.iter();
+        let tally = tally(port, counts);
         PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.label().to_owned(),
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity,
-            not_for_sockets: !plan.for_sockets,
-            sources: sources.map(source_view).collect(),
+            not_for_sockets: plan.not_for_sockets,
+            sources: port.sources.iter().map(source_view).collect(),
             sent: tally.sent,
             refused: tally.refused,
             fronts: fronts
@@ -171,18 +169,13 @@ impl Shown {
             reason: problem
                 .as_ref()
                 .map(|problem| problem.reason.label().to_owned()),
-            problem: problem.as_ref().map(ToString::to_string),
+            problem: problem.as_ref().map(|problem| problem.text.clone()),
         }
     }
 
     fn endpoint_views(&self, port: &ShownPort, counts: &impl Counts) -> Vec<EndpointView> {
-        let ShownPort {
-            name,
-            plan,
-            programmed,
-            ..
-        } = port;
-        let known = programmed.iter().flat_map(|port| &port.backends);
+        let ShownPort { name, plan, .. } = port;
+        let known = port.backends.iter();
         let known: BTreeMap<Target, u32> = known.map(|it| (it.target, it.index)).collect();
         let near = self.near.as_ref().unwrap_or(&self.state);
         let of = (&*name.port, name.protocol);

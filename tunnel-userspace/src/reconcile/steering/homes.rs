@@ -1,19 +1,13 @@
-//! Which index a key gets, and which keys of an earlier process stay.
+//! Which index a key gets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
 use tunnel_common::{
     addr::Address,
     steering::{Prefix, Steered, SteeringKey},
-};
-
-use crate::{
-    model::{Node, ObjectName},
-    plan::SteeringRules,
 };
 
 /// How long the index of something that is no longer steered stands for nothing else.
@@ -41,7 +35,8 @@ impl<'a> Free<'a> {
     ) -> Self {
         let last = records.last_key_value().map(|(index, _)| *index);
         let most = prefixes.iter().map(Prefix::room).max().unwrap_or(0);
-        let unused = last.map_or(0, |last| last.saturating_add(1))..end.min(most);
+        let unused = last.map_or(0, |last| last + 1)..end.min(most);
+        // Soon after the machine started, nothing has rested for long enough.
         let before = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed != 0);
         let resting = removed.map(|(index, record)| (record.key, (record.removed, *index)));
@@ -81,37 +76,6 @@ pub(super) fn address_of(prefixes: &[Prefix], key: &SteeringKey, index: u32) -> 
     prefixes
         .find(|prefix| prefix.is_v4() == is_v4)?
         .address(index)
-}
-
-/// Keys of an earlier process that nobody asks for stay while the sources don't hold everything:
-/// their Node, or the list of their port, may be what could not be read. Those that are known
-/// not to be wanted go.
-pub(super) fn keep_orphans(
-    orphans: &mut BTreeSet<SteeringKey>,
-    rules: &SteeringRules,
-    nodes: &BTreeMap<ObjectName, Arc<Node>>,
-    has_ports: bool,
-    is_target: impl Fn(&SteeringKey) -> bool,
-) {
-    if rules.is_own_edge(nodes) {
-        orphans.clear();
-        return;
-    }
-    // By address: whether a Node that has it is an edge node.
-    let mut known: BTreeMap<Address, bool> = BTreeMap::new();
-    for node in nodes.values() {
-        for address in &node.internal_ips {
-            let all_edge = known.entry(Address::from_ip(*address)).or_insert(true);
-            *all_edge &= rules.is_edge(node);
-        }
-    }
-    orphans.retain(|key| {
-        let may_be_wanted = match known.get(&key.address) {
-            Some(is_edge) => *is_edge && !has_ports,
-            None => true,
-        };
-        !is_target(key) && may_be_wanted
-    });
 }
 
 pub(in crate::reconcile) fn nanos(time: Duration) -> u64 {

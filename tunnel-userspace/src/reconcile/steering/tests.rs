@@ -1,7 +1,5 @@
-mod carrying;
 mod memory;
-
-use tunnel_common::addr::Address;
+mod migrate;
 
 use self::memory::Memory;
 use super::*;
@@ -35,7 +33,7 @@ fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
         ..Sizes::each(1)
     };
     let maps = Memory {
-        capacity: usize_of(sizes.steer_entries()),
+        capacity: count(sizes.steer_entries()),
         ..maps
     };
     Steering::adopt(maps, sizes, settings(), now).expect("taken over")
@@ -173,7 +171,7 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
         steering.is_incomplete(),
         "what found no room is tried again"
     );
-    assert_eq!(steering.counts()[&Reason::SteeringFull], 1);
+    assert_eq!(steering.counts[&Reason::SteeringFull], 1);
 
     steering.pass(NOW + QUARANTINE);
 
@@ -442,5 +440,5 @@ fn a_write_that_fails_is_tried_again() {
 
     assert_eq!(shown(&steering).len(), 2);
     assert!(!steering.is_incomplete());
-    assert_eq!(steering.counts()[&Reason::WriteFailed], 1);
+    assert_eq!(steering.counts[&Reason::WriteFailed], 1);
 }

@@ -227,31 +227,32 @@ impl Actual {
 
     /// How many fronts and service ids differ between two readings.
     pub(crate) fn differences(&self, other: &Self) -> usize {
-        let lists = |of: &Self, record: &Front| {
-            let sets = [record.cluster, record.local].map(|set| of.sets.items(set).to_vec());
-            (sets, of.sources.items(record.sources).to_vec())
-        };
-        let is_same = |known: &Programmed, front: &Programmed| {
-            known == front && lists(self, &front.record) == lists(other, &front.record)
-        };
-        let fronts = self.fronts.iter().filter(|(key, front)| {
-            let known = other.fronts.get(key);
-            known.is_none_or(|known| !is_same(known, front))
+        let new = other.fronts.keys();
+        let new = new.filter(|key| !self.fronts.contains_key(key));
+        let fronts = self.fronts.keys().chain(new);
+        let fronts = fronts.filter(|key| {
+            let [known, new] = [self, other].map(|of| {
+                let front = of.fronts.get(*key)?;
+                Some((front, of.lists(&front.record)))
+            });
+            known != new
         });
-        let missing = other
-            .fronts
-            .keys()
-            .filter(|key| !self.fronts.contains_key(key));
-        let ports = other.ports.iter().filter(|(id, port)| {
-            let known = self.ports.get(id).map(|port| &port.backends);
-            let mut indices = port.backends.values();
-            known.is_none_or(|backends| *backends != port.backends)
-                || indices.any(|index| self.standing(*index).sets != other.standing(*index).sets)
-        });
-        fronts
-            .count()
-            .saturating_add(missing.count())
-            .saturating_add(ports.count())
+        let ports = other.ports.keys();
+        let ports = ports.filter(|id| self.placed(**id) != other.placed(**id));
+        fronts.count() + ports.count()
+    }
+
+    /// The lists that a record leads to.
+    fn lists(&self, record: &Front) -> ([&[u32]; 2], &[Source]) {
+        let sets = [record.cluster, record.local].map(|set| self.sets.items(set));
+        (sets, self.sources.items(record.sources))
+    }
+
+    /// The backends of a port, and the sets that each is in.
+    fn placed(&self, id: u32) -> Option<(&LiteMap<Target, u32>, Vec<Membership>)> {
+        let backends = &self.ports.get(&id)?.backends;
+        let sets = backends.values().map(|index| self.standing(*index).sets);
+        Some((backends, sets.collect()))
     }
 
     /// Takes the names of the ids that are programmed from an earlier reading.

@@ -14,10 +14,7 @@ impl Indices {
     /// All indices below the limit but those in use.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
         // Indices above the highest one in use were never given out; the gaps below it are free.
-        let unused = used
-            .last()
-            .map_or(0, |last| last.saturating_add(1))
-            .min(limit);
+        let unused = used.last().map_or(0, |last| last + 1).min(limit);
         let returned = (0..unused)
             .rev()
             .filter(|index| !used.contains(index))
@@ -32,11 +29,9 @@ impl Indices {
     /// Takes a free index.
     pub(crate) fn take(&mut self) -> Option<u32> {
         self.returned.pop().or_else(|| {
-            let index = self.unused;
-            (index < self.limit).then(|| {
-                self.unused = index.saturating_add(1);
-                index
-            })
+            let index = (self.unused < self.limit).then_some(self.unused)?;
+            self.unused += 1;
+            Some(index)
         })
     }
 
@@ -48,9 +43,7 @@ impl Indices {
 
     /// How many are free.
     pub(crate) fn free(&self) -> usize {
-        self.returned
-            .len()
-            .saturating_add(count(self.limit.saturating_sub(self.unused)))
+        self.returned.len() + count(self.limit - self.unused)
     }
 }
 
@@ -80,7 +73,7 @@ impl Ranges {
         }
         let (found, base) = self.by_length.range((length, 0)..).next().copied()?;
         self.remove(base, found);
-        self.insert(base.checked_add(length)?, found.checked_sub(length)?);
+        self.insert(base + length, found - length);
         Some(base)
     }
 
@@ -89,19 +82,16 @@ impl Ranges {
         if length == 0 {
             return true;
         }
-        let Some(end) = base.checked_add(length) else {
-            return false;
-        };
         let Some((&start, &found)) = self.by_base.range(..=base).next_back() else {
             return false;
         };
-        let stop = start.saturating_add(found);
+        let (end, stop) = (base + length, start + found);
         if stop < end {
             return false;
         }
         self.remove(start, found);
-        self.insert(start, base.saturating_sub(start));
-        self.insert(end, stop.saturating_sub(end));
+        self.insert(start, base - start);
+        self.insert(end, stop - end);
         true
     }
 
@@ -112,15 +102,15 @@ impl Ranges {
         }
         let (mut base, mut length) = (base, length);
         if let Some((&start, &before)) = self.by_base.range(..base).next_back()
-            && start.saturating_add(before) == base
+            && start + before == base
         {
             self.remove(start, before);
-            (base, length) = (start, length.saturating_add(before));
+            (base, length) = (start, length + before);
         }
-        let end = base.saturating_add(length);
+        let end = base + length;
         if let Some(&after) = self.by_base.get(&end) {
             self.remove(end, after);
-            length = length.saturating_add(after);
+            length += after;
         }
         self.insert(base, length);
     }
@@ -166,18 +156,6 @@ mod tests {
         assert_eq!(indices.take(), None);
         indices.give(0);
         assert_eq!(indices.take(), Some(0));
-    }
-
-    #[test]
-    fn neighbours_that_are_given_back_grow_together() {
-        let mut ranges = Ranges::new(8);
-        let bases: Vec<_> = (0..4).filter_map(|_| ranges.take(2)).collect();
-        for base in [2, 6, 0, 4] {
-            ranges.give(base, 2);
-        }
-
-        assert_eq!(bases, [0, 2, 4, 6]);
-        assert_eq!(ranges.take(8), Some(0));
     }
 
     #[test]

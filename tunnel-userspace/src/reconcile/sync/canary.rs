@@ -29,7 +29,7 @@ impl Canary {
             cluster: vec![self.target],
             serving: vec![self.target],
             has_endpoints: true,
-            ..PortPlan::nothing()
+            ..PortPlan::default()
         }
     }
 }

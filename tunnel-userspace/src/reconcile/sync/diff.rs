@@ -11,21 +11,12 @@ use tunnel_common::{
 use super::{
     actual::Actual,
     alloc::count,
-    slots::{near, slots},
+    entries::{near, slots},
 };
 use crate::{
     model::TrafficPolicy,
     plan::{FrontPlan, PortPlan, Target},
 };
-
-/// A set as it is to be.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum SetChange {
-    /// The set that is there is right.
-    Keep(Set),
-    /// New slots are needed, with these backends.
-    Write(Vec<Target>),
-}
 
 /// Why there is no room.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,9 +34,10 @@ pub(crate) struct Diff {
     pub(crate) new_backends: Vec<(Target, Membership)>,
     /// Backends that stay, but not in the sets that they were in.
     pub(crate) moves: Vec<(u32, Membership)>,
-    pub(crate) cluster: SetChange,
-    pub(crate) local: SetChange,
-    pub(crate) upserts: Vec<FrontKey>,
+    /// The sets that are right as they are there; nothing where new slots are needed.
+    pub(crate) cluster: Option<Set>,
+    pub(crate) local: Option<Set>,
+    pub(crate) upserts: Vec<(FrontKey, FrontPlan)>,
     pub(crate) deletes: Vec<FrontKey>,
     /// Ranges of clients that are not in the map yet.
     pub(crate) new_sources: Vec<Source>,
@@ -55,24 +47,16 @@ pub(crate) struct Diff {
 impl Diff {
     /// The difference between what is programmed for an id and its plan.
     pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
-        let cluster = set_change(actual, id, &plan.cluster, |front| front.cluster);
-        let local = set_change(actual, id, &plan.local, |front| front.local);
-        let is_right = |key: &&FrontKey| match (&cluster, &local) {
-            (SetChange::Keep(cluster), SetChange::Keep(local)) => {
-                let wanted = record(actual, **key, id, plan, (*cluster, *local));
-                actual
-                    .fronts
-                    .get(key)
-                    .is_some_and(|front| front.record == wanted)
-            }
-            (SetChange::Write(_), _) | (_, SetChange::Write(_)) => false,
+        let cluster = kept_set(actual, id, &plan.cluster, |front| front.cluster);
+        let local = kept_set(actual, id, &plan.local, |front| front.local);
+        let is_right = |(key, front): &(&FrontKey, &FrontPlan)| {
+            let known = actual.fronts.get(*key).zip(cluster.zip(local));
+            known.is_some_and(|(known, sets)| {
+                known.record == record(actual, (**key, front), id, plan, sets)
+            })
         };
-        let upserts = plan
-            .fronts
-            .keys()
-            .filter(|key| !is_right(key))
-            .copied()
-            .collect();
+        let upserts = plan.fronts.iter().filter(|front| !is_right(front));
+        let upserts = upserts.map(|(key, front)| (*key, *front)).collect();
         let wanted = memberships(plan);
         let (mut new_backends, mut moves) = (Vec::new(), Vec::new());
         for (target, sets) in &wanted {
@@ -116,33 +100,28 @@ impl Diff {
     /// Whether there is room for it: first by the sizes that the config gives, then by what is
     /// free at this moment. Room beyond the sizes is only for the time in which the old and the
     /// new are both there.
-    pub(crate) fn room(&self, actual: &Actual) -> Result<(), Shortage> {
+    pub(crate) fn room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
         let full = |reason, is_passing| Err(Shortage { reason, is_passing });
-        let is_new = |key: &&FrontKey| !actual.fronts.contains_key(key);
+        let sizes = actual.sizes;
+        let exceeds = |new: usize, used: u32, gone: usize, size: u32| {
+            new > 0 && count(used) + new - gone > count(size)
+        };
+        let is_new = |(key, _): &&(FrontKey, FrontPlan)| !actual.fronts.contains_key(key);
         let new_keys = self.upserts.iter().filter(is_new).count();
-        let fronts = actual.fronts.len().saturating_add(new_keys);
-        let backends = count(actual.used_backends)
-            .saturating_add(self.new_backends.len())
-            .saturating_sub(self.gone.len());
-        let new_slots = self.cluster.new_len().saturating_add(self.local.new_len());
-        let slots = count(actual.sets.used)
-            .saturating_add(new_slots)
-            .saturating_sub(self.old_slots(actual));
-        if new_keys > 0 && fronts > count(actual.sizes.fronts) {
+        if new_keys > 0 && actual.fronts.len() + new_keys > count(sizes.fronts) {
             return full(Reason::FrontsFull, false);
         }
-        if !self.new_backends.is_empty() && backends > count(actual.sizes.backends) {
+        let (new, gone) = (self.new_backends.len(), self.gone.len());
+        if exceeds(new, actual.used_backends, gone, sizes.backends) {
             return full(Reason::BackendsFull, false);
         }
-        if new_slots > 0 && slots > count(actual.sizes.slots) {
+        let new = self.new_slots(plan);
+        if exceeds(new, actual.sets.used, self.old_slots(actual), sizes.slots) {
             return full(Reason::SlotsFull, false);
         }
         let of_records = actual.records(self.id).map(|record| record.sources);
-        let sources = count(actual.sources.used)
-            .saturating_add(self.new_sources.len())
-            .saturating_sub(actual.sources.left(of_records));
-        let most = count(actual.sizes.sources.min(SOURCES_OF_FRONT));
-        if !self.new_sources.is_empty() && (sources > most || self.new_sources.len() > most) {
+        let (new, gone) = (self.new_sources.len(), actual.sources.left(of_records));
+        if new > count(SOURCES_OF_FRONT) || exceeds(new, actual.sources.used, gone, sizes.sources) {
             return full(Reason::SourcesFull, false);
         }
         if self.upserts.len() > actual.free_fronts.free() {
@@ -154,24 +133,21 @@ impl Diff {
         Ok(())
     }
 
+    /// How many slots are to be written.
+    fn new_slots(&self, plan: &PortPlan) -> usize {
+        let sets = [(self.cluster, &plan.cluster), (self.local, &plan.local)];
+        let new = sets.iter().filter(|(kept, _)| kept.is_none());
+        new.map(|(_, targets)| targets.len()).sum()
+    }
+
     /// How many slots the change leaves behind.
     fn old_slots(&self, actual: &Actual) -> usize {
-        let replaced = |change: &SetChange| matches!(change, SetChange::Write(_));
-        let (cluster, local) = (replaced(&self.cluster), replaced(&self.local));
+        let (cluster, local) = (self.cluster.is_none(), self.local.is_none());
         let of_records = actual.records(self.id).flat_map(|record| {
             let cluster = cluster.then_some(record.cluster);
             cluster.into_iter().chain(local.then_some(record.local))
         });
         actual.sets.left(of_records)
-    }
-}
-
-impl SetChange {
-    fn new_len(&self) -> usize {
-        match self {
-            Self::Keep(_) => 0,
-            Self::Write(targets) => targets.len(),
-        }
     }
 }
 
@@ -201,24 +177,18 @@ const UNWRITTEN: Set = Set {
 /// The record of a front, once its backends and sets are written.
 pub(crate) fn record(
     actual: &Actual,
-    key: FrontKey,
+    (key, front): (FrontKey, &FrontPlan),
     id: u32,
     plan: &PortPlan,
     (cluster, local): (Set, Set),
 ) -> Front {
-    let front = plan.fronts.get(&key);
-    let is_local = |policy: fn(&FrontPlan) -> TrafficPolicy| {
-        front.is_some_and(|front| policy(front) == TrafficPolicy::Local)
-    };
-    let (sockets, packets) = (
-        is_local(|front| front.sockets),
-        is_local(|front| front.packets),
-    );
+    let [sockets, packets] =
+        [front.sockets, front.packets].map(|policy| policy == TrafficPolicy::Local);
     let of_sockets = if sockets { &plan.local } else { &plan.cluster };
-    let is_left_alone = !plan.for_sockets || front.is_some_and(|front| front.has_listener);
+    let is_left_alone = plan.not_for_sockets || front.has_listener;
+    let is_restricted = plan.is_restricted(front);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-    let restricted = front.filter(|front| plan.is_restricted(front));
-    let admits_host = restricted.map(|front| front.admits_host);
+    let admits_host = is_restricted.then_some(front.admits_host);
     let flags = flag(sockets, Front::SOCKETS_LOCAL)
         | flag(packets, Front::PACKETS_LOCAL)
         | flag(plan.has_endpoints, Front::HAS_ENDPOINTS)
@@ -235,9 +205,10 @@ pub(crate) fn record(
         near: all_near(actual, id, of_sockets),
         local,
         affinity: plan.affinity,
-        sources: match restricted {
-            Some(_) => actual.sources.find(&plan.sources).unwrap_or(UNWRITTEN),
-            None => Set::default(),
+        sources: if is_restricted {
+            actual.sources.find(&plan.sources).unwrap_or(UNWRITTEN)
+        } else {
+            Set::default()
         },
     }
 }
@@ -256,24 +227,18 @@ fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
     held
 }
 
-fn set_change(
+/// The set of these backends that a front of the port leads to, if there is one.
+fn kept_set(
     actual: &Actual,
     id: u32,
     targets: &[Target],
     of: impl Fn(&Front) -> Set,
-) -> SetChange {
+) -> Option<Set> {
     if targets.is_empty() {
-        return SetChange::Keep(Set::default());
+        return Some(Set::default());
     }
-    let Some(indices) = targets
-        .iter()
-        .map(|target| actual.backend(id, target))
-        .collect::<Option<Vec<_>>>()
-    else {
-        return SetChange::Write(targets.to_vec());
-    };
+    let indices = targets.iter().map(|target| actual.backend(id, target));
+    let indices = indices.collect::<Option<Vec<_>>>()?;
     let mut known = actual.records(id).map(of);
-    known
-        .find(|set| actual.sets.items(*set) == indices)
-        .map_or_else(|| SetChange::Write(targets.to_vec()), SetChange::Keep)
+    known.find(|set| actual.sets.items(*set) == indices)
 }

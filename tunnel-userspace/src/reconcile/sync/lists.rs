@@ -124,7 +124,7 @@ impl<T: Eq + Hash> Lists<T> {
     /// reads it.
     pub(super) fn release(&mut self, set: Set) -> Option<Set> {
         let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
-        used.records = used.records.saturating_sub(1);
+        used.records -= 1;
         self.remove_unused(set)
     }
 
@@ -138,7 +138,7 @@ impl<T: Eq + Hash> Lists<T> {
     fn remove_unused(&mut self, set: Set) -> Option<Set> {
         self.used(set).filter(|used| used.records == 0)?;
         let used = self.by_base.remove(&set.base)?;
-        self.used = self.used.saturating_sub(set.len);
+        self.used -= set.len;
         if let Some(shared) = &mut self.shared {
             shared.remove(&used.items);
         }

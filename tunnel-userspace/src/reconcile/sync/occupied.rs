@@ -47,7 +47,7 @@ impl Occupied {
                 self.free(index, reader, free);
             }
         }
-        before.saturating_sub(self.0.len())
+        before - self.0.len()
     }
 }
 

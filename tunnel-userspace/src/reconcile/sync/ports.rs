@@ -1,29 +1,68 @@
-//! The ports of Services in the maps: one after another is written, taken away and freed.
+//! The service maps, and what is known of them. They are written in an order that is safe at every step:
+//! first what is new and that nothing leads to yet (backends, slots, records), then one hash update per
+//! front, then what nothing leads to any more. A crash between two writes leaves the old or the new,
+//! whole.
 
-use tunnel_common::{reason::Reason, service::Tally, table::Sizes};
+use tunnel_common::{
+    addr::Protocol,
+    reason::Reason,
+    service::{Backend, Front, FrontKey, Membership, Set, Source, Tally},
+    table::Sizes,
+};
 
 use super::{
-    actual::Actual,
-    canary::Canary,
-    diff::{Diff, Shortage},
-    order::{Order, Refused},
+    actual::{Actual, Programmed, Standing},
+    diff::{Diff, Shortage, record},
+    entries::slots,
     reading::{self, Stray},
-    unclaimed::Unclaimed,
 };
 use crate::{
-    plan::{PortName, PortPlan},
+    plan::{PortName, PortPlan, Target},
     reconcile::{
-        access::{AdoptError, MapReader, MapWriter, ReadError},
+        access::{AdoptError, MapReader, MapWriter, ReadError, WriteError},
         grace::{Entry, Grace, Retired},
-        problems::{Problem, Problems},
+        problems::Problem,
     },
 };
+
+/// Why a change was not made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refused {
+    /// There is no room.
+    #[error("{}", .0.reason.meaning())]
+    Full(Shortage),
+    /// The kernel refused a write.
+    #[error("{}", Reason::WriteFailed.meaning())]
+    Write(#[from] WriteError),
+}
+
+impl Refused {
+    /// The problem that it is for a port.
+    pub(super) fn problem(&self) -> Problem {
+        let text = self.to_string();
+        match self {
+            Self::Full(Shortage { reason, .. }) => Problem {
+                reason: *reason,
+                text,
+            },
+            Self::Write(error) => Problem {
+                reason: Reason::WriteFailed,
+                text: format!("{text}: {error}: {}", error.source),
+            },
+        }
+    }
+}
+
+/// No room until the old is freed.
+const fn full(reason: Reason) -> Refused {
+    let is_passing = true;
+    Refused::Full(Shortage { reason, is_passing })
+}
 
 /// The service maps and what is known of them.
 pub(crate) struct Ports<M> {
     pub(crate) maps: M,
     pub(crate) actual: Actual,
-    pub(in crate::reconcile) unclaimed: Unclaimed,
     /// Taken out of reach since this was last asked for.
     pub(super) retired: Retired,
     /// Whether entries are out of reach that are not freed yet, so that what found no room now
@@ -31,31 +70,15 @@ pub(crate) struct Ports<M> {
     pub(super) waiting: bool,
 }
 
-/// What became of a port.
-pub(super) enum Upserted {
-    /// It is written, as far as there is room; what is no longer wanted is to be taken away later.
-    Written(Option<Diff>),
-    /// It waits for room that entries take which are not freed yet.
-    Starved,
-}
-
 impl<M: MapReader + MapWriter> Ports<M> {
-    /// Takes over what the maps hold. Gives how many keys made no sense, too.
-    pub(super) fn adopt(
-        maps: M,
-        sizes: Sizes,
-        grace: &impl Grace,
-    ) -> Result<(Self, usize), AdoptError> {
-        let mut ports = Self {
+    /// Maps of these sizes of which nothing is known yet.
+    pub(super) fn new(maps: M, sizes: Sizes) -> Self {
+        Self {
             maps,
             actual: Actual::empty(sizes),
-            unclaimed: Unclaimed::default(),
             retired: Retired::default(),
             waiting: false,
-        };
-        let is_new = ports.maps.is_new();
-        let strays = if is_new { 0 } else { ports.adopt_again(grace)? };
-        Ok((ports, strays))
+        }
     }
 
     /// Takes over what the maps hold now, as a process that starts does. Gives how many keys made no
@@ -63,13 +86,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
-    pub(super) fn adopt_again(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
+    /// A map can't be read or written; nothing is written then, and the same can be tried again.
+    pub(super) fn adopt(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
         self.actual = self.usable(actual, &stray, grace)?;
         self.count_unused_anew()?;
         self.retired = Retired::default();
-        self.unclaimed.forget();
         Ok(stray.fronts.len())
     }
 
@@ -81,15 +103,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// As [`Self::adopt`]; what was known stays.
     pub(super) fn audit(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
-        let differences = fresh
-            .differences(&self.actual)
-            .saturating_add(stray.fronts.len())
-            .saturating_add(stray.backends.len());
+        let strays = stray.fronts.len() + stray.backends.len();
+        let differences = fresh.differences(&self.actual) + strays;
         if differences > 0 {
             let mut fresh = self.usable(fresh, &stray, grace)?;
             fresh.take_names(&mut self.actual);
             self.actual = fresh;
-            self.unclaimed.set(self.actual.nameless());
         }
         Ok(differences)
     }
@@ -119,138 +138,211 @@ impl<M: MapReader + MapWriter> Ports<M> {
         retired
     }
 
-    /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
-    /// front is a Service's.
-    pub(in crate::reconcile) fn dial_canary<R>(
+    /// Programs every front of a plan for an id. Gives the difference; what of it is no longer wanted is
+    /// left for [`Self::finish`].
+    pub(super) fn program(
         &mut self,
-        canary: &Canary,
-        dial: impl FnOnce() -> R,
-    ) -> Option<R> {
-        let known = self.actual.fronts.get(&canary.front);
-        let id = match known.map(|front| front.record.service) {
-            // Left by a process that was killed.
-            Some(id) => self.unclaimed.claim(id).then_some(id)?,
-            None => self.actual.free_ids.take()?,
-        };
-        let plan = canary.plan();
-        let diff = Diff::between(&self.actual, id, &plan);
-        let written = self.order().upsert(canary.front.protocol, &plan, &diff);
-        if let Err(refused) = &written {
-            let reason = refused.reason().label();
-            tracing::warn!(reason, text = refused.problem().text, "no canary");
+        id: u32,
+        protocol: Protocol,
+        plan: &PortPlan,
+    ) -> Result<Diff, Refused> {
+        let diff = Diff::between(&self.actual, id, plan);
+        diff.room(&self.actual, plan).map_err(Refused::Full)?;
+        self.add_backends(id, protocol, &diff.new_backends)?;
+        let sources = self.write_sources(&diff.new_sources)?;
+        let mut sets = [Set::default(); 2];
+        let written = self.write_fronts(plan, &diff, &mut sets);
+        // What no record came to use.
+        for set in sets {
+            self.actual.sets.drop_unused(set);
         }
-        let dialled = written.ok().map(|()| dial());
-        if let Err(refused) = self.remove(id) {
-            self.unclaimed.put_back(id, refused.problem());
+        self.actual.sources.drop_unused(sources);
+        written?;
+        // Only now, so that clients which keep their backend are not sent off before the others.
+        for (index, sets) in &diff.moves {
+            self.maps.move_backend(*index, *sets)?;
+            self.actual.note(*index, |known| known.sets = *sets);
         }
-        dialled
+        Ok(diff)
     }
 
-    /// Writes what a port wants; where there is no room, what there is room for.
-    pub(super) fn upsert(
-        &mut self,
-        name: &PortName,
-        plan: Option<&PortPlan>,
-        problems: &mut Problems,
-    ) -> Result<Upserted, Refused> {
-        if self.unclaimed.keeps(name) {
-            return Ok(Upserted::Written(None));
-        }
-        let Some(id) = self.id(name, plan) else {
-            let problem = Problem::no_room(Reason::FrontsFull, 0, 0);
-            problems.insert(name.clone(), problem);
-            return Ok(Upserted::Written(None));
-        };
-        let nothing = PortPlan::nothing();
-        let plan = plan.unwrap_or(&nothing);
-        let protocol = name.protocol;
-        let mut diff = Diff::between(&self.actual, id, plan);
-        let mut result = self.order().upsert(protocol, plan, &diff);
-        if matches!(result, Err(Refused::Full(_))) && self.look_at_occupied() > 0 {
-            // Some of it may be written by now.
-            diff = Diff::between(&self.actual, id, plan);
-            result = self.order().upsert(protocol, plan, &diff);
-        }
-        let Err(Refused::Full(Shortage { reason, is_passing })) = result else {
-            return result.map(|()| Upserted::Written(Some(diff)));
-        };
-        if is_passing && (self.waiting || !self.retired.0.is_empty()) {
-            return Ok(Upserted::Starved);
-        }
-        let kept = self.actual.occupied.len();
-        let problem = Problem::no_room(reason, plan.cluster.len(), kept);
-        problems.insert(name.clone(), problem);
-        let reduced = if reason == Reason::SourcesFull {
-            plan.with_sources(self.actual.sources_of(id))
-        } else {
-            let Some(port) = self.actual.ports.get(&id) else {
-                self.forget_unused(name, id);
-                return Ok(Upserted::Written(None));
-            };
-            plan.restricted_to(
-                |key| port.fronts.contains_key(key),
-                |target| port.backends.contains_key(target),
-                reason == Reason::SlotsFull,
-            )
-        };
-        let diff = Diff::between(&self.actual, id, &reduced);
-        self.order().upsert(protocol, &reduced, &diff)?;
-        Ok(Upserted::Written(Some(diff)))
-    }
-
-    /// Takes away what a port no longer wants.
-    pub(super) fn finish(&mut self, name: &PortName, diff: &Diff) -> Result<(), Refused> {
-        let finished = self.order().finish(diff);
-        self.forget_unused(name, diff.id);
-        finished
+    /// Takes away what a plan no longer wants, once every front that it wants is programmed.
+    pub(super) fn finish(&mut self, name: Option<&PortName>, diff: &Diff) -> Result<(), Refused> {
+        let mut deletes = diff.deletes.iter();
+        deletes.try_for_each(|key| self.delete_front(diff.id, key))?;
+        let mut gone = diff.gone.iter();
+        gone.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index))?;
+        self.retire_unused(name, diff.id);
+        Ok(())
     }
 
     /// Removes what is programmed for an id without a name.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Refused> {
-        let diff = Diff::between(&self.actual, id, &PortPlan::nothing());
-        self.order().finish(&diff)?;
-        self.retire_unused(id);
+        let diff = Diff::between(&self.actual, id, &PortPlan::default());
+        self.finish(None, &diff)
+    }
+
+    /// Retires an id of which nothing is programmed, and forgets whose it was.
+    pub(super) fn retire_unused(&mut self, name: Option<&PortName>, id: u32) {
+        let port = self.actual.ports.get(&id);
+        if port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty()) {
+            self.actual.ports.remove(&id);
+            self.retired.0.push(Entry::Id(id));
+            if let Some(name) = name {
+                self.actual.forget_name(name);
+            }
+        }
+    }
+
+    fn write_fronts(
+        &mut self,
+        plan: &PortPlan,
+        diff: &Diff,
+        [cluster, local]: &mut [Set; 2],
+    ) -> Result<(), Refused> {
+        *cluster = self.write_set(diff.id, diff.cluster, &plan.cluster)?;
+        *local = self.write_set(diff.id, diff.local, &plan.local)?;
+        for (key, front) in &diff.upserts {
+            let sets = (*cluster, *local);
+            let record = record(&self.actual, (*key, front), diff.id, plan, sets);
+            self.write_front(record)?;
+        }
         Ok(())
     }
 
-    /// The id of a port, given out now if it has none and a plan. A port whose front an earlier
-    /// process programmed takes over its id.
-    fn id(&mut self, name: &PortName, plan: Option<&PortPlan>) -> Option<u32> {
-        if let Some(id) = self.actual.id(name) {
-            return Some(id);
+    /// Writes backends, as many of them as can be.
+    fn add_backends(
+        &mut self,
+        id: u32,
+        protocol: Protocol,
+        wanted: &[(Target, Membership)],
+    ) -> Result<(), Refused> {
+        let mut backends = Vec::with_capacity(wanted.len());
+        for (target, sets) in wanted {
+            // That there is room for all was seen before.
+            let room = self.actual.free_backends.take();
+            let index = room.ok_or_else(|| full(Reason::BackendsFull))?;
+            let backend = Backend {
+                address: target.address,
+                port: target.port,
+                protocol,
+                flags: 0,
+                service: id,
+                state: self.actual.standing(index).state.next_use(),
+                sets: *sets,
+            };
+            backends.push((index, backend));
         }
-        let unclaimed = &mut self.unclaimed;
-        let mut holders = self.actual.holders(plan?.fronts.keys());
-        let claimed = holders.find(|id| unclaimed.claim(*id));
-        drop(holders);
-        let id = claimed.or_else(|| self.actual.free_ids.take())?;
-        self.actual.set_id(name.clone(), id);
-        Some(id)
+        let (written, result) = self.maps.write_backends(&backends);
+        for (place, ((index, backend), (target, _))) in backends.iter().zip(wanted).enumerate() {
+            if place >= written {
+                self.actual.free_backends.give(*index);
+                continue;
+            }
+            let Backend { state, sets, .. } = *backend;
+            let written = Standing { state, sets };
+            self.actual.note(*index, |known| *known = written);
+            self.actual.used_backends += 1;
+            let port = self.actual.ports.entry(id).or_default();
+            port.backends.insert(*target, *index);
+        }
+        result.map_err(Refused::Write)
     }
 
-    fn forget_unused(&mut self, name: &PortName, id: u32) {
-        if self.retire_unused(id) {
-            self.actual.forget_name(name);
+    /// Writes the slots of a set, unless one that is there is right. Nothing leads to them before a
+    /// record does.
+    fn write_set(
+        &mut self,
+        id: u32,
+        kept: Option<Set>,
+        targets: &[Target],
+    ) -> Result<Set, Refused> {
+        if let Some(kept) = kept {
+            return Ok(kept);
         }
+        let backends = targets.iter().map(|target| self.actual.backend(id, target));
+        let Some(backends) = backends.collect::<Option<Vec<_>>>() else {
+            return Err(full(Reason::BackendsFull));
+        };
+        let room = self.actual.sets.take(backends.len());
+        let set = room.ok_or_else(|| full(Reason::SlotsFull))?;
+        let slots: Vec<_> = slots(&backends).collect();
+        if let Err(error) = self.maps.write_slots(set.base, &slots) {
+            self.actual.sets.give(set);
+            return Err(error.into());
+        }
+        self.actual.sets.put(set, backends);
+        Ok(set)
     }
 
-    /// Retires an id of which nothing is programmed; whether it is one.
-    fn retire_unused(&mut self, id: u32) -> bool {
-        let port = self.actual.ports.get(&id);
-        let is_unused = port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty());
-        if is_unused {
-            self.actual.ports.remove(&id);
-            self.retired.0.push(Entry::Id(id));
+    /// Writes ranges of clients. Nothing leads to them before a record does.
+    fn write_sources(&mut self, ranges: &[Source]) -> Result<Set, Refused> {
+        let room = self.actual.sources.take(ranges.len());
+        let set = room.ok_or_else(|| full(Reason::SourcesFull))?;
+        for (place, range) in (set.base..).zip(ranges) {
+            if let Err(error) = self.maps.write_source(place, range) {
+                self.actual.sources.give(set);
+                return Err(error.into());
+            }
         }
-        is_unused
+        self.actual.sources.put(set, ranges.to_vec());
+        Ok(set)
     }
 
-    fn order(&mut self) -> Order<'_, M> {
-        Order {
-            actual: &mut self.actual,
-            writer: &mut self.maps,
-            retired: &mut self.retired,
+    fn write_front(&mut self, record: Front) -> Result<(), Refused> {
+        let room = self.actual.free_fronts.take();
+        let index = room.ok_or_else(|| full(Reason::FrontsFull))?;
+        let key = record.key;
+        let written = self
+            .maps
+            .write_front(index, &record)
+            .and_then(|()| self.maps.write_svc(&key, index));
+        if let Err(error) = written {
+            self.actual.free_fronts.give(index);
+            return Err(error.into());
         }
+        self.actual.hold(&record);
+        if let Some(old) = self.actual.fronts.insert(key, Programmed { index, record }) {
+            self.retire_front(&old);
+        }
+        let port = self.actual.ports.entry(record.service).or_default();
+        port.fronts.insert(key, ());
+        Ok(())
+    }
+
+    fn delete_front(&mut self, id: u32, key: &FrontKey) -> Result<(), Refused> {
+        let known = self.actual.fronts.get(key);
+        if known.is_none_or(|front| front.record.service != id) {
+            return Ok(());
+        }
+        self.maps.delete_svc(key)?;
+        if let Some(old) = self.actual.fronts.remove(key) {
+            self.retire_front(&old);
+        }
+        Ok(())
+    }
+
+    fn retire_front(&mut self, old: &Programmed) {
+        if let Some(port) = self.actual.ports.get_mut(&old.record.service) {
+            port.fronts.remove(&old.record.key);
+        }
+        self.retired.0.push(Entry::Front(old.index));
+        self.actual.release(&old.record, &mut self.retired);
+    }
+
+    fn retire_backend(&mut self, id: u32, target: &Target, index: u32) -> Result<(), Refused> {
+        if self.actual.backend(id, target) != Some(index) {
+            return Ok(());
+        }
+        self.maps.retire_backend(index)?;
+        let retire = |known: &mut Standing| known.state = known.state.gone();
+        self.actual.note(index, retire);
+        if let Some(port) = self.actual.ports.get_mut(&id) {
+            port.backends.remove(target);
+        }
+        self.actual.used_backends -= 1;
+        self.retired.0.push(Entry::Backend(index));
+        Ok(())
     }
 
     /// Lets the counts of an id that no program uses any more begin anew.

@@ -12,7 +12,7 @@ use tunnel_common::{
 use super::{
     actual::{Actual, Programmed, Standing},
     alloc::Indices,
-    slots::{near, slots},
+    entries::{near, slots},
 };
 use crate::{
     plan::Target,

@@ -11,7 +11,7 @@ pub(in crate::reconcile) struct Unclaimed {
     /// Ports without endpoints that keep those of an earlier process, by their Service.
     kept: BTreeMap<ObjectName, BTreeSet<PortName>>,
     /// Whether the sources hold everything, so that it may go.
-    may_go: bool,
+    pub(super) may_go: bool,
 }
 
 impl Unclaimed {
@@ -52,11 +52,6 @@ impl Unclaimed {
     /// Whether ids are to be removed.
     pub(super) fn is_due(&self) -> bool {
         self.may_go && !self.ids.is_empty()
-    }
-
-    /// Whether something may go.
-    pub(super) const fn may_go(&self) -> bool {
-        self.may_go
     }
 
     /// How many ids there are, and how many Services keep endpoints.

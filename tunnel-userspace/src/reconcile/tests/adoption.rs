@@ -22,18 +22,6 @@ fn apply_part(second: &mut Reconciler<Memory>, services: Vec<(&str, Option<Servi
 }
 
 #[test]
-fn what_was_programmed_stays_while_something_is_refused() {
-    let mut second = second();
-    apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
-    assert_eq!(backends(&second, 2), Some(vec![3]));
-
-    apply(&mut second, Vec::new());
-
-    assert_eq!(backends(&second, 2), None);
-    assert_eq!(backends(&second, 1), Some(vec![1, 2]));
-}
-
-#[test]
 fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_they_were_left() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);

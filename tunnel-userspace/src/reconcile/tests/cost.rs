@@ -73,8 +73,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
     let mut reconciler = adopt(maps);
     reconciler.update(told((0..SERVICES).map(|number| (number, [number, number]))));
     settle(&mut reconciler);
-    let (planned, written) = done(&reconciler);
-    assert_eq!(planned, u64::from(SERVICES));
+    assert_eq!(reconciler.desired.planned, u64::from(SERVICES));
     assert_eq!(reconciler.maps().svc.len(), 2 * 30_000);
 
     for (family, change) in [
@@ -88,25 +87,15 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
         let (now_planned, now_written) = done(&reconciler);
         assert_eq!(now_planned, planned + 1, "{family:?}");
         // A backend, a slot and a record in place of others, and the one front that leads there.
-        assert!(
-            (1..=8).contains(&(now_written - written)),
-            "{family:?}: {} writes",
-            now_written - written
-        );
+        let writes = now_written - written;
+        assert!((1..=8).contains(&writes), "{family:?}: {writes} writes");
         let key = FrontKey::new(
             Address::from_ip(address(family, change.0)),
             Port::from_host(80),
             Protocol::TCP,
         );
         let backends = reconciler.maps().read(&key).expect("a front");
-        let wanted = address(family, 0x10_0000 + SERVICES);
-        assert_eq!(
-            backends
-                .iter()
-                .map(|backend| backend.address.to_ip())
-                .collect::<Vec<_>>(),
-            [wanted]
-        );
+        let found = backends.iter().map(|backend| backend.address.to_ip());
+        assert!(found.eq([address(family, 0x10_0000 + SERVICES)]));
     }
-    assert!(written > 0);
 }

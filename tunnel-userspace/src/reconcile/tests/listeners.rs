@@ -9,7 +9,7 @@ use tokio::time::advance;
 use tunnel_common::service::Front;
 
 use super::*;
-use crate::reconcile::looks::Looks;
+use crate::reconcile::listener_poll::ListenerPoll;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -21,7 +21,7 @@ struct Kernel {
     asked: Vec<BTreeSet<FrontKey>>,
 }
 
-fn looks(kernel: &Arc<Mutex<Kernel>>) -> Looks {
+fn looks(kernel: &Arc<Mutex<Kernel>>) -> ListenerPoll {
     let kernel = Arc::clone(kernel);
     let find = move |wanted: &BTreeSet<FrontKey>| {
         let mut kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,11 +34,11 @@ fn looks(kernel: &Arc<Mutex<Kernel>>) -> Looks {
             }),
         }
     };
-    Looks::new(Some(Box::new(find)), EVERY)
+    ListenerPoll::new(Some(Box::new(find)), EVERY)
 }
 
-/// Looks, if it is time, and takes what was found.
-async fn look(looks: &mut Looks, reconciler: &mut Reconciler<Memory>) {
+/// ListenerPoll, if it is time, and takes what was found.
+async fn look(looks: &mut ListenerPoll, reconciler: &mut Reconciler<Memory>) {
     if looks.look(reconciler) {
         let looked = looks.ended().await.expect("a look");
         looks.end(looked, reconciler);
@@ -220,7 +220,7 @@ async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
         told.recv().expect("told");
         Ok([vip(1)].into())
     };
-    let mut looks = Looks::new(Some(Box::new(find)), EVERY);
+    let mut looks = ListenerPoll::new(Some(Box::new(find)), EVERY);
     reconciler.held_back.get_or_insert_default();
     apply(&mut reconciler, vec![]);
     reconciler.set_addresses([ip(&vip(1))].into());

@@ -181,17 +181,12 @@ impl Memory {
             "a write to an entry of {map} that a program could be reading"
         );
         if self.writes >= self.limit {
-            return Err(WriteError {
-                map,
-                source: io::Error::other("killed"),
-            });
+            return Err(refused(map, "killed"));
         }
         self.writes += 1;
         Ok(())
     }
-}
 
-impl Memory {
     /// Makes the writes that wait, what nothing leads to before what leads there, until one is refused;
     /// whether other writes may follow.
     fn write_held(&mut self) -> bool {
@@ -208,9 +203,7 @@ impl Memory {
         self.held = Some(Vec::new());
         self.refused.is_none()
     }
-}
 
-impl Memory {
     /// Makes a write to what nothing leads to, or of a key; or lets it wait.
     fn make(&mut self, write: Held) -> Result<(), WriteError> {
         if let Some(held) = &mut self.held {
@@ -234,10 +227,7 @@ impl Memory {
             Held::Key(key, index) => {
                 self.write("svc", true)?;
                 if !self.svc.contains_key(&key) && self.svc.len() >= self.sizes.fronts as usize {
-                    return Err(WriteError {
-                        map: "svc",
-                        source: io::Error::other("full"),
-                    });
+                    return Err(refused("svc", "full"));
                 }
                 self.svc.insert(key, index);
                 self.watch();
@@ -334,13 +324,8 @@ impl MapWriter for Memory {
     fn flush(&mut self) -> Result<(), WriteError> {
         self.write_held();
         self.held = None;
-        match self.refused.take() {
-            Some(map) => Err(WriteError {
-                map,
-                source: io::Error::other("killed"),
-            }),
-            None => Ok(()),
-        }
+        let map = self.refused.take();
+        map.map_or(Ok(()), |map| Err(refused(map, "killed")))
     }
 
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError> {
@@ -383,6 +368,13 @@ impl MapReader for Memory {
 
     fn backend(&self, index: u32) -> Result<Backend, ReadError> {
         Ok(entry(&self.be, index))
+    }
+}
+
+fn refused(map: &'static str, why: &str) -> WriteError {
+    WriteError {
+        map,
+        source: io::Error::other(why),
     }
 }
 

@@ -105,12 +105,12 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
-    let problems = &reconciler.sync.faults.problems()[&ObjectName::new("default", "db")];
+    let problems = &reconciler.sync.faults.problems[&ObjectName::new("default", "db")];
     let told = problems.values().next().expect("no room");
     assert_eq!(told.reason, Reason::BackendsFull);
     assert!(
         told.text.contains("keep the indices of 72 backends"),
-        "{told}"
+        "{told:?}"
     );
     assert_eq!(backends(&reconciler, 2), None);
 

@@ -77,25 +77,6 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
 }
 
 #[test]
-fn a_service_without_an_endpoint_near_refuses_as_if_it_had_none() {
-    let mut reconciler = adopt_honouring();
-    let mut web = keeping(1, Some(KeepTo::Node));
-    let service = Arc::make_mut(&mut web.service);
-    service.internal_policy = crate::model::TrafficPolicy::Local;
-    let slice = Arc::make_mut(&mut web.slices[0]);
-    slice.endpoints.remove(0);
-
-    apply(&mut reconciler, vec![("web", Some(web))]);
-
-    let front = reconciler.maps().front[&reconciler.maps().svc[&vip(1)]];
-    assert_eq!(front.local.len, 0);
-    assert_eq!(
-        front.flags & tunnel_common::service::Front::HAS_ENDPOINTS,
-        0
-    );
-}
-
-#[test]
 fn endpoints_that_are_kept_away_are_shown_with_the_reason() {
     let mut reconciler = adopt_honouring();
     apply(

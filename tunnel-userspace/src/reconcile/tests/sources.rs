@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tunnel_common::service::Source;
 
 use super::{
-    super::{CarriedServices, Reconciler, Sizes},
+    super::{Reconciler, ServiceSnapshot, Sizes},
     Arc, BTreeSet, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt,
     apply, family,
     histories::killed,
@@ -161,11 +161,11 @@ proptest! {
 
         // In maps of other sizes it is the same.
         let sizes = Sizes { sources: second.sync.ports.actual.usage().sources + grown, ..ROOMY };
-        let carried = CarriedServices::read(&second.sync.ports.maps, ROOMY).expect("read");
-        prop_assert_eq!(carried.fits(sizes), Ok(()));
+        let snapshot = ServiceSnapshot::read(&second.sync.ports.maps, ROOMY).expect("read");
+        prop_assert_eq!(snapshot.fits(sizes), Ok(()));
         let mut maps = Memory::new(sizes);
         let unused = tunnel_common::service::State::unused_since(1000);
-        carried.write(&second.sync.ports.maps, &mut maps, sizes, unused).expect("written");
+        snapshot.write(&second.sync.ports.maps, &mut maps, sizes, unused).expect("written");
         let third = adopt(maps);
         prop_assert_eq!(third.sync.drift, 0);
         prop_assert_eq!(found(of, &third.sync.ports.maps), wanted(&history));
@@ -247,4 +247,34 @@ fn find_no_room(of: Family) {
         admitted(&reconciler.sync.ports.maps, b),
         Some(vec![2, 4, 6])
     );
+}
+
+#[test]
+fn services_may_have_more_ranges_together_than_one_front_may_have() {
+    // Apart from each other, so that each stays one.
+    let many = |name, vip: u8, first: u32| {
+        let places = (0..40_000).map(|number| Ipv4Addr::from_bits(first + 2 * number));
+        let known = restricted(name, vip, &clients(&[]));
+        let service = Service {
+            source_ranges: places.map(|ip| (ip.into(), 32)).collect(),
+            ..Service::clone(&known.service)
+        };
+        let state = ServiceState {
+            service: Arc::new(service),
+            ..known
+        };
+        (name, Some(state))
+    };
+    let mut maps = Memory::new(Sizes {
+        sources: 80_000,
+        ..ROOMY
+    });
+    maps.is_watched = false;
+    let mut reconciler = adopt(maps);
+
+    let services = vec![many("a", 2, 0x0a00_0000), many("b", 4, 0x0b00_0000)];
+    apply(&mut reconciler, services);
+
+    assert_eq!(problem(&reconciler, "b"), None);
+    assert_eq!(used(&reconciler), 80_000);
 }

@@ -9,20 +9,18 @@ use std::{
 };
 
 use tokio::time::timeout;
-use watched::{BAD, PATIENCE, Watched, service};
+use watched::{BAD, PATIENCE, Watched, folder, service};
 
 use super::*;
 use crate::model::{Kind, ObjectName};
 
 #[tokio::test]
 async fn the_first_update_holds_everything_even_if_that_is_nothing() {
-    let dir = tempfile::tempdir().expect("a folder");
-    fs::create_dir(dir.path().join("manifests")).expect("a folder");
-
-    let mut watched = Watched::on(dir, "manifests").await;
+    let mut watched = Watched::on(folder(), "manifests").await;
 
     let update = watched.take().await;
     assert!(update.synced && update.services.is_empty() && update.nodes.is_empty());
+    assert!(update.whole, "nothing is missing from nothing");
     assert!(watched.report.borrow().synced);
     watched.stop().await;
 }
@@ -46,9 +44,8 @@ async fn a_folder_that_is_not_there_is_an_error_with_its_path() {
 
 #[test]
 fn the_first_reading_holds_a_file_that_is_being_replaced_all_the_time() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = folder();
     let manifests = dir.path().join("manifests");
-    fs::create_dir(&manifests).expect("a folder");
     let replace = |ip: u8| {
         let draft = dir.path().join("draft");
         fs::write(&draft, service("a", &format!("10.0.0.{ip}"))).expect("written");
@@ -87,7 +84,6 @@ async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
     watched.until("a=10.0.0.4").await;
     fs::rename(watched.path("a.yaml"), watched.path("a.yaml.off")).expect("renamed");
     watched.until("").await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -99,7 +95,6 @@ async fn an_update_says_when_the_change_was_noticed() {
     let update = watched.take().await;
 
     assert!((before..=monotonic()).contains(&update.since));
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -115,7 +110,7 @@ async fn a_file_that_is_being_written_loses_nothing() {
     fs::create_dir(watched.path("folder")).expect("a folder");
     watched.write("b.yaml", service("b", "10.0.0.3"));
     watched.until_without_loss("a=10.0.0.1 b=10.0.0.3").await;
-    // Two looks later nothing is lost either: a file without a writer is read by then.
+    // Two polls later nothing is lost either: a file without a writer is read by then.
     fs::hard_link(watched.path("b.yaml"), watched.path("c")).expect("linked");
     fs::remove_file(watched.path("b.yaml")).expect("removed");
     fs::write(watched.path("c"), service("c", "10.0.0.4")).expect("written");
@@ -127,7 +122,6 @@ async fn a_file_that_is_being_written_loses_nothing() {
     drop(slow);
     watched.until_without_loss("a=10.0.0.9 c=10.0.0.4").await;
     assert_eq!(watched.report.borrow().problems, []);
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -162,7 +156,6 @@ async fn a_file_that_comes_up_complete_without_a_writer_is_read() {
         watched.until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3").await;
         drop(unnamed);
     }
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -187,11 +180,10 @@ async fn a_mounted_config_map_is_swapped_whole() {
     fs::remove_dir_all(mount.join("..2024_1")).expect("removed");
 
     watched.until_without_loss("a=10.0.0.2 b=10.0.0.2").await;
-    watched.stop().await;
 }
 
 #[tokio::test]
-async fn what_a_link_leads_to_is_looked_at_though_no_event_tells() {
+async fn what_a_link_leads_to_is_polled_though_no_event_tells() {
     let mut watched = Watched::new().await;
     let elsewhere = watched.dir.path().join("elsewhere");
     fs::write(&elsewhere, service("b", "10.0.0.2")).expect("written");
@@ -207,7 +199,6 @@ async fn what_a_link_leads_to_is_looked_at_though_no_event_tells() {
     fs::write(&elsewhere, service("b", "10.0.0.4")).expect("written");
     watched.until_without_loss("a=10.0.0.1 b=10.0.0.4").await;
     watched.until_problems(&[]).await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -233,7 +224,6 @@ async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
     watched.write("a.yaml", service("a", "10.0.0.4"));
     watched.until("a=10.0.0.4").await;
     watched.until_problems(&[]).await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -248,7 +238,6 @@ async fn two_files_with_one_object_conflict_until_one_goes() {
 
     watched.until_without_loss("a=10.0.0.2").await;
     watched.until_problems(&[]).await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -280,7 +269,6 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
     watched
         .until_problems(&["larger", "p.yaml: can't be read: it is not a regular file"])
         .await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -306,18 +294,13 @@ async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
     watched.until_problems(&[]).await;
     watched.write("b.yaml", service("a", "10.0.0.3"));
     watched.until_without_loss("a=10.0.0.3").await;
-    watched.stop().await;
 }
 
 #[tokio::test]
 async fn a_single_file_is_watched_through_its_folder() {
-    let dir = tempfile::tempdir().expect("a folder");
-    fs::create_dir(dir.path().join("manifests")).expect("a folder");
-    fs::write(
-        dir.path().join("manifests/one.conf"),
-        service("a", "10.0.0.1"),
-    )
-    .expect("written");
+    let dir = folder();
+    let path = dir.path().join("manifests/one.conf");
+    fs::write(path, service("a", "10.0.0.1")).expect("written");
     let mut watched = Watched::on(dir, "manifests/one.conf").await;
     watched.until("a=10.0.0.1").await;
 
@@ -326,7 +309,6 @@ async fn a_single_file_is_watched_through_its_folder() {
     watched.until_without_loss("a=10.0.0.2").await;
     fs::remove_file(watched.path("one.conf")).expect("removed");
     watched.until("").await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -354,7 +336,6 @@ async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
         .until("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4")
         .await;
     watched.until_problems(&[]).await;
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -377,7 +358,6 @@ async fn changes_gather_while_the_receiver_is_busy_and_none_is_lost() {
     }
 
     assert!(updates <= 4, "{updates} updates");
-    watched.stop().await;
 }
 
 #[test]
@@ -395,7 +375,7 @@ fn a_folder_is_read_once_without_a_watch() {
     read(&dir.path().join("c.yaml")).expect_err("there is no such file");
 }
 
-async fn next_changes(watch: &Watch) -> Changes {
+async fn next_changes(watch: &mut Watch) -> Changes {
     timeout(PATIENCE, watch.changed()).await.expect("in time");
     watch.take()
 }
@@ -405,11 +385,11 @@ async fn a_swap_of_names_that_are_no_manifests_is_noticed_at_once() {
     let dir = tempfile::tempdir().expect("a folder");
     symlink("..2024_1", dir.path().join("..tmp")).expect("linked");
     let target = Target::new(dir.path(), 1).expect("a target");
-    let watch = Watch::new(&target).expect("a watch");
+    let mut watch = Watch::new(&target).expect("a watch");
 
     fs::rename(dir.path().join("..tmp"), dir.path().join("..data")).expect("renamed");
 
-    assert!(next_changes(&watch).await.is_near);
+    assert!(next_changes(&mut watch).await.is_near);
 }
 
 #[tokio::test]
@@ -417,9 +397,9 @@ async fn a_folder_that_is_removed_is_noticed_at_once() {
     let dir = tempfile::tempdir().expect("a folder");
     let folder = dir.path().join("manifests");
     fs::create_dir(&folder).expect("a folder");
-    let watch = Watch::new(&Target::new(&folder, 1).expect("a target")).expect("a watch");
+    let mut watch = Watch::new(&Target::new(&folder, 1).expect("a target")).expect("a watch");
 
     fs::remove_dir(&folder).expect("removed");
 
-    assert!(next_changes(&watch).await.is_lost);
+    assert!(next_changes(&mut watch).await.is_lost);
 }

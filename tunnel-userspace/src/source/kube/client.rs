@@ -4,14 +4,11 @@ mod answer;
 mod credentials;
 
 use std::{
-    future::Future,
     path::PathBuf,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -27,7 +24,7 @@ use kube::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
-use tower::{BoxError, Service, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder, service_fn};
 use tracing::{info, warn};
 
 use self::{answer::Answer, credentials::Files};
@@ -126,7 +123,8 @@ pub(super) async fn connect(
         is_refused: Arc::default(),
         current: current.clone(),
     };
-    Ok((Client::new(failover, config.default_namespace), current))
+    let service = service_fn(move |request| failover.clone().answer(request));
+    Ok((Client::new(service, config.default_namespace), current))
 }
 
 /// The servers, and the client of each.
@@ -275,10 +273,9 @@ impl Failover {
             return Err("there is no API server to ask".into());
         };
         let current = self.current;
-        let answer = match timeout(ANSWER, client.send(request)).await {
-            Ok(answer) => answer.map_err(BoxError::from),
-            Err(elapsed) => Err(elapsed.into()),
-        };
+        let answer = timeout(ANSWER, client.send(request)).await;
+        let answer = answer.map_err(BoxError::from);
+        let answer = answer.and_then(|answer| answer.map_err(BoxError::from));
         let answer = answer.inspect_err(|error| current.leave(index, &error.to_string()))?;
         let status = answer.status();
         if is_of_server(status) {
@@ -295,27 +292,7 @@ impl Failover {
     }
 }
 
-impl Service<Request<Body>> for Failover {
-    type Response = Response<Answer>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(self.clone().answer(request))
-    }
-}
-
 /// Whether an answer says that this server can't serve, where another may.
-fn is_of_server(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::INTERNAL_SERVER_ERROR
-            | StatusCode::BAD_GATEWAY
-            | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT
-    )
+const fn is_of_server(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }

@@ -14,9 +14,14 @@ mod list;
 mod pace;
 mod watch;
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
-use kube::{Api, Resource, api::ListParams};
+use kube::{
+    Client,
+    api::ListParams,
+    core::{ObjectList, Request},
+};
+use serde_json::value::RawValue;
 use tokio::{
     sync::mpsc,
     time::{Duration, sleep, timeout},
@@ -27,13 +32,8 @@ use self::{
     failure::{Failure, Moment, Stop},
     pace::Round,
 };
-use super::{Limits, Settings, arriving::Incoming, client::Current};
-use crate::{
-    clock::monotonic,
-    failure::chain,
-    k8s::{Arrived, Arriving},
-    model::Kind,
-};
+use super::{Limits, Selection, Settings, client::Current};
+use crate::{clock::monotonic, failure::chain, k8s::Arrived, model::Kind};
 
 /// After how many lists that could not be streamed none is streamed any more.
 const REFUSED: u32 = 2;
@@ -70,11 +70,10 @@ pub(super) enum What {
     Absent,
 }
 
-/// One kind, and which objects of it.
-pub(super) struct Following<K> {
-    pub(super) api: Api<Incoming<K>>,
-    pub(super) labels: Option<String>,
-    pub(super) fields: Option<String>,
+/// Follows the objects of one kind.
+pub(super) struct Following {
+    pub(super) client: Client,
+    pub(super) selection: Selection,
     pub(super) settings: Arc<Settings>,
     pub(super) limits: Limits,
     pub(super) current: Current,
@@ -105,30 +104,27 @@ enum Anew {
     Absent,
 }
 
-impl<K> Following<K>
-where
-    K: Arriving + Resource<DynamicType = ()> + 'static,
-    <K as Resource>::Scope: Send,
-{
+impl Following {
     /// Follows until nobody listens.
     pub(super) async fn run(self) {
+        let kind = self.selection.kind;
         let mut round = Round::new(self.settings.longest_pause, self.limits.lag);
         let mut refused = 0_u32;
         let mut lists = Lists::Streamed;
         loop {
-            let anew = self.round(lists, &mut round).await;
+            let Err(anew) = self.round(lists, &mut round).await;
             lists = Lists::Streamed;
             match anew {
                 Anew::Over => return,
                 Anew::NotStreamed { is_refused } => {
                     refused += if is_refused { REFUSED } else { 1 };
                     lists = Lists::Paged;
-                    info!(kind = %K::READ_AS, "the API server doesn't stream this list, reading it in pages");
+                    info!(%kind, "the API server doesn't stream this list, reading it in pages");
                 }
-                Anew::Lost => info!(kind = %K::READ_AS, "listing anew"),
+                Anew::Lost => info!(%kind, "listing anew"),
                 Anew::Older => {}
                 Anew::Absent => {
-                    if self.tell(What::Absent).await.is_none() {
+                    if self.tell(What::Absent).await.is_err() {
                         return;
                     }
                     sleep(ABSENT_RETRY).await;
@@ -143,120 +139,114 @@ where
     }
 
     /// Lists and watches until that must begin anew.
-    async fn round(&self, lists: Lists, round: &mut Round) -> Anew {
-        let listed = loop {
-            let stop = match self.list(lists, round).await {
+    async fn round(&self, lists: Lists, round: &mut Round) -> Result<Infallible, Anew> {
+        let mut listed = loop {
+            match self.list(lists, round).await {
                 Ok(listed) => break listed,
-                Err(stop) => stop,
-            };
-            if let Some(anew) = self.cope(stop, lists, round).await {
-                return anew;
+                Err(stop) => self.cope(stop, lists, round).await?,
             }
         };
-        let mut version = listed.version;
-        let mut watch = listed.watch;
         loop {
-            let stop = match self.watch(watch.take(), &mut version, round).await {
-                Ok(()) => continue,
-                Err(stop) => stop,
-            };
-            if let Some(anew) = self.cope(stop, lists, round).await {
-                return anew;
+            let open = listed.watch.take();
+            if let Err(stop) = self.watch(open, &mut listed.version, round).await {
+                self.cope(stop, lists, round).await?;
             }
         }
     }
 
-    /// Tells of a failure and waits until the server answers again. Says whether to begin anew.
-    async fn cope(&self, stop: Stop, lists: Lists, round: &mut Round) -> Option<Anew> {
+    /// Tells of a failure and waits until the server answers again.
+    async fn cope(&self, stop: Stop, lists: Lists, round: &mut Round) -> Result<(), Anew> {
+        let kind = self.selection.kind;
         let failure = match stop {
-            Stop::Anew(anew) => return Some(anew),
+            Stop::Anew(anew) => return Err(anew),
             Stop::Failed(failure) => failure,
         };
-        debug!(kind = %K::READ_AS, error = &failure.error as &dyn std::error::Error, "watch failed");
-        if let Some(anew) = failure.judge(lists, K::READ_AS) {
-            return Some(anew);
-        }
-        if let Some(over) = self.failed(chain(&failure.error)).await {
-            return Some(over);
-        }
-        let anew = self.recover(&failure, lists, round).await;
+        debug!(%kind, error = &failure.error as &dyn std::error::Error, "watch failed");
+        failure.judge(lists, kind)?;
+        self.tell(What::Failed(chain(&failure.error))).await?;
+        self.recover(&failure, lists, round).await?;
         // What broke off once may do so each time: pages are asked for one by one.
-        let is_cut = failure.at == Moment::List && lists == Lists::Streamed;
-        anew.or_else(|| is_cut.then_some(Anew::NotStreamed { is_refused: false }))
+        if failure.at == Moment::List && lists == Lists::Streamed {
+            return Err(Anew::NotStreamed { is_refused: false });
+        }
+        Ok(())
     }
 
-    /// Waits until the server answers again, and says whether to list anew. One that was away may be
-    /// back with other data than it had, as from a backup, and a watch that goes on from a version
+    /// Waits until the server answers again, to go on from there or to list anew. One that was away may
+    /// be back with other data than it had, as from a backup, and a watch that goes on from a version
     /// ahead of its own tells nothing until it has caught up.
-    async fn recover(&self, failure: &Failure, lists: Lists, round: &mut Round) -> Option<Anew> {
+    async fn recover(
+        &self,
+        failure: &Failure,
+        lists: Lists,
+        round: &mut Round,
+    ) -> Result<(), Anew> {
         let mut after = failure.wanted_pause();
         let mut was_away = false;
         loop {
             sleep(round.pause().max(after)).await;
             let one = self.selected().limit(1);
             let server = self.current.index();
-            let Ok(listed) = timeout(self.limits.probe, self.api.list(&one)).await else {
-                was_away = true;
-                let why = format!("no answer within {:?}", self.limits.probe);
-                self.current.leave(server, &why);
-                if let Some(over) = self.failed(why).await {
-                    return Some(over);
-                }
-                continue;
-            };
-            let error = match listed {
-                Ok(list) => {
-                    if self.tell(What::Answers).await.is_none() {
-                        return Some(Anew::Over);
-                    }
+            let why = match timeout(self.limits.probe, self.page(&one)).await {
+                Ok(Ok(list)) => {
+                    self.tell(What::Answers).await?;
                     let version = list.metadata.resource_version.unwrap_or_default();
-                    return (was_away || round.is_older(&version)).then_some(Anew::Lost);
+                    if was_away || round.is_older(&version) {
+                        return Err(Anew::Lost);
+                    }
+                    return Ok(());
                 }
-                Err(error) => error,
+                Ok(Err(error)) => {
+                    let at = Moment::ListStart;
+                    let failure = Failure { error, at };
+                    after = failure.wanted_pause();
+                    failure.judge(lists, self.selection.kind)?;
+                    chain(&failure.error)
+                }
+                Err(_) => {
+                    let why = format!("no answer within {:?}", self.limits.probe);
+                    self.current.leave(server, &why);
+                    why
+                }
             };
             was_away = true;
-            let failure = Failure {
-                error,
-                at: Moment::ListStart,
-            };
-            after = failure.wanted_pause();
-            if let Some(anew) = failure.judge(lists, K::READ_AS) {
-                return Some(anew);
-            }
-            if let Some(over) = self.failed(chain(&failure.error)).await {
-                return Some(over);
-            }
+            self.tell(What::Failed(why)).await?;
         }
-    }
-
-    /// Tells why the server can't be asked. Gives an end where nobody listens.
-    async fn failed(&self, why: String) -> Option<Anew> {
-        self.tell(What::Failed(why))
-            .await
-            .is_none()
-            .then_some(Anew::Over)
     }
 
     /// The objects that are wanted.
     fn selected(&self) -> ListParams {
         ListParams {
-            label_selector: self.labels.clone(),
-            field_selector: self.fields.clone(),
+            label_selector: self.selection.labels.clone(),
+            field_selector: self.selection.fields.clone(),
             ..ListParams::default()
         }
     }
 
-    async fn tell(&self, what: What) -> Option<()> {
+    fn request(&self) -> Request {
+        Request::new(&*self.selection.path)
+    }
+
+    /// Asks for a list, or for a page of it.
+    async fn page(&self, wanted: &ListParams) -> kube::Result<ObjectList<Box<RawValue>>> {
+        let request = self.request().list(wanted);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        self.client.request(request).await
+    }
+
+    /// Reads an object to the end as it comes off the wire, so that what nobody needs is never kept.
+    fn read(&self, object: &RawValue) -> kube::Result<Box<Arrived>> {
+        let arrived = (self.selection.read)(object.get());
+        arrived.map(Box::new).map_err(kube::Error::SerdeError)
+    }
+
+    /// Tells what was heard. Fails once nobody listens.
+    async fn tell(&self, what: What) -> Result<(), Anew> {
         let heard = Heard {
-            kind: K::READ_AS,
+            kind: self.selection.kind,
             at: monotonic(),
             what,
         };
-        self.heard.send(heard).await.ok()
-    }
-
-    /// Tells what was heard, or says that nobody listens.
-    async fn told(&self, what: What) -> Result<(), Stop> {
-        self.tell(what).await.ok_or(Stop::Anew(Anew::Over))
+        self.heard.send(heard).await.ok().ok_or(Anew::Over)
     }
 }

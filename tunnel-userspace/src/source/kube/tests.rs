@@ -61,7 +61,7 @@ impl Setup {
             },
             scope: Scope {
                 node: "node-a".to_owned(),
-                kept: folder.path().join("objects"),
+                snapshot: folder.path().join("objects"),
                 ..Scope::default()
             },
             folder,
@@ -152,11 +152,9 @@ impl Followed {
         assert!(is_told, "{:?}", self.report.borrow());
     }
 
-    async fn stop(mut self) -> tempfile::TempDir {
+    async fn stop(self) -> tempfile::TempDir {
         self.draining.send(true).expect("someone listens");
-        while let Some(ended) = self.running.join_next().await {
-            ended.expect("no panic");
-        }
+        self.running.join_all().await;
         self.folder
     }
 }
@@ -203,7 +201,6 @@ async fn a_streamed_list_is_followed_by_what_changes() {
     );
     let nodes = server.asked("/api/v1/nodes");
     assert_eq!(nodes[0].query["fieldSelector"], "metadata.name=node-a");
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -290,7 +287,6 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
 
     // Not before it has stayed there for a while.
     assert!(before.elapsed() >= A_LITTLE);
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -309,38 +305,6 @@ async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
     followed.until("a=10.0.0.1").await;
 
     followed.until("").await;
-
-    followed.stop().await;
-}
-
-#[tokio::test]
-async fn a_server_that_wants_a_pause_gets_it() {
-    let server = Server::start(Script::counting(|asked, times| {
-        if times == 0 {
-            return server::too_many(1);
-        }
-        if is_streamed(asked) {
-            return Reply::Held(vec![server::end_of_list(7)]);
-        }
-        listed(&[], 7, None)
-    }))
-    .await;
-    let before = monotonic();
-    let mut followed = Followed::of(&[&server]).await;
-    followed.until_trouble("too many requests").await;
-
-    followed.take().await;
-
-    assert!(monotonic() - before >= Duration::from_secs(1));
-    assert!(
-        followed
-            .report
-            .borrow()
-            .server
-            .as_ref()
-            .is_some_and(|s| s.trouble.is_none())
-    );
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -354,15 +318,9 @@ async fn where_one_server_fails_the_next_is_asked() {
 
     followed.until("a=10.0.0.1").await;
 
-    let asked = followed
-        .report
-        .borrow()
-        .server
-        .clone()
-        .expect("a server")
-        .address;
+    let asked = followed.report.borrow().server.clone();
+    let asked = asked.expect("a server").address;
     assert_eq!(asked, good.uri().to_string());
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -381,14 +339,12 @@ async fn an_object_of_another_shape_stops_no_other() {
     let update = followed.until("a=10.0.0.1").await;
 
     assert!(!update.whole);
-    let report = Arc::clone(&followed.report.borrow());
-    assert_eq!(report.problems.len(), 1);
-    assert!(
-        report.problems[0]
-            .to_string()
-            .contains("Service default/bad: spec.ports[0].port")
-    );
-    followed.stop().await;
+    let problems = followed.report.borrow().problems.clone();
+    let [problem] = &*problems else {
+        panic!("{problems:?}");
+    };
+    let field = "Service default/bad: spec.ports[0].port";
+    assert!(problem.to_string().contains(field), "{problem}");
 }
 
 #[tokio::test]
@@ -403,7 +359,6 @@ async fn a_kind_that_the_server_doesnt_have_is_done_without() {
     let mut followed = Followed::of(&[&server]).await;
 
     assert!(followed.take().await.whole);
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -446,5 +401,4 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
 
     assert_eq!(followed.words(), "b=10.0.0.2");
     assert_eq!(stale(&followed), None);
-    followed.stop().await;
 }

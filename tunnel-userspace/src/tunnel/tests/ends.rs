@@ -9,7 +9,7 @@ use tokio::{
 };
 use tunnel_common::reason::Reason;
 
-use super::harness::{World, read, reset, rest, until, until_reset};
+use super::harness::{NODE, World, read, reset, rest, until, until_reset};
 
 /// Writes until nothing more is taken.
 async fn stuff(stream: &mut TcpStream) {
@@ -33,6 +33,7 @@ async fn a_reset_is_noticed_while_the_stream_has_no_window() {
     stuff(&mut target).await;
     reset(target);
     world.edge.counted(Reason::TargetReset, 1).await;
+    world.cloud.counted(Reason::TargetReset, 1).await;
     until_reset(&mut client).await;
 }
 
@@ -58,7 +59,7 @@ async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
 async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
     let world = World::new().await;
     let (mut client, mut target) = world.pair().await;
-    let ended = || world.cloud.registry.counts().values().sum::<u64>();
+    let ended = || world.cloud.sessions.counts().values().sum::<u64>();
     for burst in 0..40 {
         // Where CPU is scarce, those of earlier bursts are still open, and one too many would be
         // refused.
@@ -75,7 +76,7 @@ async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
     until("the end of each stream", || ended() == 1000).await;
     client.write_all(b"ping").await.expect("written");
     assert_eq!(read(&mut target, 4).await, b"ping");
-    assert_eq!(world.cloud.sessions("edge-7"), 1);
+    assert_eq!(world.cloud.node(NODE).sessions.len(), 1);
     assert_eq!(world.cloud.count(Reason::AgentLost), 0);
     assert_eq!(world.cloud.count(Reason::ProtocolBroken), 0);
 }

@@ -26,8 +26,16 @@ async fn what_each_end_says_reaches_the_other_and_its_end_does_too() {
     drop(target);
     assert_eq!(rest(&mut client).await, b"and mine");
 
-    world.cloud.counted(Reason::StreamServed, 1).await;
-    world.edge.counted(Reason::StreamServed, 1).await;
+    let (mut client, mut target) = world.pair().await;
+    target.write_all(b"first").await.expect("written");
+    target.shutdown().await.expect("ended");
+    assert_eq!(rest(&mut client).await, b"first");
+    client.write_all(b"late").await.expect("half open");
+    drop(client);
+    assert_eq!(rest(&mut target).await, b"late");
+
+    world.cloud.counted(Reason::StreamServed, 2).await;
+    world.edge.counted(Reason::StreamServed, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

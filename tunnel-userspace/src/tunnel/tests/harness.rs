@@ -3,14 +3,11 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use jiff::Timestamp;
 use socket2::SockRef;
-use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -21,10 +18,10 @@ use tokio::{
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use crate::{
-    identity::{self, Role, ca},
+    identity::{self, Role, tests::Site},
     model::{Target, Targets},
     tunnel::{
-        Board, Common, ConnectionState, ConnectionView, Limits, Registry,
+        Board, Common, ConnectionState, ConnectionView, Limits, NodeView, SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -65,34 +62,19 @@ pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A CA and what it issued.
-pub(super) struct Pki {
-    dir: TempDir,
-}
+pub(super) struct Pki(Site);
 
 impl Pki {
     pub(super) fn new() -> Self {
-        let dir = TempDir::new().expect("a folder");
-        ca::init(dir.path(), 10, Timestamp::now()).expect("a CA");
-        Self { dir }
-    }
-
-    pub(super) fn dir(&self) -> &Path {
-        self.dir.path()
+        Self(Site::new())
     }
 
     pub(super) fn gateway(&self) -> identity::Receiver {
-        let out = self
-            .dir
-            .path()
-            .join(format!("gateway-{}", fastrand::u64(..)));
-        let issued = ca::issue_gateway(self.dir(), Some(&out), 1, Timestamp::now());
-        open(issued.expect("issued").files, Role::Gateway)
+        open(self.0.gateway(), Role::Gateway)
     }
 
     pub(super) fn agent(&self, node: &str) -> identity::Receiver {
-        let out = self.dir.path().join(format!("agent-{}", fastrand::u64(..)));
-        let issued = ca::issue_agent(self.dir(), node, Some(&out), 1, Timestamp::now());
-        open(issued.expect("issued").files, Role::Agent)
+        open(self.0.agent(node), Role::Agent)
     }
 }
 
@@ -136,7 +118,7 @@ pub(super) fn gateway_settings() -> gateway::Settings {
 
 /// A gateway with its ingress, and what is steered to it.
 pub(super) struct Cloud {
-    pub(super) registry: Arc<Registry>,
+    pub(super) sessions: Arc<Sessions>,
     pub(super) gateway: SocketAddr,
     ingress: SocketAddr,
     targets: watch::Sender<Arc<Targets>>,
@@ -154,7 +136,7 @@ impl Cloud {
         limits: &Limits,
         identity: identity::Receiver,
     ) -> Self {
-        let registry = Registry::new();
+        let sessions = Sessions::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
         let ingress = ingress::Settings {
             prefixes: vec![Prefix::new(network, 16).expect("a range")],
@@ -169,17 +151,17 @@ impl Cloud {
             common.clone(),
             targets.subscribe(),
             inside.subscribe(),
-            Arc::clone(&registry),
+            Arc::clone(&sessions),
         )
         .expect("an ingress");
         let gateway =
-            Gateway::bind(settings, common, identity, Arc::clone(&registry)).expect("a gateway");
+            Gateway::bind(settings, common, identity, Arc::clone(&sessions)).expect("a gateway");
         let (at_gateway, at_ingress) = (gateway.local_addr(), ingress.local_addr());
         let mut run = Run::default();
         run.tasks.spawn(gateway.run(run.draining.subscribe()));
         run.tasks.spawn(ingress.run(run.draining.subscribe()));
         Self {
-            registry,
+            sessions,
             gateway: at_gateway,
             ingress: at_ingress,
             targets,
@@ -203,11 +185,11 @@ impl Cloud {
             next.insert(index, target);
             *targets = Arc::new(next);
         });
-        self.place(index)
+        self.steering_address(index)
     }
 
-    /// The steering address of an index.
-    pub(super) fn place(&self, index: u32) -> SocketAddr {
+    /// The steering address of an index, on the port of the ingress.
+    pub(super) fn steering_address(&self, index: u32) -> SocketAddr {
         let number = u32::from(Ipv4Addr::new(127, 19, 0, 1)) + index;
         SocketAddr::new(Ipv4Addr::from(number).into(), self.ingress.port())
     }
@@ -217,7 +199,7 @@ impl Cloud {
     }
 
     pub(super) fn count(&self, reason: Reason) -> u64 {
-        self.registry.counts().get(&reason).copied().unwrap_or(0)
+        self.sessions.counts().get(&reason).copied().unwrap_or(0)
     }
 
     pub(super) async fn counted(&self, reason: Reason, times: u64) {
@@ -225,21 +207,23 @@ impl Cloud {
         assert_eq!(self.count(reason), times, "{}", reason.label());
     }
 
-    pub(super) fn sessions(&self, node: &str) -> usize {
-        let nodes = self.registry.nodes();
-        let mut nodes = nodes.iter().filter(|view| view.node == node);
-        nodes.next().map_or(0, |view| view.sessions.len())
+    /// A node as it is shown.
+    pub(super) fn node(&self, node: &str) -> NodeView {
+        let mut nodes = self.sessions.nodes().into_iter();
+        nodes.find(|view| view.node == node).unwrap_or_default()
+    }
+
+    /// The first session of the node.
+    pub(super) fn session(&self) -> SessionView {
+        self.node(NODE).sessions.swap_remove(0)
     }
 
     pub(super) fn last_error(&self, node: &str) -> String {
-        let nodes = self.registry.nodes();
-        let view = nodes.iter().find(|view| view.node == node);
-        view.and_then(|view| view.last_error.clone())
-            .unwrap_or_default()
+        self.node(node).last_error.unwrap_or_default()
     }
 
     pub(super) async fn connected(&self, node: &str, sessions: usize) {
-        until("connected", || self.sessions(node) == sessions).await;
+        until("connected", || self.node(node).sessions.len() == sessions).await;
     }
 }
 
@@ -297,7 +281,6 @@ pub(super) struct World {
     pub(super) edge: Edge,
     pub(super) target: TcpListener,
     pub(super) steered: SocketAddr,
-    _pki: Pki,
 }
 
 impl World {
@@ -319,7 +302,6 @@ impl World {
             edge,
             target,
             steered,
-            _pki: pki,
         }
     }
 

@@ -10,7 +10,8 @@ use tokio::{
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, World, agent_settings, limits, read, until, until_reset,
+    Cloud, Edge, NODE, Pki, World, agent_settings, gateway_settings, limits, read, until,
+    until_reset,
 };
 
 async fn refused(at: std::net::SocketAddr) {
@@ -56,7 +57,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     refused(world.cloud.outside()).await;
     world.cloud.counted(Reason::ArrivedOutside, 1).await;
 
-    refused(world.cloud.place(99)).await;
+    refused(world.cloud.steering_address(99)).await;
     world.cloud.counted(Reason::TargetUnknown, 1).await;
 
     let loopback = if_nametoindex("lo").expect("an index");
@@ -71,6 +72,34 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     assert!(early.is_err(), "not known yet");
     world.cloud.inside.send_replace(Arc::new([loopback].into()));
     pair.await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_meets_no_gateway_of_its_ca_says_that_tls_failed() {
+    let (own, foreign) = (Pki::new(), Pki::new());
+    for (what, identity, why) in [
+        (
+            "a gateway of another CA",
+            foreign.gateway(),
+            "UnknownIssuer",
+        ),
+        (
+            "another agent",
+            own.agent("edge-8"),
+            "certificate does not allow extended key usage for server",
+        ),
+    ] {
+        let cloud = Cloud::with(gateway_settings(), &limits(), identity);
+        let edge = Edge::new(agent_settings(&[cloud.gateway], &[]), own.agent(NODE));
+
+        until(what, || !edge.last_error().is_empty()).await;
+
+        let at = cloud.gateway;
+        let start = format!("TLS with {at} failed: invalid peer certificate: {why}");
+        let error = edge.last_error();
+        assert!(error.starts_with(&start), "{what}: {error}");
+        assert_eq!(cloud.node(NODE).sessions, [], "{what}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,10 +119,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     cloud.connected(NODE, 1).await;
 
     let mut first = TcpStream::connect(slow).await.expect("connected");
-    until("dials", || {
-        cloud.registry.nodes()[0].sessions[0].traffic.streams == 1
-    })
-    .await;
+    until("dials", || cloud.session().traffic.streams == 1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     let mut beside = TcpStream::connect(steered).await.expect("connected");
     beside.write_all(b"ping").await.expect("written");
@@ -101,10 +127,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     assert_eq!(read(&mut accepted, 4).await, b"ping");
 
     let mut second = TcpStream::connect(slow).await.expect("connected");
-    until("dials", || {
-        cloud.registry.nodes()[0].sessions[0].traffic.streams == 3
-    })
-    .await;
+    until("dials", || cloud.session().traffic.streams == 3).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     refused(steered).await;
     edge.counted(Reason::DialsFull, 1).await;

@@ -3,9 +3,10 @@
 use std::{future::poll_fn, task::Poll, time::Duration};
 
 use tokio::{
-    io::AsyncWriteExt as _,
-    net::{TcpListener, TcpStream},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
+    task::JoinSet,
     time::{Instant, timeout},
 };
 use tunnel_common::reason::Reason;
@@ -27,17 +28,10 @@ async fn a_session_shows_whose_it_is_and_what_it_carries() {
     read(&mut target, 99).await;
     target.write_all(&[0; 50]).await.expect("written");
     read(&mut client, 50).await;
-    until("a ping", || {
-        world.cloud.registry.nodes()[0].sessions[0]
-            .traffic
-            .rtt_seconds
-            .is_some()
-    })
-    .await;
+    let rtt = || world.cloud.session().traffic.rtt_seconds;
+    until("a ping", || rtt().is_some()).await;
 
-    let nodes = world.cloud.registry.nodes();
-    let session = &nodes[0].sessions[0];
-    assert_eq!(nodes[0].node, NODE);
+    let session = world.cloud.session();
     assert_eq!(session.release, env!("CARGO_PKG_VERSION"));
     let carried = &session.traffic;
     assert_eq!((carried.bytes_out, carried.bytes_in), (100, 50));
@@ -63,8 +57,7 @@ async fn a_second_connection_stands_beside_the_first_and_takes_its_share() {
 
     edge.run.drained().await;
     cloud.connected(NODE, 0).await;
-    let nodes = cloud.registry.nodes();
-    assert!(nodes[0].last_seen.is_some());
+    assert!(cloud.node(NODE).last_seen.is_some());
     cloud.run.drained().await;
 }
 
@@ -88,6 +81,51 @@ async fn a_gateway_that_drains_is_replaced_while_its_streams_go_on() {
     timeout(SOON, world.cloud.run.drained())
         .await
         .expect("drained");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_last_stream_of_a_drain_sent_arrives_although_the_agent_is_slow_to_take_it() {
+    const BYTES: usize = 500 << 10;
+    let pki = Pki::new();
+    let cloud = Cloud::new(&pki, &limits());
+    let [relay, target] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0"));
+    let (relay, target) = (relay.await.expect("bound"), target.await.expect("bound"));
+    let [at_relay, at_target] = [&relay, &target].map(|it| it.local_addr().expect("an address"));
+    let _edge = Edge::new(agent_settings(&[at_relay], &[at_target]), pki.agent(NODE));
+    // Between the two, a relay that takes little of the gateway's bytes, and none while it pauses.
+    let (agent, _) = relay.accept().await.expect("accepted");
+    let gateway = TcpSocket::new_v4().expect("a socket");
+    gateway.set_recv_buffer_size(8192).expect("set");
+    let gateway = gateway.connect(cloud.gateway).await.expect("connected");
+    let (mut from_agent, mut to_agent) = agent.into_split();
+    let (mut from_gateway, mut to_gateway) = gateway.into_split();
+    let (pause, mut paused) = watch::channel(false);
+    let mut relays = JoinSet::new();
+    relays.spawn(async move { drop(copy(&mut from_agent, &mut to_gateway).await) });
+    relays.spawn(async move {
+        let mut bytes = vec![0; 8192];
+        while paused.wait_for(|paused| !*paused).await.is_ok() {
+            let length = from_gateway.read(&mut bytes).await.expect("read");
+            to_agent.write_all(&bytes[..length]).await.expect("written");
+        }
+    });
+    let steered = cloud.steer(NODE, at_target);
+    cloud.connected(NODE, 1).await;
+    let mut client = TcpStream::connect(steered).await.expect("connected");
+    client.write_all(b"!").await.expect("written");
+    let (mut target, _) = target.accept().await.expect("accepted");
+
+    cloud.run.drain();
+    cloud.connected(NODE, 0).await;
+    pause.send_replace(true);
+    client.write_all(&[7; BYTES]).await.expect("written");
+    client.shutdown().await.expect("ended");
+    target.shutdown().await.expect("ended");
+    rest(&mut client).await;
+    cloud.counted(Reason::StreamServed, 1).await;
+    pause.send_replace(false);
+
+    assert_eq!(rest(&mut target).await.len(), 1 + BYTES);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,8 +157,8 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
     client.write_all(b"still").await.expect("written");
     assert_eq!(read(&mut target, 5).await, b"still");
     // No new ones meanwhile.
-    let placed = || world.cloud.registry.sessions.permit(&NODE.into()).map(drop);
-    until("closed", || placed() == Err(Reason::AgentNotConnected)).await;
+    let permitted = || world.cloud.sessions.permit(&NODE.into()).map(drop);
+    until("closed", || permitted() == Err(Reason::AgentNotConnected)).await;
     drop(client);
     rest(&mut target).await;
     drop(target);
@@ -130,9 +168,8 @@ async fn an_agent_that_drains_lets_streams_end_and_then_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connect_keeps_the_place_that_it_was_given_while_its_client_is_silent() {
+async fn a_connect_keeps_the_slot_that_it_was_given_while_its_client_is_silent() {
     let world = World::new().await;
-    let registry = &world.cloud.registry;
     let target = Target {
         node: NODE.into(),
         address: [127, 0, 0, 1].into(),
@@ -144,10 +181,10 @@ async fn a_connect_keeps_the_place_that_it_was_given_while_its_client_is_silent(
     let mut client = TcpStream::connect(at).await.expect("connected");
     let (accepted, _) = listener.accept().await.expect("accepted");
     let (_stop, stopped) = watch::channel(false);
-    let streams = || registry.nodes()[0].sessions[0].traffic.streams;
+    let streams = || world.cloud.session().traffic.streams;
     assert_eq!(streams(), 0);
 
-    let mut carried = Box::pin(carry(registry, &target, accepted, stopped));
+    let mut carried = Box::pin(carry(&world.cloud.sessions, &target, accepted, stopped));
     let waits = poll_fn(|cx| Poll::Ready(carried.as_mut().poll(cx).is_pending()));
     assert!(waits.await);
 
@@ -172,33 +209,25 @@ async fn a_gateway_that_falls_silent_is_noticed_and_one_that_comes_back_is_found
     let at = silent.local_addr().expect("an address");
     let cloud = Cloud::new(&pki, &limits());
     let _edge = Edge::new(agent_settings(&[at], &[]), pki.agent(NODE));
-    // A wire between them that can be cut without a word.
-    let (mut to_agent, _) = silent.accept().await.expect("accepted");
-    let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
-    {
-        let both = tokio::io::copy_bidirectional(&mut to_agent, &mut to_gateway);
+    // A wire between them that is cut without a word once they have met.
+    let meet = async || {
+        let accepted = timeout(SOON, silent.accept()).await.expect("soon");
+        let (mut to_agent, _) = accepted.expect("accepted");
+        let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
         tokio::select! {
-            _ = both => panic!("it holds"),
+            _ = tokio::io::copy_bidirectional(&mut to_agent, &mut to_gateway) => panic!("it holds"),
             () = cloud.connected(NODE, 1) => {}
         }
-    }
+        (to_agent, to_gateway)
+    };
+    let _wire = meet().await;
     let cut = Instant::now();
 
     cloud.connected(NODE, 0).await;
-    assert!(
-        cut.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        cut.elapsed()
-    );
+    let took = cut.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
     assert!(cloud.last_error(NODE).contains("no sign of life"));
-
-    let again = timeout(SOON, silent.accept()).await.expect("soon");
-    let (mut to_agent, _) = again.expect("accepted");
-    let mut to_gateway = TcpStream::connect(cloud.gateway).await.expect("connected");
-    tokio::select! {
-        _ = tokio::io::copy_bidirectional(&mut to_agent, &mut to_gateway) => panic!("it holds"),
-        () = cloud.connected(NODE, 1) => {}
-    }
+    meet().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,5 +245,5 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
 
     let refused = || cloud.count(Reason::HandshakesFull) > 0;
     until("refused", refused).await;
-    assert_eq!(cloud.sessions(NODE), 1);
+    assert_eq!(cloud.node(NODE).sessions.len(), 1);
 }

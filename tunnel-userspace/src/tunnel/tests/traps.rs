@@ -23,8 +23,8 @@ use tokio::{
 
 use super::harness::{SOON, limits};
 use crate::tunnel::{
-    code::End,
     copy::{self, Stream},
+    error_code::End,
     link::Traffic,
     socket::prepare_end,
     wire,

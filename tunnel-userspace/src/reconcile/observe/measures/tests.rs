@@ -87,7 +87,7 @@ fn programming_is_measured_from_the_change_of_a_pod_to_its_write_here() {
         let at = |millis| state(80, &[slice("a", family, Some(millis))]);
         let measured = |stats: &SyncStats| {
             let histogram = stats.programming.of(family);
-            (histogram.count(), histogram.sum())
+            (histogram.count(), histogram.sum)
         };
         measures.note(&name(), None, Some(&at(500)));
         pass(&mut measures, 1000, true);
@@ -119,14 +119,14 @@ fn the_first_pass_and_those_after_everything_changed_are_full() {
     measures.is_full = true;
     let stats = pass(&mut measures, 2, true);
     assert_eq!(counts(stats), [3, 2, 1]);
-    assert!((stats.all.sum() - 0.009).abs() < 1e-9);
+    assert!((stats.all.sum - 0.009).abs() < 1e-9);
 }
 
 #[test]
 fn buckets_are_those_of_kube_proxy() {
     let stats = SyncStats::default();
     let bounds = |histogram: &Histogram| {
-        let buckets = histogram.buckets().iter();
+        let buckets = histogram.buckets.iter();
         buckets.map(|(bound, _)| *bound).collect::<Vec<_>>()
     };
     let ends = |bounds: &[f64]| {

@@ -2,7 +2,8 @@
 
 use std::io;
 
-use tunnel_common::{addr::Address, table};
+use tunnel_common::table;
+use zerocopy::FromZeros as _;
 
 use super::super::*;
 use crate::reconcile::ReadError;
@@ -47,13 +48,8 @@ impl SteeringMaps for Memory {
     }
 
     fn record(&self, index: u32) -> Result<Steered, ReadError> {
-        Ok(self.records.get(&index).copied().unwrap_or(Steered {
-            removed: 0,
-            key: SteeringKey::new(Address::from_words([0; 4]), Port::from_host(0)),
-            to: Address::from_words([0; 4]),
-            to_port: Port::from_host(0),
-            kind: Steered::UNUSED,
-        }))
+        let record = self.records.get(&index).copied();
+        Ok(record.unwrap_or_else(Steered::new_zeroed))
     }
 
     fn host(&self) -> Result<u64, ReadError> {

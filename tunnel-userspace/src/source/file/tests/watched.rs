@@ -23,6 +23,13 @@ pub(super) fn service(name: &str, address: &str) -> String {
 pub(super) const BAD: &str =
     "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: x}\n";
 
+/// A folder with an empty folder `manifests`.
+pub(super) fn folder() -> TempDir {
+    let dir = tempfile::tempdir().expect("a folder");
+    fs::create_dir(dir.path().join("manifests")).expect("a folder");
+    dir
+}
+
 /// A folder that is watched, and what was told of it.
 pub(super) struct Watched {
     pub(super) dir: TempDir,
@@ -37,13 +44,9 @@ pub(super) struct Watched {
 impl Watched {
     /// Starts on a folder with one manifest of one Service, `a` at 10.0.0.1.
     pub(super) async fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
-        fs::create_dir(dir.path().join("manifests")).expect("a folder");
-        fs::write(
-            dir.path().join("manifests/a.yaml"),
-            service("a", "10.0.0.1"),
-        )
-        .expect("written");
+        let dir = folder();
+        let path = dir.path().join("manifests/a.yaml");
+        fs::write(path, service("a", "10.0.0.1")).expect("written");
         let mut watched = Self::on(dir, "manifests").await;
         watched.until("a=10.0.0.1").await;
         watched
@@ -139,18 +142,9 @@ impl Watched {
         assert!(waited, "problems are {:#?}", words(&self.report.borrow()));
     }
 
-    pub(super) async fn stop(mut self) {
+    pub(super) async fn stop(self) {
         self.draining.send(true).expect("someone listens");
-        self.ended().await;
-    }
-
-    /// Waits until the source has ended.
-    async fn ended(&mut self) {
-        while let Some(ended) = timeout(PATIENCE, self.running.join_next())
-            .await
-            .expect("in time")
-        {
-            ended.expect("no panic");
-        }
+        let ended = timeout(PATIENCE, self.running.join_all());
+        ended.await.expect("in time");
     }
 }

@@ -2,13 +2,12 @@
 
 use std::{fs, os::unix::fs::symlink};
 
-use super::watched::{BAD, Watched, service};
+use super::watched::{BAD, Watched, folder, service};
 
 /// Starts on a folder with `a` and something that can't be used, and takes the first update.
 async fn with_trouble(make: impl FnOnce(&std::path::Path)) -> Watched {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = folder();
     let manifests = dir.path().join("manifests");
-    fs::create_dir(&manifests).expect("a folder");
     fs::write(manifests.join("a.yaml"), service("a", "10.0.0.1")).expect("written");
     make(&manifests);
     let mut watched = Watched::on(dir, "manifests").await;
@@ -23,21 +22,9 @@ async fn until_whole(watched: &mut Watched) {
 }
 
 #[tokio::test]
-async fn an_empty_folder_is_whole() {
-    let dir = tempfile::tempdir().expect("a folder");
-    fs::create_dir(dir.path().join("manifests")).expect("a folder");
-
-    let mut watched = Watched::on(dir, "manifests").await;
-
-    assert!(watched.take().await.whole);
-    watched.stop().await;
-}
-
-#[tokio::test]
 async fn nothing_is_missing_where_only_a_field_is_left_out() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = folder();
     let manifests = dir.path().join("manifests");
-    fs::create_dir(&manifests).expect("a folder");
     let odd = service("a", "10.0.0.1").replace(
         "metadata: {",
         "metadata: {annotations: {culvert.dev/algorithm: fastest}, ",
@@ -49,7 +36,6 @@ async fn nothing_is_missing_where_only_a_field_is_left_out() {
 
     assert!(watched.take().await.whole);
     assert_eq!(watched.words(), "a=10.0.0.1");
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -64,7 +50,6 @@ async fn a_bad_document_is_missing_until_it_is_mended() {
 
     until_whole(&mut watched).await;
     assert_eq!(watched.words(), "a=10.0.0.1");
-    watched.stop().await;
 }
 
 #[tokio::test]
@@ -82,5 +67,4 @@ async fn a_link_that_leads_nowhere_is_missing_until_it_leads_somewhere() {
 
     until_whole(&mut watched).await;
     assert_eq!(watched.words(), "a=10.0.0.1 b=10.0.0.2");
-    watched.stop().await;
 }

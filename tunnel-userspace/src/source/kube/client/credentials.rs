@@ -1,30 +1,18 @@
 //! The files that say how to reach the API server, and who asks: they are replaced while we run, as by
 //! a kubelet that renews its certificate.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
 use super::{AccessError, Settings};
+use crate::source::fingerprint::{Fingerprint, fingerprint};
 
 /// What the kubelet mounts into a pod (kube-client `config/incluster_config.rs` reads the same).
 const IN_POD: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
 ];
-
-/// What changes when a file is written or another one takes its place.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Fingerprint {
-    inode: u64,
-    changed: (i64, i64),
-    length: u64,
-}
 
 /// Files, as they were before they were read.
 #[derive(Clone, Debug, Default)]
@@ -86,17 +74,10 @@ fn named(kubeconfig: &Kubeconfig) -> impl Iterator<Item = &String> {
     authorities.chain(of_users)
 }
 
-fn fingerprint(path: &Path) -> Option<Fingerprint> {
-    let metadata = fs::metadata(path).ok()?;
-    Some(Fingerprint {
-        inode: metadata.ino(),
-        changed: (metadata.ctime(), metadata.ctime_nsec()),
-        length: metadata.len(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -14,6 +14,12 @@ pub(super) enum Stop {
     Failed(Failure),
 }
 
+impl From<Anew> for Stop {
+    fn from(anew: Anew) -> Self {
+        Self::Anew(anew)
+    }
+}
+
 impl Stop {
     /// Lets an error end what was going on.
     pub(super) const fn at(at: Moment) -> impl FnOnce(kube::Error) -> Self {
@@ -42,25 +48,27 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// What it means beyond trying again.
-    pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Option<Anew> {
-        let status = status(&self.error)?;
+    /// Fails with what it means beyond trying again, if it means anything.
+    pub(super) fn judge(&self, lists: Lists, kind: Kind) -> Result<(), Anew> {
+        let Some(status) = status(&self.error) else {
+            return Ok(());
+        };
         let is_streamed = lists == Lists::Streamed;
         let is_start = matches!(self.at, Moment::ListStart | Moment::WatchStart);
         match status.code {
             // Only of this kind it means that: what stands before an API server says it of anything.
-            404 if is_start && kind == Kind::ServiceCidr => Some(Anew::Absent),
-            400 | 422 if is_start && is_streamed => Some(Anew::NotStreamed { is_refused: true }),
+            404 if is_start && kind == Kind::ServiceCidr => Err(Anew::Absent),
+            400 | 422 if is_start && is_streamed => Err(Anew::NotStreamed { is_refused: true }),
             // Too large, from a server that is behind, or whose data is older.
-            504 if is_too_large(status) => Some(Anew::Lost),
+            504 if is_too_large(status) => Err(Anew::Lost),
             // Some say it only then: an API server whose etcd can't tell how far it is (3.4.24 and
             // older) ends the list with an error. Pages show whether there is more to it.
             _ if self.at == Moment::List && is_streamed => {
-                Some(Anew::NotStreamed { is_refused: false })
+                Err(Anew::NotStreamed { is_refused: false })
             }
             // Too old: of the watch, or of the page to go on from.
-            410 => Some(Anew::Lost),
-            _ => None,
+            410 => Err(Anew::Lost),
+            _ => Ok(()),
         }
     }
 

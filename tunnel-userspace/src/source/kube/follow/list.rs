@@ -1,7 +1,7 @@
 //! A list of all objects, as the server says it.
 
 use futures_util::StreamExt as _;
-use kube::{Resource, core::WatchEvent};
+use kube::core::WatchEvent;
 use tokio::time::{Duration, timeout};
 use tracing::warn;
 
@@ -11,8 +11,6 @@ use super::{
     pace::Round,
     watch::Watch,
 };
-use crate::k8s::Arriving;
-
 /// How long a server that streams its list may be silent before the end of it. One that doesn't know
 /// of such lists never says that they have ended.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -21,22 +19,18 @@ const SILENCE: Duration = Duration::from_secs(10);
 const END_OF_LIST: &str = "k8s.io/initial-events-end";
 
 /// A list that is complete.
-pub(super) struct Listed<K> {
+pub(super) struct Listed {
     /// The version to watch from.
     pub(super) version: String,
     /// The watch that it was the beginning of.
-    pub(super) watch: Option<Watch<K>>,
+    pub(super) watch: Option<Watch>,
 }
 
-impl<K> Following<K>
-where
-    K: Arriving + Resource<DynamicType = ()> + 'static,
-    <K as Resource>::Scope: Send,
-{
+impl Following {
     /// Lists all objects. A list of an older version than what was seen is not taken, unless the
     /// server stays there. Both ways are consistent reads, yet what caches answers of an API server,
     /// or a server that was restored from a backup, gives such a list.
-    pub(super) async fn list(&self, lists: Lists, round: &mut Round) -> Result<Listed<K>, Stop> {
+    pub(super) async fn list(&self, lists: Lists, round: &mut Round) -> Result<Listed, Stop> {
         let server = self.current.index();
         let listed = match lists {
             Lists::Streamed => self.streamed().await?,
@@ -45,30 +39,30 @@ where
         let version = &listed.version;
         if version.is_empty() {
             let why = "a list came without a version".to_owned();
-            self.told(What::Failed(why)).await?;
-            return Err(Stop::Anew(Anew::Lost));
+            self.tell(What::Failed(why)).await?;
+            return Err(Anew::Lost.into());
         }
         if round.is_behind(version) {
             let seen = round.seen();
             let why = format!("what it has is of version {version}, and {seen} was seen before");
             self.current.leave(server, &why);
-            self.told(What::Failed(why)).await?;
-            return Err(Stop::Anew(Anew::Older));
+            self.tell(What::Failed(why)).await?;
+            return Err(Anew::Older.into());
         }
         if let Some(seen) = round.listed(version) {
-            warn!(kind = %K::READ_AS, version, seen, "the API server stays at older data: taking it as restored from a backup");
+            warn!(kind = %self.selection.kind, version, seen, "the API server stays at older data: taking it as restored from a backup");
         }
-        self.told(What::ListEnds).await?;
+        self.tell(What::ListEnds).await?;
         Ok(listed)
     }
 
     /// A list that is the beginning of a watch.
-    async fn streamed(&self) -> Result<Listed<K>, Stop> {
+    async fn streamed(&self) -> Result<Listed, Stop> {
         const NOT_STREAMED: Stop = Stop::Anew(Anew::NotStreamed { is_refused: false });
         // Without a version it is a consistent read.
         let opened = self.open(true, "").await;
         let mut watch = opened.map_err(Stop::at(Moment::ListStart))?;
-        self.told(What::ListBegins).await?;
+        self.tell(What::ListBegins).await?;
         loop {
             let next = timeout(SILENCE, watch.events.next()).await;
             // It is silent, or has ended without a word.
@@ -77,7 +71,8 @@ where
             };
             match event.map_err(Stop::at(Moment::List))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    self.told(What::Listed(Box::new(object.arrived))).await?;
+                    let arrived = self.read(&object).map_err(Stop::at(Moment::List))?;
+                    self.tell(What::Listed(arrived)).await?;
                 }
                 WatchEvent::Bookmark(bookmark) => {
                     if bookmark.metadata.annotations.contains_key(END_OF_LIST) {
@@ -98,14 +93,15 @@ where
     }
 
     /// A list in pages.
-    async fn paged(&self) -> Result<Listed<K>, Stop> {
+    async fn paged(&self) -> Result<Listed, Stop> {
         let mut page = self.selected().limit(self.settings.page_size);
-        self.told(What::ListBegins).await?;
+        self.tell(What::ListBegins).await?;
         loop {
-            let listed = self.api.list(&page).await;
+            let listed = self.page(&page).await;
             let listed = listed.map_err(Stop::at(Moment::ListStart))?;
             for object in listed.items {
-                self.told(What::Listed(Box::new(object.arrived))).await?;
+                let arrived = self.read(&object).map_err(Stop::at(Moment::ListStart))?;
+                self.tell(What::Listed(arrived)).await?;
             }
             let next = listed.metadata.continue_.filter(|token| !token.is_empty());
             if let Some(next) = next {

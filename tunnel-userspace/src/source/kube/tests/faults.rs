@@ -62,7 +62,6 @@ async fn a_server_that_lags_brings_nothing_back_that_is_gone() {
         }
         let server = followed.report.borrow().server.clone();
         assert_eq!(server.and_then(|server| server.trouble), None);
-        followed.stop().await;
     }
 }
 
@@ -86,7 +85,6 @@ async fn a_server_that_lags_is_left_for_the_next() {
     followed.take().await;
 
     assert_eq!(followed.words(), "b=10.0.0.2");
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -107,7 +105,6 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
     // Pauses of 125 ms at least, and of 150 ms from the second on.
     let asked = server.asked("/api/v1/services").len();
     assert!((3..=16).contains(&asked), "{asked}");
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -126,7 +123,6 @@ async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() 
     // Pauses of 125 ms, 250 ms, 500 ms and a second, at least.
     let asked = server.asked("/api/v1/services").len();
     assert!((2..=7).contains(&asked), "{asked}");
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -179,7 +175,6 @@ async fn a_page_that_stops_in_the_middle_is_given_up_and_asked_for_again() {
         .iter()
         .filter(|asked| is_watch(asked) && !is_streamed(asked));
     assert_eq!(watches.count(), 1);
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -204,7 +199,6 @@ async fn a_watch_that_its_server_has_forgotten_is_opened_anew_where_it_was() {
     let asked = server.asked("/api/v1/services");
     let versions = asked.iter().map(|asked| &*asked.query["resourceVersion"]);
     assert_eq!(versions.take(3).collect::<Vec<_>>(), ["", "7", "8"]);
-    followed.stop().await;
 }
 
 #[tokio::test]
@@ -228,7 +222,6 @@ async fn the_longer_of_two_pauses_that_a_server_wants_is_left_and_once_only() {
         let waited = before.elapsed();
         let wanted = Duration::from_secs(2)..Duration::from_millis(3900);
         assert!(wanted.contains(&waited), "{head} {body}: {waited:?}");
-        followed.stop().await;
     });
     futures_util::future::join_all(cases).await;
 }

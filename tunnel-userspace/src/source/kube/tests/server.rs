@@ -314,11 +314,6 @@ pub(super) fn status(code: u16, reason: &str) -> Reply {
     Reply::Whole(code, refusal(code, reason, 0))
 }
 
-/// A refusal for so many seconds.
-pub(super) fn too_many(seconds: u32) -> Reply {
-    Reply::Whole(429, refusal(429, "too many requests", seconds))
-}
-
 /// A refusal for so many seconds by its head, and for so many by its body.
 pub(super) fn too_many_twice(head: u32, body: u32) -> Reply {
     Reply::Later(head, refusal(429, "too many requests", body))

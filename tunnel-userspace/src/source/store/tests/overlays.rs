@@ -107,10 +107,10 @@ fn the_first_source_counts_and_what_it_hid_comes_back_when_it_says_nothing_any_m
     // What the second says meanwhile is hidden, and remembered.
     apply(&case.second, [config_map("third")], T1);
     assert!(case.store.take_update().is_none());
-    case.first.edit(T1).remove(&config_map("").id());
+    case.first.edit(T1).put(&config_map("").id(), None);
     assert_eq!(case.value(), Some("third"));
 
-    case.second.edit(T1).remove(&config_map("").id());
+    case.second.edit(T1).put(&config_map("").id(), None);
     assert_eq!(case.value(), None);
 }
 
@@ -193,11 +193,11 @@ proptest! {
             match object {
                 Ok(object) => {
                     model[source].insert(object.id(), object.clone());
-                    edit.apply(object);
+                    edit.put(&object.id(), Some(object));
                 }
                 Err(id) => {
                     model[source].remove(&id);
-                    edit.remove(&id);
+                    edit.put(&id, None);
                 }
             }
         }

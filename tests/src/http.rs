@@ -1,0 +1,129 @@
+//! HTTP/1.1, as clients and servers of the laboratory read it.
+
+use std::io::{self, BufRead, Read as _};
+
+use anyhow::{Context as _, Result};
+
+/// The longest line of a head.
+const LINE: u64 = 64 << 10;
+
+/// The head of an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// The status code.
+    pub status: u16,
+    /// The length of the body, if the head says.
+    pub length: Option<u64>,
+    is_chunked: bool,
+}
+
+impl Head {
+    /// Reads a head to its blank line.
+    pub fn read(from: &mut impl BufRead) -> Result<Self> {
+        let first = line(from)?;
+        let status = first
+            .split(' ')
+            .nth(1)
+            .context("the answer has no status")?;
+        let mut head = Self {
+            status: status.parse()?,
+            length: None,
+            is_chunked: false,
+        };
+        loop {
+            let line = line(from)?.to_ascii_lowercase();
+            match line.split_once(':') {
+                Some(("content-length", value)) => head.length = Some(value.trim().parse()?),
+                Some(("transfer-encoding", value)) => head.is_chunked = value.trim() == "chunked",
+                Some(_) => {}
+                None => return Ok(head),
+            }
+        }
+    }
+
+    /// Reads the body behind it; one without a length goes on to the end of the stream.
+    pub fn body(&self, from: &mut impl BufRead) -> Result<String> {
+        let mut body = Vec::new();
+        if self.is_chunked {
+            loop {
+                let size = u64::from_str_radix(&line(from)?, 16).context("a chunk has no size")?;
+                body.extend(exactly(from, size).context("a chunk is cut off")?);
+                line(from)?;
+                if size == 0 {
+                    break;
+                }
+            }
+        } else if let Some(length) = self.length {
+            body = exactly(from, length)?;
+        } else {
+            from.read_to_end(&mut body)?;
+        }
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+}
+
+fn exactly(from: &mut impl BufRead, length: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(length)?];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn line(from: &mut impl BufRead) -> Result<String> {
+    let mut line = String::new();
+    from.take(LINE).read_line(&mut line)?;
+    if !line.ends_with('\n') {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).context("a line breaks off");
+    }
+    Ok(line.trim_end().to_owned())
+}
+
+/// The value of a header in a head.
+pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        key.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
+}
+
+/// The length of a head with its blank line, once it is whole.
+pub(crate) fn head_end(bytes: &[u8]) -> Option<usize> {
+    bytes
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .map(|at| at + 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_read_as_its_head_says() {
+        for (head, body, read) in [
+            ("Content-Length: 3", "abcde", "abc"),
+            (
+                "Transfer-Encoding: chunked",
+                "3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n",
+                "abcd",
+            ),
+            ("Connection: close", "abc", "abc"),
+        ] {
+            let answer = format!("HTTP/1.1 201 Created\r\n{head}\r\n\r\n{body}");
+            let mut answer = answer.as_bytes();
+            let answered = Head::read(&mut answer).unwrap();
+
+            assert_eq!(answered.status, 201);
+            assert_eq!(answered.body(&mut answer).unwrap(), read, "{head}");
+        }
+    }
+
+    #[test]
+    fn a_head_ends_with_a_blank_line() {
+        assert_eq!(head_end(b"GET / HTTP/1.1\r\n\r\nrest"), Some(18));
+        assert_eq!(head_end(b"GET / HTTP/1.1\r\n"), None);
+        assert_eq!(
+            header("GET /\r\nContent-Length:  5 \r\n", "content-length"),
+            Some("5")
+        );
+    }
+}

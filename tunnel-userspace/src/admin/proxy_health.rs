@@ -1,0 +1,153 @@
+//! What load balancers and probes ask, as kube-proxy answers it
+//! (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use super::Views;
+use crate::reconcile::Stats;
+
+/// How long writes may fail before the node is not healthy, in seconds: twice kube-proxy's sync
+/// period.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+
+/// What is said where nothing was written yet: Go's zero time.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// An answer: `nodeEligible` is there for `/healthz` only. `healthy` is about the daemon alone.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Health {
+    last_updated: String,
+    current_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    pub(super) healthy: bool,
+    /// Whether the answer is yes.
+    #[serde(skip)]
+    pub(super) is_good: bool,
+    /// By family; nothing until the first write. One task writes both, so they say the same.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    status: BTreeMap<&'static str, Written>,
+}
+
+/// When what a family needs was last written as a whole, and whether nothing waits for it too long.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Written {
+    last_updated: String,
+    healthy: bool,
+}
+
+/// The answer to `/healthz` (whether load balancers may send traffic here) or `/livez` (whether
+/// the daemon does its work).
+pub(super) fn of(views: &Views, asks_eligible: bool) -> Health {
+    let is_running = views.starting.borrow().is_none();
+    let stats = views.stats.borrow().clone();
+    judge(&stats, is_running, asks_eligible, Timestamp::now())
+}
+
+fn judge(stats: &Stats, is_running: bool, asks_eligible: bool, now: Timestamp) -> Health {
+    let is_stuck = stats
+        .failing_since
+        .is_some_and(|since| now.duration_since(since) > PATIENCE);
+    let is_working = is_running && stats.synced && !is_stuck;
+    let is_eligible = !asks_eligible || stats.node_eligible;
+    let last = stats.last_whole_pass_at.filter(|_| stats.synced);
+    let written = last.map(|last| Written {
+        last_updated: last.to_string(),
+        healthy: is_working,
+    });
+    let by_family = |written: Written| ["IPv4", "IPv6"].map(|family| (family, written.clone()));
+    // Whoever looks for an old time is to find none where all is well.
+    let is_good = is_working && is_eligible;
+    let shown = if is_good { Some(now) } else { last };
+    Health {
+        last_updated: shown.map_or_else(|| NEVER.to_owned(), |at| at.to_string()),
+        current_time: now.to_string(),
+        node_eligible: asks_eligible.then_some(stats.node_eligible),
+        healthy: is_working,
+        is_good,
+        status: written.into_iter().flat_map(by_family).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::fixture::good;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).expect("a time")
+    }
+
+    #[test]
+    fn a_daemon_that_waits_for_its_sources_is_not_healthy() {
+        let stats = Stats {
+            synced: false,
+            ..good()
+        };
+
+        assert!(!judge(&stats, true, true, now()).is_good);
+        assert!(!judge(&good(), false, true, now()).is_good);
+    }
+
+    #[test]
+    fn writes_that_fail_for_a_moment_are_not_held_against_it() {
+        let is_good = |seconds| {
+            let stats = Stats {
+                failing_since: Some(now() - SignedDuration::from_secs(seconds)),
+                ..good()
+            };
+            judge(&stats, true, false, now()).is_good
+        };
+
+        assert!(is_good(10));
+        assert!(!is_good(61));
+    }
+
+    #[test]
+    fn a_node_that_is_going_away_lives_but_takes_no_traffic() {
+        let stats = Stats {
+            node_eligible: false,
+            ..good()
+        };
+
+        assert!(!judge(&stats, true, true, now()).is_good);
+        assert!(judge(&stats, true, false, now()).is_good);
+    }
+
+    #[test]
+    fn an_answer_is_what_kube_proxy_would_say() {
+        let written = Stats {
+            last_whole_pass_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
+            ..good()
+        };
+        // A node that is to go is no fault of the daemon.
+        let leaving = Stats {
+            node_eligible: false,
+            ..written.clone()
+        };
+        let (past, today) = ("2027-01-15T07:43:20Z", "2027-01-15T08:00:00Z");
+        for (stats, is_running, eligible, last, healthy) in [
+            (&written, true, Some(true), today, true),
+            (&leaving, true, Some(false), past, true),
+            (&written, false, None, past, false),
+            (&Stats::default(), false, None, NEVER, false),
+        ] {
+            let health = judge(stats, is_running, eligible.is_some(), now());
+
+            let eligible = eligible.map(|it| format!(r#""nodeEligible":{it},"#));
+            let eligible = eligible.unwrap_or_default();
+            let family = format!(r#"{{"lastUpdated":"{past}","healthy":{healthy}}}"#);
+            let status = format!(r#","status":{{"IPv4":{family},"IPv6":{family}}}"#);
+            let status = if last == NEVER { "" } else { &status };
+            let wanted = format!(
+                r#"{{"lastUpdated":"{last}","currentTime":"{today}",{eligible}"healthy":{healthy}{status}}}"#
+            );
+            assert_eq!(serde_json::to_string(&health).expect("JSON"), wanted);
+        }
+    }
+}

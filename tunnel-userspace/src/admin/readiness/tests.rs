@@ -1,0 +1,179 @@
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::*;
+use crate::{
+    admin::fixture::{self, good},
+    reconcile::Stats,
+    source::{Report, Server},
+};
+
+fn server(trouble: Option<&str>, stale: Option<&str>) -> Server {
+    Server {
+        trouble: trouble.map(str::to_owned),
+        stale: stale.map(str::to_owned),
+        ..Server::default()
+    }
+}
+
+fn reasons(starting: Option<&str>, stats: &Stats, server: Option<&Server>) -> Vec<String> {
+    let report = Report {
+        server: server.cloned(),
+        ..Report::default()
+    };
+    let views = Views {
+        starting: watch::channel(starting.map(str::to_owned)).1,
+        ..views(stats.clone(), report)
+    };
+    Readiness::of(&views).reasons
+}
+
+#[test]
+fn a_node_is_ready_when_the_maps_hold_what_the_api_server_has_told() {
+    let failing = Stats {
+        failing_since: Some(Timestamp::UNIX_EPOCH),
+        ..good()
+    };
+    let is_ready = |starting, stats: &Stats| reasons(starting, stats, None).is_empty();
+
+    assert!(is_ready(None, &good()));
+    assert!(!is_ready(Some("waiting"), &good()));
+    assert!(!is_ready(None, &Stats::default()));
+    assert!(!is_ready(None, &failing));
+}
+
+#[test]
+fn news_of_the_api_server_count_once_they_are_in_the_maps() {
+    let stale = Stats {
+        stale: true,
+        ..good()
+    };
+
+    let before = reasons(None, &stale, Some(&server(None, Some("of yesterday"))));
+    let meanwhile = reasons(None, &stale, Some(&server(None, None)));
+    let after = reasons(None, &good(), Some(&server(None, None)));
+
+    let unheard = "the API server was not heard of since the start";
+    assert_eq!(before, [format!("{unheard}: of yesterday")]);
+    assert_eq!(
+        meanwhile,
+        [format!("{unheard}: what it says now is being written")]
+    );
+    assert_eq!(after, [] as [String; 0]);
+}
+
+#[test]
+fn an_api_server_that_refuses_is_quoted_until_it_was_heard_of() {
+    let refusing = server(Some("Service: Forbidden"), Some("nothing is known yet"));
+    let refused = "the API server can't be asked: Service: Forbidden";
+    let stale = Stats {
+        stale: true,
+        ..good()
+    };
+
+    let starting = Some("waiting for the sources");
+    assert_eq!(
+        reasons(starting, &Stats::default(), Some(&refusing)),
+        ["waiting for the sources", refused]
+    );
+    assert_eq!(
+        reasons(None, &stale, Some(&refusing)),
+        [
+            "the API server was not heard of since the start: nothing is known yet",
+            refused
+        ]
+    );
+    // The maps go on holding what it said.
+    assert_eq!(reasons(None, &good(), Some(&refusing)), [] as [String; 0]);
+}
+
+#[test]
+fn what_found_no_room_in_a_map_is_told_with_its_count() {
+    let problems = [
+        (Reason::FrontsFull, 2),
+        (Reason::BackendsFull, 1),
+        (Reason::FrontClaimed, 5),
+    ];
+    let problems = problems.map(|(reason, count)| (reason.label().to_owned(), count));
+    let full = Stats {
+        problems: problems.into(),
+        ..good()
+    };
+    let mut unsteered = good();
+    unsteered.steering.homeless = 3;
+    let mut failing = good();
+    failing.steering.failing = true;
+    let mut claimed = full.clone();
+    claimed
+        .problems
+        .retain(|reason, _| reason == Reason::FrontClaimed.label());
+
+    assert_eq!(
+        reasons(None, &full, None),
+        [
+            "2 service ports not programmed: bpf.maps.fronts is used up",
+            "1 service ports not programmed: bpf.maps.backends is used up",
+        ]
+    );
+    assert_eq!(
+        reasons(None, &unsteered, None),
+        ["3 ports of nodes not steered: bpf.maps.steering or a steering prefix is used up"]
+    );
+    assert_eq!(reasons(None, &failing, None).len(), 1);
+    assert_eq!(reasons(None, &claimed, None), [] as [String; 0]);
+}
+
+/// The views of a daemon that has read this.
+fn views(stats: Stats, report: Report) -> Views {
+    Views {
+        source: Box::new(move || report.clone()),
+        ..fixture::views(watch::channel(stats).1)
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_a_reason() {
+    let views = views(good(), Report::default());
+    assert!(Readiness::of(&views).ready);
+
+    let name = "admin 127.0.0.1:10249".to_owned();
+    views.listening.send_modify(|listening| {
+        listening.insert(name, "Address in use".to_owned());
+    });
+
+    assert_eq!(
+        Readiness::of(&views).summary().as_deref(),
+        Some("cannot listen on admin 127.0.0.1:10249: Address in use")
+    );
+}
+
+#[test]
+fn a_name_without_a_node_is_told_once_the_sources_are_known() {
+    let unknown = Stats {
+        node_known: false,
+        ..good()
+    };
+    let stale = Stats {
+        stale: true,
+        ..unknown.clone()
+    };
+    let api = Report {
+        server: Some(Server::default()),
+        ..Report::default()
+    };
+    let files = |nodes| Report {
+        objects: BTreeMap::from([(crate::model::Kind::Node, nodes)]),
+        ..Report::default()
+    };
+    let is_told =
+        |stats: &Stats, report: &Report| nameless(&views(stats.clone(), report.clone())).is_some();
+
+    assert!(is_told(&unknown, &api));
+    assert!(is_told(&unknown, &files(1)));
+    // Files need not have Nodes.
+    assert!(!is_told(&unknown, &files(0)));
+    assert!(!is_told(&good(), &api));
+    assert!(!is_told(&stale, &api));
+    assert!(!is_told(&Stats::default(), &api));
+}

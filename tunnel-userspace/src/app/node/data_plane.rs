@@ -1,0 +1,303 @@
+//! The data path of a node: its maps and programs, and their owner.
+
+use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
+
+use tokio::sync::watch;
+use tracing::{error, info, warn};
+use tunnel_common::{LAYOUT_VERSION, table::Part};
+
+use super::{steering_rules, steps::Steps};
+use crate::{
+    admin::{Query, Setup, TunnelView, Views},
+    app::{
+        RoleError,
+        canary::{self, CanaryError},
+        failed,
+        state::State,
+    },
+    bpf::{
+        self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, Logging, Pins,
+        RcuGrace, Switches,
+    },
+    clock::since_boot,
+    config::{self, Config},
+    model::Update,
+    net::Listeners,
+    reconcile::{self, LookError, Loop, Reconciler, Settings, Steering, SteeringSettings},
+    source::{Report, Store},
+};
+
+/// The maps and programs of a node, and their owner.
+pub(super) struct DataPlane {
+    cgroup: PathBuf,
+    features: Features,
+    pub(super) data_path: DataPath,
+    counters: Arc<Counters>,
+    pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
+    /// How long the steps up to here took.
+    steps: Steps,
+    /// The plain program comes back when it ends.
+    logging: Option<Logging>,
+    /// The kernel program whose events are logged, if any.
+    kernel_log: watch::Sender<Option<KernelLog>>,
+    /// Held until the end, against another daemon.
+    pins: Pins,
+    _state: State,
+}
+
+impl DataPlane {
+    /// Everything up to, and without, the first write and the first attached program.
+    pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
+        let mut steps = Steps::begin();
+        let cgroup = match &config.bpf.cgroup.0 {
+            Some(path) => path.clone(),
+            None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
+        };
+        bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
+        let pins = Pins::hold(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
+        let state = State::hold(&config.state_dir).map_err(failed("cannot use stateDir"))?;
+        let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
+        info!(?features, "probed the kernel");
+        let steering = config.tunnel.steering.as_ref();
+        let mut wanted = config.bpf.maps;
+        if steering.is_none() {
+            // The maps of steering are a fifth of all.
+            wanted = wanted.without(Part::Steering);
+        }
+        let prefixes = steering.map(config::Steering::ranges).unwrap_or_default();
+        let switches = Switches {
+            own_mark: config.tunnel.mark,
+            prefixes: prefixes.clone(),
+        };
+        let data_path = DataPath::load(&pins, wanted, features, &switches, since_boot())
+            .map_err(failed("cannot load the data path"))?;
+        let found = data_path.sizes();
+        let (maps, counters) = data_path
+            .open_maps()
+            .map_err(failed("cannot use the maps"))?;
+        let grace = RcuGrace::new().map_err(failed("cannot make a map to wait for RCU"))?;
+        let settings = Settings {
+            node_name: config.node_name.clone(),
+            algorithm: config.service.algorithm,
+            node_ports: config.service.node_ports(),
+            external_ips: config.service.external_ips,
+            topology_keys: config.service.topology_keys,
+        };
+        let steering_settings = SteeringSettings {
+            rules: steering_rules(config)?,
+            prefixes,
+            port: steering.map_or(0, |steering| steering.port),
+        };
+        let steering = data_path
+            .open_steering()
+            .map_err(failed("cannot use the maps"))?;
+        let steering = Steering::adopt(steering, found, steering_settings, since_boot())
+            .map_err(failed("cannot take over the steering maps"))?;
+        let reconciler = Reconciler::adopt(maps, found, &grace, settings)
+            .map_err(failed("cannot take over the maps"))?;
+        let mut owner = Loop::new(reconciler, steering, grace, config.service.full_sync);
+        owner.look_for_listeners(listeners(), config.service.look_for_listeners);
+        steps.done(|times| &mut times.load);
+        Ok(Self {
+            cgroup,
+            features,
+            data_path,
+            counters: Arc::new(counters),
+            owner,
+            steps,
+            logging: None,
+            kernel_log: watch::Sender::default(),
+            pins,
+            _state: state,
+        })
+    }
+
+    pub(super) fn views(
+        &self,
+        config: &Config,
+        source: Query<Report>,
+        starting: watch::Receiver<Option<String>>,
+    ) -> Views {
+        let sizes = self.data_path.sizes();
+        let maps = sizes.words().map(|(word, room)| (word.to_owned(), room));
+        let either = |has, yes: &str, no: &str| String::from(if has { yes } else { no });
+        let shows_addresses = self.features.addresses.is_some();
+        let setup = Setup {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            node: config.node_name.clone(),
+            started: jiff::Timestamp::now().to_string(),
+            cgroup: self.cgroup.display().to_string(),
+            pins: self.pins.root().display().to_string(),
+            layout: LAYOUT_VERSION,
+            refusing: either(self.features.set_retval, "bpf_set_retval", "rewrite"),
+            clients: either(shows_addresses, "address", "network namespace"),
+            maps: maps.collect(),
+        };
+        let [of_services, of_ports, of_kernel, of_sockets] =
+            [(); 4].map(|()| Arc::clone(&self.counters));
+        let services = self.owner.published().clone();
+        let (ports, most) = (services.clone(), config.admin.service_metrics);
+        let read = move || {
+            of_kernel.read().unwrap_or_else(|error| {
+                warn!(%error, "cannot read the kernel's counters");
+                Vec::new()
+            })
+        };
+        Views {
+            setup,
+            config: config.effective(),
+            starting,
+            start: self.steps.times(),
+            stats: self.owner.stats(),
+            kernel_log: self.kernel_log.subscribe(),
+            services: Box::new(move |name| services.services(&*of_services, name)),
+            counted: Box::new(move || ports.counted(&*of_ports, most)),
+            network: watch::Sender::default().subscribe(),
+            sockets: watch::Sender::default().subscribe(),
+            tunnel: Box::new(TunnelView::default),
+            source,
+            counters: Box::new(read),
+            connections: Box::new(move || of_sockets.connections()),
+            listening: watch::Sender::new(BTreeMap::new()),
+            checks: watch::Sender::default(),
+            answers: watch::Sender::default(),
+        }
+    }
+
+    /// The first update to attach the programs after. Where the maps are empty and those of an older
+    /// layout are in use, that is one that holds everything: whatever came before is written, and the
+    /// programs that are there go on as they are.
+    pub(super) async fn first(
+        &mut self,
+        store: &mut Store,
+        starting: &watch::Sender<Option<String>>,
+    ) -> Result<Option<Update>, RoleError> {
+        loop {
+            let Some(update) = store.update().await else {
+                return Ok(None);
+            };
+            if update.whole || !self.data_path.is_empty() {
+                self.steps.done(|times| &mut times.read);
+                return Ok(Some(update));
+            }
+            error!(
+                "an object was refused, or the API server not heard of: the programs of the older layout stay until then"
+            );
+            starting.send_replace(Some(
+                "waiting until every object is known and can be read, to replace an older layout"
+                    .to_owned(),
+            ));
+            let step = "cannot write new maps beside those of an older layout";
+            self.owner.apply(update).await.map_err(failed(step))?;
+            self.owner.settle().await.map_err(failed(step))?;
+        }
+    }
+
+    /// Writes the maps, attaches the programs, and sends the canary.
+    pub(super) async fn program(
+        &mut self,
+        config: &Config,
+        first: Update,
+    ) -> Result<(), RoleError> {
+        let applied = self.owner.apply(first).await;
+        applied.map_err(failed("cannot write the maps"))?;
+        if self.owner.is_in_doubt() {
+            let error = io::Error::other("what they hold is not known");
+            return Err(failed("cannot write the maps")(error));
+        }
+        self.steps.done(|times| &mut times.write);
+        self.data_path
+            .promote(&self.pins)
+            .map_err(failed("cannot use bpf.bpffs"))?;
+        let attached = self
+            .data_path
+            .attach(&self.cgroup)
+            .map_err(failed("cannot attach the programs"))?;
+        info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
+        let dialled = self
+            .owner
+            .dial_canary(&canary::front(), || canary::connect(&self.cgroup));
+        let arrived = dialled.unwrap_or_else(|| {
+            warn!("no canary was sent: the maps have no room for it");
+            Ok(())
+        });
+        if arrived.is_ok()
+            && let Err(error) = self.find_host(config.tunnel.mark)
+        {
+            // Sockets that are bound to a device are not steered then, and loopback has no node
+            // ports; nothing else is lost.
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "the host's network namespace is not known");
+        }
+        // Links that are not pinned end here if the canary did not arrive.
+        arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
+        attached.pin().map_err(failed("cannot pin the programs"))?;
+        self.sweep();
+        self.steps.done(|times| &mut times.attach);
+        self.start_log(config.log.kernel.as_ref());
+        Ok(())
+    }
+
+    /// Takes what was counted in the maps that were replaced, and removes them. Where that fails they
+    /// take room, and the next start tries again.
+    fn sweep(&self) {
+        let settled = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
+        if let Err(error) = settled {
+            warn!(%error, "cannot take over what the replaced maps counted");
+            return;
+        }
+        if let Err(error) = self.pins.sweep() {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot remove the maps that were replaced");
+        }
+    }
+
+    /// Lets a program log its events, where that is wanted. It is a look at the data path: where
+    /// it can't be had, the data path goes on without.
+    fn start_log(&mut self, wanted: Option<&KernelLog>) {
+        let Some(wanted) = wanted else { return };
+        let KernelLog { program, level } = wanted;
+        match self.data_path.log(wanted) {
+            Ok(logging) => {
+                info!(program, up_to = %level, "events of a kernel program are logged");
+                self.kernel_log.send_replace(Some(wanted.clone()));
+                self.logging = Some(logging);
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "log.kernel is off");
+            }
+        }
+    }
+
+    /// Shows the programs the network namespace of the host: that which this connect comes from.
+    fn find_host(&mut self, mark: u32) -> Result<(), RoleError> {
+        let steering = self.owner.steering();
+        let key = canary::steering_key();
+        steering
+            .put_canary(&key)
+            .map_err(failed("cannot write the steering maps"))?;
+        canary::probe(mark);
+        let cookie = steering
+            .take_canary(&key)
+            .map_err(failed("cannot use the steering maps"))?;
+        if cookie == 0 {
+            return Err(failed("the steering canary did not arrive")(
+                "the programs saw no connect of this process",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Finds out at which fronts something of this node listens.
+fn listeners() -> reconcile::Found {
+    let mut listeners = Listeners::default();
+    Box::new(move |fronts| {
+        listeners.find(fronts).map_err(|error| LookError {
+            is_retryable: error.is_retryable(),
+            source: error.into(),
+        })
+    })
+}

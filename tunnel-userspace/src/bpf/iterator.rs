@@ -1,0 +1,175 @@
+//! A BPF iterator (Linux 5.9) over everything that hangs on sockets in a socket storage, in every network
+//! namespace. sock_diag(7) tells it of TCP sockets only (`inet_sk_diag_fill` leaves before it comes to
+//! that for others).
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    mem::offset_of,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use tunnel_common::origin::Origin;
+use zerocopy::FromBytes as _;
+
+use super::{
+    btf::{Btf, Kind, TYPES},
+    sys,
+};
+use crate::sockets::Remembered;
+
+/// What an iterator over a socket storage is attached to.
+const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
+/// What the program writes of a socket is a [`Remembered`] of so many bytes, which ends with the
+/// [`Origin`].
+const RECORD: usize = size_of::<Remembered>();
+/// How many bytes of them are read at once.
+const BATCH: usize = 400 * RECORD;
+
+const _: () = {
+    assert!(RECORD == 80 && size_of::<Origin>() == 64);
+    assert!(offset_of!(Remembered, cookie) == 0);
+    assert!(offset_of!(Remembered, namespace) == 8);
+    assert!(offset_of!(Remembered, state) == 12);
+    assert!(offset_of!(Remembered, origin) == 16);
+};
+
+/// The iterator, attached to a socket storage.
+#[derive(Debug)]
+pub(super) struct SocketIterator {
+    link: OwnedFd,
+}
+
+impl SocketIterator {
+    /// Loads the program for a storage.
+    pub(super) fn over(storage: BorrowedFd<'_>) -> io::Result<Self> {
+        let places = Places::find(&fs::read(TYPES)?).ok_or_else(|| {
+            let text =
+                format!("{TYPES} does not describe sockets, or iterators over socket storages");
+            io::Error::new(io::ErrorKind::Unsupported, text)
+        })?;
+        let link = sys::attach_iterator(&program(&places), places.target, storage)?;
+        Ok(Self { link })
+    }
+
+    /// Shows every socket that remembers something.
+    pub(super) fn for_each(
+        &self,
+        show: &mut dyn FnMut(Remembered) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut records = File::from(sys::open_iterator(self.link.as_fd())?);
+        let mut batch = Vec::with_capacity(BATCH);
+        // Ends with the kernel's list.
+        loop {
+            // A record may be cut in two between two reads, but only the last batch is not full.
+            let room = u64::try_from(BATCH - batch.len()).unwrap_or(0);
+            match records.by_ref().take(room).read_to_end(&mut batch) {
+                Ok(_) => {}
+                // After a million sockets without a record the kernel lets others run first.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error),
+            }
+            for record in batch.chunks_exact(RECORD) {
+                if let Ok(record) = Remembered::read_from_bytes(record) {
+                    show(record)?;
+                }
+            }
+            if batch.len() < BATCH {
+                return Ok(());
+            }
+            batch.clear();
+        }
+    }
+}
+
+/// Where this kernel keeps what the program reads.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Places {
+    /// The number of the function that the program is attached to.
+    target: u32,
+    /// Of `struct sock`.
+    cookie: i16,
+    state: i16,
+    net: i16,
+    /// Of `struct net`.
+    number: i16,
+}
+
+impl Places {
+    fn find(description: &[u8]) -> Option<Self> {
+        let btf = Btf::parse(description)?;
+        // The first member of `struct sock`.
+        let common = btf.find(Kind::Struct, "sock_common")?;
+        let of_sock = |name: &str| i16::try_from(btf.member(common, name)?.offset).ok();
+        let ns = btf.member(btf.find(Kind::Struct, "net")?, "ns")?;
+        Some(Self {
+            target: btf.find(Kind::Function, TARGET)?,
+            cookie: of_sock("skc_cookie")?,
+            state: of_sock("skc_state")?,
+            net: of_sock("skc_net")?,
+            number: i16::try_from(btf.member_of(ns, "inum")?.offset).ok()?,
+        })
+    }
+}
+
+/// Instructions of BPF, as RFC 9669 writes them.
+const LOAD_8: u64 = 0x71;
+const LOAD_32: u64 = 0x61;
+const LOAD_64: u64 = 0x79;
+const STORE_32: u64 = 0x63;
+const STORE_64: u64 = 0x7b;
+const MOVE: u64 = 0xbf;
+const MOVE_CONST: u64 = 0xb7;
+const ADD_CONST: u64 = 0x07;
+const JUMP_UNLESS_ZERO: u64 = 0x55;
+const CALL: u64 = 0x85;
+const EXIT: u64 = 0x95;
+/// `bpf_seq_write`.
+const SEQ_WRITE: i32 = 127;
+/// The stack.
+const STACK: u8 = 10;
+
+/// One instruction.
+fn instruction(code: u64, to: u8, from: u8, offset: i16, value: i32) -> u64 {
+    let registers = u64::from(to) | u64::from(from) << 4;
+    let offset = u64::from(offset.cast_unsigned());
+    code | registers << 8 | offset << 16 | u64::from(value.cast_unsigned()) << 32
+}
+
+/// Writes a [`Remembered`] of each socket. The context is `struct bpf_iter__bpf_sk_storage_map`: four
+/// pointers, to what there is to know of the walk (whose first member is the file to write to), to
+/// the map, the socket and the value; the last two are null at the end.
+fn program(places: &Places) -> Vec<u64> {
+    let mut program = vec![
+        instruction(MOVE_CONST, 0, 0, 0, 0),
+        instruction(MOVE, 6, 1, 0, 0),
+        instruction(LOAD_64, 7, 6, 16, 0),
+        instruction(JUMP_UNLESS_ZERO, 7, 0, 1, 0),
+        instruction(EXIT, 0, 0, 0, 0),
+        instruction(LOAD_64, 8, 6, 24, 0),
+        instruction(JUMP_UNLESS_ZERO, 8, 0, 1, 0),
+        instruction(EXIT, 0, 0, 0, 0),
+        instruction(LOAD_64, 1, 7, places.cookie, 0),
+        instruction(STORE_64, STACK, 1, -80, 0),
+        instruction(LOAD_64, 1, 7, places.net, 0),
+        instruction(LOAD_32, 1, 1, places.number, 0),
+        instruction(STORE_32, STACK, 1, -72, 0),
+        instruction(LOAD_8, 1, 7, places.state, 0),
+        instruction(STORE_32, STACK, 1, -68, 0),
+    ];
+    for word in (0..64).step_by(8) {
+        program.push(instruction(LOAD_64, 1, 8, word, 0));
+        program.push(instruction(STORE_64, STACK, 1, word - 64, 0));
+    }
+    program.extend([
+        instruction(LOAD_64, 1, 6, 0, 0),
+        instruction(LOAD_64, 1, 1, 0, 0),
+        instruction(MOVE, 2, STACK, 0, 0),
+        instruction(ADD_CONST, 2, 0, 0, -80),
+        instruction(MOVE_CONST, 3, 0, 0, 80),
+        instruction(CALL, 0, 0, 0, SEQ_WRITE),
+        instruction(MOVE_CONST, 0, 0, 0, 0),
+        instruction(EXIT, 0, 0, 0, 0),
+    ]);
+    program
+}

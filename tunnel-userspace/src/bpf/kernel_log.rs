@@ -1,0 +1,356 @@
+//! The log of one program. It is loaded a second time on the pinned maps, from the object whose
+//! programs tell their events, and takes the place of the plain one until this process ends.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt, io, mem,
+    net::IpAddr,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use aya::{Ebpf, programs::ProgramFd};
+use aya_log::EbpfLogger;
+use log::{Log, Metadata, Record};
+use serde::{Deserialize, Serialize};
+use tunnel_common::{
+    addr::Protocol,
+    reason::Reason,
+    table::{Place, Program},
+};
+
+use super::{
+    load::{self, DataPath},
+    programs::{self, Programs},
+    sys,
+};
+
+/// The object with programs that tell their events, as the build script compiled it.
+pub static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
+
+/// How often the ring is looked at.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How many events are told between two pauses. What comes beyond that waits in the ring, and is
+/// lost and counted where the ring is full.
+const BATCH: u32 = 100;
+
+/// A kernel program whose events are logged.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelLog {
+    /// The program, named as its hook.
+    pub program: String,
+    /// Up to which level.
+    #[serde(default)]
+    pub level: Level,
+}
+
+/// How much is logged; its numbers are those that the programs compare with.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Level {
+    /// What failed.
+    Error = 1,
+    /// What may fail.
+    Warn,
+    /// What is new.
+    Info,
+    /// What was done.
+    #[default]
+    Debug,
+    /// What was left alone too.
+    Trace,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// A program could not be made to tell its events. The plain one is in its place.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} the variant of {program} that tells its events")]
+pub struct KernelLogError {
+    step: &'static str,
+    program: String,
+    #[source]
+    source: Box<dyn Error + Send + Sync>,
+}
+
+/// A program that tells its events. When this is dropped, the plain one takes its place again, but
+/// for the guard, which stays as it is until the next start.
+pub struct Logging {
+    program: String,
+    /// The link, and the plain program.
+    plain: Option<(OwnedFd, ProgramFd)>,
+    /// Ends the reader when it is dropped.
+    stop: Option<Sender<Infallible>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl DataPath {
+    /// Puts the variant of an attached program that tells its events in its place, and writes what
+    /// it tells to the log, with the target `kernel`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such program, it is not attached, or the kernel refuses.
+    pub fn log(&mut self, wanted: &KernelLog) -> Result<Logging, KernelLogError> {
+        let KernelLog { program, level } = wanted;
+        let failed = |step| {
+            let program = program.clone();
+            move |source| KernelLogError {
+                step,
+                program,
+                source,
+            }
+        };
+        let row = Program::named(program)
+            .ok_or_else(|| failed("load")("the object has no such program".into()))?;
+        let mut variant = self.load_variant(row, *level).map_err(failed("load"))?;
+        let (stop, stopped) = mpsc::channel();
+        let sink = Arc::new(Sink {
+            program: program.clone(),
+            pace: Mutex::new(Pace::new(stopped)),
+        });
+        let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&sink))
+            .map_err(|error| failed("open the ring of")(error.into()))?;
+        // Where the program can't be attached, the reader ends with the channel.
+        let reader = thread::Builder::new()
+            .name("kernel log".to_owned())
+            .spawn(move || read(logger, &sink))
+            .map_err(|error| failed("read the events of")(error.into()))?;
+        let variant = Programs::of(variant);
+        let plain = match row.place {
+            Place::Uplinks => {
+                self.at_uplinks = variant;
+                None
+            }
+            Place::Cgroup => {
+                let placed = self.place(row, &variant);
+                Some(placed.map_err(|error| failed("attach")(error.into()))?)
+            }
+        };
+        Ok(Logging {
+            program: program.clone(),
+            plain,
+            stop: Some(stop),
+            reader: Some(reader),
+        })
+    }
+
+    fn load_variant(
+        &self,
+        row: &Program,
+        level: Level,
+    ) -> Result<Ebpf, Box<dyn Error + Send + Sync>> {
+        let level = level as u8;
+        let mut loader = load::loader(&self.maps, &self.globals);
+        loader.override_global(aya_log::LEVEL, &level, true);
+        let mut variant = loader.load(OBJECT)?;
+        programs::load(&mut variant, row)?;
+        Ok(variant)
+    }
+
+    /// Gives the link, and the program that was in it.
+    fn place(&self, row: &Program, variant: &Programs) -> io::Result<(OwnedFd, ProgramFd)> {
+        let plain = self.programs.fd(row)?;
+        let link = sys::open_pin(&self.links.join(row.name))?;
+        sys::update_link(link.as_fd(), &variant.fd(row)?)?;
+        Ok((link, plain))
+    }
+}
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        if let Some((link, plain)) = self.plain.take()
+            && let Err(error) = sys::update_link(link.as_fd(), &plain)
+        {
+            let (program, error) = (&self.program, &error as &dyn Error);
+            tracing::warn!(
+                %program,
+                error,
+                "cannot put the plain program back; the next start does"
+            );
+        }
+        drop(self.stop.take());
+        if let Some(reader) = self.reader.take()
+            && reader.join().is_err()
+        {
+            tracing::warn!(program = %self.program, "the reader of the kernel's log failed");
+        }
+    }
+}
+
+/// Empties the ring until it is told to stop. A thread of its own: under a flood the ring is never
+/// empty.
+fn read(mut logger: EbpfLogger<Arc<Sink>>, sink: &Sink) {
+    while sink.pace().pause() {
+        logger.flush();
+    }
+    // What was told before the end.
+    logger.flush();
+}
+
+/// Where records go: to the log of this process, at a bounded pace.
+struct Sink {
+    program: String,
+    pace: Mutex<Pace>,
+}
+
+impl Sink {
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Log for Sink {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let program = &*self.program;
+        if !self.pace().admits(program) {
+            return;
+        }
+        let text = readable(&record.args().to_string());
+        match record.level() {
+            log::Level::Error => tracing::error!(target: "kernel", program, "{text}"),
+            log::Level::Warn => tracing::warn!(target: "kernel", program, "{text}"),
+            log::Level::Info => tracing::info!(target: "kernel", program, "{text}"),
+            log::Level::Debug => tracing::debug!(target: "kernel", program, "{text}"),
+            log::Level::Trace => tracing::trace!(target: "kernel", program, "{text}"),
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// How many records may still be told.
+struct Pace {
+    stopped: Receiver<Infallible>,
+    left: u32,
+    is_ending: bool,
+    was_exceeded: bool,
+}
+
+impl Pace {
+    const fn new(stopped: Receiver<Infallible>) -> Self {
+        Self {
+            stopped,
+            left: BATCH,
+            is_ending: false,
+            was_exceeded: false,
+        }
+    }
+
+    /// Waits for the next batch. Says whether to go on.
+    fn pause(&mut self) -> bool {
+        if !self.is_ending {
+            self.is_ending = self.stopped.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout);
+            self.left = BATCH;
+        }
+        !self.is_ending
+    }
+
+    /// Whether a record may be told; waits where it may be told later. At the end nothing waits.
+    fn admits(&mut self, program: &str) -> bool {
+        if self.left == 0 {
+            if !mem::replace(&mut self.was_exceeded, true) {
+                tracing::warn!(
+                    target: "kernel",
+                    program,
+                    "more events than can be told: they wait in the ring, and where it is full \
+                     they are lost (reason log_lost)"
+                );
+            }
+            self.pause();
+        }
+        let left = self.left.checked_sub(1);
+        self.left = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
+/// A record with words in the place of numbers, and IPv4 addresses as such.
+fn readable(text: &str) -> String {
+    let words: Vec<_> = text.split(' ').map(word).collect();
+    words.join(" ")
+}
+
+fn word(text: &str) -> String {
+    let Some((name, value)) = text.split_once('=') else {
+        return text.to_owned();
+    };
+    let known = match name {
+        "reason" => {
+            let reason = value.parse().ok().and_then(Reason::of_index);
+            reason.map(|reason| reason.label().to_owned())
+        }
+        "protocol" => {
+            let mut known = [Protocol::TCP, Protocol::UDP].into_iter();
+            let known = known.find(|known| known.number().to_string() == value);
+            known.map(|known| known.to_string())
+        }
+        _ => {
+            let address = value.parse().ok();
+            address.map(|address: IpAddr| address.to_canonical().to_string())
+        }
+    };
+    known.map_or_else(|| text.to_owned(), |value| format!("{name}={value}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_told_in_words() {
+        let raw = "sent on: destination=::ffff:10.96.0.10 port=80 protocol=6 \
+                   backend=fd00::5 backend_port=8080 reason=0";
+
+        assert_eq!(
+            readable(raw),
+            "sent on: destination=10.96.0.10 port=80 protocol=TCP \
+             backend=fd00::5 backend_port=8080 reason=translated"
+        );
+    }
+
+    #[test]
+    fn what_has_no_word_stays_a_number() {
+        assert_eq!(readable("reason=63 protocol=132"), "reason=63 protocol=132");
+    }
+
+    #[test]
+    fn a_flood_waits_for_the_next_batch_and_at_the_end_for_nothing() {
+        let (stop, stopped) = mpsc::channel();
+        let mut pace = Pace::new(stopped);
+
+        // The batch after the first one has waited.
+        let told = (0..=BATCH).filter(|_| pace.admits("connect4")).count();
+        assert_eq!(u32::try_from(told), Ok(BATCH + 1));
+        assert!(pace.was_exceeded);
+
+        drop(stop);
+        let told = (0..3 * BATCH).filter(|_| pace.admits("connect4")).count();
+        assert_eq!(u32::try_from(told), Ok(2 * BATCH - 1));
+    }
+
+    #[test]
+    fn levels_are_those_that_the_programs_compare_with() {
+        assert_eq!(Level::Error as u8, u8::from(aya_log::Level::Error));
+        assert_eq!(Level::Debug as u8, u8::from(aya_log::Level::Debug));
+        assert_eq!(Level::Trace as u8, u8::from(aya_log::Level::Trace));
+    }
+}

@@ -1,0 +1,35 @@
+//! Paths: the file system that one is on, and the error of a step on one.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::{FsType, statfs};
+
+/// A step on a path failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} {path}")]
+pub struct PathError {
+    step: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+pub(super) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PathError {
+    let path = path.to_owned();
+    move |source| PathError { step, path, source }
+}
+
+/// Returns the nearest folder of a path that exists.
+pub(super) fn existing(path: &Path) -> &Path {
+    let mut folders = path.ancestors();
+    folders.find(|path| path.exists()).unwrap_or(path)
+}
+
+/// Returns the kind of file system that a path is on.
+pub(super) fn file_system(path: &Path) -> Result<FsType, PathError> {
+    let found = statfs(path).map_err(|error| failed("look at", path)(error.into()))?;
+    Ok(found.filesystem_type())
+}

@@ -1,0 +1,103 @@
+//! What sockets remember, and the backends there are: read to find the sockets of those that went.
+
+use std::{io, os::fd::AsFd as _, path::Path};
+
+use tunnel_common::{
+    LAYOUT_VERSION,
+    lookup::{Lookup, look_up},
+    origin::{Origin, Overflow, OverflowKey},
+    service::{Backend, FrontKey},
+    table,
+};
+
+use super::{
+    folders::{Folder, Stage},
+    iterator::SocketIterator,
+    load,
+    maps::KernelMaps,
+    sys::{self, Handle},
+};
+use crate::{
+    reconcile::{MapReader as _, ReadError},
+    sockets::{Memory, Remembered},
+};
+
+/// What sockets remember can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketMemoryError {
+    /// A map can't be opened.
+    #[error(transparent)]
+    Map(#[from] ReadError),
+    /// The kernel gives no iterator.
+    #[error(
+        "this kernel, or the rights of this process, allow no walk over sockets: it takes a \
+         BPF iterator, the kernel's own types in /sys/kernel/btf/vmlinux, CAP_BPF and CAP_PERFMON"
+    )]
+    Iterator(#[source] io::Error),
+}
+
+fn cause(error: ReadError) -> io::Error {
+    error.source
+}
+
+/// The maps that are read for it.
+pub struct SocketMemory {
+    iterator: SocketIterator,
+    overflow: Handle<OverflowKey, Overflow>,
+    maps: KernelMaps,
+}
+
+impl SocketMemory {
+    /// Opens the maps that are in use, by their pins.
+    ///
+    /// # Errors
+    ///
+    /// There are none, this process has no right to them, or the kernel has no such iterators.
+    pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
+        load::raise_memory_limit();
+        let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
+        let folder = bpffs.join(folder.to_string());
+        let (origin, _) = sys::open_map::<u32, Origin>(&folder, &table::ORIGIN)?;
+        Ok(Self {
+            overflow: Handle::open(&folder, &table::OVERFLOW)?,
+            maps: KernelMaps::open(&folder)?,
+            iterator: SocketIterator::over(origin.as_fd()).map_err(SocketMemoryError::Iterator)?,
+        })
+    }
+}
+
+impl Memory for SocketMemory {
+    fn sockets(&self, show: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
+        self.iterator.for_each(show)
+    }
+
+    fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
+        if index >= self.maps.services.be.entries() {
+            return Ok(None);
+        }
+        self.maps.backend(index).map(Some).map_err(cause)
+    }
+
+    fn backends(&self) -> io::Result<Vec<Backend>> {
+        self.maps
+            .backends(self.maps.services.be.entries())
+            .map_err(cause)
+    }
+
+    fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
+        let index_of = |front: &FrontKey| self.maps.services.svc.find(front).map_err(cause);
+        let record_at = |index| self.maps.front(index).map(Some).map_err(cause);
+        match look_up(front, index_of, record_at)? {
+            Lookup::Found((_, record)) => Ok(Some(record.service)),
+            Lookup::None => Ok(None),
+            Lookup::Unstable => Err(io::Error::other("the record of a front kept changing")),
+        }
+    }
+
+    fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
+        let found = self.overflow.find(key).map_err(cause)?;
+        // An element may be reused for another key while it is read.
+        let found = found.filter(|overflow| overflow.key == *key);
+        Ok(found.map(|overflow| overflow.origin))
+    }
+}

@@ -1,0 +1,52 @@
+//! Waiting until no program runs that ran before.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+};
+
+use super::{Attr, BPF_MAP_UPDATE_ELEM};
+use crate::reconcile::Grace;
+
+const BPF_MAP_CREATE: i64 = 0;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+
+/// Waits for a grace period of RCU by an update of a map-in-map, which the kernel ends only when
+/// every program that ran before has ended (`maybe_wait_bpf_programs` in kernel/bpf/syscall.c).
+/// (membarrier(2) may return too early on a preemptible kernel.)
+#[derive(Debug)]
+pub struct RcuGrace {
+    /// A map with one place for another map.
+    outer: OwnedFd,
+    inner: OwnedFd,
+}
+
+impl RcuGrace {
+    /// Makes the map.
+    ///
+    /// # Errors
+    ///
+    /// The kernel gives no map.
+    pub fn new() -> io::Result<Self> {
+        let array = |kind| Attr::new().u32(0, kind).u32(4, 4).u32(8, 4).u32(12, 1);
+        // SAFETY: no pointers; the command gives a descriptor.
+        let inner = unsafe { array(BPF_MAP_TYPE_ARRAY).call_for_fd(BPF_MAP_CREATE)? };
+        let outer = array(BPF_MAP_TYPE_ARRAY_OF_MAPS).fd(20, inner.as_fd());
+        // SAFETY: as above.
+        let outer = unsafe { outer.call_for_fd(BPF_MAP_CREATE)? };
+        Ok(Self { outer, inner })
+    }
+}
+
+impl Grace for RcuGrace {
+    fn wait(&self) -> io::Result<()> {
+        let (key, value) = (0_u32, self.inner.as_raw_fd());
+        let mut attr = Attr::new()
+            .fd(0, self.outer.as_fd())
+            .pointer(8, &raw const key)
+            .pointer(16, &raw const value);
+        // SAFETY: key and value are four bytes, as the map has them, and outlive the call.
+        unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
+    }
+}

@@ -1,0 +1,210 @@
+use std::fmt::LowerHex;
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use tunnel_common::reason::Reason;
+
+use crate::model::{Concern, Kind, ObjectId, ObjectName};
+
+/// Who tells (as `kube-proxy` does).
+const TELLER: &str = "culvert";
+
+/// What was tried that the Event is about.
+const ACTION: &str = "Program";
+
+/// Where Events of objects without a namespace are (kubelet's and kube-proxy's are there too).
+const CLUSTER_WIDE: &str = "default";
+
+/// The longest note, in bytes, and the longest name of an instance
+/// (Kubernetes `pkg/apis/core/validation/events.go`).
+const LONGEST_NOTE: usize = 1024;
+const LONGEST_INSTANCE: usize = 128;
+
+/// How much of an object's name goes into that of the Event, which may have 253 letters.
+const LONGEST_STEM: usize = 200;
+
+/// The Event that the daemon of a node starts (kube-proxy tells the same, with the same reason). Each
+/// start has its own: its name holds the time.
+pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
+    let about = ObjectId::new(Kind::Node, ObjectName::new("", node));
+    Event {
+        action: Some("Start".to_owned()),
+        note: Some(format!("culvert {} starts", env!("CARGO_PKG_VERSION"))),
+        reason: Some("Starting".to_owned()),
+        type_: Some("Normal".to_owned()),
+        ..event(&about, None, now.as_nanosecond(), node, now)
+    }
+}
+
+/// The Event of a concern. Every node gives the same name to what is the same.
+pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
+    let uid = concern.uid.as_deref();
+    let parts = [
+        uid.unwrap_or_default(),
+        concern.reason.label(),
+        &concern.note,
+    ];
+    Event {
+        action: Some(ACTION.to_owned()),
+        note: Some(cut(&concern.note, LONGEST_NOTE).to_owned()),
+        reason: Some(camel(concern.reason)),
+        type_: Some("Warning".to_owned()),
+        ..event(&concern.about, uid, hash(&parts.join("\n")), node, now)
+    }
+}
+
+/// Makes an Event about an object, with what all Events have. Its number tells it from others about the
+/// same object.
+fn event(
+    about: &ObjectId,
+    uid: Option<&str>,
+    number: impl LowerHex,
+    node: &str,
+    now: Timestamp,
+) -> Event {
+    let ObjectName { namespace, name } = &about.name;
+    let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
+    let stem = cut(name, LONGEST_STEM).trim_end_matches(['-', '.']);
+    // That is how Events name Nodes, for whoever has no more than the name.
+    let uid = if about.kind == Kind::Node {
+        Some(&**name)
+    } else {
+        uid
+    };
+    Event {
+        event_time: Some(MicroTime(now)),
+        metadata: ObjectMeta {
+            name: Some(format!("{stem}.{number:016x}")),
+            namespace: Some(namespace.unwrap_or(CLUSTER_WIDE).to_owned()),
+            ..ObjectMeta::default()
+        },
+        regarding: Some(ObjectReference {
+            api_version: Some(api_version(about.kind).to_owned()),
+            kind: Some(about.kind.to_string()),
+            name: Some(name.to_string()),
+            namespace: namespace.map(str::to_owned),
+            uid: uid.map(str::to_owned),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(TELLER.to_owned()),
+        reporting_instance: Some(cut(node, LONGEST_INSTANCE).to_owned()),
+        ..Event::default()
+    }
+}
+
+/// FNV-1a in 64 bits: the same in every build, which the hashes of the standard library are not.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The reason as Events spell it: `front_claimed` is `FrontClaimed`.
+fn camel(reason: Reason) -> String {
+    let words = reason.label().split('_');
+    words
+        .flat_map(|word| {
+            let (first, rest) = word.split_at(usize::from(!word.is_empty()));
+            [first.to_ascii_uppercase(), rest.to_owned()]
+        })
+        .collect()
+}
+
+const fn api_version(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service | Kind::Node | Kind::ConfigMap => "v1",
+        Kind::EndpointSlice => "discovery.k8s.io/v1",
+        Kind::ServiceCidr => "networking.k8s.io/v1",
+    }
+}
+
+/// As much of a text as fits.
+fn cut(text: &str, most: usize) -> &str {
+    let end = text.floor_char_boundary(most);
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::tests::claimed;
+
+    fn concern(note: &str) -> Concern {
+        Concern {
+            note: note.to_owned(),
+            ..claimed("web")
+        }
+    }
+
+    #[test]
+    fn an_event_names_its_object_in_the_namespace_where_others_of_it_are() {
+        let of_a_node = Concern {
+            uid: Some("unknown to kubelets".into()),
+            ..Concern::of_node("edge-1", Reason::FrontClaimed, "full".to_owned())
+        };
+        for (concern, kind, namespace, own, uid) in [
+            (concern("full"), "Service", "shop", Some("shop"), "1-2-3"),
+            // Those of the kubelet are there, and name Nodes so.
+            (of_a_node, "Node", "default", None, "edge-1"),
+        ] {
+            let event = of(&concern, "edge-1", Timestamp::UNIX_EPOCH);
+
+            let regarding = event.regarding.expect("an object");
+            assert_eq!(event.metadata.namespace.as_deref(), Some(namespace));
+            assert_eq!(regarding.kind.as_deref(), Some(kind));
+            assert_eq!(regarding.namespace.as_deref(), own);
+            assert_eq!(regarding.uid.as_deref(), Some(uid));
+            assert_eq!(event.reason.as_deref(), Some("FrontClaimed"));
+            assert_eq!(event.note.as_deref(), Some("full"));
+        }
+    }
+
+    #[test]
+    fn what_is_the_same_has_one_name_on_all_nodes_and_something_else_another() {
+        let name = |note: &str, node: &str| {
+            let event = of(&concern(note), node, Timestamp::UNIX_EPOCH);
+            event.metadata.name.expect("a name")
+        };
+
+        assert_eq!(name("one", "edge-1"), name("one", "edge-2"));
+        assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
+        // It must not change with a release, while nodes of both are there.
+        assert_eq!(name("one", "edge-1"), "web.95e4facdb7e624d6");
+    }
+
+    #[test]
+    fn each_start_has_an_event_of_its_own_on_the_node() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        let event = of_start("edge-1", at(1_800_000_000));
+
+        assert_eq!(event.reason.as_deref(), Some("Starting"));
+        assert_eq!(event.type_.as_deref(), Some("Normal"));
+        assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+        let regarding = event.regarding.as_ref().expect("an object");
+        assert_eq!(regarding.uid.as_deref(), Some("edge-1"));
+        let next = of_start("edge-1", at(1_800_000_001));
+        assert_ne!(event.metadata.name, next.metadata.name);
+    }
+
+    #[test]
+    fn a_note_and_a_name_are_cut_to_what_the_api_server_takes() {
+        let long = Concern {
+            about: ObjectId::new(
+                Kind::Node,
+                ObjectName::new("", format!("{}.x", "a".repeat(199))),
+            ),
+            ..concern(&"ä".repeat(600))
+        };
+
+        let event = of(&long, &"n".repeat(200), Timestamp::UNIX_EPOCH);
+
+        assert_eq!(event.note.expect("a note").len(), 1024);
+        assert_eq!(event.reporting_instance.expect("a node").len(), 128);
+        let name = event.metadata.name.expect("a name");
+        assert!(name.starts_with(&format!("{}.", "a".repeat(199))), "{name}");
+        assert!(!name.contains(".."), "{name}");
+    }
+}

@@ -1,0 +1,217 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::model::{Concern, Kind};
+
+/// How long something must last until it is told, at least, and how much longer, by chance: of the
+/// many nodes that see the same, one is to be first.
+const SETTLED: Duration = Duration::from_secs(2);
+const SPREAD: Duration = Duration::from_secs(8);
+
+/// How long until what goes on is told again: Events are forgotten after an hour
+/// (kube-apiserver `--event-ttl`).
+const AGAIN: Duration = Duration::from_secs(20 * 60);
+
+/// How many concerns are known at a time.
+const MOST: usize = 1000;
+
+/// What is to be told, and when.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// When each is due.
+    due: BTreeMap<Concern, Instant>,
+    burst: u32,
+    every: Duration,
+    /// How many may be told, and since when the next one is on its way.
+    tokens: u32,
+    since: Instant,
+    /// Until then nothing is told.
+    waiting: Option<Instant>,
+}
+
+impl Queue {
+    /// An empty one, of as many Events at once, and then one every so often.
+    pub(super) const fn new(burst: u32, every: Duration, now: Instant) -> Self {
+        Self {
+            due: BTreeMap::new(),
+            burst,
+            every,
+            tokens: burst,
+            since: now,
+            waiting: None,
+        }
+    }
+
+    /// Takes what there is now in place of what there was. What is not known to the API server can't
+    /// be told of there.
+    pub(super) fn take(&mut self, concerns: impl IntoIterator<Item = Concern>, now: Instant) {
+        let mut last = std::mem::take(&mut self.due);
+        let is_of_node = |concern: &Concern| concern.about.kind == Kind::Node;
+        // There may be very many Services, and what a node lacks is the reason of many of them.
+        let (of_nodes, others): (Vec<_>, Vec<_>) = concerns.into_iter().partition(is_of_node);
+        let others = others.into_iter().filter(|concern| concern.uid.is_some());
+        for concern in of_nodes.into_iter().chain(others).take(MOST) {
+            let spread = SPREAD.mul_f64(fastrand::f64());
+            let due = last
+                .remove(&concern)
+                .unwrap_or_else(|| now + SETTLED + spread);
+            self.due.insert(concern, due);
+        }
+    }
+
+    /// What is to be told now, if anything is.
+    pub(super) fn due(&mut self, now: Instant) -> Option<Concern> {
+        if self.waiting.is_some_and(|until| now < until) {
+            return None;
+        }
+        while self.tokens < self.burst && now.duration_since(self.since) >= self.every {
+            self.tokens += 1;
+            self.since += self.every;
+        }
+        if self.tokens == self.burst {
+            self.since = now;
+        }
+        let due = self.due.iter().filter(|(_, due)| **due <= now);
+        // Whoever waited longest, so that none waits for ever; a Node before a Service.
+        let is_service = |concern: &Concern| concern.about.kind != Kind::Node;
+        let (concern, _) = due
+            .filter(|_| self.tokens > 0)
+            .min_by_key(|(concern, due)| (**due, is_service(concern)))?;
+        Some(concern.clone())
+    }
+
+    /// Takes note that something was told.
+    pub(super) fn told(&mut self, concern: &Concern, now: Instant) {
+        self.tokens -= 1;
+        if let Some(due) = self.due.get_mut(concern) {
+            *due = now + AGAIN;
+        }
+    }
+
+    /// Takes note that something could not be told. Nothing is for a while, and that comes last: it
+    /// may be what its namespace doesn't allow.
+    pub(super) fn failed(&mut self, concern: &Concern, pause: Duration, now: Instant) {
+        self.waiting = Some(now + pause);
+        if let Some(due) = self.due.get_mut(concern) {
+            *due = now + pause;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        events::tests::claimed as concern,
+        model::{ObjectId, ObjectName},
+    };
+
+    const EVERY: Duration = Duration::from_secs(30);
+
+    fn told(queue: &mut Queue, now: Instant) -> Vec<String> {
+        let mut names = Vec::new();
+        while let Some(concern) = queue.due(now) {
+            queue.told(&concern, now);
+            names.push(concern.about.name.name.to_string());
+        }
+        names
+    }
+
+    #[tokio::test]
+    async fn what_lasts_is_told_once_and_again_before_it_is_forgotten() {
+        let start = Instant::now();
+        let mut queue = Queue::new(5, EVERY, start);
+        queue.take([concern("a")], start);
+        assert!(told(&mut queue, start + Duration::from_secs(1)).is_empty());
+        let settled = start + SETTLED + SPREAD;
+        assert_eq!(told(&mut queue, settled), ["a"]);
+
+        queue.take([concern("a"), concern("b")], settled);
+
+        let later = settled + SETTLED + SPREAD;
+        assert_eq!(told(&mut queue, later), ["b"]);
+        assert!(told(&mut queue, settled + AGAIN - Duration::from_secs(1)).is_empty());
+        assert_eq!(told(&mut queue, settled + AGAIN), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_over_before_it_was_told_is_not_told() {
+        let start = Instant::now();
+        let mut queue = Queue::new(5, EVERY, start);
+        queue.take([concern("a")], start);
+
+        queue.take([], start);
+
+        assert!(told(&mut queue, start + AGAIN).is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_so_many_are_told_at_a_time() {
+        let start = Instant::now();
+        let mut queue = Queue::new(2, EVERY, start);
+        queue.take(["a", "b", "c", "d"].map(concern), start);
+        let now = start + SETTLED + SPREAD;
+
+        let mut names = told(&mut queue, now);
+        assert_eq!(names.len(), 2);
+        names.extend(told(&mut queue, now + EVERY));
+        assert_eq!(names.len(), 3);
+        assert!(told(&mut queue, now + EVERY).is_empty());
+        names.extend(told(&mut queue, now + EVERY * 2));
+        names.sort();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+    }
+
+    #[tokio::test]
+    async fn of_very_many_each_has_its_turn_and_nodes_come_first() {
+        let start = Instant::now();
+        let mut queue = Queue::new(1, EVERY, start);
+        let services = (0..2 * MOST).map(|number| concern(&number.to_string()));
+        let of_node = Concern {
+            about: ObjectId::new(Kind::Node, ObjectName::new("", "edge-1")),
+            uid: None,
+            ..concern("a")
+        };
+        queue.take(services.chain([of_node]), start);
+
+        let mut now = start + SETTLED + SPREAD;
+        let mut names = std::collections::BTreeSet::new();
+        for _ in 0..MOST {
+            names.extend(told(&mut queue, now));
+            now += EVERY;
+        }
+
+        assert_eq!(names.len(), MOST);
+        assert!(names.contains("edge-1"));
+    }
+
+    #[tokio::test]
+    async fn what_can_not_be_told_does_not_keep_the_rest_from_it() {
+        let start = Instant::now();
+        let mut queue = Queue::new(5, EVERY, start);
+        queue.take(["a", "b"].map(concern), start);
+        let mut now = start + SETTLED + SPREAD;
+        let first = queue.due(now).expect("due");
+
+        queue.failed(&first, EVERY, now);
+
+        now += EVERY;
+        let next = queue.due(now).expect("due");
+        assert_ne!(next, first);
+    }
+
+    #[tokio::test]
+    async fn objects_that_the_api_server_does_not_have_are_not_told_of() {
+        let start = Instant::now();
+        let mut queue = Queue::new(2, EVERY, start);
+        let of_a_file = Concern {
+            uid: None,
+            ..concern("a")
+        };
+
+        queue.take([of_a_file], start);
+
+        assert!(told(&mut queue, start + AGAIN).is_empty());
+    }
+}

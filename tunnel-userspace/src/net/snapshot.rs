@@ -1,0 +1,230 @@
+//! The links, addresses and routes of this node at one moment. Pure.
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "few of the kernel's attributes matter here"
+)]
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use rtnetlink::packet_route::{
+    AddressFamily,
+    address::{AddressAttribute, AddressMessage, AddressScope},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
+};
+use tunnel_common::{addr::Address, steering::Prefix};
+
+use super::{
+    route::{Route, TABLE_LOCAL},
+    uplinks::{Kind, Link},
+};
+
+/// The network at one moment.
+pub(super) struct Snapshot {
+    /// Every address that can be dialled without naming a link.
+    pub(super) own: Arc<BTreeSet<IpAddr>>,
+    pub(super) links: Vec<Link>,
+    /// The links that routes by a gateway lead over.
+    pub(super) gateways: BTreeSet<u32>,
+    loopback: u32,
+    /// Addresses that packets may come from, with their link.
+    addresses: Vec<(u32, IpAddr)>,
+    routes: Vec<RouteMessage>,
+}
+
+impl Snapshot {
+    pub(super) fn of(
+        links: &[LinkMessage],
+        addresses: &[AddressMessage],
+        routes: Vec<RouteMessage>,
+    ) -> Self {
+        let is_loopback = |link: &&LinkMessage| link.header.flags.contains(LinkFlags::Loopback);
+        let loopback = links.iter().find(is_loopback);
+        let addresses = addresses.iter();
+        let addresses =
+            addresses.filter_map(|message| Some((&message.header, address_of(message)?)));
+        let is_link_local =
+            |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let own = addresses.clone().map(|(_, ip)| ip);
+        let sources = addresses
+            .filter(|(header, ip)| header.scope == AddressScope::Universe && !ip.is_loopback());
+        Self {
+            own: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
+            links: links.iter().map(link_of).collect(),
+            gateways: routes.iter().flat_map(gateway_links).collect(),
+            loopback: loopback.map_or(1, |link| link.header.index),
+            addresses: sources.map(|(header, ip)| (header.index, ip)).collect(),
+            routes,
+        }
+    }
+
+    /// The route that makes a prefix local: its packets answer from an address of the node, that of
+    /// the default route's link if it has one. Without an address of the family nobody could come
+    /// from; IPv6 works without, where there is IPv6 at all.
+    pub(super) fn route_for(&self, prefix: Prefix, protocol: u8) -> Option<Route> {
+        let default = default_link(&self.routes, prefix.is_v4());
+        let has_v6 = self.own.contains(&Ipv6Addr::LOCALHOST.into());
+        let mut fitting = self
+            .addresses
+            .iter()
+            .filter(|(_, address)| address.is_ipv4() == prefix.is_v4());
+        let on_default = fitting.clone().find(|(link, _)| Some(*link) == default);
+        let source = on_default
+            .or_else(|| fitting.next())
+            .map(|(_, address)| *address);
+        let is_possible = source.is_some() || !prefix.is_v4() && has_v6;
+        is_possible.then_some(Route {
+            prefix,
+            source,
+            protocol,
+            loopback: self.loopback,
+        })
+    }
+
+    /// Whether a route is there as it should be.
+    pub(super) fn has(&self, route: &Route) -> bool {
+        let mut ours = self.local_to(route.prefix, route.protocol);
+        ours.any(|found| route.is_from(found))
+    }
+
+    /// What stands in the way of a route: another's to the same range or a part of it, in any table,
+    /// or an address of this node that lies in it.
+    pub(super) fn conflict(&self, route: &Route) -> Option<String> {
+        let prefix = route.prefix;
+        let mut own = self.addresses.iter().map(|(_, ip)| Address::from_ip(*ip));
+        if let Some(address) = own.find(|address| prefix.contains(address)) {
+            return Some(format!("{address} is an address of this node"));
+        }
+        self.routes.iter().find_map(|found| {
+            let (to, length) = (
+                destination_of(found)?,
+                found.header.destination_prefix_length,
+            );
+            let protocol = u8::from(found.header.protocol);
+            let is_inside = length >= prefix.length() && prefix.contains(&to);
+            (is_inside && protocol != route.protocol).then(|| {
+                format!("{to}/{length} is already routed by another (protocol {protocol})")
+            })
+        })
+    }
+
+    /// Routes of table local to a range, of a protocol.
+    pub(super) fn local_to(
+        &self,
+        prefix: Prefix,
+        protocol: u8,
+    ) -> impl Iterator<Item = &RouteMessage> {
+        self.routes.iter().filter(move |found| {
+            table_of(found) == u32::from(TABLE_LOCAL)
+                && u8::from(found.header.protocol) == protocol
+                && found.header.destination_prefix_length == prefix.length()
+                && destination_of(found) == Some(prefix.network())
+        })
+    }
+}
+
+fn link_of(message: &LinkMessage) -> Link {
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        kind: Kind::Other,
+        bridge: None,
+    };
+    let (mut is_elsewhere, mut kind) = (false, None);
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Controller(index) => link.bridge = Some(*index),
+            LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
+            LinkAttribute::LinkInfo(infos) => {
+                kind = infos.iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    link.kind = match kind {
+        _ if message.header.flags.contains(LinkFlags::Loopback) => Kind::Loopback,
+        Some(InfoKind::Bridge) => Kind::Bridge,
+        Some(InfoKind::Veth | InfoKind::Netkit) if is_elsewhere => Kind::Pair,
+        _ => Kind::Other,
+    };
+    link
+}
+
+fn address_of(message: &AddressMessage) -> Option<IpAddr> {
+    let mut found = None;
+    for attribute in &message.attributes {
+        match attribute {
+            // On a point-to-point link the other one is the peer's.
+            AddressAttribute::Local(address) => return Some(*address),
+            AddressAttribute::Address(address) => found = Some(*address),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn table_of(route: &RouteMessage) -> u32 {
+    let mut attributes = route.attributes.iter();
+    let table = attributes.find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    table.unwrap_or_else(|| route.header.table.into())
+}
+
+/// The links that a route by a gateway leads over.
+fn gateway_links(route: &RouteMessage) -> Vec<u32> {
+    let mut links = Vec::new();
+    let mut link = None;
+    let mut has_gateway = false;
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => link = Some(*index),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => has_gateway = true,
+            RouteAttribute::MultiPath(hops) => {
+                links.extend(hops.iter().map(|hop| hop.interface_index));
+            }
+            _ => {}
+        }
+    }
+    links.extend(link.filter(|_| has_gateway));
+    links
+}
+
+fn default_link(routes: &[RouteMessage], is_v4: bool) -> Option<u32> {
+    let family = if is_v4 {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let mut defaults = routes.iter().filter(|route| {
+        route.header.address_family == family
+            && route.header.destination_prefix_length == 0
+            && route.header.kind == RouteType::Unicast
+    });
+    defaults.find_map(|route| gateway_links(route).first().copied())
+}
+
+fn destination_of(route: &RouteMessage) -> Option<Address> {
+    let mut attributes = route.attributes.iter();
+    attributes.find_map(|attribute| match attribute {
+        RouteAttribute::Destination(address) => ip_of(address).map(Address::from_ip),
+        _ => None,
+    })
+}
+
+pub(super) fn ip_of(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}

@@ -1,0 +1,146 @@
+//! Whose an address is, and so which external IPs are served (CVE-2020-8554).
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap, hash_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use crate::model::{ExternalIps, Kind, Node, ObjectId, ObjectName, Service, ServiceState};
+
+/// Who has addresses, and which Services want them as external IPs. What a change costs is what it
+/// changes. Nothing is kept where every external IP is served.
+#[derive(Debug, Default)]
+pub struct ExternalIpOwners {
+    rule: ExternalIps,
+    /// The addresses of Nodes, and of the load balancers of Services.
+    owned: Addresses,
+    /// The external IPs of each Service that has any.
+    wanted: Addresses,
+    /// Addresses that got their first owner or lost their last one since the last look.
+    moved: BTreeSet<IpAddr>,
+}
+
+/// The addresses of each that has any, and all that have an address. No set is empty.
+#[derive(Debug, Default)]
+struct Addresses {
+    of: HashMap<ObjectId, BTreeSet<IpAddr>>,
+    by: HashMap<IpAddr, BTreeSet<ObjectId>>,
+}
+
+impl Addresses {
+    /// Takes all addresses of one that has them. Gives those that nobody had before, or nobody has now.
+    fn set(&mut self, key: &ObjectId, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
+        let old = self.of.remove(key).unwrap_or_default();
+        let mut moved = Vec::new();
+        for address in old.difference(&new) {
+            if let Entry::Occupied(mut all) = self.by.entry(*address) {
+                all.get_mut().remove(key);
+                if all.get().is_empty() {
+                    all.remove();
+                    moved.push(*address);
+                }
+            }
+        }
+        for address in new.difference(&old) {
+            let all = self.by.entry(*address).or_default();
+            if all.is_empty() {
+                moved.push(*address);
+            }
+            all.insert(key.clone());
+        }
+        if !new.is_empty() {
+            self.of.insert(key.clone(), new);
+        }
+        moved
+    }
+}
+
+impl ExternalIpOwners {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(rule: ExternalIps) -> Self {
+        Self {
+            rule,
+            ..Self::default()
+        }
+    }
+
+    /// Takes a Node as it is now: all its addresses are owned.
+    pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
+        if !self.is_asked() {
+            return;
+        }
+        let addresses = node.into_iter();
+        let addresses = addresses.flat_map(|node| node.internal_ips.iter().chain(&node.other_ips));
+        let id = ObjectId::new(Kind::Node, name.clone());
+        self.set_owned(&id, addresses.copied().collect());
+    }
+
+    /// Takes a Service as it is now: the addresses of its load balancer are owned, also those that
+    /// nodes leave alone, and its external IPs are what is asked about.
+    pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
+        if !self.is_asked() {
+            return;
+        }
+        let addresses = service.into_iter();
+        let addresses = addresses.flat_map(Service::ingress_ips);
+        let id = ObjectId::new(Kind::Service, name.clone());
+        self.set_owned(&id, addresses.collect());
+        let wanted = service.into_iter();
+        let wanted = wanted.flat_map(|service| service.external_ips.iter().copied());
+        self.wanted.set(&id, wanted.collect());
+    }
+
+    /// The Services whose external IPs are served since the last look, or no longer.
+    pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
+        let moved = std::mem::take(&mut self.moved).into_iter();
+        let wanting = moved.filter_map(|address| self.wanted.by.get(&address));
+        wanting.flatten().map(|id| id.name.clone()).collect()
+    }
+
+    /// The external IPs of a Service that are not served.
+    pub fn left_out<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = IpAddr> + 'a {
+        let addresses = service.external_ips.iter().copied();
+        addresses.filter(|address| !self.is_served(address))
+    }
+
+    /// A Service with those of its external IPs that are served.
+    #[must_use]
+    pub fn admitted<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
+        if self.left_out(&state.service).next().is_none() {
+            return Cow::Borrowed(state);
+        }
+        let mut service = Service::clone(&state.service);
+        service
+            .external_ips
+            .retain(|address| self.is_served(address));
+        Cow::Owned(ServiceState {
+            service: Arc::new(service),
+            slices: state.slices.clone(),
+        })
+    }
+
+    fn is_served(&self, external_ip: &IpAddr) -> bool {
+        !self.is_asked() || self.owned.by.contains_key(external_ip)
+    }
+
+    /// Whether it matters whose an address is.
+    #[must_use]
+    pub const fn is_asked(&self) -> bool {
+        matches!(self.rule, ExternalIps::Owned)
+    }
+
+    fn set_owned(&mut self, owner: &ObjectId, addresses: BTreeSet<IpAddr>) {
+        for address in self.owned.set(owner, addresses) {
+            // An address that moves back is as it was.
+            if !self.moved.remove(&address) {
+                self.moved.insert(address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

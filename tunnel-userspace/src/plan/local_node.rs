@@ -1,0 +1,191 @@
+//! Where this node is, and which addresses of it node ports are dialled on.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use tunnel_common::addr::Address;
+
+use super::{Here, sources};
+use crate::model::{Family, Node, ZONE};
+
+/// Some addresses of this node that node ports are dialled on (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NodePortAddresses {
+    /// All of them.
+    All,
+    /// The first of each family that its Node object names.
+    Primary,
+    /// Loopback.
+    Localhost,
+    /// Those in a range: address and prefix length.
+    Range(IpAddr, u8),
+}
+
+/// What is known of this node.
+#[derive(Debug, Default)]
+pub struct LocalNode {
+    wanted: Vec<NodePortAddresses>,
+    zone: Option<Arc<str>>,
+    /// The first address of each family that its Node object names.
+    primary: BTreeSet<IpAddr>,
+    /// The addresses of its links.
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl LocalNode {
+    /// Nothing is known of it yet.
+    #[must_use]
+    pub fn new(wanted: Vec<NodePortAddresses>) -> Self {
+        Self {
+            wanted,
+            ..Self::default()
+        }
+    }
+
+    /// Takes the Node object as it is now. While there is none, what it said holds.
+    pub fn set_node(&mut self, node: Option<&Node>) {
+        let Some(node) = node else { return };
+        let zone = node.labels.get(ZONE).filter(|zone| !zone.is_empty());
+        self.zone = zone.map(|zone| Arc::from(zone.as_str()));
+        let first = |family| {
+            let mut ips = node.internal_ips.iter().copied();
+            ips.find(|ip| Family::of(*ip) == family)
+        };
+        self.primary = [Family::V4, Family::V6]
+            .into_iter()
+            .filter_map(first)
+            .collect();
+    }
+
+    /// Takes the addresses of its links as they are now.
+    pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.addresses = addresses;
+    }
+
+    /// Gives planning what it needs to know of this node, if that is not what it knows.
+    #[must_use]
+    pub fn show(&self, here: &Here) -> Option<Here> {
+        let now = Here {
+            zone: self.zone.clone(),
+            node_port_addresses: self.node_ports().collect(),
+            primary: self.primary.clone(),
+            addresses: self.reachable(),
+            ..here.clone()
+        };
+        (now != *here).then_some(now)
+    }
+
+    /// The addresses of its links but for loopback and those for a link only: these come and go with
+    /// pods.
+    fn reachable(&self) -> BTreeSet<IpAddr> {
+        let is_of_link = |ip: &IpAddr| match ip {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        let known = self.addresses.iter();
+        known
+            .filter(|ip| !ip.is_loopback() && !is_of_link(ip))
+            .copied()
+            .collect()
+    }
+
+    /// The addresses that health check ports are served on: those of node ports. Where these are all
+    /// of a family, the unspecified one stands for them; one that is for its link only is none.
+    #[must_use]
+    pub fn health_addresses(&self) -> BTreeSet<IpAddr> {
+        use NodePortAddresses::{All, Range};
+
+        let is_all = |ip: &IpAddr| {
+            self.has_entry(Family::of(*ip), |entry| matches!(entry, All | Range(_, 0)))
+        };
+        let all = [
+            Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        ];
+        let some = self.node_ports().filter(|ip| !is_all(ip));
+        let some = some.filter(|ip| !Address::from_ip(*ip).is_link_local());
+        all.into_iter().filter(is_all).chain(some).collect()
+    }
+
+    /// The addresses that node ports are dialled on.
+    fn node_ports(&self) -> impl Iterator<Item = IpAddr> {
+        let is_wanted = move |ip: &IpAddr| {
+            let family = Family::of(*ip);
+            self.has_entry(family, |entry| self.is_one_of(*ip, entry))
+        };
+        self.addresses.iter().copied().filter(is_wanted)
+    }
+
+    /// Whether the config has such an entry for a family. A family without any entry means all of its
+    /// addresses, so it has each.
+    fn has_entry(&self, family: Family, is: impl Fn(NodePortAddresses) -> bool) -> bool {
+        let is_of = |ip: &IpAddr| Family::of(*ip) == family;
+        let entries = self.wanted.iter().filter(|entry| match entry {
+            NodePortAddresses::All | NodePortAddresses::Localhost => true,
+            NodePortAddresses::Primary => self.primary.iter().any(is_of),
+            NodePortAddresses::Range(network, _) => is_of(network),
+        });
+        let mut entries = entries.copied().peekable();
+        entries.peek().is_none() || entries.any(is)
+    }
+
+    fn is_one_of(&self, ip: IpAddr, wanted: NodePortAddresses) -> bool {
+        match wanted {
+            NodePortAddresses::All => true,
+            NodePortAddresses::Primary => self.primary.contains(&ip),
+            NodePortAddresses::Localhost => ip.is_loopback(),
+            NodePortAddresses::Range(network, length) => sources::is_in(ip, network, length),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fixture::{self, ip, ips};
+
+    /// A node with these addresses, one of them for its link only.
+    fn local_node(wanted: &[NodePortAddresses]) -> LocalNode {
+        let mut node = LocalNode::new(wanted.to_vec());
+        node.set_node(Some(&Node {
+            labels: [(ZONE.to_owned(), "north".to_owned())].into(),
+            internal_ips: ips(&["172.30.0.1", "172.30.0.2", "fd00:30::1"]),
+            ..fixture::node("node-a")
+        }));
+        let addresses = [
+            "127.0.0.1",
+            "::1",
+            "172.30.0.1",
+            "172.30.0.2",
+            "10.0.0.1",
+            "fd00:30::1",
+            "fe80::1",
+        ];
+        node.set_addresses(addresses.into_iter().map(ip).collect());
+        node
+    }
+
+    #[test]
+    fn health_check_ports_are_those_of_node_ports_or_of_all_addresses_at_once() {
+        use NodePortAddresses::{All, Localhost, Primary, Range};
+
+        let chosen = |wanted: &[NodePortAddresses]| {
+            let addresses = local_node(wanted).health_addresses();
+            let texts = addresses.iter().map(ToString::to_string);
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(&[Primary]), ["172.30.0.1", "fd00:30::1"]);
+        assert_eq!(chosen(&[All]), ["0.0.0.0", "::"]);
+        assert_eq!(chosen(&[]), ["0.0.0.0", "::"]);
+        assert_eq!(chosen(&[Range(ip("10.0.0.0"), 8)]), ["10.0.0.1", "::"]);
+        assert_eq!(
+            chosen(&[Range(ip("::"), 0), Localhost]),
+            ["127.0.0.1", "::"]
+        );
+        let links = Range(ip("fe80::"), 10);
+        assert_eq!(chosen(&[links, Localhost]), ["127.0.0.1", "::1"]);
+    }
+}

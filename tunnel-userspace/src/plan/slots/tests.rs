@@ -1,0 +1,116 @@
+use proptest::prelude::*;
+use tunnel_common::addr::{Address, Port};
+
+use super::*;
+
+/// The n-th backend.
+fn target(number: u8) -> Target {
+    let ip = std::net::Ipv4Addr::new(10, 1, 0, number);
+    Target {
+        address: Address::from_ip(ip.into()),
+        port: Port::from_host(8080),
+    }
+}
+
+/// The slots of backends with these weights, as the numbers of the backends.
+fn places(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
+    let targets: Vec<_> = (0_u8..).map(target).take(weights.len()).collect();
+    let weights = targets
+        .iter()
+        .copied()
+        .zip(weights.iter().copied())
+        .collect();
+    let slots = of_set(algorithm, &targets.iter().copied().collect(), &weights);
+    let number = |slot: &Target| targets.iter().position(|target| target == slot);
+    slots.iter().filter_map(number).collect()
+}
+
+fn counts(places: &[usize], backends: usize) -> Vec<usize> {
+    let count = |backend| places.iter().filter(|place| **place == backend).count();
+    (0..backends).map(count).collect()
+}
+
+#[test]
+fn backends_without_weights_stand_in_their_order_once_each() {
+    assert_eq!(places(Algorithm::Random, &[1, 1, 1]), [0, 1, 2]);
+    assert_eq!(places(Algorithm::RoundRobin, &[40, 40]), [0, 1]);
+    assert!(places(Algorithm::Random, &[]).is_empty());
+    assert!(places(Algorithm::Maglev, &[]).is_empty());
+}
+
+#[test]
+fn a_backend_that_weighs_more_has_more_turns_that_dont_come_in_heaps() {
+    assert_eq!(places(Algorithm::Random, &[3, 1]), [0, 0, 1, 0]);
+    assert_eq!(places(Algorithm::Random, &[30, 10]), [0, 0, 1, 0]);
+    assert_eq!(
+        places(Algorithm::RoundRobin, &[4, 2, 1]),
+        [0, 1, 0, 2, 0, 1, 0]
+    );
+}
+
+#[test]
+fn a_backend_that_weighs_nothing_gets_nothing_unless_all_do() {
+    for algorithm in [Algorithm::Random, Algorithm::Maglev] {
+        let some = places(algorithm, &[0, 5, 0, 5]);
+        assert!(some.iter().all(|backend| [1, 3].contains(backend)));
+        assert_eq!(
+            counts(&places(algorithm, &[0, 0]), 2).iter().min(),
+            counts(&places(algorithm, &[1, 1]), 2).iter().min()
+        );
+    }
+    assert_eq!(places(Algorithm::Random, &[0, 0]), [0, 1]);
+}
+
+#[test]
+fn a_table_has_a_hundred_slots_for_a_backend_and_a_single_backend_needs_none() {
+    assert_eq!(places(Algorithm::Maglev, &[1]), [0]);
+    assert_eq!(places(Algorithm::Maglev, &[1, 1]).len(), 251);
+    assert_eq!(places(Algorithm::Maglev, &[1; 3]).len(), 509);
+    assert_eq!(places(Algorithm::Maglev, &[1; 200]).len(), 16_381);
+}
+
+#[test]
+fn a_table_is_shared_by_weight() {
+    let counts = counts(&places(Algorithm::Maglev, &[3, 1]), 2);
+
+    assert_eq!(counts.iter().sum::<usize>(), 251);
+    assert!((186..=190).contains(&counts[0]), "{counts:?}");
+}
+
+#[test]
+fn few_slots_of_a_table_change_their_backend_when_one_goes() {
+    let before = places(Algorithm::Maglev, &[1; 10]);
+    let mut weights = [1; 10];
+    weights[4] = 0;
+    let after = places(Algorithm::Maglev, &weights);
+    let stayed = before.iter().zip(&after).filter(|(old, _)| **old != 4);
+    let (stayed, moved): (Vec<_>, Vec<_>) = stayed.partition(|(old, new)| old == new);
+
+    assert_eq!(before.len(), after.len());
+    // The paper's section 5.3: a few in a hundred, where dividing by the number of backends would
+    // move nine of ten.
+    let share = 100 * moved.len() / (moved.len() + stayed.len());
+    assert!(share < 15, "{share} % moved");
+}
+
+proptest! {
+    #[test]
+    fn every_backend_has_the_share_of_its_weight(weights in prop::collection::vec(1..=100_u32, 1..40)) {
+        let places = places(Algorithm::Random, &weights);
+        let total: u32 = weights.iter().sum();
+        let slots = u32::try_from(places.len()).expect("a number of slots");
+        for (backend, (count, weight)) in counts(&places, weights.len()).into_iter().zip(&weights).enumerate() {
+            let count = u32::try_from(count).expect("a number of slots");
+            prop_assert_eq!(count * total, weight * slots, "backend {}", backend);
+        }
+    }
+
+    #[test]
+    fn a_table_is_full_and_shared_evenly(backends in 2..60_usize) {
+        let places = places(Algorithm::Maglev, &vec![1; backends]);
+        let counts = counts(&places, backends);
+        let (most, least) = (counts.iter().max().expect("some"), counts.iter().min().expect("some"));
+        prop_assert!(TABLES.contains(&places.len()));
+        prop_assert!(most - least <= 1, "{counts:?}");
+    }
+}

@@ -1,0 +1,248 @@
+//! What maps hold, written into empty maps of other sizes that no program reads yet. Whatever else
+//! remembers is kept: sockets remember the index of a backend and the id of its service port,
+//! steering addresses that of a record.
+
+use std::{collections::BTreeMap, hash::Hash, time::Duration};
+
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    service::{Backend, Front, Membership, Set, State},
+    steering::{Steered, SteeringKey},
+    table::{Rule, Size, Sizes},
+};
+
+use super::{
+    access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
+    steering::{QUARANTINE, nanos},
+    sync::{Actual, Lists, read, slots},
+};
+
+/// A size that has no room for what is there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "bpf.maps.{size} of {wanted} is too small for what the maps hold, which needs {needed} (open \
+     connections know indices up to that)"
+)]
+pub struct Misfit {
+    /// Its name in the config.
+    pub size: &'static str,
+    /// What is asked for.
+    pub wanted: u32,
+    /// What is needed at least.
+    pub needed: u32,
+}
+
+impl Misfit {
+    /// Whether a config asks for this size; where nothing is steered, none does.
+    #[must_use]
+    pub fn is_asked_for(&self) -> bool {
+        self.size != Size::Steering.word() || self.wanted != Sizes::UNASKED
+    }
+}
+
+fn fit(size: Size, wanted: Sizes, needed: u32) -> Result<(), Misfit> {
+    let wanted = wanted.of(size);
+    if wanted < needed {
+        return Err(Misfit {
+            size: size.word(),
+            wanted,
+            needed,
+        });
+    }
+    Ok(())
+}
+
+/// What the service maps hold.
+#[derive(Debug)]
+pub struct ServiceSnapshot(Actual);
+
+impl ServiceSnapshot {
+    /// Reads maps of these sizes. What makes no sense in them is left out.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read.
+    pub fn read(maps: &impl MapReader, had: Sizes) -> Result<Self, ReadError> {
+        let (actual, _left_out) = read(maps, had)?;
+        Ok(Self(actual))
+    }
+
+    /// Whether it fits into maps of these sizes.
+    ///
+    /// # Errors
+    ///
+    /// The first size that is too small.
+    pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
+        let ids = self.0.ports.keys().max();
+        let indices = self.0.ports.values();
+        let indices = indices.flat_map(|port| port.backends.values()).max();
+        let fronts = u32::try_from(self.0.fronts.len()).unwrap_or(u32::MAX);
+        let backends = self.0.used_backends;
+        fit(Size::Fronts, wanted, fronts.max(room_up_to(ids)))?;
+        fit(Size::Slots, wanted, self.0.sets.used)?;
+        fit(Size::Sources, wanted, self.0.sources.used)?;
+        fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
+    }
+
+    /// Writes it into empty maps. Indices of backends that the old maps did not have begin with
+    /// `unused`.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read or written.
+    pub fn write(
+        &self,
+        from: &impl MapReader,
+        to: &mut impl MapWriter,
+        sizes: Sizes,
+        unused: State,
+    ) -> Result<(), AdoptError> {
+        let known = self.0.sizes.backend_entries();
+        let backends = from.backends(known.min(sizes.backend_entries()))?;
+        let backends = (0..).zip(backends).filter_map(|(index, backend)| {
+            let state = self.0.standing(index).state;
+            (state != State::default()).then_some((index, Backend { state, ..backend }))
+        });
+        let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
+        written?;
+        write_unused(to, known, sizes, unused)?;
+        // Slots and records close up, since only other entries of these maps lead to them.
+        let sets = closed_up(&self.0.sets, |base, backends| {
+            let slots: Vec<_> = slots(backends).collect();
+            to.write_slots(base, &slots)
+        })?;
+        let sources = closed_up(&self.0.sources, |base, ranges| {
+            let mut ranges = (base..).zip(ranges);
+            ranges.try_for_each(|(place, range)| to.write_source(place, range))
+        })?;
+        let fronts: BTreeMap<_, _> = self.0.fronts.iter().collect();
+        for (index, (key, front)) in (0..).zip(fronts) {
+            let record = Front {
+                cluster: moved(&sets, front.record.cluster),
+                local: moved(&sets, front.record.local),
+                sources: moved(&sources, front.record.sources),
+                ..front.record
+            };
+            to.write_front(index, &record)?;
+            to.write_svc(key, index)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes lists one behind another; where each came to be, by where it was.
+fn closed_up<T: Eq + Hash>(
+    lists: &Lists<T>,
+    mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
+) -> Result<BTreeMap<u32, u32>, WriteError> {
+    let mut next = 0_usize;
+    let mut bases = BTreeMap::new();
+    for (base, items) in lists.all() {
+        let place = u32::try_from(next).unwrap_or(u32::MAX);
+        write(place, items)?;
+        bases.insert(base, place);
+        next += items.len();
+    }
+    Ok(bases)
+}
+
+/// A list where it came to be.
+fn moved(bases: &BTreeMap<u32, u32>, set: Set) -> Set {
+    let base = bases.get(&set.base).filter(|_| set.len > 0);
+    base.map_or_else(Set::default, |base| Set { base: *base, ..set })
+}
+
+/// Makes every index of backends from `first` on begin with the state `unused`.
+///
+/// # Errors
+///
+/// The map can't be written.
+pub fn write_unused(
+    to: &mut impl MapWriter,
+    first: u32,
+    sizes: Sizes,
+    unused: State,
+) -> Result<(), WriteError> {
+    let backend = Backend {
+        address: Address::UNSPECIFIED,
+        port: Port::from_network(0),
+        protocol: Protocol::TCP,
+        flags: 0,
+        service: 0,
+        state: unused.gone(),
+        sets: Membership::NONE,
+    };
+    let all = (first..sizes.backend_entries()).map(|index| (index, backend));
+    let (_, written) = to.write_backends(&all.collect::<Vec<_>>());
+    written
+}
+
+/// The smallest size whose array has that index.
+fn room_up_to(index: Option<&u32>) -> u32 {
+    let Some(entries) = index.map(|index| index + 1) else {
+        return 0;
+    };
+    // No further than the first that is large enough: an array is at most 65 entries and an
+    // eighth larger than its size.
+    let least = Rule::Spare.room(entries).saturating_sub(1);
+    let is_enough = |size: &u32| Rule::Spare.entries(*size) >= entries;
+    (least..).find(is_enough).unwrap_or(entries)
+}
+
+/// What the steering maps hold.
+#[derive(Debug)]
+pub struct SteeringSnapshot {
+    keys: Vec<(SteeringKey, u32)>,
+    records: BTreeMap<u32, Steered>,
+}
+
+impl SteeringSnapshot {
+    /// Reads maps of these sizes. Records that have rested for long enough are left out; the time
+    /// is that since the machine started.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be read.
+    pub fn read(maps: &impl SteeringMaps, had: Sizes, now: Duration) -> Result<Self, ReadError> {
+        let rested = |record: &Steered| {
+            // One that seems to have been removed later than now has not rested.
+            record.removed > 0 && nanos(now).saturating_sub(record.removed) >= nanos(QUARANTINE)
+        };
+        let records = (0_u32..).zip(maps.records(had.steered_entries())?);
+        let records: BTreeMap<_, _> = records
+            .filter(|(_, record)| record.kind == Steered::NODE && !rested(record))
+            .collect();
+        let is_sound = |(key, index): &(SteeringKey, u32)| {
+            records.get(index).is_some_and(|record| record.key == *key)
+        };
+        let keys = maps.keys()?.into_iter().filter(is_sound).collect();
+        Ok(Self { keys, records })
+    }
+
+    /// Whether it fits into maps of these sizes.
+    ///
+    /// # Errors
+    ///
+    /// The size is too small.
+    pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
+        let keys = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        // The last record is the probe's: twice the size and one.
+        let last = self.records.keys().next_back();
+        let records = last.map_or(0, |index| index / 2 + 1);
+        fit(Size::Steering, wanted, keys.max(records))
+    }
+
+    /// Writes it into empty maps.
+    ///
+    /// # Errors
+    ///
+    /// A map can't be written.
+    pub fn write(&self, to: &mut impl SteeringMaps) -> Result<(), WriteError> {
+        for (index, record) in &self.records {
+            to.write_record(*index, record)?;
+        }
+        self.keys
+            .iter()
+            .try_for_each(|(key, index)| to.write_key(key, *index))
+    }
+}

@@ -1,0 +1,261 @@
+//! The helper that looks into pods where the daemon has no right to: a process with that right which
+//! calls the daemon, is told when a backend has gone, and says what came of its look. One line of
+//! JSON each way for each look, over a Unix socket that only its owner may use.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::UnixStream,
+    sync::watch,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tracing::{debug, info, warn};
+use tunnel_common::addr::Protocol;
+
+use super::{
+    Memory, Pods, View,
+    retry::{self, Retry},
+    scan::{self, Reach, Scan},
+};
+use crate::{drain, listen};
+
+/// How long a helper may take for a look.
+const LOOK: Duration = Duration::from_secs(60);
+/// How long until the daemon is called again, and until an accept that failed is repeated.
+const AGAIN: Duration = Duration::from_millis(250);
+/// How long a line may be, in bytes.
+const LINE: u64 = 64 * 1024;
+
+/// What is said goes both ways.
+type Stream = BufReader<UnixStream>;
+
+/// What the helper is told.
+#[derive(Debug, Deserialize, Serialize)]
+struct Order {
+    /// The number of the look.
+    look: u64,
+    /// Of which protocols sockets are to be ended, by their numbers.
+    protocols: Vec<u8>,
+}
+
+/// What came of it.
+#[derive(Debug, Deserialize, Serialize)]
+struct Report {
+    look: u64,
+    #[serde(flatten)]
+    scan: Scan,
+}
+
+/// The daemon's end.
+pub(super) struct Desk {
+    pub(super) protocols: Vec<Protocol>,
+    /// The number of the last look that was begun.
+    pub(super) looks: watch::Receiver<u64>,
+    pub(super) view: watch::Sender<View>,
+    /// Who ends sockets in pods while no helper does.
+    pub(super) without: Pods,
+}
+
+/// Serves one helper after the other until the drain begins.
+pub(super) async fn serve(path: PathBuf, mut desk: Desk, mut draining: watch::Receiver<bool>) {
+    let listener = match listen::unix(&path) {
+        Ok(listener) => listener,
+        Err(error) => {
+            warn!(%error, path = %path.display(), "no helper can be heard");
+            return drain::begun(&mut draining).await;
+        }
+    };
+    loop {
+        let served = async {
+            match listener.accept().await {
+                Ok((stream, _)) => desk.attend(stream).await,
+                Err(error) => {
+                    warn!(%error, "accept failed");
+                    sleep(AGAIN).await;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => break,
+            () = served => {}
+        }
+    }
+    if let Err(error) = fs::remove_file(&path) {
+        debug!(%error, "the helper's socket was gone already");
+    }
+}
+
+impl Desk {
+    /// Has a helper look now and whenever a backend has gone, until it is gone itself.
+    async fn attend(&mut self, stream: UnixStream) {
+        info!("a helper calls, to end sockets in pods");
+        let error = self.talk(stream).await.err();
+        let why = error.map_or_else(String::new, |error| error.to_string());
+        warn!(%why, "the helper that ends sockets in pods is gone");
+        let without = self.without.clone();
+        self.view.send_modify(|view| {
+            view.pods = without;
+            view.helper_problem = None;
+        });
+    }
+
+    async fn talk(&mut self, stream: UnixStream) -> io::Result<()> {
+        let mut stream = BufReader::new(stream);
+        let mut retry = Retry::default();
+        loop {
+            let order = Order {
+                look: *self.looks.borrow_and_update(),
+                protocols: self.protocols.iter().map(|its| its.number()).collect(),
+            };
+            let report = timeout(LOOK, ask(&mut stream, &order)).await??;
+            let Some(report) = report else {
+                return Ok(());
+            };
+            let pause = retry.after(report.scan.is_retryable);
+            self.publish(report);
+            tokio::select! {
+                changed = self.looks.changed() => {
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    retry.begin_anew();
+                }
+                () = retry::pause(pause) => {}
+                // Nothing is to come before it is asked; what does come is its end.
+                rest = stream.fill_buf() => {
+                    let spoke = !rest?.is_empty();
+                    return if spoke { Err(broken("it spoke unasked")) } else { Ok(()) };
+                }
+            }
+        }
+    }
+
+    fn publish(&self, Report { look, scan }: Report) {
+        let is_known = self.view.borrow().helper_problem == scan.problem;
+        if let Some(problem) = &scan.problem
+            && !is_known
+        {
+            warn!(%problem, "the helper cannot end every socket of backends that are gone");
+        }
+        if scan.ended > 0 {
+            let ended = scan.ended;
+            info!(
+                look,
+                ended, "the helper ended sockets of backends that are gone"
+            );
+        }
+        self.view.send_modify(|view| {
+            view.pods = Pods::Helper;
+            view.count(scan.ended, scan.problem.is_some());
+            view.left = scan.left;
+            view.helper_problem = scan.problem;
+        });
+    }
+}
+
+async fn ask(stream: &mut Stream, order: &Order) -> io::Result<Option<Report>> {
+    write_line(stream, order).await?;
+    let report: Option<Report> = read_line(stream).await?;
+    match report {
+        Some(report) if report.look != order.look => Err(broken("it told of another look")),
+        report => Ok(report),
+    }
+}
+
+/// The helper's end: looks whenever the daemon says so, until the drain begins. Calls the daemon
+/// again for as long as there is none, and after it has ended. What sockets remember is opened for
+/// each daemon anew.
+pub async fn help<M, E, F>(socket: &Path, open: F, mut draining: watch::Receiver<bool>)
+where
+    M: Memory + 'static,
+    E: std::fmt::Display + Send + 'static,
+    F: Fn() -> Result<M, E> + Clone + Send + 'static,
+{
+    let mut was_heard = true;
+    loop {
+        let called = call(socket, open.clone());
+        let attempt = async {
+            match called.await {
+                Ok(()) => {
+                    info!("the daemon has ended");
+                    was_heard = true;
+                }
+                Err(error) => {
+                    if was_heard {
+                        info!(%error, socket = %socket.display(), "no daemon yet");
+                    }
+                    was_heard = false;
+                }
+            }
+            sleep(AGAIN).await;
+        };
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            () = attempt => {}
+        }
+    }
+}
+
+async fn call<M, E, F>(socket: &Path, open: F) -> io::Result<()>
+where
+    M: Memory + 'static,
+    E: std::fmt::Display + Send + 'static,
+    F: Fn() -> Result<M, E> + Send + 'static,
+{
+    let mut stream = BufReader::new(UnixStream::connect(socket).await?);
+    info!("the daemon answers");
+    let opened = spawn_blocking(move || open().map(Arc::new).map_err(|error| error.to_string()));
+    let memory = opened.await.map_err(io::Error::other)?;
+    while let Some(order) = read_line::<Order>(&mut stream).await? {
+        let scan = match &memory {
+            Ok(memory) => {
+                let of_number = |number: u8| Protocol::of_socket(number.into());
+                let protocols = order.protocols.into_iter().filter_map(of_number);
+                scan::run(Reach::All, protocols.collect(), Arc::clone(memory)).await
+            }
+            Err(problem) => Scan {
+                problem: Some(problem.clone()),
+                ..Scan::default()
+            },
+        };
+        let look = order.look;
+        write_line(&mut stream, &Report { look, scan }).await?;
+    }
+    Ok(())
+}
+
+async fn write_line(stream: &mut Stream, value: &(impl Serialize + Sync)) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line).await
+}
+
+/// A line; nothing at the end.
+async fn read_line<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    stream.take(LINE).read_until(b'\n', &mut line).await?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.last() != Some(&b'\n') {
+        return Err(broken("a line is cut off, or too long"));
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
+}
+
+fn broken(how: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, how)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+use tunnel_common::{
+    origin::{Origin, OverflowKey},
+    service::{Backend, FrontKey},
+};
+
+use super::*;
+use crate::sockets::Remembered;
+
+/// A machine on which no socket remembers anything.
+struct Nothing;
+
+impl Memory for Nothing {
+    fn sockets(&self, _: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn backend(&self, _: u32) -> io::Result<Option<Backend>> {
+        Ok(None)
+    }
+
+    fn backends(&self) -> io::Result<Vec<Backend>> {
+        Ok(Vec::new())
+    }
+
+    fn owner(&self, _: &FrontKey) -> io::Result<Option<u32>> {
+        Ok(None)
+    }
+
+    fn older(&self, _: &OverflowKey) -> io::Result<Option<Origin>> {
+        Ok(None)
+    }
+}
+
+struct Stage {
+    folder: tempfile::TempDir,
+    looks: watch::Sender<u64>,
+    view: watch::Receiver<View>,
+    drain: watch::Sender<bool>,
+    desk: Option<Desk>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let (looks, began) = watch::channel(1);
+        let (sender, view) = watch::channel(View::default());
+        let desk = Desk {
+            protocols: vec![Protocol::UDP],
+            looks: began,
+            view: sender,
+            without: Pods::Unreached("no rights".to_owned()),
+        };
+        Self {
+            folder: tempfile::tempdir().expect("a folder"),
+            looks,
+            view,
+            drain: watch::Sender::new(false),
+            desk: Some(desk),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("sockets.sock")
+    }
+
+    fn serve(&mut self) -> impl Future<Output = ()> + use<> {
+        let desk = self.desk.take().expect("served once");
+        serve(self.socket(), desk, self.drain.subscribe())
+    }
+
+    /// A helper of this test's own.
+    async fn helper(&self) -> Stream {
+        let connected = timeout(Duration::from_secs(5), async {
+            loop {
+                if let Ok(stream) = UnixStream::connect(self.socket()).await {
+                    return stream;
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+        BufReader::new(connected.await.expect("in time"))
+    }
+
+    /// Waits until the view is as wanted.
+    async fn until(&mut self, wanted: impl FnMut(&View) -> bool) -> View {
+        let found = timeout(Duration::from_secs(5), self.view.wait_for(wanted)).await;
+        found.expect("in time").expect("published").clone()
+    }
+}
+
+fn report(look: u64, ended: u64, problem: Option<&str>) -> Report {
+    let scan = Scan {
+        ended,
+        left: 0,
+        problem: problem.map(str::to_owned),
+        is_retryable: problem.is_some(),
+    };
+    Report { look, scan }
+}
+
+#[tokio::test]
+async fn a_helper_looks_at_once_and_each_time_that_a_backend_goes_and_is_missed_when_it_ends() {
+    let mut stage = Stage::new();
+    let served = stage.serve();
+    let story = async {
+        let mut stream = stage.helper().await;
+        for (look, total) in [(1, 3), (2, 6)] {
+            stage.looks.send_replace(look);
+            let order: Option<Order> = read_line(&mut stream).await.expect("a line");
+            let order = order.expect("an order");
+            assert_eq!((order.look, order.protocols), (look, vec![17]));
+            let told = write_line(&mut stream, &report(look, 3, None)).await;
+            told.expect("written");
+            let view = stage.until(|view| view.ended == total).await;
+            assert_eq!(view.pods, Pods::Helper);
+        }
+        drop(stream);
+        let gone = Pods::Unreached("no rights".to_owned());
+        stage.until(|view| view.pods == gone).await;
+        stage.drain.send_replace(true);
+    };
+    tokio::join!(served, story);
+}
+
+#[tokio::test]
+async fn a_look_that_failed_is_told_and_made_again() {
+    let mut stage = Stage::new();
+    let served = stage.serve();
+    let story = async {
+        let mut stream = stage.helper().await;
+        for problem in [Some("not now"), None] {
+            let order: Option<Order> = read_line(&mut stream).await.expect("a line");
+            assert_eq!(order.expect("an order").look, 1);
+            let told = write_line(&mut stream, &report(1, 0, problem)).await;
+            told.expect("written");
+            let told = |view: &View| view.helper_problem.as_deref() == problem && view.looks > 0;
+            stage.until(told).await;
+        }
+        stage.drain.send_replace(true);
+    };
+    tokio::join!(served, story);
+    assert_eq!(stage.view.borrow().failures, 1);
+}
+
+#[tokio::test]
+async fn who_speaks_another_language_is_sent_away_and_the_next_is_heard() {
+    let mut stage = Stage::new();
+    let served = stage.serve();
+    let story = async {
+        let other = r#"{"look":9,"ended":0,"left":0,"problem":null,"again":false}"#;
+        for line in ["hello\n", "{}", &format!("{other}\n")] {
+            let mut stream = stage.helper().await;
+            stream.write_all(line.as_bytes()).await.expect("written");
+            stream.shutdown().await.expect("shut down");
+            let order: Option<Order> = read_line(&mut stream).await.expect("a line");
+            assert!(order.is_some());
+            let end: Option<Order> = read_line(&mut stream).await.expect("the end");
+            assert!(end.is_none(), "after {line}");
+        }
+        stage.drain.send_replace(true);
+    };
+    tokio::join!(served, story);
+    assert_eq!(stage.view.borrow().looks, 0);
+}
+
+#[tokio::test]
+async fn a_helper_waits_for_a_daemon_and_calls_the_next_one() {
+    let mut stage = Stage::new();
+    let (stop, stopped) = watch::channel(false);
+    let socket = stage.socket();
+    let open = || Ok::<_, io::Error>(Nothing);
+    let story = async {
+        stage.until(|_| true).await;
+        let served = stage.serve();
+        let drain = stage.drain.clone();
+        let first = async {
+            stage.until(|view| view.looks == 1).await;
+            drain.send_replace(true);
+        };
+        tokio::join!(served, first);
+        let mut next = Stage::new();
+        fs::remove_dir(stage.folder.path()).expect("the socket is removed");
+        std::os::unix::fs::symlink(next.folder.path(), stage.folder.path()).expect("a link");
+        let served = next.serve();
+        let drain = next.drain.clone();
+        let second = async {
+            next.until(|view| view.looks == 1 && view.helper_problem.is_none())
+                .await;
+            drain.send_replace(true);
+        };
+        tokio::join!(served, second);
+        fs::remove_file(stage.folder.path()).expect("removed");
+        stop.send_replace(true);
+    };
+    tokio::join!(help(&socket, open, stopped), story);
+}

@@ -1,0 +1,272 @@
+//! One look at all connected sockets, which ends those that have outlived their backend.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io,
+    path::Path,
+    sync::Arc,
+    thread,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+use tracing::debug;
+use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason};
+
+use super::{
+    Memory, Remembered, namespaces,
+    stale::{Search, Sieve},
+};
+use crate::{
+    failure::chain,
+    net::{Diag, DiagError, Filter, Place},
+};
+
+const PROC: &str = "/proc";
+
+/// Where sockets are ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Reach {
+    /// In the network namespace of this process.
+    Own,
+    /// There, and in that of every other process.
+    All,
+}
+
+/// What came of a look.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) struct Scan {
+    /// Sockets that were ended.
+    pub(super) ended: u64,
+    /// Sockets in namespaces that were not entered, and that seem to have outlived their backend.
+    pub(super) left: usize,
+    /// What failed first.
+    pub(super) problem: Option<String>,
+    /// Whether what failed may succeed a moment later.
+    #[serde(rename = "again")]
+    pub(super) is_retryable: bool,
+}
+
+fn cannot(step: &'static str) -> impl FnOnce(io::Error) -> DiagError {
+    move |source| DiagError::Step { step, source }
+}
+
+const READ: &str = "read what sockets remember";
+const FIND: &str = "find the network namespaces";
+
+/// The sockets of a namespace that may have outlived their backend.
+#[derive(Default)]
+struct Suspects {
+    /// What they remember, by cookie.
+    by_cookie: HashMap<u64, Origin>,
+    /// Protocols of those without a cookie: the kernel makes one when it is first asked for, as
+    /// sock_diag does.
+    unnamed: Vec<Protocol>,
+}
+
+impl Suspects {
+    fn insert(&mut self, socket: &Remembered) {
+        if socket.cookie == 0 {
+            self.unnamed.push(socket.origin.protocol);
+        } else {
+            self.by_cookie.insert(socket.cookie, socket.origin);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.by_cookie.len() + self.unnamed.len()
+    }
+
+    /// Whether there are some of a protocol.
+    fn has(&self, protocol: Protocol) -> bool {
+        let mut named = self.by_cookie.values().map(|origin| origin.protocol);
+        self.unnamed.contains(&protocol) || named.any(|its| its == protocol)
+    }
+}
+
+/// Scans, and ends what is to be ended, in a thread that blocks for as long as that takes.
+pub(super) async fn run<M: Memory + 'static>(
+    reach: Reach,
+    protocols: Vec<Protocol>,
+    memory: Arc<M>,
+) -> Scan {
+    let ended = spawn_blocking(move || {
+        scan(reach, &Search::new(&protocols, &*memory)).unwrap_or_else(|error| {
+            let mut scan = Scan::default();
+            scan.fail(&error);
+            scan
+        })
+    });
+    ended.await.unwrap_or_else(|error| Scan {
+        problem: Some(error.to_string()),
+        is_retryable: true,
+        ..Scan::default()
+    })
+}
+
+fn scan(reach: Reach, search: &Search<'_, impl Memory>) -> Result<Scan, DiagError> {
+    let mut scan = Scan::default();
+    let mut suspects = search.suspects().map_err(cannot(READ))?;
+    let own = namespaces::own().map_err(cannot(FIND))?;
+    let here = suspects.remove(&own);
+    if reach == Reach::Own || suspects.is_empty() {
+        scan.left = suspects.values().map(Suspects::len).sum();
+        if let Some(here) = here {
+            scan.end_all(search, own, &here);
+        }
+        return Ok(scan);
+    }
+    thread::scope(|scope| {
+        // A thread of its own: it never comes back to the namespace it began in.
+        let around = thread::Builder::new().name("sockets".into());
+        let around = around.spawn_scoped(scope, || search.around(&suspects));
+        if let Some(here) = here {
+            scan.end_all(search, own, &here);
+        }
+        match around.map(thread::ScopedJoinHandle::join) {
+            Ok(Ok(others)) => scan.merge(others),
+            Ok(Err(_panic)) => {
+                scan.fail(&cannot("look into pods")(io::Error::other("it panicked")))
+            }
+            Err(error) => scan.fail(&cannot("start a thread")(error)),
+        }
+    });
+    Ok(scan)
+}
+
+impl<M: Memory> Search<'_, M> {
+    /// The sockets to be looked at more closely, by the number of their namespace.
+    fn suspects(&self) -> io::Result<BTreeMap<u32, Suspects>> {
+        let mut sieve = Sieve::new(self);
+        let mut suspects = BTreeMap::<u32, Suspects>::new();
+        self.memory.sockets(&mut |socket| {
+            if sieve.holds(&socket)? {
+                let there = suspects.entry(socket.namespace).or_default();
+                there.insert(&socket);
+            }
+            Ok(())
+        })?;
+        Ok(suspects)
+    }
+
+    /// Enters the namespaces of suspects, one after the other.
+    fn around(&self, suspects: &BTreeMap<u32, Suspects>) -> Scan {
+        let mut scan = Scan {
+            left: suspects.values().map(Suspects::len).sum(),
+            ..Scan::default()
+        };
+        let numbers: BTreeSet<u32> = suspects.keys().copied().collect();
+        let found = match namespaces::find(Path::new(PROC), &numbers) {
+            Ok(found) => found,
+            Err(error) => {
+                scan.fail(&cannot(FIND)(error));
+                return scan;
+            }
+        };
+        for (number, namespace) in found {
+            let Some(there) = suspects.get(&number) else {
+                continue;
+            };
+            match namespaces::enter(&namespace) {
+                Ok(()) => {
+                    scan.left -= there.len();
+                    scan.end_all(self, number, there);
+                }
+                Err(errno) => scan.fail(&cannot("enter a network namespace")(errno.into())),
+            }
+        }
+        scan
+    }
+}
+
+impl Scan {
+    fn fail(&mut self, error: &DiagError) {
+        self.is_retryable |= error.is_retryable();
+        self.problem.get_or_insert_with(|| chain(error));
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.ended += other.ended;
+        self.left += other.left;
+        self.is_retryable |= other.is_retryable;
+        self.problem = self.problem.take().or(other.problem);
+    }
+
+    /// Ends the suspects of the namespace that the calling thread is in, if they have outlived their
+    /// backend.
+    fn end_all<M: Memory>(&mut self, search: &Search<'_, M>, namespace: u32, suspects: &Suspects) {
+        let mut diag = match Diag::open() {
+            Ok(diag) => diag,
+            Err(error) => return self.fail(&error),
+        };
+        for protocol in search.protocols.iter().filter(|its| suspects.has(**its)) {
+            let ended = if suspects.unnamed.contains(protocol) {
+                self.name_and_end(*protocol, search, namespace, &mut diag)
+            } else {
+                self.end_some(*protocol, search, suspects, &mut diag)
+            };
+            // That there is no module for one of them says nothing of the other.
+            if let Err(error) = ended {
+                self.fail(&error);
+            }
+        }
+    }
+
+    /// Has the kernel make cookies, and looks at what sockets remember once more.
+    fn name_and_end<M: Memory>(
+        &mut self,
+        protocol: Protocol,
+        search: &Search<'_, M>,
+        namespace: u32,
+        diag: &mut Diag,
+    ) -> Result<(), DiagError> {
+        diag.list(protocol, Filter::Connected, |_place| {})?;
+        let mut named = search.suspects().map_err(cannot(READ))?;
+        named.remove(&namespace).map_or(Ok(()), |suspects| {
+            self.end_some(protocol, search, &suspects, diag)
+        })
+    }
+
+    fn end_some<M: Memory>(
+        &mut self,
+        protocol: Protocol,
+        search: &Search<'_, M>,
+        suspects: &Suspects,
+        diag: &mut Diag,
+    ) -> Result<(), DiagError> {
+        let mut found = Vec::new();
+        diag.list(protocol, Filter::Connected, |place: Place| {
+            if let Some(origin) = suspects.by_cookie.get(&place.cookie()) {
+                found.push((place, *origin));
+            }
+        })?;
+        for (place, origin) in found {
+            // A failure on one of them stops no other.
+            match end(search, diag, &place, &origin) {
+                Ok(true) => self.ended += 1,
+                Ok(false) => {}
+                Err(error) => self.fail(&error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends one socket, if it has outlived its backend; whether it was ended.
+fn end(
+    search: &Search<'_, impl Memory>,
+    diag: &mut Diag,
+    place: &Place,
+    origin: &Origin,
+) -> Result<bool, DiagError> {
+    let has_gone = search.has_gone(place, origin).map_err(cannot(READ))?;
+    let protocol = origin.protocol;
+    if !has_gone || !diag.end(protocol, place)? {
+        return Ok(false);
+    }
+    let (address, port) = place.peer();
+    let (backend, port) = (address.to_ip(), port.to_host());
+    let reason = Reason::SocketEnded.label();
+    debug!(%backend, port, protocol = protocol.number(), reason, "ended a socket");
+    Ok(true)
+}

@@ -1,0 +1,202 @@
+//! Scans for sockets to end whenever a backend has gone.
+
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tracing::{info, warn};
+use tunnel_common::addr::Protocol;
+
+use super::{
+    Memory, Pods, View,
+    helper::{self, Desk},
+    namespaces,
+    retry::{self, Retry},
+    scan::{self, Reach},
+};
+use crate::drain;
+
+/// How long a helper may take to call after the start, until it is logged that sockets in pods are
+/// not ended.
+const HELPER: Duration = Duration::from_secs(5);
+
+/// What becomes of connected sockets whose backend serves its Service no more.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Of which protocols they are ended; empty for none.
+    pub end: Vec<Transport>,
+    /// Whether those in pods are ended, too.
+    pub pods: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            end: vec![Transport::Udp],
+            pods: true,
+        }
+    }
+}
+
+/// A protocol whose sockets can be ended.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// A client that waits for an answer over UDP hears of the end at once, and asks another backend.
+    Udp,
+    /// A connection that goes on with a backend which left its Service, but lives, is cut off.
+    Tcp,
+}
+
+impl Transport {
+    /// The protocol as the kernel has it.
+    const fn protocol(self) -> Protocol {
+        match self {
+            Self::Udp => Protocol::UDP,
+            Self::Tcp => Protocol::TCP,
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// Ends sockets.
+pub struct Terminator<M> {
+    memory: Arc<M>,
+    protocols: Vec<Protocol>,
+    pods: bool,
+    /// Where the helper calls that ends those in pods where the daemon can't.
+    helper: PathBuf,
+    view: watch::Sender<View>,
+    /// The number of the last look that was begun.
+    looks: watch::Sender<u64>,
+}
+
+impl<M: Memory + 'static> Terminator<M> {
+    /// Makes the terminator; the view is to follow what it does. At `helper` a helper calls that ends
+    /// sockets in pods where the daemon can't.
+    pub fn new(settings: &Settings, helper: PathBuf, memory: M, view: watch::Sender<View>) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            protocols: settings.end.iter().map(|it| it.protocol()).collect(),
+            pods: settings.pods,
+            helper,
+            view,
+            looks: watch::Sender::new(0),
+        }
+    }
+
+    /// Looks once, and then each time that a backend has gone: whenever the value of `gone` changes,
+    /// which must be when no program can give the backend to a socket any more. Changes that come
+    /// during a look lead to one more. Runs until the drain begins.
+    pub async fn run(self, gone: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
+        let pods = self.pods();
+        self.view.send_modify(|view| view.pods = pods.clone());
+        let (reach, has_desk) = match pods {
+            Pods::Daemon => (Reach::All, false),
+            Pods::Off => (Reach::Own, false),
+            Pods::Helper | Pods::Unreached(_) => (Reach::Own, true),
+        };
+        let looking = self.look_on(reach, gone, draining.clone());
+        if has_desk {
+            let desk = Desk {
+                protocols: self.protocols.clone(),
+                looks: self.looks.subscribe(),
+                view: self.view.clone(),
+                without: pods,
+            };
+            let helper = helper::serve(self.helper.clone(), desk, draining.clone());
+            tokio::join!(looking, helper, self.warn(draining));
+        } else {
+            looking.await;
+        }
+    }
+
+    /// Says once that nobody ends sockets in pods, if no helper has called in time.
+    async fn warn(&self, mut draining: watch::Receiver<bool>) {
+        tokio::select! {
+            () = drain::begun(&mut draining) => {}
+            () = sleep(HELPER) => {
+                let pods = self.view.borrow().pods.clone();
+                if let Pods::Unreached(why) = pods {
+                    warn!(%why, "connected sockets in pods are not ended when their backend goes");
+                }
+            }
+        }
+    }
+
+    async fn look_on(
+        &self,
+        reach: Reach,
+        mut gone: watch::Receiver<u64>,
+        mut draining: watch::Receiver<bool>,
+    ) {
+        let mut retry = Retry::default();
+        loop {
+            gone.mark_unchanged();
+            self.looks
+                .send_modify(|number| *number = number.wrapping_add(1));
+            let pause = retry.after(self.look(reach).await);
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => return,
+                changed = gone.changed() => {
+                    if changed.is_err() {
+                        // The owner of the maps has ended: nothing goes any more.
+                        return drain::begun(&mut draining).await;
+                    }
+                    retry.begin_anew();
+                }
+                () = retry::pause(pause) => {}
+            }
+        }
+    }
+
+    /// Who can end sockets in pods.
+    fn pods(&self) -> Pods {
+        if !self.pods {
+            return Pods::Off;
+        }
+        namespaces::obstacle().map_or(Pods::Daemon, Pods::Unreached)
+    }
+
+    /// Looks once; whether it failed in a way that may pass.
+    async fn look(&self, reach: Reach) -> bool {
+        let (memory, protocols) = (Arc::clone(&self.memory), self.protocols.clone());
+        let start = Instant::now();
+        let scan = scan::run(reach, protocols, memory).await;
+        let seconds = start.elapsed().as_secs_f64();
+        let known = self.view.borrow().problem.clone();
+        match &scan.problem {
+            Some(problem) if known.as_ref() != Some(problem) => {
+                warn!(%problem, again = scan.is_retryable, "cannot end every socket of backends that are gone");
+            }
+            None if known.is_some() => info!("sockets of backends that are gone are ended again"),
+            Some(_) | None => {}
+        }
+        if scan.ended > 0 {
+            info!(
+                ended = scan.ended,
+                seconds, "ended sockets of backends that are gone"
+            );
+        }
+        self.view.send_modify(|view| {
+            view.count(scan.ended, scan.problem.is_some());
+            // A helper sees more of them, and says so itself.
+            if view.pods != Pods::Helper {
+                view.left = scan.left;
+            }
+            view.last_look_seconds = seconds;
+            view.problem = scan.problem;
+        });
+        scan.is_retryable
+    }
+}

@@ -1,0 +1,227 @@
+//! The objects of all files, merged: what each file defines now, or defined last where it can't be
+//! understood, and which file counts where several define one object.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    path::Path,
+    sync::Arc,
+};
+
+use foldhash::HashMap;
+
+use super::parse::{Content, Parsed};
+use crate::{
+    model::{Object, ObjectId},
+    source::{Problem, UnknownKind, store::Edit},
+};
+
+/// The objects of all files.
+#[derive(Debug, Default)]
+pub(super) struct Merged {
+    files: BTreeMap<Arc<Path>, File>,
+    /// The files that define an object, first the one that counts.
+    holders: HashMap<ObjectId, Vec<Arc<Path>>>,
+    /// The objects that several files define.
+    contested: BTreeSet<ObjectId>,
+}
+
+/// The objects of one file.
+#[derive(Clone, Debug, Default)]
+struct File {
+    objects: BTreeMap<ObjectId, Definition>,
+    problems: Vec<Problem>,
+    unknown: BTreeSet<String>,
+}
+
+/// How a file defines one object.
+#[derive(Clone, Debug)]
+struct Definition {
+    /// The object, or nothing if it is one that Culvert has no part in.
+    object: Option<Object>,
+    document: usize,
+    line: usize,
+}
+
+impl Merged {
+    /// Replaces the objects of a file. The last version of an object that is now refused stays; where
+    /// a document has no name that can be read, all objects stay that aren't defined anew, as any of
+    /// them may be the one.
+    pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<Parsed>, edit: &mut Edit<'_>) {
+        let last = self.files.get(path).map(|file| file.objects.clone());
+        let mut last = last.unwrap_or_default();
+        let mut file = File::default();
+        let mut is_complete = true;
+        // The document that defines an object first.
+        let mut firsts: BTreeMap<ObjectId, usize> = BTreeMap::new();
+        for Parsed {
+            document,
+            line,
+            content,
+        } in parsed
+        {
+            let problem = |id: Option<&ObjectId>, field, reason, ignored| Problem {
+                document: Some(document),
+                line: Some(line),
+                object: id.map(ToString::to_string),
+                field,
+                ignored,
+                ..Problem::of_file(path, reason)
+            };
+            let (id, object) = match content {
+                Content::Object(object) => (object.id(), Some(Some(object))),
+                Content::Skipped(id) => (id, Some(None)),
+                Content::Unknown(kind) => {
+                    file.unknown.insert(kind);
+                    continue;
+                }
+                Content::Invalid {
+                    id,
+                    field,
+                    reason,
+                    ignored,
+                } => {
+                    file.problems
+                        .push(problem(id.as_ref(), field, reason, ignored));
+                    is_complete &= id.is_some();
+                    let Some(id) = id.filter(|_| !ignored) else {
+                        continue;
+                    };
+                    (id, None)
+                }
+            };
+            match (firsts.entry(id), object) {
+                (Entry::Vacant(first), object) => {
+                    let id = first.key().clone();
+                    first.insert(document);
+                    let definition = object.map(|object| Definition {
+                        object,
+                        document,
+                        line,
+                    });
+                    let definition = definition.or_else(|| last.remove(&id));
+                    file.objects
+                        .extend(definition.map(|definition| (id, definition)));
+                }
+                (Entry::Occupied(first), Some(_)) => {
+                    let reason = format!(
+                        "is already described by document {} of this file",
+                        first.get()
+                    );
+                    let problem = problem(Some(first.key()), None, reason, false);
+                    file.problems.push(problem);
+                }
+                (Entry::Occupied(_), None) => {}
+            }
+        }
+        if !is_complete {
+            last.retain(|id, _| !firsts.contains_key(id));
+            file.objects.append(&mut last);
+        }
+        self.put(path, file, edit);
+    }
+
+    /// Takes note that a file can't be read. Its last objects stay.
+    pub(super) fn keep(&mut self, path: &Arc<Path>, problem: Problem) {
+        let file = self.files.entry(Arc::clone(path)).or_default();
+        file.problems = vec![problem];
+    }
+
+    /// Gives a file with its objects another name. The objects of the file that had this name stay
+    /// beside them until it is read: the new file may be refused.
+    pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut Edit<'_>) {
+        if let Some(mut file) = self.files.get(from).cloned() {
+            let last = self.files.get(to).map(|file| file.objects.clone());
+            for (id, definition) in last.unwrap_or_default() {
+                file.objects.entry(id).or_insert(definition);
+            }
+            self.put(to, file, edit);
+            self.remove(from, edit);
+        }
+    }
+
+    /// Removes a file with its objects.
+    pub(super) fn remove(&mut self, path: &Arc<Path>, edit: &mut Edit<'_>) {
+        self.put(path, File::default(), edit);
+        self.files.remove(path);
+    }
+
+    /// Puts the objects of a file in place of its last ones, and writes the definition that counts of
+    /// each.
+    fn put(&mut self, path: &Arc<Path>, file: File, edit: &mut Edit<'_>) {
+        let last = self.files.remove(path).unwrap_or_default().objects;
+        let gone = last.keys().filter(|id| !file.objects.contains_key(*id));
+        let gone = gone.map(|id| (id, None));
+        let said = file
+            .objects
+            .iter()
+            .map(|(id, definition)| (id, Some(definition)));
+        for (id, definition) in gone.chain(said) {
+            let holders = self.holders.entry(id.clone());
+            // Most objects are described by one file.
+            let holders = holders.or_insert_with(|| Vec::with_capacity(1));
+            match (holders.binary_search(path), definition) {
+                (Ok(place), None) => drop(holders.remove(place)),
+                (Err(place), Some(_)) => holders.insert(place, Arc::clone(path)),
+                (Ok(_), Some(_)) | (Err(_), None) => {}
+            }
+            let first = match holders.first() {
+                Some(first) if first == path => definition,
+                first => first.and_then(|first| self.files.get(first)?.objects.get(id)),
+            };
+            edit.put(id, first.and_then(|definition| definition.object.clone()));
+            if holders.len() > 1 {
+                self.contested.insert(id.clone());
+            } else {
+                self.contested.remove(id);
+            }
+            if holders.is_empty() {
+                self.holders.remove(id);
+            }
+        }
+        self.files.insert(Arc::clone(path), file);
+    }
+
+    /// All that is wrong with what the files say.
+    pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
+        let own = self
+            .files
+            .values()
+            .flat_map(|file| file.problems.iter().cloned());
+        own.chain(self.contested.iter().flat_map(|id| self.conflicts(id)))
+    }
+
+    /// The problems of an object that several files describe: one for each file but the first.
+    fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
+        let holders = self.holders.get(id).map(Vec::as_slice).unwrap_or_default();
+        let Some((winner, losers)) = holders.split_first() else {
+            return Vec::new();
+        };
+        let reason = format!("is already described by {}, which counts", winner.display());
+        losers
+            .iter()
+            .filter_map(|path| {
+                let definition = self.files.get(path)?.objects.get(id)?;
+                Some(Problem {
+                    document: Some(definition.document),
+                    line: Some(definition.line),
+                    object: Some(id.to_string()),
+                    ..Problem::of_file(path, reason.clone())
+                })
+            })
+            .collect()
+    }
+
+    /// The kinds that were left alone, by file.
+    pub(super) fn unknown(&self) -> impl Iterator<Item = UnknownKind> {
+        self.files.iter().flat_map(|(path, file)| {
+            let name = || path.display().to_string();
+            file.unknown.iter().map(move |kind| UnknownKind {
+                file: name(),
+                kind: kind.clone(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Parses a file of JSON.
+
+use std::panic::catch_unwind;
+
+use serde::Deserialize;
+use serde_json::{Deserializer, value::RawValue};
+
+use super::{BROKEN, Content, FEW, Parsed, contents, refused, within};
+use crate::{k8s, parallel};
+
+/// A list as `kubectl get -o json` prints it, with its items as they stand in the text.
+#[derive(Deserialize)]
+struct List<'a> {
+    kind: &'a str,
+    #[serde(borrow)]
+    items: Vec<&'a RawValue>,
+}
+
+/// Reads a file of JSON: values one after the other. What comes after one that can't be parsed
+/// can't be found.
+pub(in crate::source::file) fn json(text: &str) -> Vec<Parsed> {
+    let place = |document, line, content: Vec<Content>| {
+        content.into_iter().map(move |content| Parsed {
+            document,
+            line,
+            content,
+        })
+    };
+    let mut lines = Lines {
+        text,
+        offset: 0,
+        line: 1,
+    };
+    if let Some(items) = list(text) {
+        // The usual file: one list, which is then read twice, not three times.
+        return place(1, lines.of_next(0), of_items(&items)).collect();
+    }
+    let mut parsed = Vec::new();
+    let mut values = Deserializer::from_str(text).into_iter::<&RawValue>();
+    for document in 1.. {
+        let line = lines.of_next(values.byte_offset());
+        match values.next() {
+            None => break,
+            Some(Ok(value)) => parsed.extend(place(document, line, of_document(value.get()))),
+            Some(Err(error)) => {
+                let content = refused(format!("is not JSON: {error}"));
+                parsed.extend(place(document, error.line().max(1), vec![content]));
+                break;
+            }
+        }
+    }
+    parsed
+}
+
+/// Parses one value of a file.
+fn of_document(text: &str) -> Vec<Content> {
+    match list(text) {
+        Some(items) => of_items(&items),
+        None => of_one(text),
+    }
+}
+
+/// The items of a list; nothing if it is none.
+fn list(text: &str) -> Option<Vec<&RawValue>> {
+    let list = serde_json::from_str::<List<'_>>(text).ok()?;
+    (list.kind == "List").then_some(list.items)
+}
+
+/// Parses the items of a list by several threads.
+fn of_items(items: &[&RawValue]) -> Vec<Content> {
+    let item = |i, item: &&RawValue| {
+        let content = of_one(item.get()).into_iter();
+        content
+            .map(|content| within(i, content))
+            .collect::<Vec<_>>()
+    };
+    parallel::each(items, FEW, item)
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Parses a manifest.
+fn of_one(text: &str) -> Vec<Content> {
+    let parse = || match k8s::parse_json(text) {
+        Ok(parsed) => contents(parsed),
+        // Its text is well-formed, or it would not be here: a number too large, or too deep a nest.
+        Err(error) => vec![refused(format!("is not JSON: {error}"))],
+    };
+    catch_unwind(parse).unwrap_or_else(|_| vec![refused(BROKEN)])
+}
+
+/// Counts lines up to growing offsets.
+struct Lines<'a> {
+    text: &'a str,
+    offset: usize,
+    line: usize,
+}
+
+impl Lines<'_> {
+    /// The line of the first thing at or after an offset.
+    fn of_next(&mut self, offset: usize) -> usize {
+        let rest = self.text.get(offset..).unwrap_or_default();
+        let end = offset + (rest.len() - rest.trim_start().len());
+        let passed = self.text.get(self.offset..end).unwrap_or_default();
+        self.line += passed.matches('\n').count();
+        self.offset = end;
+        self.line
+    }
+}

@@ -1,0 +1,277 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const WEB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - port: 80
+";
+const NODE: &str = "apiVersion: v1\nkind: Node\nmetadata: {name: edge-1}\n";
+
+fn of(text: &str) -> Vec<Parsed> {
+    yaml(text, &Cache::default()).0
+}
+
+/// Each one in a few words: where it is, and what it says.
+fn words(parsed: &[Parsed]) -> Vec<String> {
+    let word = |one: &Parsed| {
+        let content = match &one.content {
+            Content::Object(object) => object.id().to_string(),
+            Content::Skipped(id) => format!("skipped {id}"),
+            Content::Unknown(kind) => format!("unknown {kind}"),
+            Content::Invalid {
+                id,
+                field,
+                reason,
+                ignored,
+            } => {
+                let what = if *ignored { "ignored" } else { "refused" };
+                let id = id.as_ref().map(ToString::to_string);
+                let parts = [Some(what.to_owned()), id, field.clone()].into_iter();
+                let parts: Vec<String> = parts.flatten().chain([reason.clone()]).collect();
+                parts.join(" ")
+            }
+        };
+        format!("{}:{} {content}", one.document, one.line)
+    };
+    parsed.iter().map(word).collect()
+}
+
+#[test]
+fn a_bad_document_leaves_the_others_be_and_says_where_it_is() {
+    let file = format!("{WEB}---\nkind: [\n--- # the node\n{NODE}---\na: 1\na: 2\n");
+
+    let found = words(&of(&file));
+
+    assert_eq!(found.len(), 4, "{found:#?}");
+    assert_eq!(found[0], "1:2 Service default/web");
+    assert!(
+        found[1].starts_with("2:10 refused is not YAML: "),
+        "{}",
+        found[1]
+    );
+    assert_eq!(found[2], "3:12 Node edge-1");
+    assert!(
+        found[3].starts_with("4:17 refused is not YAML: duplicate"),
+        "{}",
+        found[3]
+    );
+}
+
+#[test]
+fn an_item_of_a_list_is_refused_by_its_place() {
+    let file = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: b}
+  spec: {clusterIP: 10.96.0.1, ports: [{port: 0}]}
+- 7
+- {apiVersion: v1, kind: Pod}
+";
+    assert_eq!(
+        words(&of(file)),
+        [
+            "1:2 Node a",
+            "1:2 refused Service default/b items[1].spec.ports[0].port 0 is not a port from 1 to 65535",
+            "1:2 refused items[2] is not a set of fields",
+            "1:2 unknown v1 Pod",
+        ]
+    );
+}
+
+#[test]
+fn json_is_read_value_by_value_up_to_the_first_that_is_none() {
+    let node = |name: &str| {
+        format!(r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"{name}"}}}}"#)
+    };
+    let file = format!("{}\n\n{} 3\n{{\n", node("a"), node("b"));
+
+    let found = words(&json(&file));
+
+    assert_eq!(
+        found[..3],
+        [
+            "1:1 Node a",
+            "2:3 Node b",
+            "3:3 refused is not a set of fields"
+        ]
+    );
+    assert!(
+        found[3].starts_with("4:5 refused is not JSON: EOF"),
+        "{}",
+        found[3]
+    );
+    assert_eq!(found.len(), 4);
+    assert_eq!(json(" \n "), []);
+}
+
+#[test]
+fn very_many_are_read_in_their_order_however_many_threads_read_them() {
+    let yaml_of = |i| format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: edge-{i}}}\n");
+    let json_of = |i| match i {
+        150 => r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":7}}"#.to_owned(),
+        _ => format!(r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"edge-{i}"}}}}"#),
+    };
+    let yaml_file: String = (0..200).map(yaml_of).collect();
+    let items: Vec<_> = (0..200).map(json_of).collect();
+    let json_file = format!(
+        r#"{{"kind":"List","apiVersion":"v1","items":[{}]}}"#,
+        items.join(",")
+    );
+
+    let (from_yaml, from_json) = (words(&of(&yaml_file)), words(&json(&json_file)));
+
+    for i in 0..200 {
+        let (document, line) = (i + 1, 4 * i + 2);
+        assert_eq!(from_yaml[i], format!("{document}:{line} Node edge-{i}"));
+        let wanted = match i {
+            150 => "1:1 refused items[150].metadata.name is not text".to_owned(),
+            _ => format!("1:1 Node edge-{i}"),
+        };
+        assert_eq!(from_json[i], wanted);
+    }
+}
+
+#[test]
+fn null_says_nothing() {
+    assert_eq!(of("---\nnull\n---\n~\n"), []);
+}
+
+#[test]
+fn words_of_yaml_mean_what_they_mean_to_kubernetes() {
+    let config = |value: &str| {
+        let head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {key: ";
+        words(&of(&format!("{head}{value}}}\n"))).remove(0)
+    };
+
+    for (value, wanted) in [
+        ("'80'", "1:1 ConfigMap default/a"),
+        ("text", "1:1 ConfigMap default/a"),
+        ("80", "data.key invalid type: integer `80`"),
+        ("true", "data.key invalid type: boolean"),
+        ("1.5", "data.key invalid type: floating"),
+    ] {
+        assert!(config(value).contains(wanted), "{}", config(value));
+    }
+}
+
+#[test]
+fn a_bomb_of_aliases_is_refused() {
+    let mut file = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for i in 1..9 {
+        let last = format!("*a{}", i - 1);
+        file.push_str(&format!("a{i}: &a{i} [{}]\n", vec![last; 10].join(", ")));
+    }
+
+    let found = words(&of(&file));
+
+    assert!(found[0].contains("refused is not YAML"), "{found:?}");
+}
+
+#[test]
+fn a_long_list_is_read_whole() {
+    let items =
+        "- {apiVersion: v1, kind: Node, metadata: {name: a, labels: {a: b}}}\n".repeat(30_000);
+    let file = format!("kind: List\nitems:\n{items}");
+
+    assert_eq!(of(&file).len(), 30_000);
+}
+
+#[test]
+fn what_is_too_deep_is_refused() {
+    let deep = format!("a: {}{}\n", "[".repeat(50_000), "]".repeat(50_000));
+    assert!(words(&of(&deep))[0].contains("refused is not YAML"));
+
+    let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
+    assert!(words(&json(&deep))[0].contains("refused is not JSON"));
+}
+
+#[test]
+fn a_document_that_stays_is_not_parsed_again_but_moves() {
+    let (_, cache) = yaml(&format!("{WEB}---\n{NODE}"), &Cache::default());
+
+    let (parsed, next) = yaml(&format!("{NODE}---\n{WEB}---\n{NODE}"), &cache);
+
+    assert_eq!(
+        words(&parsed),
+        [
+            "1:1 Node edge-1",
+            "2:6 Service default/web",
+            "3:14 Node edge-1"
+        ]
+    );
+    assert_eq!(next.documents.len(), 3);
+    let shared = |contents: &Contents| {
+        cache
+            .documents
+            .values()
+            .any(|old| Arc::ptr_eq(old, contents))
+    };
+    assert_eq!(
+        next.documents
+            .values()
+            .filter(|contents| shared(contents))
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn the_same_text_with_and_without_memory_says_the_same() {
+    let files = [
+        format!("{WEB}---\n{NODE}"),
+        format!("{NODE}---\nkind: [\n---\n{WEB}"),
+    ];
+    let mut cache = Cache::default();
+    for file in files.iter().cycle().take(6) {
+        let (parsed, next) = yaml(file, &cache);
+        assert_eq!(parsed, of(file));
+        cache = next;
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_that_is_nearly_a_manifest_makes_the_reader_panic(
+        text in "(kind: |apiVersion: |metadata: |name: |v1|Service|List|items:|- |  |\n|\n---\n|[\\[\\]{}:,&*!|>'\"%@`#?-]|\\PC|null|<<: |~|\t){0,40}"
+    ) {
+        of(&text);
+        json(&text);
+    }
+
+    #[test]
+    fn a_manifest_with_a_broken_byte_never_panics(at in 0..WEB.len(), byte in 0_u8..128) {
+        let mut bytes = WEB.as_bytes().to_vec();
+        bytes[at] = byte;
+        of(std::str::from_utf8(&bytes).expect("ASCII"));
+    }
+}
+
+#[test]
+fn a_field_that_is_left_out_is_named_beside_its_object() {
+    let annotated = WEB.replace(
+        "{name: web}",
+        "{name: web, annotations: {culvert.dev/algorithm: fastest}}",
+    );
+    assert_ne!(annotated, WEB);
+
+    let found = words(&of(&annotated));
+
+    assert_eq!(
+        found,
+        [
+            "1:2 Service default/web",
+            "1:2 ignored Service default/web metadata.annotations[culvert.dev/algorithm] \
+             \"fastest\" is not random, weighted, round-robin, source-hash, destination-hash, maglev or least-conn, nor their name in IPVS",
+        ]
+    );
+}

@@ -1,0 +1,342 @@
+//! What has been read of the folder, and what is to be read again. No I/O.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::Arc,
+};
+
+use super::{
+    folder::{Job, Listing, Noticed, Reading},
+    merge::Merged,
+    parse::Cache,
+};
+use crate::{
+    model::Kind,
+    source::{
+        Problem, Report,
+        fingerprint::{Fingerprint, Place},
+        store::{Edit, Phase},
+    },
+};
+
+/// What has been read.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    merged: Merged,
+    files: BTreeMap<Arc<Path>, Seen>,
+    /// Files that may still be written.
+    unsettled: BTreeMap<Arc<Path>, Poll>,
+    /// What is wrong with the folder itself. While this holds, nothing is taken to be deleted.
+    pub(super) trouble: Option<Problem>,
+}
+
+/// After how many polls of the same a file is taken to be complete.
+const QUIET: u32 = 2;
+/// The same for a file that changed after it was closed: either it is being written again, or
+/// only its time was set, which no event tells apart.
+const QUIET_WRITER: u32 = 10;
+
+/// The fingerprint of a file at the last poll, and for how many polls it is the same.
+#[derive(Clone, Copy, Debug, Default)]
+struct Poll {
+    fingerprint: Option<Fingerprint>,
+    quiet: u32,
+}
+
+/// A file as it was read last.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Nothing if it couldn't be reached.
+    fingerprint: Option<Fingerprint>,
+    is_link: bool,
+    cache: Arc<Cache>,
+}
+
+impl State {
+    /// Compares the folder with what was read, and returns the files to read, those that seem to
+    /// be gone among them. Files that are being written are left for later.
+    pub(super) fn compare(&self, listing: &Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
+        let known = self.files.keys().chain(self.unsettled.keys());
+        let gone = known.filter(|path| !listing.contains_key(*path));
+        let gone = gone.map(|path| self.job(path, Noticed::Gone));
+        let is_stale = |(path, fingerprint): &(&Arc<Path>, &Option<Fingerprint>)| {
+            let seen = self.files.get(*path);
+            seen.is_none_or(|seen| seen.fingerprint != **fingerprint) && !writing.contains(*path)
+        };
+        let stale = listing.iter().filter(is_stale);
+        let stale = stale.map(|(path, _)| self.job(path, Noticed::Complete));
+        stale.chain(gone).collect()
+    }
+
+    /// Returns the old and the new name of each file that has another one now.
+    pub(super) fn renamed(&self, listing: &Listing) -> Vec<(Arc<Path>, Arc<Path>)> {
+        let new = listing
+            .iter()
+            .filter(|(path, _)| !self.files.contains_key(*path));
+        let new: BTreeMap<Place, (&Arc<Path>, Fingerprint)> = new
+            .filter_map(|(path, found)| Some(((*found)?.place, (path, (*found)?))))
+            .collect();
+        let gone = self
+            .files
+            .iter()
+            .filter(|(path, _)| !listing.contains_key(*path));
+        let renamed = |(path, seen): (&Arc<Path>, &Seen)| {
+            let last = seen.fingerprint?;
+            let (to, found) = *new.get(&last.place)?;
+            // The inode of a file that was deleted is used again.
+            found
+                .is_same_text(&last)
+                .then(|| (Arc::clone(path), Arc::clone(to)))
+        };
+        gone.filter_map(renamed).collect()
+    }
+
+    /// Takes note that files have other names. What they said counts as said under the new names, so
+    /// that what of it is refused there stays.
+    pub(super) fn rename(&mut self, renamed: &[(Arc<Path>, Arc<Path>)], edit: &mut Edit<'_>) {
+        for (from, to) in renamed {
+            self.merged.rename(from, to, edit);
+            self.unsettled.remove(from);
+            if let Some(seen) = self.files.remove(from) {
+                self.files.insert(Arc::clone(to), seen);
+            }
+        }
+    }
+
+    /// Whether anything was ever read.
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Whether a file is there that could not be read because it is being written.
+    pub(super) fn is_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// A file, ready to be read.
+    pub(super) fn job(&self, path: &Arc<Path>, noticed: Noticed) -> Job {
+        let cache = self.files.get(path).map(|seen| Arc::clone(&seen.cache));
+        Job {
+            path: Arc::clone(path),
+            cache: cache.unwrap_or_default(),
+            noticed,
+        }
+    }
+
+    /// Takes what came of reading files. Those that a writer has begun to change meanwhile may
+    /// have been read half written.
+    pub(super) fn take_all(
+        &mut self,
+        readings: Vec<(Arc<Path>, Reading)>,
+        writing: &BTreeSet<Arc<Path>>,
+        edit: &mut Edit<'_>,
+    ) {
+        for (path, reading) in readings {
+            if writing.contains(&path) {
+                self.unsettle(path);
+            } else {
+                self.take(path, reading, edit);
+            }
+        }
+    }
+
+    /// Takes what came of reading a file.
+    fn take(&mut self, path: Arc<Path>, reading: Reading, edit: &mut Edit<'_>) {
+        self.unsettled.remove(&path);
+        match reading {
+            Reading::Gone => {
+                self.files.remove(&path);
+                self.merged.remove(&path, edit);
+            }
+            Reading::Unsettled => self.unsettle(path),
+            Reading::Unreadable {
+                fingerprint,
+                reason,
+            } => {
+                self.merged.keep(&path, Problem::of_file(&path, reason));
+                let seen = self.files.entry(path).or_default();
+                seen.fingerprint = fingerprint;
+            }
+            Reading::Parsed {
+                fingerprint,
+                is_link,
+                parsed,
+                cache,
+            } => {
+                self.merged.replace(&path, parsed, edit);
+                let seen = Seen {
+                    fingerprint: Some(fingerprint),
+                    is_link,
+                    cache: Arc::new(cache),
+                };
+                self.files.insert(path, seen);
+            }
+        }
+    }
+
+    /// Polls a file from now on, until it has stopped changing.
+    pub(super) fn unsettle(&mut self, path: Arc<Path>) {
+        self.unsettled.insert(path, Poll::default());
+    }
+
+    /// The files that are reached through a link, or can't be reached.
+    pub(super) fn links(&self) -> BTreeSet<Arc<Path>> {
+        let is_link = |seen: &Seen| seen.is_link || seen.fingerprint.is_none();
+        let links = self.files.iter().filter(|(_, seen)| is_link(seen));
+        links.map(|(path, _)| Arc::clone(path)).collect()
+    }
+
+    /// The links to read, by the files that they lead to: they lead to another file now, which is taken
+    /// to be complete, as Kubernetes and others swap links to that end.
+    pub(super) fn swapped(&self, found: &Listing) -> Vec<Job> {
+        let place = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.place);
+        let is_swapped = |(path, found): &(&Arc<Path>, &Option<Fingerprint>)| {
+            let read = self.files.get(*path).and_then(|seen| seen.fingerprint);
+            place(read) != place(**found)
+        };
+        let swapped = found.iter().filter(is_swapped);
+        let jobs = swapped.map(|(path, _)| self.job(path, Noticed::Complete));
+        jobs.collect()
+    }
+
+    /// The files to poll, as no event may tell of their change.
+    pub(super) fn polled(&self) -> BTreeSet<Arc<Path>> {
+        let unsettled = self.unsettled.keys().map(Arc::clone);
+        self.links().into_iter().chain(unsettled).collect()
+    }
+
+    /// Takes the fingerprints of such files, and returns those to read: they changed, and have been
+    /// the same for a while.
+    pub(super) fn poll(&mut self, found: Listing, writing: &BTreeSet<Arc<Path>>) -> Vec<Job> {
+        let mut settled = Vec::new();
+        for (path, fingerprint) in found {
+            let seen = self.files.get(&path);
+            if seen.is_some_and(|seen| seen.fingerprint == fingerprint) {
+                self.unsettled.remove(&path);
+                continue;
+            }
+            let last = self.unsettled.get(&path).copied().unwrap_or_default();
+            let is_same = last.quiet > 0 && last.fingerprint == fingerprint;
+            let quiet = if is_same { last.quiet + 1 } else { 1 };
+            let is_writing = writing.contains(&path);
+            if quiet >= if is_writing { QUIET_WRITER } else { QUIET } {
+                settled.push(self.job(&path, Noticed::Gone));
+            }
+            self.unsettled.insert(path, Poll { fingerprint, quiet });
+        }
+        settled
+    }
+
+    /// Says whether all that the folder says is understood, and none of it waits to be read.
+    pub(super) fn phase(&self) -> Phase {
+        let mut problems = self.problems().into_iter();
+        if self.unsettled.is_empty() && problems.all(|problem| problem.ignored) {
+            Phase::Whole
+        } else {
+            Phase::Partial
+        }
+    }
+
+    /// All that is wrong now.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = self
+            .trouble
+            .iter()
+            .cloned()
+            .chain(self.merged.problems())
+            .collect();
+        problems.sort();
+        problems
+    }
+
+    /// What has been read, for status.
+    pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> Report {
+        Report {
+            objects,
+            problems: self.problems(),
+            unknown_kinds: self.merged.unknown().collect(),
+            synced: true,
+            ..Report::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use super::*;
+    use crate::source::{Store, file::folder::Target, fingerprint::fingerprint};
+
+    /// After how many polls a file is read, if it changes before some of them.
+    fn polls_until_read(is_writing: bool, changes: &[usize]) -> usize {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
+        let writing: BTreeSet<_> = is_writing.then(|| Arc::clone(&path)).into_iter().collect();
+        let mut state = State::default();
+        state.unsettle(Arc::clone(&path));
+        for poll in 1..100 {
+            if poll == 1 || changes.contains(&poll) {
+                fs::write(&path, "x".repeat(poll)).expect("written");
+            }
+            let found = Listing::from([(Arc::clone(&path), fingerprint(&path))]);
+            if !state.poll(found, &writing).is_empty() {
+                return poll;
+            }
+        }
+        panic!("never read");
+    }
+
+    #[test]
+    fn a_file_is_read_when_it_has_been_the_same_for_two_looks() {
+        assert_eq!(polls_until_read(false, &[]), 2);
+        assert_eq!(polls_until_read(false, &[2, 3]), 4);
+    }
+
+    #[test]
+    fn a_file_that_was_changed_after_it_was_closed_is_read_in_the_end() {
+        assert_eq!(polls_until_read(true, &[]), 10);
+        assert_eq!(polls_until_read(true, &[9]), 18);
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_is_not_compared() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path: Arc<Path> = Arc::from(dir.path().join("a.yaml"));
+        fs::write(&path, "").expect("written");
+        let listing = Listing::from([(Arc::clone(&path), fingerprint(&path))]);
+        let state = State::default();
+
+        let writing = BTreeSet::from([Arc::clone(&path)]);
+        assert!(state.compare(&listing, &writing).is_empty());
+        let jobs = state.compare(&listing, &BTreeSet::new());
+        assert_eq!(
+            jobs.iter().map(|job| &job.path).collect::<Vec<_>>(),
+            [&path]
+        );
+    }
+
+    #[test]
+    fn a_file_whose_rename_was_not_told_is_known_by_its_inode() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let target = Target::new(dir.path(), 1000).expect("a folder");
+        let [from, to]: [Arc<Path>; 2] =
+            ["a.yaml", "z.yaml"].map(|name| Arc::from(dir.path().join(name)));
+        fs::write(&from, "").expect("written");
+        let overlay = Store::default().overlay();
+        let mut state = State::default();
+        let jobs = state.compare(&target.list().expect("listed"), &BTreeSet::new());
+        let readings = target.read_all(target.place().expect("a place"), jobs);
+        let mut edit = overlay.edit(Duration::ZERO);
+        state.take_all(readings.expect("read"), &BTreeSet::new(), &mut edit);
+
+        fs::rename(&from, &to).expect("renamed");
+
+        let listing = target.list().expect("listed");
+        assert_eq!(state.renamed(&listing), [(from, Arc::clone(&to))]);
+        fs::write(&to, "another that got its inode").expect("written");
+        let listing = target.list().expect("listed");
+        assert!(state.renamed(&listing).is_empty());
+    }
+}

@@ -1,0 +1,352 @@
+use std::{sync::Arc, time::Duration};
+
+use super::*;
+use crate::{
+    k8s::{self, Invalid},
+    model::{Service, fixture},
+    source::Store,
+};
+
+const AT: Duration = Duration::from_secs(1);
+
+fn taken(object: Object) -> Taken {
+    Taken {
+        object,
+        ignored: Vec::new(),
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).expect("a time")
+}
+
+fn id(kind: Kind, name: &str) -> ObjectId {
+    ObjectId {
+        kind,
+        name: ObjectName::new("shop", name),
+    }
+}
+
+fn service(name: &str) -> Object {
+    Object::Service(Arc::new(Service::named(ObjectName::new("shop", name))))
+}
+
+fn arrived(name: &str, object: Result<Option<Object>, Invalid>) -> Box<Arrived> {
+    Box::new(Arrived {
+        id: id(Kind::Service, name),
+        version: "1".to_owned(),
+        uid: Some(Arc::from("1-2-3")),
+        owner: None,
+        object: object.map(|object| object.map(taken)),
+    })
+}
+
+fn good(name: &str) -> Box<Arrived> {
+    arrived(name, Ok(Some(service(name))))
+}
+
+fn bad(name: &str) -> Box<Arrived> {
+    let invalid = Invalid {
+        field: "spec.ports".to_owned(),
+        reason: k8s::Reason::Missing,
+    };
+    arrived(name, Err(invalid))
+}
+
+/// Two kinds, of which one has nothing to say.
+struct Case {
+    reflector: Reflector,
+    store: Store,
+    overlay: Overlay,
+}
+
+impl Case {
+    fn new() -> Self {
+        Self::of([Kind::Service, Kind::Node], NodeFilter::default())
+    }
+
+    fn of(kinds: impl IntoIterator<Item = Kind>, nodes: NodeFilter) -> Self {
+        let mut store = Store::default();
+        let overlay = store.overlay();
+        Self {
+            reflector: Reflector::new(kinds, nodes),
+            store,
+            overlay,
+        }
+    }
+
+    fn hear(&mut self, kind: Kind, what: What) {
+        let mut edit = self.overlay.edit(AT);
+        let heard = Heard { kind, at: AT, what };
+        self.reflector.take(heard, now(), &mut edit);
+    }
+
+    fn list(&mut self, kind: Kind, objects: impl IntoIterator<Item = Box<Arrived>>) {
+        self.hear(kind, What::ListBegins);
+        for object in objects {
+            self.hear(kind, What::Listed(object));
+        }
+        self.hear(kind, What::ListEnds);
+    }
+
+    fn names(&self) -> Vec<String> {
+        let objects = self.overlay.objects();
+        objects
+            .iter()
+            .map(|object| object.name().name.to_string())
+            .collect()
+    }
+
+    fn report(&self) -> Report {
+        self.reflector.report(String::new(), &self.overlay)
+    }
+
+    fn is_whole(&mut self) -> Option<bool> {
+        self.store.take_update().map(|update| update.whole)
+    }
+}
+
+#[test]
+fn a_list_counts_when_it_is_complete_and_what_is_missing_from_it_is_gone() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("a"), good("b")]);
+    assert!(!case.reflector.is_live());
+    case.list(Kind::Node, []);
+    assert!(case.reflector.is_live());
+    assert_eq!(case.is_whole(), Some(true));
+
+    case.hear(Kind::Service, What::ListBegins);
+    case.hear(Kind::Service, What::Listed(good("c")));
+    assert_eq!(case.names(), ["a", "b"]);
+    case.hear(Kind::Service, What::ListEnds);
+
+    assert_eq!(case.names(), ["c"]);
+}
+
+#[test]
+fn an_object_without_one_of_its_fields_is_used_and_told_of() {
+    let mut case = Case::new();
+    let mut odd = good("a");
+    odd.object = odd.object.map(|taken| {
+        taken.map(|taken| Taken {
+            ignored: vec![Invalid {
+                field: "metadata.annotations[x]".to_owned(),
+                reason: k8s::Reason::Missing,
+            }],
+            ..taken
+        })
+    });
+    case.list(Kind::Service, [odd]);
+    case.list(Kind::Node, []);
+
+    assert_eq!(case.names(), ["a"]);
+    assert_eq!(case.is_whole(), Some(true));
+    let problems = case.report().problems;
+    assert!(problems.len() == 1 && problems[0].ignored, "{problems:?}");
+    let concerns = case.reflector.concerns(&case.overlay);
+    assert_eq!(concerns[0].reason, Reason::FieldIgnored);
+    assert_eq!(concerns[0].uid.as_deref(), Some("1-2-3"));
+
+    case.hear(Kind::Service, What::Changed(good("a")));
+    assert!(case.reflector.concerns(&case.overlay).is_empty());
+}
+
+#[test]
+fn what_is_wrong_with_a_slice_is_told_of_its_service() {
+    let kinds = [Kind::Service, Kind::EndpointSlice];
+    let mut case = Case::of(kinds, NodeFilter::default());
+    let mut slice = bad("web-1");
+    slice.id.kind = Kind::EndpointSlice;
+    slice.owner = Some(Arc::from("web"));
+    case.list(Kind::EndpointSlice, [slice]);
+    case.list(Kind::Service, []);
+    assert_eq!(
+        case.reflector.concerns(&case.overlay)[0].about,
+        id(Kind::EndpointSlice, "web-1")
+    );
+
+    case.hear(Kind::Service, What::Changed(good("web")));
+
+    let concern = case.reflector.concerns(&case.overlay).remove(0);
+    assert_eq!(concern.about, id(Kind::Service, "web"));
+    assert_eq!(concern.reason, Reason::ObjectRefused);
+    assert_eq!(
+        concern.note,
+        "EndpointSlice shop/web-1: spec.ports: is required"
+    );
+}
+
+#[test]
+fn services_wait_for_their_slices_the_first_time() {
+    let kinds = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
+    let mut case = Case::of(kinds, NodeFilter::default());
+    case.list(Kind::Service, [good("a"), good("b")]);
+    case.hear(Kind::Service, What::Changed(good("c")));
+    case.hear(Kind::Service, What::Gone(good("b")));
+    assert!(case.names().is_empty() && !case.reflector.is_live());
+
+    case.list(Kind::EndpointSlice, []);
+
+    assert_eq!(case.names(), ["a", "c"]);
+    // Nothing is programmed from the third kind.
+    assert!(case.reflector.is_live());
+    case.list(Kind::Service, [good("a")]);
+    assert_eq!(case.names(), ["a"]);
+}
+
+#[test]
+fn a_server_that_answers_again_is_no_trouble_even_if_it_has_no_news() {
+    let mut case = Case::new();
+    let trouble = |case: &Case| case.report().server?.trouble;
+    case.hear(Kind::Node, What::Failed("reset".to_owned()));
+    assert_eq!(trouble(&case).as_deref(), Some("Node: reset"));
+
+    case.hear(Kind::Node, What::Answers);
+
+    assert_eq!(trouble(&case), None);
+}
+
+#[test]
+fn a_list_that_breaks_off_changes_nothing() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("a")]);
+
+    case.hear(Kind::Service, What::ListBegins);
+    case.hear(Kind::Service, What::Failed("reset".to_owned()));
+    case.list(Kind::Service, [good("a"), good("b")]);
+
+    assert_eq!(case.names(), ["a", "b"]);
+}
+
+#[test]
+fn an_object_that_is_refused_stays_as_it_was_and_stops_no_other() {
+    let mut case = Case::new();
+    case.list(Kind::Node, []);
+    case.list(Kind::Service, [good("a"), good("b")]);
+    case.store.take_update();
+
+    case.list(Kind::Service, [bad("a"), good("c")]);
+    assert_eq!(case.names(), ["a", "c"]);
+    assert_eq!(case.is_whole(), Some(false));
+    let report = case.report();
+    assert_eq!(
+        report.problems[0].to_string(),
+        "API server: Service shop/a: spec.ports: is required"
+    );
+
+    // It is mended by another version, or by going.
+    case.hear(Kind::Service, What::Changed(good("a")));
+    assert_eq!(case.is_whole(), Some(true));
+    case.hear(Kind::Service, What::Changed(bad("a")));
+    case.hear(Kind::Service, What::Gone(bad("a")));
+    assert_eq!(case.names(), ["c"]);
+    assert!(case.report().problems.is_empty());
+}
+
+#[test]
+fn a_refused_object_that_is_gone_from_the_next_list_is_gone() {
+    let mut case = Case::new();
+    case.list(Kind::Node, []);
+    case.list(Kind::Service, [good("a")]);
+    case.hear(Kind::Service, What::Changed(bad("a")));
+
+    case.list(Kind::Service, []);
+
+    assert!(case.names().is_empty());
+    assert!(case.report().problems.is_empty());
+}
+
+#[test]
+fn an_object_without_a_part_for_culvert_is_as_one_that_is_gone() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("a")]);
+
+    case.hear(Kind::Service, What::Changed(arrived("a", Ok(None))));
+
+    assert!(case.names().is_empty());
+}
+
+#[test]
+fn what_was_kept_is_used_until_the_server_is_heard_of_and_deletes_nothing() {
+    let mut case = Case::new();
+    let snapshot = Snapshot {
+        written: now(),
+        objects: vec![service("a"), service("b")],
+    };
+    case.reflector
+        .use_snapshot(Some(snapshot), &mut case.overlay.edit(AT));
+    let update = case.store.take_update().expect("an update");
+    assert!(update.synced && update.stale && !update.whole);
+    let stale = case.report().server.and_then(|server| server.stale);
+    assert_eq!(
+        stale.as_deref(),
+        Some("what is known is of 2027-01-15T08:00:00Z")
+    );
+
+    case.list(Kind::Service, [good("b"), good("c")]);
+    assert_eq!(case.names(), ["b", "c"]);
+    case.list(Kind::Node, []);
+
+    assert_eq!(case.is_whole(), Some(true));
+    let stale = case.report().server.and_then(|server| server.stale);
+    assert_eq!(stale, None);
+}
+
+#[test]
+fn what_was_kept_doesnt_overrule_what_was_heard_already() {
+    let mut case = Case::new();
+    case.list(Kind::Service, [good("b")]);
+    let snapshot = Snapshot {
+        written: now(),
+        objects: vec![service("a")],
+    };
+
+    case.reflector
+        .use_snapshot(Some(snapshot), &mut case.overlay.edit(AT));
+
+    assert_eq!(case.names(), ["b"]);
+}
+
+#[test]
+fn of_other_nodes_only_the_labels_are_kept_that_somebody_reads() {
+    let filter = NodeFilter {
+        own: "own".to_owned(),
+        labels: BTreeSet::from(["edge".to_owned()]),
+    };
+    let mut case = Case::of([Kind::Node], filter);
+    for name in ["own", "other"] {
+        let labels = ["edge", "rack"].map(|label| (label.to_owned(), "x".to_owned()));
+        let node = Node {
+            labels: labels.into(),
+            ..fixture::node(name)
+        };
+        let arrived = Arrived {
+            id: ObjectId {
+                kind: Kind::Node,
+                name: node.name.clone(),
+            },
+            version: "1".to_owned(),
+            uid: None,
+            owner: None,
+            object: Ok(Some(taken(Object::Node(Arc::new(node))))),
+        };
+        let what = What::Changed(Box::new(arrived));
+        case.hear(Kind::Node, what);
+    }
+
+    let objects = case.overlay.objects();
+    let labels = objects.iter().map(|object| {
+        let Object::Node(node) = object else {
+            panic!("a Node is heard of");
+        };
+        let keys: Vec<&str> = node.labels.keys().map(String::as_str).collect();
+        (node.name.to_string(), keys)
+    });
+    assert_eq!(
+        labels.collect::<Vec<_>>(),
+        [
+            ("other".to_owned(), vec!["edge"]),
+            ("own".to_owned(), vec!["edge", "rack"])
+        ]
+    );
+}

@@ -1,0 +1,114 @@
+//! From the socket to the stream.
+
+use std::{
+    pin::pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use h2::SendStream;
+use tokio::{io::AsyncReadExt as _, net::tcp::ReadHalf};
+use tunnel_common::reason::Reason;
+
+use super::{Broken, End, Traffic, code_of, reason_of};
+use crate::tunnel::size::Size;
+
+pub(super) struct ToStream {
+    send: SendStream<Bytes>,
+    local: End,
+    buffer: BytesMut,
+    size: Size,
+    has_ended: bool,
+}
+
+impl ToStream {
+    pub(super) fn new(send: SendStream<Bytes>, local: End) -> Self {
+        Self {
+            send,
+            local,
+            buffer: BytesMut::new(),
+            size: Size::default(),
+            has_ended: false,
+        }
+    }
+
+    pub(super) fn reset(&mut self, reason: Reason) {
+        self.send.send_reset(code_of(reason));
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        tcp: &mut ReadHalf<'_>,
+        traffic: &Traffic,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Broken>> {
+        if let Poll::Ready(code) = self.send.poll_reset(cx) {
+            return Poll::Ready(Err(match code {
+                Ok(code) => Broken::There(reason_of(code, self.local.other())),
+                Err(error) => Broken::there(&error, self.local),
+            }));
+        }
+        while !self.has_ended {
+            let room = ready!(self.poll_room(cx))?;
+            ready!(self.poll_read(tcp, room, traffic, cx))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// How much the stream takes now. Nothing is read before there is room for it: what the other
+    /// end doesn't take stays in the kernel, and in the end with the peer.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Broken>> {
+        self.send.reserve_capacity(self.size.bytes());
+        let room = self.send.capacity();
+        if room > 0 {
+            return Poll::Ready(Ok(room));
+        }
+        match ready!(self.send.poll_capacity(cx)) {
+            Some(Ok(room)) => Poll::Ready(Ok(room)),
+            Some(Err(error)) => Poll::Ready(Err(Broken::there(&error, self.local))),
+            None => Poll::Ready(Err(Broken::There(Reason::AgentLost))),
+        }
+    }
+
+    fn poll_read(
+        &mut self,
+        tcp: &mut ReadHalf<'_>,
+        room: usize,
+        traffic: &Traffic,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Broken>> {
+        let most = self.size.bytes();
+        if self.buffer.capacity() < most / 2 {
+            self.buffer.reserve(most);
+        }
+        let most = most.min(self.buffer.capacity());
+        let asked = room.min(most);
+        let mut space = (&mut self.buffer).limit(asked);
+        // tokio knows a read that falls short, and does not try once more in vain.
+        let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
+        Poll::Ready(match read {
+            Ok(0) => {
+                self.has_ended = true;
+                self.buffer = BytesMut::new();
+                self.send(Bytes::new(), true)
+            }
+            Ok(read) => {
+                traffic.count_sent(read);
+                if read < asked {
+                    self.size.learn(read);
+                } else if asked == most {
+                    self.size.learn(self.size.bytes());
+                }
+                let bytes = self.buffer.split().freeze();
+                self.send(bytes, false)
+            }
+            Err(_) => Err(Broken::here(self.local)),
+        })
+    }
+
+    fn send(&mut self, bytes: Bytes, is_last: bool) -> Result<(), Broken> {
+        self.send
+            .send_data(bytes, is_last)
+            .map_err(|error| Broken::there(&error, self.local))
+    }
+}

@@ -1,0 +1,199 @@
+//! A [`Reason`] on the wire: the error code of an `RST_STREAM`, and the header of an answer.
+
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use tunnel_common::reason::Reason;
+
+/// Our codes are this plus [`Reason::number`]; RFC 9113 section 7 leaves everything above 0xd free.
+const PRIVATE: u32 = 0xC000_0000;
+/// How much of the private range belongs to us.
+const MASK: u32 = 0xFFFF_FF00;
+
+/// The header of an answer that refuses: the label of the reason.
+pub(super) const REASON: &str = "culvert-reason";
+
+/// Which end of a stream something came from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum End {
+    /// That of the ingress.
+    Client,
+    /// That of the agent.
+    Target,
+}
+
+impl End {
+    /// Why a stream ended that this end reset without a word.
+    pub(super) const fn reset(self) -> Reason {
+        match self {
+            Self::Client => Reason::ClientReset,
+            Self::Target => Reason::TargetReset,
+        }
+    }
+
+    pub(super) const fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Target,
+            Self::Target => Self::Client,
+        }
+    }
+}
+
+/// The code that says why.
+pub(super) fn code_of(reason: Reason) -> h2::Reason {
+    let number = reason.number();
+    number.map_or(h2::Reason::PROTOCOL_ERROR, |number| {
+        (PRIVATE | number).into()
+    })
+}
+
+/// What a code means that came from that end. Total: whatever is not ours maps to what comes
+/// nearest.
+pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
+    let number = u32::from(code);
+    if number & MASK == PRIVATE {
+        return match Reason::of_number(number & !MASK) {
+            Some(reason) if may_end_a_stream(reason) => reason,
+            Some(_) | None => Reason::ProtocolBroken,
+        };
+    }
+    match code {
+        h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
+        h2::Reason::REFUSED_STREAM => Reason::StreamsFull,
+        // That of a session which ends.
+        h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentLost,
+        _ => Reason::ProtocolBroken,
+    }
+}
+
+/// Why a stream ended, from the error that it ended with.
+pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
+    match error.reason() {
+        Some(code) if error.is_reset() => {
+            if error.is_remote() || error.is_library() {
+                reason_of(code, from)
+            } else {
+                reason_of(code, from.other())
+            }
+        }
+        Some(_) | None => Reason::AgentLost,
+    }
+}
+
+/// Whether a reason is one that the tunnel gives for the end of a stream.
+const fn may_end_a_stream(reason: Reason) -> bool {
+    reason.index() >= Reason::StreamServed.index()
+        && reason.index() <= Reason::ProtocolBroken.index()
+}
+
+/// The answer that refuses.
+pub(super) fn refusing(reason: Reason) -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = status_of(reason);
+    let label = HeaderValue::from_static(reason.label());
+    response.headers_mut().insert(REASON, label);
+    response
+}
+
+/// The status of an answer that refuses: close to what HTTP proxies say. What counts is the header.
+fn status_of(reason: Reason) -> StatusCode {
+    STATUSES
+        .into_iter()
+        .find(|(of, _)| *of == reason)
+        .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
+}
+
+/// The statuses of reasons; any other has that of the first. A status alone means the first reason that has it.
+const STATUSES: [(Reason, StatusCode); 6] = [
+    (Reason::DialsFull, StatusCode::SERVICE_UNAVAILABLE),
+    (Reason::TargetDenied, StatusCode::FORBIDDEN),
+    (Reason::DialRefused, StatusCode::BAD_GATEWAY),
+    (Reason::DialUnreachable, StatusCode::BAD_GATEWAY),
+    (Reason::DialTimedOut, StatusCode::GATEWAY_TIMEOUT),
+    (Reason::ProtocolBroken, StatusCode::BAD_REQUEST),
+];
+
+/// What a refusal means, from its header; from its status if there is none that we know.
+pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
+    let label = headers.get(REASON).map(HeaderValue::as_bytes);
+    let named = Reason::ALL
+        .into_iter()
+        .filter(|reason| may_end_a_stream(*reason))
+        .find(|reason| Some(reason.label().as_bytes()) == label);
+    let by_status = || STATUSES.into_iter().find(|(_, of)| *of == status);
+    named
+        .or_else(|| by_status().map(|(reason, _)| reason))
+        .unwrap_or(Reason::ProtocolBroken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_streams() -> impl Iterator<Item = Reason> {
+        Reason::ALL.into_iter().filter(|r| may_end_a_stream(*r))
+    }
+
+    #[test]
+    fn every_reason_of_a_stream_comes_back_from_its_code() {
+        assert_eq!(of_streams().count(), 15);
+        for reason in of_streams() {
+            assert_eq!(reason_of(code_of(reason), End::Client), reason);
+            assert_eq!(reason_of(code_of(reason), End::Target), reason);
+        }
+        // A peer of another version knows them by these numbers.
+        assert_eq!(u32::from(code_of(Reason::StreamServed)), 0xC000_0017);
+        assert_eq!(u32::from(code_of(Reason::ProtocolBroken)), 0xC000_0025);
+    }
+
+    #[test]
+    fn any_number_means_something() {
+        for number in (0..=20)
+            .chain(PRIVATE - 1..PRIVATE + 300)
+            .chain([u32::MAX, 1 << 31])
+        {
+            let reason = reason_of(number.into(), End::Target);
+            assert!(may_end_a_stream(reason), "{number:#x} is {reason:?}");
+        }
+        assert_eq!(
+            reason_of(code_of(Reason::Translated), End::Target),
+            Reason::ProtocolBroken
+        );
+    }
+
+    #[test]
+    fn a_plain_cancel_is_a_reset_by_the_end_it_came_from() {
+        assert_eq!(
+            reason_of(h2::Reason::CANCEL, End::Client),
+            Reason::ClientReset
+        );
+        assert_eq!(
+            reason_of(h2::Reason::CANCEL, End::Target),
+            Reason::TargetReset
+        );
+        assert_eq!(
+            reason_of(h2::Reason::REFUSED_STREAM, End::Target),
+            Reason::StreamsFull
+        );
+        assert_eq!(
+            reason_of(h2::Reason::ENHANCE_YOUR_CALM, End::Target),
+            Reason::ProtocolBroken
+        );
+    }
+
+    #[test]
+    fn a_refusal_is_known_by_its_header_and_else_by_its_status() {
+        for reason in of_streams() {
+            let response = refusing(reason);
+            assert_eq!(refusal(response.status(), response.headers()), reason);
+        }
+        let mut unknown = HeaderMap::new();
+        unknown.insert(REASON, HeaderValue::from_static("of_tomorrow"));
+        assert_eq!(
+            refusal(StatusCode::FORBIDDEN, &unknown),
+            Reason::TargetDenied
+        );
+        assert_eq!(
+            refusal(StatusCode::IM_A_TEAPOT, &HeaderMap::new()),
+            Reason::ProtocolBroken
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! The interface that an accepted connection came by.
+#![expect(
+    unsafe_code,
+    reason = "neither std nor nix reads IP_PKTOPTIONS and IPV6_2292PKTOPTIONS"
+)]
+
+use std::{
+    ffi::c_int,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd as _},
+};
+
+use nix::sys::socket::{
+    setsockopt,
+    sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo},
+};
+
+/// include/uapi/linux/in.h
+const IP_PKTOPTIONS: c_int = 9;
+/// include/uapi/linux/in6.h
+const IPV6_2292PKTOPTIONS: c_int = 6;
+/// The length of a `cmsghdr`.
+const HEADER: usize = size_of::<libc::cmsghdr>();
+
+/// Has the kernel remember it for each connection that this socket will accept.
+pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
+    // A socket of IPv6 takes connects of IPv4 as well.
+    setsockopt(listener, Ipv4PacketInfo, &true)?;
+    if is_v6 {
+        setsockopt(listener, Ipv6RecvPacketInfo, &true)?;
+    }
+    Ok(())
+}
+
+/// The index of the interface that an accepted connection came by; `local` is its own address.
+pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
+    let (level, option) = if local.ip().to_canonical().is_ipv4() {
+        (libc::SOL_IP, IP_PKTOPTIONS)
+    } else {
+        (libc::SOL_IPV6, IPV6_2292PKTOPTIONS)
+    };
+    let mut options = [0_u8; 512];
+    let mut length = libc::socklen_t::try_from(options.len()).map_err(io::Error::other)?;
+    // SAFETY: the pointers are to a buffer and to its length, which both outlive the call; the
+    // kernel writes no more than that length, and bytes have no invalid values.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            options.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let written = usize::try_from(length).map_err(io::Error::other)?;
+    options
+        .get(..written)
+        .and_then(index_of)
+        .ok_or_else(|| io::Error::other("the kernel did not say"))
+}
+
+/// The interface in a row of control messages (cmsg(3)).
+fn index_of(mut messages: &[u8]) -> Option<u32> {
+    // Each message has a header, so there are at most as many as headers fit.
+    while let Some((header, _)) = messages.split_at_checked(HEADER) {
+        let length = usize::from_ne_bytes(*header.first_chunk()?);
+        let (level, kind) = header.get(size_of::<usize>()..)?.split_at_checked(4)?;
+        let level = c_int::from_ne_bytes(*level.first_chunk()?);
+        let kind = c_int::from_ne_bytes(*kind.first_chunk()?);
+        let data = messages.get(HEADER..length)?;
+        let index = match (level, kind) {
+            // in_pktinfo: the index first.
+            (libc::SOL_IP, libc::IP_PKTINFO) => data.first_chunk(),
+            // in6_pktinfo: the address first.
+            (libc::SOL_IPV6, libc::IPV6_PKTINFO | libc::IPV6_2292PKTINFO) => {
+                data.get(16..)?.first_chunk()
+            }
+            _ => None,
+        };
+        if let Some(index) = index {
+            return Some(u32::from_ne_bytes(*index));
+        }
+        messages = messages.get(length.next_multiple_of(align_of::<libc::cmsghdr>())..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use nix::net::if_::if_nametoindex;
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+
+    fn arrives(listen: &str, dial: &str) {
+        let address: SocketAddr = listen.parse().expect("an address");
+        let listener =
+            Socket::new(Domain::for_address(address), Type::STREAM, None).expect("a socket");
+        if address.is_ipv6() {
+            listener.set_only_v6(false).expect("dual stack");
+        }
+        listener.bind(&address.into()).expect("bound");
+        remember(&listener, address.is_ipv6()).expect("remembered");
+        listener.listen(8).expect("listening");
+        let listener: std::net::TcpListener = listener.into();
+        let port = listener.local_addr().expect("an address").port();
+
+        let _client = TcpStream::connect(format!("{dial}:{port}")).expect("connected");
+        let (accepted, _) = listener.accept().expect("accepted");
+
+        let local = accepted.local_addr().expect("an address");
+        let loopback = if_nametoindex("lo").expect("an index");
+        assert_eq!(of(&accepted, local).expect("known"), loopback);
+    }
+
+    #[test]
+    fn a_connect_over_loopback_came_by_loopback_in_each_family() {
+        arrives("127.0.0.1:0", "127.0.0.1");
+        arrives("[::1]:0", "[::1]");
+        arrives("[::]:0", "127.0.0.1");
+        arrives("[::]:0", "[::1]");
+    }
+
+    #[test]
+    fn messages_that_are_cut_off_or_lie_about_their_length_say_nothing() {
+        let message = |length: usize, level: c_int, kind: c_int, data: &[u8]| {
+            let mut bytes = length.to_ne_bytes().to_vec();
+            bytes.extend(level.to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(data);
+            bytes
+        };
+        let info = |length| message(length, libc::SOL_IP, libc::IP_PKTINFO, &7_u32.to_ne_bytes());
+
+        assert_eq!(index_of(&info(HEADER + 4)), Some(7));
+        for length in [0, 1, HEADER, HEADER + 3, HEADER + 5, usize::MAX] {
+            assert_eq!(index_of(&info(length)), None, "{length}");
+        }
+        assert_eq!(index_of(&[]), None);
+        let whole = info(HEADER + 4);
+        for cut in 0..whole.len() {
+            assert_eq!(index_of(&whole[..cut]), None, "{cut}");
+        }
+        let mut two = message(HEADER + 8, libc::SOL_IP, libc::IP_TTL, &[0; 8]);
+        two.extend(info(HEADER + 4));
+        assert_eq!(index_of(&two), Some(7));
+    }
+}

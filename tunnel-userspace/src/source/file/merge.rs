@@ -47,8 +47,7 @@ impl Merged {
     /// a document has no name that can be read, all objects stay that aren't defined anew, as any of
     /// them may be the one.
     pub(super) fn replace(&mut self, path: &Arc<Path>, parsed: Vec<Parsed>, edit: &mut Edit<'_>) {
-        let last = self.files.get(path).map(|file| file.objects.clone());
-        let mut last = last.unwrap_or_default();
+        let last = self.files.get(path).map(|file| &file.objects);
         let mut file = File::default();
         let mut is_complete = true;
         // The document that defines an object first.
@@ -98,7 +97,7 @@ impl Merged {
                         document,
                         line,
                     });
-                    let definition = definition.or_else(|| last.remove(&id));
+                    let definition = definition.or_else(|| last?.get(&id).cloned());
                     file.objects
                         .extend(definition.map(|definition| (id, definition)));
                 }
@@ -114,8 +113,10 @@ impl Merged {
             }
         }
         if !is_complete {
-            last.retain(|id, _| !firsts.contains_key(id));
-            file.objects.append(&mut last);
+            let last = last.into_iter().flatten();
+            let kept = last.filter(|(id, _)| !firsts.contains_key(*id));
+            let kept = kept.map(|(id, definition)| (id.clone(), definition.clone()));
+            file.objects.extend(kept);
         }
         self.put(path, file, edit);
     }

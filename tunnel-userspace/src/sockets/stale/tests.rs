@@ -1,78 +1,101 @@
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv6Addr},
-};
+use std::collections::BTreeMap;
 
-use tunnel_common::{
-    addr::{Address, Port},
-    service::Membership,
-};
+use tunnel_common::service::Membership;
 
 use super::*;
 
+const UDP: Protocol = Protocol::UDP;
+const TCP: Protocol = Protocol::TCP;
 const INDEX: u32 = 7;
+const PORT: Port = Port::from_host(5353);
 const COOKIE: u64 = 99;
+const ESTABLISHED: u32 = 1;
+const CLOSED: u32 = 7;
 
-struct Maps {
+/// A cluster IP, the address of its backend, and one elsewhere, in each family.
+const ADDRESSES: [[&str; 3]; 2] = [
+    ["10.96.0.10", "10.0.0.9", "10.0.0.8"],
+    ["fd00:96::10", "fd00::9", "fd00::8"],
+];
+
+/// A socket that is connected to the backend of a cluster IP, and the maps.
+struct Case {
+    to: Address,
+    elsewhere: Address,
+    origin: Origin,
     backends: BTreeMap<u32, Backend>,
-    /// The service port that has the cluster IP.
+    front: FrontKey,
+    /// The service port that has the front.
     owner: Option<u32>,
     older: Option<(OverflowKey, Origin)>,
 }
 
-impl Maps {
-    /// One backend, in this state.
-    fn with(protocol: Protocol, state: State) -> Self {
-        Self {
-            backends: BTreeMap::from([(INDEX, backend(protocol, state))]),
+impl Case {
+    /// The backend serves.
+    fn new(protocol: Protocol, addresses: [&str; 3]) -> Self {
+        let [vip, to, elsewhere] =
+            addresses.map(|text| Address::from_ip(text.parse().expect("an address")));
+        let front = FrontKey::new(vip, Port::from_host(53), protocol);
+        let origin = Origin {
+            index: INDEX,
+            // TCP sockets note no use of the index.
+            state: (protocol == UDP).then(first).unwrap_or_default(),
+            service: 3,
+            ..Origin::new(&front, to, PORT)
+        };
+        let mut case = Self {
+            to,
+            elsewhere,
+            origin,
+            backends: BTreeMap::new(),
+            front,
             owner: Some(3),
             older: None,
+        };
+        case.put(INDEX, 3);
+        case
+    }
+
+    /// Puts a backend that serves where the socket is connected to.
+    fn put(&mut self, index: u32, service: u32) {
+        let backend = Backend {
+            address: self.to,
+            port: PORT,
+            protocol: self.front.protocol,
+            flags: 0,
+            service,
+            state: first(),
+            sets: Membership::NONE,
+        };
+        self.backends.insert(index, backend);
+    }
+
+    fn backend_at(&mut self, index: u32) -> &mut Backend {
+        self.backends.get_mut(&index).expect("a backend")
+    }
+
+    fn socket(&self, state: u32) -> Remembered {
+        Remembered {
+            cookie: COOKIE,
+            namespace: 1,
+            state,
+            origin: self.origin,
         }
     }
 
-    /// The same with IPv6 addresses.
-    fn in_v6(&self) -> Self {
-        let backend = |(index, backend): (&u32, &Backend)| {
-            let address = in_v6(backend.address);
-            (
-                *index,
-                Backend {
-                    address,
-                    ..*backend
-                },
-            )
-        };
-        let older = |(key, origin): &(OverflowKey, Origin)| {
-            let address = in_v6(key.address);
-            let key = OverflowKey::new(key.cookie, address, key.port, key.direction);
-            (key, origin_in_v6(origin))
-        };
-        Self {
-            backends: self.backends.iter().map(backend).collect(),
-            owner: self.owner,
-            older: self.older.as_ref().map(older),
-        }
+    fn is_outlived(&self) -> bool {
+        let search = Search::new(&[UDP, TCP], self);
+        let mut sieve = Sieve::new(&search);
+        let is_suspect = sieve.holds(&self.socket(ESTABLISHED)).expect("readable");
+        let place = Place::of(self.to, PORT, COOKIE);
+        let has_gone = search.has_gone(&place, &self.origin).expect("readable");
+        // The sieve may hold more, but never less.
+        assert!(is_suspect || !has_gone);
+        is_suspect && has_gone
     }
 }
 
-/// An IPv4 address as the end of an IPv6 one.
-fn in_v6(address: Address) -> Address {
-    let IpAddr::V4(v4) = address.to_ip() else {
-        return address;
-    };
-    let prefix = Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 0).to_bits();
-    Address::from_ip(Ipv6Addr::from_bits(prefix | u128::from(v4.to_bits())).into())
-}
-
-fn origin_in_v6(origin: &Origin) -> Origin {
-    Origin {
-        vip: in_v6(origin.vip),
-        backend: in_v6(origin.backend),
-        ..*origin
-    }
-}
-
-impl Memory for Maps {
+impl Memory for Case {
     fn sockets(&self, _: &mut dyn FnMut(Remembered) -> io::Result<()>) -> io::Result<()> {
         Ok(())
     }
@@ -86,10 +109,7 @@ impl Memory for Maps {
     }
 
     fn owner(&self, front: &FrontKey) -> io::Result<Option<u32>> {
-        let own = address("10.96.0.10");
-        let is_own = [own, in_v6(own)].contains(&front.address);
-        let is_asked = is_own && front.port == Port::from_host(53);
-        Ok(self.owner.filter(|_| is_asked))
+        Ok(self.owner.filter(|_| *front == self.front))
     }
 
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
@@ -98,212 +118,154 @@ impl Memory for Maps {
     }
 }
 
-fn address(text: &str) -> Address {
-    Address::from_ip(text.parse().expect("an address"))
-}
-
 fn first() -> State {
     State::default().next_use()
 }
 
-fn backend(protocol: Protocol, state: State) -> Backend {
-    Backend {
-        address: address("10.0.0.9"),
-        port: Port::from_host(5353),
-        protocol,
-        flags: 0,
-        service: 3,
-        state,
-        sets: Membership::NONE,
-    }
+/// Whether the socket is ended after a change, in each family.
+fn outlived(protocol: Protocol, change: impl Fn(&mut Case)) -> [bool; 2] {
+    ADDRESSES.map(|addresses| {
+        let mut case = Case::new(protocol, addresses);
+        change(&mut case);
+        case.is_outlived()
+    })
 }
 
-fn origin(protocol: Protocol, state: State) -> Origin {
-    let key = FrontKey::new(address("10.96.0.10"), Port::from_host(53), protocol);
-    Origin {
-        index: INDEX,
-        state,
-        service: 3,
-        ..Origin::new(&key, address("10.0.0.9"), Port::from_host(5353))
-    }
+fn goes(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
+    assert_eq!(outlived(protocol, change), [true; 2], "{protocol:?} {what}");
 }
 
-const ESTABLISHED: u32 = 1;
-const CLOSED: u32 = 7;
-
-/// Whether a socket that remembers that, and is connected there, is ended: the same in each family.
-fn outlived(to: &str, origin: &Origin, maps: &Maps) -> bool {
-    let v4 = outlived_in_family(address(to), origin, maps);
-    let v6 = outlived_in_family(in_v6(address(to)), &origin_in_v6(origin), &maps.in_v6());
-    assert_eq!(v4, v6, "IPv4 and IPv6");
-    v4
+fn stays(what: &str, protocol: Protocol, change: impl Fn(&mut Case)) {
+    assert_eq!(
+        outlived(protocol, change),
+        [false; 2],
+        "{protocol:?} {what}"
+    );
 }
 
-fn outlived_in_family(to: Address, origin: &Origin, maps: &Maps) -> bool {
-    let socket = Remembered {
-        cookie: COOKIE,
-        namespace: 1,
-        state: ESTABLISHED,
-        origin: *origin,
-    };
-    let place = Place::of(to, Port::from_host(5353), COOKIE);
-    let protocols = [Protocol::UDP, Protocol::TCP];
-    let search = Search::new(&protocols, maps);
-    let mut sieve = Sieve::new(&search);
-    let is_suspect = sieve.holds(&socket).expect("readable");
-    let has_gone = search.has_gone(&place, origin).expect("readable");
-    // The sieve may hold more, but never less.
-    assert!(is_suspect || !has_gone);
-    is_suspect && has_gone
+/// The backend has gone, and its index is in no other use.
+fn gone(case: &mut Case) {
+    case.backend_at(INDEX).state = first().gone();
+}
+
+/// The index is that of a backend elsewhere.
+fn reused(case: &mut Case) {
+    case.backend_at(INDEX).address = case.elsewhere;
+    case.backend_at(INDEX).state = first().next_use();
 }
 
 #[test]
 fn a_socket_stays_while_its_backend_serves_and_goes_with_it() {
-    let origin = origin(Protocol::UDP, first());
-    let now = |state| outlived("10.0.0.9", &origin, &Maps::with(Protocol::UDP, state));
-
-    assert!(!now(first()));
-    assert!(now(first().gone()));
+    stays("its backend serves", UDP, |_| {});
+    goes("its backend has gone", UDP, gone);
+    goes("it was chosen while it went", UDP, |case| {
+        gone(case);
+        case.origin.state = first().gone();
+    });
+    stays("it is connected elsewhere", UDP, |case| {
+        gone(case);
+        case.to = case.elsewhere;
+    });
 }
 
 #[test]
 fn where_an_index_is_in_another_use_what_the_cluster_ip_leads_to_now_counts() {
-    let mut maps = Maps::with(Protocol::UDP, first().next_use());
-    let elsewhere = Backend {
-        address: address("10.0.0.8"),
-        ..backend(Protocol::UDP, first().next_use())
-    };
-    for protocol in [Protocol::UDP, Protocol::TCP] {
-        let origin = origin(protocol, first());
-        let now = |maps: &Maps| outlived("10.0.0.9", &origin, maps);
-        maps.backends.insert(INDEX, elsewhere);
-        maps.backends.remove(&1);
-        assert!(now(&maps));
-
-        // The same place serves by another index: it came back, or the map is a new one.
-        maps.backends.insert(1, backend(protocol, first()));
-        assert!(!now(&maps));
-        maps.backends.remove(&INDEX);
-        assert!(!now(&maps));
-
-        maps.backends.insert(1, backend(protocol, first().gone()));
-        assert!(now(&maps));
-        maps.backends.insert(1, backend(protocol, first()));
+    for protocol in [UDP, TCP] {
+        goes("nothing serves in its place", protocol, reused);
+        stays("its place serves by another index", protocol, |case| {
+            reused(case);
+            case.put(1, 3);
+        });
+        let renumber = |case: &mut Case| {
+            case.backends.clear();
+            case.put(1, 3);
+        };
+        stays("the map is a new one", protocol, renumber);
+        goes("its place has gone by another index", protocol, |case| {
+            renumber(case);
+            case.backend_at(1).state = first().gone();
+        });
         for owner in [Some(4), None] {
-            maps.owner = owner;
-            assert!(now(&maps));
+            goes("the cluster IP is another's", protocol, |case| {
+                renumber(case);
+                case.owner = owner;
+            });
         }
-        maps.owner = Some(3);
     }
 }
 
 #[test]
 fn a_socket_stays_where_its_address_went_to_another_port_with_the_same_endpoint() {
-    let origin = origin(Protocol::UDP, first());
-    let mut maps = Maps::with(Protocol::UDP, first().gone());
-    maps.owner = Some(4);
-    assert!(outlived("10.0.0.9", &origin, &maps));
-
-    let taken_over = Backend {
-        service: 4,
-        ..backend(Protocol::UDP, first())
-    };
-    maps.backends.insert(INDEX + 1, taken_over);
-
-    assert!(!outlived("10.0.0.9", &origin, &maps));
-}
-
-#[test]
-fn a_choice_that_was_made_while_the_backend_went_has_outlived_it() {
-    let origin = origin(Protocol::UDP, first().gone());
-    let maps = Maps::with(Protocol::UDP, first().gone());
-
-    assert!(outlived("10.0.0.9", &origin, &maps));
-}
-
-#[test]
-fn a_socket_that_is_connected_elsewhere_is_left_alone() {
-    let maps = Maps::with(Protocol::UDP, first().gone());
-    let origin = origin(Protocol::UDP, first());
-
-    assert!(!outlived("10.0.0.8", &origin, &maps));
+    goes("the other has no endpoint", UDP, |case| {
+        gone(case);
+        case.owner = Some(4);
+    });
+    stays("the other has the same endpoint", UDP, |case| {
+        gone(case);
+        case.owner = Some(4);
+        case.put(INDEX + 1, 4);
+    });
 }
 
 #[test]
 fn a_socket_that_asked_another_cluster_ip_since_it_connected_goes_with_its_own_backend() {
-    let mut maps = Maps::with(Protocol::UDP, first().gone());
-    let mut other = origin(Protocol::UDP, first());
-    other.backend = address("10.0.0.8");
-    other.index = 8;
-    other.flags = Origin::OVERFLOWED;
-    let now = |maps: &Maps| outlived("10.0.0.9", &other, maps);
-    assert!(!now(&maps));
-
-    let key = OverflowKey::new(
-        COOKIE,
-        address("10.0.0.9"),
-        Port::from_host(5353),
-        Direction::REVERSE,
-    );
-    maps.older = Some((key, origin(Protocol::UDP, first())));
-
-    assert!(now(&maps));
-    maps.backends.insert(INDEX, backend(Protocol::UDP, first()));
-    assert!(!now(&maps));
+    let ask_another = |case: &mut Case| {
+        let key = OverflowKey::new(COOKIE, case.to, PORT, Direction::REVERSE);
+        case.older = Some((key, case.origin));
+        case.origin.backend = case.elsewhere;
+        case.origin.index = INDEX + 1;
+        case.origin.flags = Origin::OVERFLOWED;
+    };
+    stays("its own backend serves", UDP, ask_another);
+    goes("its own backend has gone", UDP, |case| {
+        ask_another(case);
+        gone(case);
+    });
+    stays("its own backend is not known", UDP, |case| {
+        ask_another(case);
+        gone(case);
+        case.older = None;
+    });
 }
 
 #[test]
 fn a_connect_that_was_refused_or_sent_to_the_tunnel_has_no_backend_to_outlive() {
-    let maps = Maps::with(Protocol::UDP, first().gone());
-    let refused = origin(Protocol::UDP, State::default());
-    assert!(!outlived("10.0.0.9", &refused, &maps));
-
-    let maps = Maps::with(Protocol::TCP, first().gone());
-    let mut steered = origin(Protocol::TCP, State::default());
-    steered.index = Origin::NOBODY;
-    assert!(!outlived("10.0.0.9", &steered, &maps));
+    stays("it was refused", UDP, |case| {
+        gone(case);
+        case.origin.state = State::default();
+    });
+    stays("it was sent to the tunnel", TCP, |case| {
+        gone(case);
+        case.origin.index = Origin::NOBODY;
+    });
 }
 
 #[test]
 fn a_connection_over_tcp_goes_when_its_index_leads_elsewhere() {
-    let origin = origin(Protocol::TCP, State::default());
-    let now = |backend| {
-        let mut maps = Maps::with(Protocol::TCP, first());
-        maps.backends.insert(INDEX, backend);
-        outlived("10.0.0.9", &origin, &maps)
-    };
-    let serving = backend(Protocol::TCP, first());
-
-    assert!(!now(serving));
-    assert!(now(backend(Protocol::TCP, first().gone())));
-    // The same endpoint came back, and got the same index.
-    assert!(!now(backend(Protocol::TCP, first().next_use())));
-    assert!(now(Backend {
-        address: address("10.0.0.8"),
-        ..serving
-    }));
-    assert!(now(Backend {
-        service: 4,
-        ..serving
-    }));
+    stays("its backend serves", TCP, |_| {});
+    goes("its backend has gone", TCP, gone);
+    stays("its endpoint came back with the same index", TCP, |case| {
+        case.backend_at(INDEX).state = first().next_use();
+    });
+    goes("its index leads elsewhere", TCP, |case| {
+        case.backend_at(INDEX).address = case.elsewhere;
+    });
+    goes("its index is another port's", TCP, |case| {
+        case.backend_at(INDEX).service = 4;
+    });
 }
 
 #[test]
 fn sockets_that_are_not_connected_or_of_another_protocol_are_not_looked_at() {
-    let maps = Maps::with(Protocol::UDP, first().gone());
+    let mut case = Case::new(UDP, ADDRESSES[0]);
+    gone(&mut case);
     let holds = |state, protocols: &[Protocol]| {
-        let socket = Remembered {
-            cookie: COOKIE,
-            namespace: 1,
-            state,
-            origin: origin(Protocol::UDP, first()),
-        };
-        let search = Search::new(protocols, &maps);
-        let mut sieve = Sieve::new(&search);
-        sieve.holds(&socket).expect("readable")
+        let search = Search::new(protocols, &case);
+        let held = Sieve::new(&search).holds(&case.socket(state));
+        held.expect("readable")
     };
 
-    assert!(holds(ESTABLISHED, &[Protocol::UDP]));
-    assert!(!holds(CLOSED, &[Protocol::UDP]));
-    assert!(!holds(ESTABLISHED, &[Protocol::TCP]));
+    assert!(holds(ESTABLISHED, &[UDP]));
+    assert!(!holds(CLOSED, &[UDP]));
+    assert!(!holds(ESTABLISHED, &[TCP]));
 }

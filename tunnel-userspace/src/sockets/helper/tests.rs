@@ -67,6 +67,17 @@ impl Stage {
         serve(self.socket(), desk, self.drain.subscribe())
     }
 
+    /// Plays a story while helpers are served, and drains then.
+    async fn play(&mut self, story: impl AsyncFnOnce(&mut Self)) -> View {
+        let served = self.serve();
+        let story = async {
+            story(self).await;
+            self.drain.send_replace(true);
+        };
+        tokio::join!(served, story);
+        self.view.borrow().clone()
+    }
+
     /// A helper of this test's own.
     async fn helper(&self) -> Stream {
         let connected = timeout(Duration::from_secs(5), async {
@@ -87,79 +98,68 @@ impl Stage {
     }
 }
 
-fn report(look: u64, ended: u64, problem: Option<&str>) -> Report {
+/// The next order; nothing at the end.
+async fn order(stream: &mut Stream) -> Option<Order> {
+    read_line(stream).await.expect("a line")
+}
+
+async fn report(stream: &mut Stream, look: u64, ended: u64, problem: Option<&str>) {
     let scan = Scan {
         ended,
         left: 0,
         problem: problem.map(str::to_owned),
         is_retryable: problem.is_some(),
     };
-    Report { look, scan }
+    let told = write_line(stream, &Report { look, scan }).await;
+    told.expect("written");
 }
 
 #[tokio::test]
 async fn a_helper_looks_at_once_and_each_time_that_a_backend_goes_and_is_missed_when_it_ends() {
-    let mut stage = Stage::new();
-    let served = stage.serve();
-    let story = async {
+    let story = async |stage: &mut Stage| {
         let mut stream = stage.helper().await;
         for (look, total) in [(1, 3), (2, 6)] {
             stage.looks.send_replace(look);
-            let order: Option<Order> = read_line(&mut stream).await.expect("a line");
-            let order = order.expect("an order");
+            let order = order(&mut stream).await.expect("an order");
             assert_eq!((order.look, order.protocols), (look, vec![17]));
-            let told = write_line(&mut stream, &report(look, 3, None)).await;
-            told.expect("written");
+            report(&mut stream, look, 3, None).await;
             let view = stage.until(|view| view.ended == total).await;
             assert_eq!(view.pods, Pods::Helper);
         }
         drop(stream);
         let gone = Pods::Unreached("no rights".to_owned());
         stage.until(|view| view.pods == gone).await;
-        stage.drain.send_replace(true);
     };
-    tokio::join!(served, story);
+    Stage::new().play(story).await;
 }
 
 #[tokio::test]
 async fn a_look_that_failed_is_told_and_made_again() {
-    let mut stage = Stage::new();
-    let served = stage.serve();
-    let story = async {
+    let story = async |stage: &mut Stage| {
         let mut stream = stage.helper().await;
         for problem in [Some("not now"), None] {
-            let order: Option<Order> = read_line(&mut stream).await.expect("a line");
-            assert_eq!(order.expect("an order").look, 1);
-            let told = write_line(&mut stream, &report(1, 0, problem)).await;
-            told.expect("written");
+            assert_eq!(order(&mut stream).await.expect("an order").look, 1);
+            report(&mut stream, 1, 0, problem).await;
             let told = |view: &View| view.helper_problem.as_deref() == problem && view.looks > 0;
             stage.until(told).await;
         }
-        stage.drain.send_replace(true);
     };
-    tokio::join!(served, story);
-    assert_eq!(stage.view.borrow().failures, 1);
+    assert_eq!(Stage::new().play(story).await.failures, 1);
 }
 
 #[tokio::test]
 async fn who_speaks_another_language_is_sent_away_and_the_next_is_heard() {
-    let mut stage = Stage::new();
-    let served = stage.serve();
-    let story = async {
+    let story = async |stage: &mut Stage| {
         let other = r#"{"look":9,"ended":0,"left":0,"problem":null,"again":false}"#;
         for line in ["hello\n", "{}", &format!("{other}\n")] {
             let mut stream = stage.helper().await;
             stream.write_all(line.as_bytes()).await.expect("written");
             stream.shutdown().await.expect("shut down");
-            let order: Option<Order> = read_line(&mut stream).await.expect("a line");
-            assert!(order.is_some());
-            let end: Option<Order> = read_line(&mut stream).await.expect("the end");
-            assert!(end.is_none(), "after {line}");
+            assert!(order(&mut stream).await.is_some());
+            assert!(order(&mut stream).await.is_none(), "after {line}");
         }
-        stage.drain.send_replace(true);
     };
-    tokio::join!(served, story);
-    assert_eq!(stage.view.borrow().looks, 0);
+    assert_eq!(Stage::new().play(story).await.looks, 0);
 }
 
 #[tokio::test]
@@ -168,26 +168,16 @@ async fn a_helper_waits_for_a_daemon_and_calls_the_next_one() {
     let (stop, stopped) = watch::channel(false);
     let socket = stage.socket();
     let open = || Ok::<_, io::Error>(Nothing);
+    let looked = async |stage: &mut Stage| {
+        let is_so = |view: &View| view.looks == 1 && view.helper_problem.is_none();
+        stage.until(is_so).await;
+    };
     let story = async {
-        stage.until(|_| true).await;
-        let served = stage.serve();
-        let drain = stage.drain.clone();
-        let first = async {
-            stage.until(|view| view.looks == 1).await;
-            drain.send_replace(true);
-        };
-        tokio::join!(served, first);
+        stage.play(looked).await;
         let mut next = Stage::new();
         fs::remove_dir(stage.folder.path()).expect("the socket is removed");
         std::os::unix::fs::symlink(next.folder.path(), stage.folder.path()).expect("a link");
-        let served = next.serve();
-        let drain = next.drain.clone();
-        let second = async {
-            next.until(|view| view.looks == 1 && view.helper_problem.is_none())
-                .await;
-            drain.send_replace(true);
-        };
-        tokio::join!(served, second);
+        next.play(looked).await;
         fs::remove_file(stage.folder.path()).expect("removed");
         stop.send_replace(true);
     };

@@ -1,12 +1,16 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
 };
 
 use super::{Setup, TunnelView, Views};
@@ -14,6 +18,29 @@ use crate::{
     reconcile::{Counted, Stats},
     source::Report,
 };
+
+/// Longer than a port that is taken waits to be tried again.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A daemon that is ready, and all that it serves.
+pub(super) struct Daemon {
+    pub(super) stats: watch::Sender<Stats>,
+    pub(super) views: Arc<Views>,
+    pub(super) drain: watch::Sender<bool>,
+    pub(super) tasks: JoinSet<()>,
+}
+
+impl Daemon {
+    pub(super) fn new() -> Self {
+        let (stats, shown) = watch::channel(good());
+        Self {
+            stats,
+            views: Arc::new(views(shown)),
+            drain: watch::Sender::new(false),
+            tasks: JoinSet::new(),
+        }
+    }
+}
 
 /// The views of a daemon that is ready and has read nothing.
 pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
@@ -62,6 +89,10 @@ pub(super) const LOOPBACKS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
+pub(super) const WILDCARDS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+];
 
 /// A port that is free on both loopback addresses.
 pub(super) async fn free_port() -> u16 {
@@ -82,4 +113,25 @@ pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("answered");
     Some(answer)
+}
+
+/// Asks until the answer is as wanted; it is nothing while nobody listens.
+pub(super) async fn until_answered(
+    request: &str,
+    address: SocketAddr,
+    is_wanted: impl Fn(Option<&str>) -> bool + Send + Sync,
+) -> Option<String> {
+    let mut last = None;
+    let all = async {
+        loop {
+            last = ask(request, address).await;
+            if is_wanted(last.as_deref()) {
+                return;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let told = timeout(PATIENCE, all).await;
+    assert!(told.is_ok(), "{request} at {address}: {last:?}");
+    last
 }

@@ -1,120 +1,92 @@
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use http_body_util::BodyExt as _;
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::sync::watch;
 
 use super::*;
 use crate::{
     admin::{
-        fixture::{self, LOOPBACKS, free_port, good},
+        fixture::{self, Daemon, LOOPBACKS, WILDCARDS, free_port, good},
         serve_port,
     },
     reconcile::Stats,
 };
 
-/// A port that is served.
+/// A daemon that serves a port.
 struct Served {
     port: u16,
-    stats: watch::Sender<Stats>,
-    views: Arc<Views>,
-    _drain: watch::Sender<bool>,
-    _task: JoinSet<()>,
+    daemon: Daemon,
 }
 
 /// Serves a free port of an address.
 async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
     let port = free_port().await;
-    let (stats, shown) = watch::channel(good());
-    let (drain, draining) = watch::channel(false);
-    let views = Arc::new(fixture::views(shown));
-    let address = SocketAddr::new(ip, port);
-    let mut task = JoinSet::new();
-    let waiting = views.listening.clone();
+    let mut daemon = Daemon::new();
+    let waiting = daemon.views.listening.clone();
     let routes = Node {
         endpoint,
-        views: Arc::clone(&views),
+        views: Arc::clone(&daemon.views),
     };
-    task.spawn(serve_port("test", address, routes, waiting, draining));
-    Served {
-        port,
-        stats,
-        views,
-        _drain: drain,
-        _task: task,
-    }
+    let (address, draining) = ((ip, port).into(), daemon.drain.subscribe());
+    let serving = serve_port("test", address, routes, waiting, draining);
+    daemon.tasks.spawn(serving);
+    Served { port, daemon }
 }
 
 impl Served {
-    /// What is answered at an address: head and body; nothing if nobody listens.
-    async fn ask(&self, ip: IpAddr, path: &str) -> Option<(String, String)> {
-        let request = format!("GET {path}");
-        let answer = fixture::ask(&request, (ip, self.port).into()).await?;
+    /// What is answered at an address: head and body.
+    async fn asked(&self, ip: IpAddr, path: &str) -> (String, String) {
+        let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
+        let answer = fixture::until_answered(&request, address, |answer| answer.is_some()).await;
+        let answer = answer.expect("it listens");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        Some((head.to_lowercase(), body.to_owned()))
-    }
-
-    async fn until_asked(&self, ip: IpAddr, path: &str) -> (String, String) {
-        let asked = async {
-            loop {
-                if let Some(answer) = self.ask(ip, path).await {
-                    return answer;
-                }
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let answer = timeout(Duration::from_secs(10), asked).await;
-        answer.expect("nobody listens")
+        (head.to_owned(), body.to_owned())
     }
 }
 
 #[tokio::test]
 async fn beside_the_metrics_are_the_mode_the_config_and_a_plain_health() {
     let served = served(Endpoint::Admin, LOOPBACKS[0]).await;
-    let plain = "content-type: text/plain; charset=utf-8";
+    let plain = "Content-Type: text/plain; charset=utf-8";
     for (path, kind, body) in [
         ("/proxyMode", plain, "ebpf"),
         ("/healthz", plain, "ok"),
         (
             "/configz",
-            "content-type: application/json",
+            "Content-Type: application/json",
             r#"{"culvert.dev":{"mode":"ebpf"}}"#,
         ),
     ] {
-        let (head, found) = served.until_asked(LOOPBACKS[0], path).await;
+        let (head, found) = served.asked(LOOPBACKS[0], path).await;
 
-        assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
+        assert!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
         assert!(head.contains(kind), "{path}: {head}");
-        assert!(head.contains("x-content-type-options: nosniff"), "{head}");
+        assert!(head.contains("X-Content-Type-Options: nosniff"), "{head}");
         assert_eq!(found, body);
     }
-    assert!(served.views.answers.borrow().is_empty());
-    let (head, _) = served.until_asked(LOOPBACKS[0], "/livez").await;
-    assert!(head.starts_with("http/1.1 404"), "{head}");
+    assert!(served.daemon.views.answers.borrow().is_empty());
+    let (head, _) = served.asked(LOOPBACKS[0], "/livez").await;
+    assert!(head.starts_with("HTTP/1.1 404"), "{head}");
 }
 
 #[tokio::test]
 async fn answers_about_health_are_counted_by_their_code() {
     let served = served(Endpoint::Healthz, LOOPBACKS[1]).await;
-    let head = async |path: &str| served.until_asked(LOOPBACKS[1], path).await.0;
+    let head = async |path: &str| served.asked(LOOPBACKS[1], path).await.0;
+    let stats = &served.daemon.stats;
 
-    assert!(head("/healthz").await.starts_with("http/1.1 200"));
-    served
-        .stats
-        .send_modify(|stats| stats.node_eligible = false);
-    assert!(head("/healthz").await.starts_with("http/1.1 503"));
-    assert!(head("/livez").await.starts_with("http/1.1 200"));
-    served.stats.send_modify(|stats| stats.synced = false);
-    assert!(head("/livez").await.starts_with("http/1.1 503"));
-    assert!(head("/proxyMode").await.starts_with("http/1.1 404"));
+    assert!(head("/healthz").await.starts_with("HTTP/1.1 200"));
+    stats.send_modify(|stats| stats.node_eligible = false);
+    assert!(head("/healthz").await.starts_with("HTTP/1.1 503"));
+    assert!(head("/livez").await.starts_with("HTTP/1.1 200"));
+    stats.send_modify(|stats| stats.synced = false);
+    assert!(head("/livez").await.starts_with("HTTP/1.1 503"));
+    assert!(head("/proxyMode").await.starts_with("HTTP/1.1 404"));
 
-    let counts = served.views.answers.borrow().clone();
+    let counts = served.daemon.views.answers.borrow().clone();
     let once = [
         ("/healthz", 200),
         ("/healthz", 503),
@@ -126,20 +98,18 @@ async fn answers_about_health_are_counted_by_their_code() {
 
 #[tokio::test]
 async fn the_unspecified_address_of_either_family_stands_for_both() {
-    for ip in [
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    ] {
+    for ip in WILDCARDS {
         let served = served(Endpoint::Healthz, ip).await;
         for ip in LOOPBACKS {
-            let (head, _) = served.until_asked(ip, "/healthz").await;
-            assert!(head.starts_with("http/1.1 200"), "{head}");
+            let (head, _) = served.asked(ip, "/healthz").await;
+            assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         }
     }
     for (ip, other) in [(LOOPBACKS[0], LOOPBACKS[1]), (LOOPBACKS[1], LOOPBACKS[0])] {
         let served = served(Endpoint::Healthz, ip).await;
-        served.until_asked(ip, "/healthz").await;
-        assert!(served.ask(other, "/healthz").await.is_none());
+        served.asked(ip, "/healthz").await;
+        let other = SocketAddr::new(other, served.port);
+        assert!(fixture::ask("GET /healthz", other).await.is_none());
     }
 }
 

@@ -9,6 +9,14 @@ use crate::{
     source::{Report, Server},
 };
 
+/// What a daemon has done that serves what it had kept.
+fn stale() -> Stats {
+    Stats {
+        stale: true,
+        ..good()
+    }
+}
+
 fn server(trouble: Option<&str>, stale: Option<&str>) -> Server {
     Server {
         trouble: trouble.map(str::to_owned),
@@ -45,13 +53,8 @@ fn a_node_is_ready_when_the_maps_hold_what_the_api_server_has_told() {
 
 #[test]
 fn news_of_the_api_server_count_once_they_are_in_the_maps() {
-    let stale = Stats {
-        stale: true,
-        ..good()
-    };
-
-    let before = reasons(None, &stale, Some(&server(None, Some("of yesterday"))));
-    let meanwhile = reasons(None, &stale, Some(&server(None, None)));
+    let before = reasons(None, &stale(), Some(&server(None, Some("of yesterday"))));
+    let meanwhile = reasons(None, &stale(), Some(&server(None, None)));
     let after = reasons(None, &good(), Some(&server(None, None)));
 
     let unheard = "the API server was not heard of since the start";
@@ -67,18 +70,13 @@ fn news_of_the_api_server_count_once_they_are_in_the_maps() {
 fn an_api_server_that_refuses_is_quoted_until_it_was_heard_of() {
     let refusing = server(Some("Service: Forbidden"), Some("nothing is known yet"));
     let refused = "the API server can't be asked: Service: Forbidden";
-    let stale = Stats {
-        stale: true,
-        ..good()
-    };
-
     let starting = Some("waiting for the sources");
     assert_eq!(
         reasons(starting, &Stats::default(), Some(&refusing)),
         ["waiting for the sources", refused]
     );
     assert_eq!(
-        reasons(None, &stale, Some(&refusing)),
+        reasons(None, &stale(), Some(&refusing)),
         [
             "the API server was not heard of since the start: nothing is known yet",
             refused
@@ -135,8 +133,6 @@ fn views(stats: Stats, report: Report) -> Views {
 #[test]
 fn a_port_that_is_taken_is_a_reason() {
     let views = views(good(), Report::default());
-    assert!(Readiness::of(&views).ready);
-
     let name = "admin 127.0.0.1:10249".to_owned();
     views.listening.send_modify(|listening| {
         listening.insert(name, "Address in use".to_owned());
@@ -154,10 +150,6 @@ fn a_name_without_a_node_is_told_once_the_sources_are_known() {
         node_known: false,
         ..good()
     };
-    let stale = Stats {
-        stale: true,
-        ..unknown.clone()
-    };
     let api = Report {
         server: Some(Server::default()),
         ..Report::default()
@@ -174,6 +166,10 @@ fn a_name_without_a_node_is_told_once_the_sources_are_known() {
     // Files need not have Nodes.
     assert!(!is_told(&unknown, &files(0)));
     assert!(!is_told(&good(), &api));
+    let stale = Stats {
+        stale: true,
+        ..unknown
+    };
     assert!(!is_told(&stale, &api));
     assert!(!is_told(&Stats::default(), &api));
 }

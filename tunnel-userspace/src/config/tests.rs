@@ -8,6 +8,9 @@ use crate::{
 
 mod documented;
 
+/// A section without which a tunnel is refused.
+const IDENTITY: &str = "identity: { files: { ca: a, cert: b, key: c } }";
+
 /// The rows of a table of two columns.
 pub(super) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
     table.lines().skip(1).map(|row| {
@@ -18,6 +21,17 @@ pub(super) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
 
 fn refusal(text: &str) -> (String, String) {
     Config::parse(text).expect_err("refused")
+}
+
+/// Asserts that each text is refused with the field beside it, and with a reason that begins with
+/// what stands after a colon.
+fn refused<'a>(table: impl Iterator<Item = (&'a str, &'a str)>) {
+    for (text, wanted) in table {
+        let (wanted, told) = wanted.split_once(": ").unwrap_or((wanted, ""));
+        let (field, reason) = refusal(text);
+        assert_eq!(field, wanted, "{text}");
+        assert!(reason.starts_with(told), "{text}: {reason}");
+    }
 }
 
 #[test]
@@ -32,14 +46,6 @@ fn the_config_is_shown_with_what_the_file_leaves_out() {
     assert_eq!(shown["healthz"]["address"], "0.0.0.0:10256");
     let read: Config = serde_json::from_value(shown.clone()).expect("a config");
     assert_eq!(read, config);
-}
-
-#[test]
-fn an_unknown_field_is_refused_by_name() {
-    let (field, reason) = refusal("bpf: { bpfs: /x }");
-
-    assert_eq!(field, "bpf.bpfs");
-    assert!(reason.contains("unknown field `bpfs`"), "{reason}");
 }
 
 /// The paths of all sections, as JSON pointers.
@@ -83,16 +89,12 @@ fn a_value_that_cannot_be_is_refused_with_its_field() {
         service: { clusterCIDRs: [10.0.0.0/33] } => service.clusterCIDRs[0]
         service: { nodePortAddresses: [eth0] } => service.nodePortAddresses[0]
         stateDir: '' => stateDir
-        bpf: { bpffs: '' } => bpf.bpffs";
-    for (text, field) in rows(table) {
-        assert_eq!(refusal(text).0, field, "{text}");
-    }
-    for look in ["999ms", "60001ms"] {
-        let (field, reason) = refusal(&format!("service: {{ lookForListeners: {look} }}"));
-        assert_eq!(field, "service.lookForListeners");
-        let told = "must be from 1s to 60s, is ";
-        assert!(reason.starts_with(told), "{reason}");
-    }
+        bpf: { bpffs: '' } => bpf.bpffs
+        service: { lookForListeners: 999ms } => service.lookForListeners: must be from 1s to 60s
+        service: { lookForListeners: 60001ms } => service.lookForListeners: must be from 1s to 60s
+        source: { kube: { apiServers: ['https://a:1', 'b:1'] } } => \
+            source.kube.apiServers[1]: `b:1` is no https://HOST:PORT";
+    refused(rows(table));
 }
 
 #[test]
@@ -130,18 +132,11 @@ fn a_program_that_logs_makes_room_in_the_filter_and_yields_to_it() {
 
 #[test]
 fn absent_and_empty_node_port_addresses_are_two_things() {
-    let addresses = |text: &str| {
-        Config::parse(text)
-            .expect("good")
-            .service
-            .node_port_addresses
-    };
+    let service = |text: &str| Config::parse(text).expect("good").service;
 
-    assert_eq!(addresses(""), None);
-    assert_eq!(
-        addresses("service: { nodePortAddresses: [] }"),
-        Some(Vec::new())
-    );
+    assert_eq!(service("").node_port_addresses, None);
+    let empty = service("service: { nodePortAddresses: [] }");
+    assert_eq!(empty.node_port_addresses, Some(Vec::new()));
 }
 
 #[test]
@@ -169,8 +164,7 @@ fn relative_paths_are_relative_to_the_file() {
 
 #[test]
 fn a_tunnel_that_cannot_be_is_refused_with_its_field() {
-    let identity = "identity: { files: { ca: a, cert: b, key: c } }";
-    let with = |section: &str| refusal(&format!("tunnel: {{ {identity}, {section} }}"));
+    let with = |section: &str| refusal(&format!("tunnel: {{ {IDENTITY}, {section} }}"));
 
     let table = "
         steering: {} => tunnel.gateway
@@ -209,14 +203,6 @@ fn files_are_a_source_by_themselves_only_where_there_is_no_other() {
 }
 
 #[test]
-fn an_api_server_is_an_https_address() {
-    let (field, reason) = refusal("source: { kube: { apiServers: ['https://a:6443', 'b:6443'] } }");
-
-    assert_eq!(field, "source.kube.apiServers[1]");
-    assert_eq!(reason, "`b:6443` is no https://HOST:PORT");
-}
-
-#[test]
 fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
     // The kubelet, kube-proxy, the control plane with its cloud controllers; yurthub and yurt-tunnel,
     // whose port for agents gateways take over; yurt-manager; Raven.
@@ -236,22 +222,19 @@ fn the_ports_of_the_tunnel_are_not_those_of_others_on_the_same_node() {
 
 #[test]
 fn a_list_or_a_single_value_is_no_section() {
-    for (text, field, kind) in [
-        ("[]", "the file", "a list"),
-        ("- bpf: {}", "the file", "a list"),
-        ("bpf", "the file", "a single value"),
-        ("service: []", "service", "a list"),
-        ("bpf: { maps: [1, 2] }", "bpf.maps", "a list"),
-        ("source: { kube: [] }", "source.kube", "a list"),
-        ("log: []", "log", "a list"),
-        ("tunnel: { gateway: [] }", "tunnel.gateway", "a list"),
-        ("bpf: auto", "bpf", "a single value"),
-    ] {
-        let (found, reason) = refusal(text);
-        assert_eq!(found, field, "{text}");
-        let told = format!("must be fields with values, is {kind}; the fields are ");
-        assert!(reason.starts_with(&told), "{text}: {reason}");
-    }
+    let table = "
+        [] => the file: LIST
+        - bpf: {} => the file: LIST
+        bpf => the file: VALUE
+        service: [] => service: LIST
+        bpf: { maps: [1, 2] } => bpf.maps: LIST
+        source: { kube: [] } => source.kube: LIST
+        log: [] => log: LIST
+        tunnel: { gateway: [] } => tunnel.gateway: LIST
+        bpf: auto => bpf: VALUE";
+    let told = |kind: &str| format!("must be fields with values, is {kind}; the fields are");
+    let table = table.replace("LIST", &told("a list"));
+    refused(rows(&table.replace("VALUE", &told("a single value"))));
     assert!(refusal("bpf: []").1.ends_with("bpffs, cgroup, maps"));
 }
 
@@ -272,21 +255,13 @@ fn a_node_name_is_what_kubernetes_takes_for_one() {
 #[test]
 fn listeners_of_one_process_have_a_port_each() {
     let table = "
-        admin: { address: 127.0.0.1:10256 } => healthz.address admin.address
-        { admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } } => healthz.address admin.address
+        admin: { address: 127.0.0.1:10256 } => healthz.address: TOLD admin.address,
+        { admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } } => \
+            healthz.address: TOLD admin.address,
         tunnel: { gateway: { listen: '0.0.0.0:10270' }, steering: {}, IDENTITY } => \
-            tunnel.steering.port tunnel.gateway.listen";
-    let table = table.replace(
-        "IDENTITY",
-        "identity: { files: { ca: a, cert: b, key: c } }",
-    );
-    for (text, fields) in rows(&table) {
-        let (field, other) = fields.split_once(' ').expect("two fields");
-        let (found, reason) = refusal(text);
-        assert_eq!(found, field, "{text}");
-        let told = format!("must be another port than that of {other}, ");
-        assert!(reason.starts_with(&told), "{reason}");
-    }
+            tunnel.steering.port: TOLD tunnel.gateway.listen,";
+    let table = table.replace("TOLD", "must be another port than that of");
+    refused(rows(&table.replace("IDENTITY", IDENTITY)));
     for text in [
         "{ admin: { address: 127.0.0.1:9 }, healthz: { address: 192.0.2.1:9 } }",
         "{ admin: { address: 127.0.0.1:0 }, healthz: { address: 127.0.0.1:0 } }",

@@ -109,6 +109,14 @@ mod tests {
 
     const EVERY: Duration = Duration::from_secs(30);
 
+    /// A queue with these concerns, and when they have settled.
+    fn queue(burst: u32, concerns: impl IntoIterator<Item = Concern>) -> (Queue, Instant) {
+        let start = Instant::now();
+        let mut queue = Queue::new(burst, EVERY, start);
+        queue.take(concerns, start);
+        (queue, start + SETTLED + SPREAD)
+    }
+
     fn told(queue: &mut Queue, now: Instant) -> Vec<String> {
         let mut names = Vec::new();
         while let Some(concern) = queue.due(now) {
@@ -120,38 +128,31 @@ mod tests {
 
     #[tokio::test]
     async fn what_lasts_is_told_once_and_again_before_it_is_forgotten() {
-        let start = Instant::now();
-        let mut queue = Queue::new(5, EVERY, start);
-        queue.take([concern("a")], start);
-        assert!(told(&mut queue, start + Duration::from_secs(1)).is_empty());
-        let settled = start + SETTLED + SPREAD;
+        let (mut queue, settled) = queue(5, [concern("a")]);
+        let second = Duration::from_secs(1);
+        assert!(told(&mut queue, settled - SETTLED - SPREAD + second).is_empty());
         assert_eq!(told(&mut queue, settled), ["a"]);
 
         queue.take([concern("a"), concern("b")], settled);
 
         let later = settled + SETTLED + SPREAD;
         assert_eq!(told(&mut queue, later), ["b"]);
-        assert!(told(&mut queue, settled + AGAIN - Duration::from_secs(1)).is_empty());
+        assert!(told(&mut queue, settled + AGAIN - second).is_empty());
         assert_eq!(told(&mut queue, settled + AGAIN), ["a"]);
     }
 
     #[tokio::test]
     async fn what_is_over_before_it_was_told_is_not_told() {
-        let start = Instant::now();
-        let mut queue = Queue::new(5, EVERY, start);
-        queue.take([concern("a")], start);
+        let (mut queue, settled) = queue(5, [concern("a")]);
 
-        queue.take([], start);
+        queue.take([], settled);
 
-        assert!(told(&mut queue, start + AGAIN).is_empty());
+        assert!(told(&mut queue, settled + AGAIN).is_empty());
     }
 
     #[tokio::test]
     async fn only_so_many_are_told_at_a_time() {
-        let start = Instant::now();
-        let mut queue = Queue::new(2, EVERY, start);
-        queue.take(["a", "b", "c", "d"].map(concern), start);
-        let now = start + SETTLED + SPREAD;
+        let (mut queue, now) = queue(2, ["a", "b", "c", "d"].map(concern));
 
         let mut names = told(&mut queue, now);
         assert_eq!(names.len(), 2);
@@ -165,17 +166,14 @@ mod tests {
 
     #[tokio::test]
     async fn of_very_many_each_has_its_turn_and_nodes_come_first() {
-        let start = Instant::now();
-        let mut queue = Queue::new(1, EVERY, start);
         let services = (0..2 * MOST).map(|number| concern(&number.to_string()));
         let of_node = Concern {
             about: ObjectId::new(Kind::Node, ObjectName::new("", "edge-1")),
             uid: None,
             ..concern("a")
         };
-        queue.take(services.chain([of_node]), start);
+        let (mut queue, mut now) = queue(1, services.chain([of_node]));
 
-        let mut now = start + SETTLED + SPREAD;
         let mut names = std::collections::BTreeSet::new();
         for _ in 0..MOST {
             names.extend(told(&mut queue, now));
@@ -188,30 +186,23 @@ mod tests {
 
     #[tokio::test]
     async fn what_can_not_be_told_does_not_keep_the_rest_from_it() {
-        let start = Instant::now();
-        let mut queue = Queue::new(5, EVERY, start);
-        queue.take(["a", "b"].map(concern), start);
-        let mut now = start + SETTLED + SPREAD;
+        let (mut queue, now) = queue(5, ["a", "b"].map(concern));
         let first = queue.due(now).expect("due");
 
         queue.failed(&first, EVERY, now);
 
-        now += EVERY;
-        let next = queue.due(now).expect("due");
+        let next = queue.due(now + EVERY).expect("due");
         assert_ne!(next, first);
     }
 
     #[tokio::test]
     async fn objects_that_the_api_server_does_not_have_are_not_told_of() {
-        let start = Instant::now();
-        let mut queue = Queue::new(2, EVERY, start);
         let of_a_file = Concern {
             uid: None,
             ..concern("a")
         };
+        let (mut queue, settled) = queue(2, [of_a_file]);
 
-        queue.take([of_a_file], start);
-
-        assert!(told(&mut queue, start + AGAIN).is_empty());
+        assert!(told(&mut queue, settled + AGAIN).is_empty());
     }
 }

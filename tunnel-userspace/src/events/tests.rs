@@ -1,7 +1,4 @@
-use std::{
-    convert::Infallible,
-    sync::{Mutex, PoisonError},
-};
+use std::convert::Infallible;
 
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
@@ -19,15 +16,15 @@ const SETTLED: Duration = Duration::from_secs(12);
 /// An API server that says the same to everything, and what it was asked to make.
 #[derive(Clone)]
 struct Server {
-    answer: Arc<Mutex<(u16, Value)>>,
-    made: Arc<Mutex<Vec<Value>>>,
+    answer: watch::Sender<(u16, Value)>,
+    made: watch::Sender<Vec<Value>>,
 }
 
 impl Server {
     fn new() -> Self {
         Self {
-            answer: Arc::new(Mutex::new((201, json!({"metadata": {}})))),
-            made: Arc::default(),
+            answer: watch::Sender::new((201, json!({"metadata": {}}))),
+            made: watch::Sender::default(),
         }
     }
 
@@ -36,7 +33,7 @@ impl Server {
             "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no",
             "details": {"causes": [{"reason": cause}]},
         });
-        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = (code, status);
+        self.answer.send_replace((code, status));
     }
 
     fn client(&self) -> Client {
@@ -48,25 +45,14 @@ impl Server {
                 let body = request.into_body().collect().await.expect("a body");
                 let event: Value = serde_json::from_slice(&body.to_bytes()).expect("an Event");
                 let made = json!([path, event["reason"], event["note"]]);
-                let (code, said) = {
-                    let mut all = this.made.lock().unwrap_or_else(PoisonError::into_inner);
-                    all.push(made);
-                    this.answer
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .clone()
-                };
+                this.made.send_modify(|all| all.push(made));
+                let (code, said) = this.answer.borrow().clone();
                 let said = serde_json::to_vec(&said).expect("JSON");
                 let answer = Response::builder().status(code).body(Body::from(said));
                 Ok::<_, Infallible>(answer.expect("an answer"))
             }
         };
         Client::new(service_fn(answer), "default")
-    }
-
-    fn made(&self) -> Vec<Value> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *made)
     }
 }
 
@@ -92,11 +78,12 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
-        let (listening, ports) = watch::channel(BTreeMap::new());
-        Self::of(listening, ports)
+        Self::with(Ports::new())
     }
 
-    fn of(listening: watch::Sender<Ports>, ports: watch::Receiver<Ports>) -> Self {
+    /// With ports that were taken before the task began.
+    fn with(ports: Ports) -> Self {
+        let (listening, ports) = watch::channel(ports);
         let server = Server::new();
         let (concerns, following) = watch::channel(Arc::default());
         let (drain, draining) = watch::channel(false);
@@ -109,13 +96,8 @@ impl Case {
             concerns: vec![following],
             listening: ports,
         };
-        let running = run(
-            "edge-1".to_owned(),
-            settings,
-            server.client(),
-            views,
-            draining,
-        );
+        let (name, client) = ("edge-1".to_owned(), server.client());
+        let running = run(name, settings, client, views, draining);
         #[expect(
             clippy::disallowed_methods,
             reason = "it ends with the runtime of the test"
@@ -131,8 +113,7 @@ impl Case {
 
     /// Says that a Service of that name has what another has.
     fn claimed(&self, name: &str) {
-        let concern = claimed(name);
-        self.concerns.send_replace(Arc::new([concern]));
+        self.concerns.send_replace(Arc::new([claimed(name)]));
     }
 
     /// What is told in so many seconds, but for the start.
@@ -144,7 +125,7 @@ impl Case {
 
     async fn all_told(&self, seconds: u64) -> Vec<Value> {
         sleep(Duration::from_secs(seconds)).await;
-        self.server.made()
+        self.server.made.send_replace(Vec::new())
     }
 }
 
@@ -195,45 +176,31 @@ async fn a_start_is_told_once_and_later_where_it_can_not_be() {
 
 #[tokio::test(start_paused = true)]
 async fn what_was_there_before_is_told_too() {
-    let (listening, mut ports) = watch::channel(BTreeMap::new());
-    listening.send_replace(BTreeMap::from([(
-        "healthz".to_owned(),
-        "in use".to_owned(),
-    )]));
-    ports.mark_unchanged();
-    let case = Case::of(listening, ports);
+    let taken = ("healthz".to_owned(), "in use".to_owned());
+    let case = Case::with([taken].into());
 
     assert_eq!(case.told(SETTLED.as_secs()).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_another_node_made_counts_as_told() {
-    for (code, reason, cause) in [
-        (409, "AlreadyExists", ""),
-        (422, "Invalid", ""),
-        (403, "Forbidden", "NamespaceTerminating"),
+async fn what_could_not_be_told_is_told_later_but_for_what_another_node_told() {
+    for (code, reason, cause, is_told) in [
+        (409, "AlreadyExists", "", true),
+        (422, "Invalid", "", true),
+        (403, "Forbidden", "NamespaceTerminating", true),
+        (403, "Forbidden", "", false),
+        (503, "ServiceUnavailable", "", false),
     ] {
         let case = Case::new();
         case.server.says(code, reason, cause);
         case.claimed("web");
-
         assert_eq!(case.told(SETTLED.as_secs()).await, [json!(WEB)]);
-
-        assert!(case.told(600).await.is_empty(), "{reason}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_could_not_be_told_is_told_later() {
-    for (code, reason) in [(403, "Forbidden"), (503, "ServiceUnavailable")] {
-        let case = Case::new();
-        case.server.says(code, reason, "");
-        case.claimed("web");
-        assert_eq!(case.told(SETTLED.as_secs()).await, [json!(WEB)]);
-        assert!(case.told(30).await.is_empty());
+        assert!(case.told(30).await.is_empty(), "{reason}");
 
         case.server.says(409, "AlreadyExists", "");
 
-        assert_eq!(case.told(60).await, [json!(WEB)], "{reason}");
+        let later = if is_told { vec![] } else { vec![json!(WEB)] };
+        assert_eq!(case.told(60).await, later, "{reason} {cause}");
+        assert!(case.told(600).await.is_empty(), "{reason}");
     }
 }

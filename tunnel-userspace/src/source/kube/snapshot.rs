@@ -167,22 +167,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("objects");
         write(&path, "node-a", &snapshot()).unwrap();
-        let text = fs::read_to_string(&path).unwrap();
+        let whole = fs::read_to_string(&path).unwrap();
+        let (rest, _) = whole.trim_end().rsplit_once('\n').unwrap();
 
-        let error = read(&path, "node-b").unwrap_err();
-        assert_eq!(error.to_string(), "it is of node node-a");
-        let (head, rest) = text.split_once('\n').unwrap();
-        let (first, _) = rest.split_once('\n').unwrap();
-        fs::write(&path, format!("{head}\n{first}\n")).unwrap();
-        let error = read(&path, "node-a").unwrap_err();
-        assert_eq!(error.to_string(), "it has 1 objects of 2");
-        fs::write(&path, format!("{head}\n{first}\n{{\n")).unwrap();
-        let error = read(&path, "node-a").unwrap_err();
-        assert_eq!(error.to_string(), "line 3 makes no sense");
-        fs::write(&path, "").unwrap();
-        assert!(matches!(
-            read(&path, "node-a"),
-            Err(SnapshotError::Torn { .. })
-        ));
+        for (node, text, wanted) in [
+            ("node-b", &*whole, "it is of node node-a"),
+            ("node-a", &format!("{rest}\n"), "it has 1 objects of 2"),
+            ("node-a", &format!("{rest}\n{{\n"), "line 3 makes no sense"),
+            ("node-a", "", "it has 0 objects of 0"),
+        ] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(read(&path, node).unwrap_err().to_string(), wanted);
+        }
     }
 }

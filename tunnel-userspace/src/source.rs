@@ -77,3 +77,6 @@ impl Report {
         merged
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,14 +9,17 @@ use std::{
 };
 
 use tokio::time::timeout;
-use watched::{BAD, PATIENCE, Watched, folder, service};
+use watched::{BAD, folder, service, with};
 
 use super::*;
-use crate::model::{Kind, ObjectName};
+use crate::{
+    model::{Kind, ObjectName},
+    source::tests::PATIENCE,
+};
 
 #[tokio::test]
 async fn the_first_update_holds_everything_even_if_that_is_nothing() {
-    let mut watched = Watched::on(folder(), "manifests").await;
+    let mut watched = watched::on(folder(), "manifests").await;
 
     let update = watched.take().await;
     assert!(update.synced && update.services.is_empty() && update.nodes.is_empty());
@@ -72,7 +75,7 @@ fn the_first_reading_holds_a_file_that_is_being_replaced_all_the_time() {
 
 #[tokio::test]
 async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
 
     watched.write("b.yml", service("b", "10.0.0.2"));
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
@@ -82,13 +85,13 @@ async fn a_file_that_is_written_anew_replaced_or_deleted_is_told() {
     watched.until_without_loss("a=10.0.0.4 b=10.0.0.2").await;
     fs::remove_file(watched.path("b.yml")).expect("removed");
     watched.until("a=10.0.0.4").await;
-    fs::rename(watched.path("a.yaml"), watched.path("a.yaml.off")).expect("renamed");
+    watched.rename("a.yaml", "a.yaml.off");
     watched.until("").await;
 }
 
 #[tokio::test]
 async fn an_update_says_when_the_change_was_noticed() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
     let before = monotonic();
 
     watched.replace("a.yaml", &service("a", "10.0.0.2"));
@@ -99,7 +102,7 @@ async fn an_update_says_when_the_change_was_noticed() {
 
 #[tokio::test]
 async fn a_file_that_is_being_written_loses_nothing() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
     watched.write("b.yaml", service("b", "10.0.0.2"));
     watched.until("a=10.0.0.1 b=10.0.0.2").await;
 
@@ -114,7 +117,7 @@ async fn a_file_that_is_being_written_loses_nothing() {
     fs::hard_link(watched.path("b.yaml"), watched.path("c")).expect("linked");
     fs::remove_file(watched.path("b.yaml")).expect("removed");
     fs::write(watched.path("c"), service("c", "10.0.0.4")).expect("written");
-    fs::rename(watched.path("c"), watched.path("c.yaml")).expect("renamed");
+    watched.rename("c", "c.yaml");
     watched.until("a=10.0.0.1 c=10.0.0.4").await;
 
     slow.write_all(service("a", "10.0.0.9").as_bytes())
@@ -126,7 +129,7 @@ async fn a_file_that_is_being_written_loses_nothing() {
 
 #[tokio::test]
 async fn a_file_that_comes_up_complete_without_a_writer_is_read() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
     fs::write(watched.dir.path().join("outside"), service("b", "10.0.0.2")).expect("written");
 
     fs::hard_link(watched.dir.path().join("outside"), watched.path("b.yaml")).expect("linked");
@@ -173,7 +176,7 @@ async fn a_mounted_config_map_is_swapped_whole() {
     fill("..2024_1", "10.0.0.1");
     symlink("..data/a.yaml", mount.join("a.yaml")).expect("linked");
     symlink("..data/b.yaml", mount.join("b.yaml")).expect("linked");
-    let mut watched = Watched::on(dir, "manifests").await;
+    let mut watched = watched::on(dir, "manifests").await;
     watched.until("a=10.0.0.1 b=10.0.0.1").await;
 
     fill("..2024_2", "10.0.0.2");
@@ -184,7 +187,7 @@ async fn a_mounted_config_map_is_swapped_whole() {
 
 #[tokio::test]
 async fn what_a_link_leads_to_is_polled_though_no_event_tells() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
     let elsewhere = watched.dir.path().join("elsewhere");
     fs::write(&elsewhere, service("b", "10.0.0.2")).expect("written");
     symlink(&elsewhere, watched.path("b.yaml")).expect("linked");
@@ -203,13 +206,9 @@ async fn what_a_link_leads_to_is_polled_though_no_event_tells() {
 
 #[tokio::test]
 async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
-    let mut watched = Watched::new().await;
-    let both = |bad: &str| format!("{}---\n{bad}", service("a", "10.0.0.2"));
-    watched.write("a.yaml", both(&service("bad", "10.0.0.7")));
-    watched.until("a=10.0.0.2 bad=10.0.0.7").await;
+    let mut watched = watched::of_two().await;
 
-    let text = format!("{}---\n{BAD}", service("a", "10.0.0.3"));
-    watched.write("a.yaml", text);
+    watched.write("a.yaml", with("10.0.0.3", BAD));
 
     watched.until_without_loss("a=10.0.0.3 bad=10.0.0.7").await;
     let problem = "manifests/a.yaml:6: document 2: Service default/bad: spec.clusterIP: \"x\" is \
@@ -227,22 +226,8 @@ async fn a_bad_document_keeps_the_last_good_version_and_is_named() {
 }
 
 #[tokio::test]
-async fn two_files_with_one_object_conflict_until_one_goes() {
-    let mut watched = Watched::new().await;
-
-    watched.write("b.yaml", service("a", "10.0.0.2"));
-    watched
-        .until_problems(&["manifests/b.yaml:1: document 1: Service default/a: is already"])
-        .await;
-    fs::remove_file(watched.path("a.yaml")).expect("removed");
-
-    watched.until_without_loss("a=10.0.0.2").await;
-    watched.until_problems(&[]).await;
-}
-
-#[tokio::test]
 async fn a_file_that_cannot_be_read_keeps_its_objects() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
 
     watched.write("a.yaml", [0xff, 0xfe]);
     watched
@@ -273,17 +258,14 @@ async fn a_file_that_cannot_be_read_keeps_its_objects() {
 
 #[tokio::test]
 async fn a_folder_that_is_moved_away_keeps_its_objects_and_is_found_again() {
-    let mut watched = Watched::new().await;
-    let (folder, away) = (watched.path(""), watched.dir.path().join("away"));
-    let folder = folder
-        .parent()
-        .map_or(folder.as_path(), |_| folder.as_path());
+    let mut watched = watched::new().await;
+    let [folder, away] = ["manifests", "away"].map(|name| watched.dir.path().join(name));
 
-    fs::rename(folder, &away).expect("renamed");
+    fs::rename(&folder, &away).expect("renamed");
     watched
         .until_problems(&["manifests: can't be reached: "])
         .await;
-    fs::create_dir(folder).expect("a folder");
+    fs::create_dir(&folder).expect("a folder");
     watched
         .until_problems(&["manifests: was replaced by one without manifests; what was"])
         .await;
@@ -301,7 +283,7 @@ async fn a_single_file_is_watched_through_its_folder() {
     let dir = folder();
     let path = dir.path().join("manifests/one.conf");
     fs::write(path, service("a", "10.0.0.1")).expect("written");
-    let mut watched = Watched::on(dir, "manifests/one.conf").await;
+    let mut watched = watched::on(dir, "manifests/one.conf").await;
     watched.until("a=10.0.0.1").await;
 
     watched.write("other.yaml", service("other", "10.0.0.9"));
@@ -313,7 +295,7 @@ async fn a_single_file_is_watched_through_its_folder() {
 
 #[tokio::test]
 async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
     let json = |name: &str, address: &str| {
         format!(
             r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"{address}","ports":[{{"port":80}}]}}}}"#
@@ -340,17 +322,14 @@ async fn json_and_lists_are_read_and_hidden_files_and_subfolders_are_not() {
 
 #[tokio::test]
 async fn changes_gather_while_the_receiver_is_busy_and_none_is_lost() {
-    let mut watched = Watched::new().await;
+    let mut watched = watched::new().await;
 
     for i in 0..200 {
         watched.write(&format!("s{i}.yaml"), service(&format!("s{i}"), "10.0.1.1"));
         watched.replace("a.yaml", &service("a", &format!("10.0.2.{i}")));
     }
-    let read = |report: &Arc<Report>| report.objects.get(&Kind::Service) == Some(&201);
-    timeout(PATIENCE, watched.report.wait_for(read))
-        .await
-        .expect("read")
-        .expect("it runs");
+    let has_read = |report: &Report| report.objects.get(&Kind::Service) == Some(&201);
+    watched.until_report(has_read).await;
     let mut updates = 0;
     while watched.known.len() < 201 || !watched.words().contains("a=10.0.2.199") {
         watched.take().await;
@@ -375,31 +354,23 @@ fn a_folder_is_read_once_without_a_watch() {
     read(&dir.path().join("c.yaml")).expect_err("there is no such file");
 }
 
-async fn next_changes(watch: &mut Watch) -> Changes {
+/// What is noticed first after a step.
+async fn changes(folder: &Path, step: impl FnOnce() -> io::Result<()>) -> Changes {
+    let mut watch = Watch::new(&Target::new(folder, 1).expect("a target")).expect("a watch");
+    step().expect("done");
     timeout(PATIENCE, watch.changed()).await.expect("in time");
     watch.take()
 }
 
 #[tokio::test]
-async fn a_swap_of_names_that_are_no_manifests_is_noticed_at_once() {
-    let dir = tempfile::tempdir().expect("a folder");
-    symlink("..2024_1", dir.path().join("..tmp")).expect("linked");
-    let target = Target::new(dir.path(), 1).expect("a target");
-    let mut watch = Watch::new(&target).expect("a watch");
+async fn a_swap_of_names_that_are_no_manifests_and_the_end_of_a_folder_are_noticed_at_once() {
+    let dir = folder();
+    let [draft, data, folder] = ["..tmp", "..data", "manifests"].map(|name| dir.path().join(name));
+    symlink("..2024_1", &draft).expect("linked");
 
-    fs::rename(dir.path().join("..tmp"), dir.path().join("..data")).expect("renamed");
+    let swapped = changes(dir.path(), || fs::rename(draft, data)).await;
+    let removed = changes(&folder, || fs::remove_dir(&folder)).await;
 
-    assert!(next_changes(&mut watch).await.is_near);
-}
-
-#[tokio::test]
-async fn a_folder_that_is_removed_is_noticed_at_once() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let folder = dir.path().join("manifests");
-    fs::create_dir(&folder).expect("a folder");
-    let mut watch = Watch::new(&Target::new(&folder, 1).expect("a target")).expect("a watch");
-
-    fs::remove_dir(&folder).expect("removed");
-
-    assert!(next_changes(&mut watch).await.is_lost);
+    assert!(swapped.is_near);
+    assert!(removed.is_lost);
 }

@@ -5,27 +5,16 @@ mod faults;
 mod owners;
 mod server;
 
-use std::collections::BTreeMap;
-
 use server::{Asked, Reply, Script, Server, list_of_one, listed, status, watched};
-use tokio::time::timeout;
 
 use super::*;
-use crate::{model::Update, source::Store};
+use crate::source::{
+    Store,
+    tests::{Followed, PATIENCE},
+};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 /// For how long a server does what it shouldn't, where that is to be seen to its end.
 const A_LITTLE: Duration = Duration::from_millis(500);
-
-/// A source that follows servers on loopback.
-struct Followed {
-    store: Store,
-    report: watch::Receiver<Arc<Report>>,
-    known: BTreeMap<String, String>,
-    folder: tempfile::TempDir,
-    draining: watch::Sender<bool>,
-    running: JoinSet<()>,
-}
 
 /// A source that is about to follow servers on loopback, quickly.
 struct Setup {
@@ -70,93 +59,27 @@ impl Setup {
 
     async fn start(self) -> Followed {
         let mut store = Store::default();
-        let source = start_within(self.limits, self.settings, self.scope, store.overlay())
-            .await
-            .expect("a source");
-        let (draining, stop) = watch::channel(false);
+        let source = start_within(self.limits, self.settings, self.scope, store.overlay()).await;
+        let source = source.expect("a source");
         let report = source.report();
-        let mut running = JoinSet::new();
-        running.spawn(source.run(stop));
-        Followed {
-            store,
-            report,
-            known: BTreeMap::new(),
-            folder: self.folder,
-            draining,
-            running,
-        }
+        Followed::new(self.folder, store, report, |stop| source.run(stop))
     }
 }
 
-impl Followed {
-    async fn of(servers: &[&Server]) -> Self {
-        Setup::of(servers).start().await
-    }
+async fn follow(servers: &[&Server]) -> Followed {
+    Setup::of(servers).start().await
+}
 
-    /// With a limit for what shouldn't last.
-    async fn within(limit: Duration, servers: &[&Server]) -> Self {
-        let mut setup = Setup::of(servers);
-        setup.limits = Limits {
-            silence: limit,
-            lag: limit,
-            probe: limit,
-            overtime: limit,
-        };
-        setup.start().await
-    }
-
-    /// Waits for these Services, and stops.
-    async fn ends_at(mut self, words: &str) {
-        self.until(words).await;
-        self.stop().await;
-    }
-
-    fn words(&self) -> String {
-        let words: Vec<_> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
-        words.join(" ")
-    }
-
-    async fn take(&mut self) -> Update {
-        let update = timeout(PATIENCE, self.store.update()).await;
-        let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
-        let update = update.expect("the source runs");
-        for (name, state) in &update.services {
-            match state {
-                Some(state) => {
-                    let address = state.service.cluster_ips[0].to_string();
-                    self.known.insert(name.name.to_string(), address)
-                }
-                None => self.known.remove(&*name.name),
-            };
-        }
-        update
-    }
-
-    async fn until(&mut self, words: &str) -> Update {
-        loop {
-            let update = self.take().await;
-            if self.words() == words {
-                return update;
-            }
-        }
-    }
-
-    async fn until_trouble(&mut self, words: &str) {
-        let is_told = |report: &Arc<Report>| {
-            let server = report.server.as_ref();
-            let trouble = server.and_then(|server| server.trouble.as_ref());
-            trouble.is_some_and(|trouble| trouble.contains(words))
-        };
-        let told = timeout(PATIENCE, self.report.wait_for(is_told));
-        let is_told = told.await.is_ok();
-        assert!(is_told, "{:?}", self.report.borrow());
-    }
-
-    async fn stop(self) -> tempfile::TempDir {
-        self.draining.send(true).expect("someone listens");
-        self.running.join_all().await;
-        self.folder
-    }
+/// Follows servers with a limit for what shouldn't last.
+async fn follow_within(limit: Duration, servers: &[&Server]) -> Followed {
+    let mut setup = Setup::of(servers);
+    setup.limits = Limits {
+        silence: limit,
+        lag: limit,
+        probe: limit,
+        overtime: limit,
+    };
+    setup.start().await
 }
 
 fn is_streamed(asked: &Asked) -> bool {
@@ -178,15 +101,12 @@ async fn a_streamed_list_is_followed_by_what_changes() {
             watched("MODIFIED", "a", "10.0.0.3", 8),
             watched("DELETED", "b", "10.0.0.2", 9),
         ])
-    }))
-    .await;
-    let mut followed = Followed::of(&[&server]).await;
+    }));
+    let mut followed = follow(&[&server]).await;
 
     let first = followed.take().await;
     assert!(first.synced && first.whole);
-    if followed.words() != "a=10.0.0.3" {
-        followed.until("a=10.0.0.3").await;
-    }
+    followed.until("a=10.0.0.3").await;
 
     let asked = server.asked("/api/v1/services");
     assert_eq!(asked[0].query["fieldSelector"], "spec.clusterIP!=None");
@@ -221,11 +141,10 @@ async fn a_server_that_refuses_or_fails_to_stream_a_list_is_read_in_pages() {
                 None => listed(&[("a", "10.0.0.1"), ("b", "10.0.0.2")], 7, Some("next")),
                 Some(_) => listed(&[("c", "10.0.0.3")], 7, None),
             }
-        }))
-        .await;
+        }));
 
         let all = "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 d=10.0.0.4";
-        Followed::of(&[&server]).await.ends_at(all).await;
+        follow(&[&server]).await.until(all).await;
     }
 }
 
@@ -237,11 +156,10 @@ async fn a_watch_that_ends_goes_on_where_it_was_without_a_new_list() {
         }
         assert_eq!(asked.query["resourceVersion"], "7");
         Reply::Held(vec![watched("ADDED", "b", "10.0.0.2", 8)])
-    }))
-    .await;
+    }));
 
     let both = "a=10.0.0.1 b=10.0.0.2";
-    Followed::of(&[&server]).await.ends_at(both).await;
+    follow(&[&server]).await.until(both).await;
 }
 
 #[tokio::test]
@@ -258,10 +176,9 @@ async fn a_version_that_is_too_old_leads_to_a_new_list() {
             return Reply::Held(list_of_one("b", "10.0.0.2", 50, 51));
         }
         listed(&[], 51, None)
-    }))
-    .await;
+    }));
 
-    Followed::of(&[&server]).await.ends_at("b=10.0.0.2").await;
+    follow(&[&server]).await.until("b=10.0.0.2").await;
 }
 
 #[tokio::test]
@@ -277,9 +194,8 @@ async fn a_server_that_comes_back_with_older_data_is_listed_anew() {
             return status(500, "etcd is being restored");
         }
         listed(&[("old", "10.0.0.2")], 7, None)
-    }))
-    .await;
-    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
+    }));
+    let mut followed = follow_within(A_LITTLE, &[&server]).await;
     followed.until("a=10.0.0.1").await;
     let before = Instant::now();
 
@@ -299,9 +215,8 @@ async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
             return Reply::Held(vec![server::end_of_list(7)]);
         }
         status(504, "Too large resource version: 700, current: 7")
-    }))
-    .await;
-    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
+    }));
+    let mut followed = follow_within(A_LITTLE, &[&server]).await;
     followed.until("a=10.0.0.1").await;
 
     followed.until("").await;
@@ -309,12 +224,11 @@ async fn a_version_that_the_server_doesnt_have_yet_leads_to_a_new_list() {
 
 #[tokio::test]
 async fn where_one_server_fails_the_next_is_asked() {
-    let bad = Server::start(Script::all(|_| status(503, "starting"))).await;
+    let bad = Server::start(Script::all(|_| status(503, "starting")));
     let good = Server::start(Script::new(|_| {
         Reply::Held(list_of_one("a", "10.0.0.1", 5, 7))
-    }))
-    .await;
-    let mut followed = Followed::of(&[&bad, &good]).await;
+    }));
+    let mut followed = follow(&[&bad, &good]).await;
 
     followed.until("a=10.0.0.1").await;
 
@@ -332,13 +246,12 @@ async fn an_object_of_another_shape_stops_no_other() {
             watched("ADDED", "a", "10.0.0.1", 6),
             server::end_of_list(7),
         ])
-    }))
-    .await;
-    let mut followed = Followed::of(&[&server]).await;
+    }));
+    let mut followed = follow(&[&server]).await;
 
     let update = followed.until("a=10.0.0.1").await;
 
-    assert!(!update.whole);
+    assert!(!update.expect("an update").whole);
     let problems = followed.report.borrow().problems.clone();
     let [problem] = &*problems else {
         panic!("{problems:?}");
@@ -354,9 +267,8 @@ async fn a_kind_that_the_server_doesnt_have_is_done_without() {
             return status(404, "the server could not find the requested resource");
         }
         Reply::Held(vec![server::end_of_list(7)])
-    }))
-    .await;
-    let mut followed = Followed::of(&[&server]).await;
+    }));
+    let mut followed = follow(&[&server]).await;
 
     assert!(followed.take().await.whole);
 }
@@ -369,9 +281,8 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
             watched("ADDED", "b", "10.0.0.2", 6),
             server::end_of_list(7),
         ])
-    }))
-    .await;
-    let mut followed = Followed::of(&[&server]).await;
+    }));
+    let mut followed = follow(&[&server]).await;
     followed.until("a=10.0.0.1 b=10.0.0.2").await;
     let folder = followed.stop().await;
 
@@ -386,11 +297,9 @@ async fn what_was_known_is_used_while_no_server_answers_and_given_up_when_one_do
     let stale = |followed: &Followed| followed.report.borrow().server.clone()?.stale;
     assert!(stale(&followed).is_some());
 
-    server
-        .open(Script::new(|_| {
-            Reply::Held(list_of_one("b", "10.0.0.2", 6, 9))
-        }))
-        .await;
+    server.open(Script::new(|_| {
+        Reply::Held(list_of_one("b", "10.0.0.2", 6, 9))
+    }));
     loop {
         let update = followed.take().await;
         assert_eq!(update.stale, !update.whole);

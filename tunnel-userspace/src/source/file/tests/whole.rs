@@ -1,49 +1,46 @@
 //! Whether updates say that nothing is missing.
 
-use std::{fs, os::unix::fs::symlink};
+use std::{fs, os::unix::fs::symlink, path::Path};
 
-use super::watched::{BAD, Watched, folder, service};
+use super::watched::{self, BAD, folder, service};
+use crate::source::tests::Followed;
 
-/// Starts on a folder with `a` and something that can't be used, and takes the first update.
-async fn with_trouble(make: impl FnOnce(&std::path::Path)) -> Watched {
+/// Starts on a folder with `a` and something else, and takes the first update. Says whether it is
+/// whole.
+async fn beside(make: impl FnOnce(&Path)) -> (Followed, bool) {
     let dir = folder();
     let manifests = dir.path().join("manifests");
     fs::write(manifests.join("a.yaml"), service("a", "10.0.0.1")).expect("written");
     make(&manifests);
-    let mut watched = Watched::on(dir, "manifests").await;
-    let update = watched.take().await;
-    assert!(!update.whole, "something is missing");
+    let mut watched = watched::on(dir, "manifests").await;
+    let is_whole = watched.take().await.whole;
     assert_eq!(watched.words(), "a=10.0.0.1");
-    watched
+    (watched, is_whole)
 }
 
-async fn until_whole(watched: &mut Watched) {
+async fn until_whole(watched: &mut Followed) {
     while !watched.take().await.whole {}
 }
 
 #[tokio::test]
 async fn nothing_is_missing_where_only_a_field_is_left_out() {
-    let dir = folder();
-    let manifests = dir.path().join("manifests");
     let odd = service("a", "10.0.0.1").replace(
         "metadata: {",
         "metadata: {annotations: {culvert.dev/algorithm: fastest}, ",
     );
     assert!(odd.contains("fastest"), "{odd}");
-    fs::write(manifests.join("a.yaml"), odd).expect("written");
 
-    let mut watched = Watched::on(dir, "manifests").await;
+    let write = |folder: &Path| fs::write(folder.join("a.yaml"), odd).expect("written");
+    let (_, is_whole) = beside(write).await;
 
-    assert!(watched.take().await.whole);
-    assert_eq!(watched.words(), "a=10.0.0.1");
+    assert!(is_whole);
 }
 
 #[tokio::test]
 async fn a_bad_document_is_missing_until_it_is_mended() {
-    let bad = |manifests: &std::path::Path| {
-        fs::write(manifests.join("b.yaml"), BAD).expect("written");
-    };
-    let mut watched = with_trouble(bad).await;
+    let write = |folder: &Path| fs::write(folder.join("b.yaml"), BAD).expect("written");
+    let (mut watched, is_whole) = beside(write).await;
+    assert!(!is_whole);
 
     // Even if nothing is left of it.
     watched.write("b.yaml", "# nothing\n");
@@ -54,16 +51,12 @@ async fn a_bad_document_is_missing_until_it_is_mended() {
 
 #[tokio::test]
 async fn a_link_that_leads_nowhere_is_missing_until_it_leads_somewhere() {
-    let link = |manifests: &std::path::Path| {
-        symlink("../elsewhere", manifests.join("b.yaml")).expect("linked");
-    };
-    let mut watched = with_trouble(link).await;
+    let link = |folder: &Path| symlink("../elsewhere", folder.join("b.yaml")).expect("linked");
+    let (mut watched, is_whole) = beside(link).await;
+    assert!(!is_whole);
 
-    fs::write(
-        watched.dir.path().join("elsewhere"),
-        service("b", "10.0.0.2"),
-    )
-    .expect("written");
+    let elsewhere = watched.dir.path().join("elsewhere");
+    fs::write(elsewhere, service("b", "10.0.0.2")).expect("written");
 
     until_whole(&mut watched).await;
     assert_eq!(watched.words(), "a=10.0.0.1 b=10.0.0.2");

@@ -15,7 +15,7 @@ fn replace(path: &Path, text: &str) {
 
 /// A server that tells a Service `a` whose address says whom it believes, and nothing to others. Its
 /// watches end, so that it is asked again and again.
-async fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
+fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
     Server::start(Script::all(move |asked| {
         let known = tokens
             .iter()
@@ -38,7 +38,6 @@ async fn believing(tokens: &'static [(&'static str, &'static str)]) -> Server {
             Vec::new()
         })
     }))
-    .await
 }
 
 /// A folder with the kubeconfig of a user.
@@ -63,7 +62,7 @@ async fn until_asked_again(server: &Server) {
 async fn a_token_that_is_rotated_is_used_at_once_whether_it_was_believed_or_not() {
     let both: &'static [(&str, &str)] = &[("first", "10.0.0.1"), ("second", "10.0.0.2")];
     for (tokens, is_believed) in [(both, true), (&both[1..], false)] {
-        let server = believing(tokens).await;
+        let server = believing(tokens);
         let secret = tempfile::tempdir().expect("a folder");
         let token = secret.path().join("token");
         replace(&token, "first");
@@ -83,7 +82,7 @@ async fn a_token_that_is_rotated_is_used_at_once_whether_it_was_believed_or_not(
 
 #[tokio::test]
 async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
-    let server = believing(&[("second", "10.0.0.2")]).await;
+    let server = believing(&[("second", "10.0.0.2")]);
     let secret = tempfile::tempdir().expect("a folder");
     let said = secret.path().join("said");
     let says = |token: &str| {
@@ -112,10 +111,10 @@ async fn a_plugin_is_asked_again_when_its_token_is_no_longer_believed() {
 
 #[tokio::test]
 async fn a_kubeconfig_that_changes_is_read_again_and_the_last_good_one_stays() {
-    let server = believing(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]).await;
+    let server = believing(&[("first", "10.0.0.1"), ("second", "10.0.0.2")]);
     let folder = folder_of(&server, &json!({"token": "first"}));
     let mut followed = Setup::within(folder, &[&server]).start().await;
-    let kubeconfig = followed.folder.path().join("kubeconfig");
+    let kubeconfig = followed.dir.path().join("kubeconfig");
     followed.until("a=10.0.0.1").await;
 
     replace(&kubeconfig, "not a kubeconfig");

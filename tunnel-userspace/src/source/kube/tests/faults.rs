@@ -38,9 +38,8 @@ async fn a_server_that_lags_brings_nothing_back_that_is_gone() {
                 2..5 => one_of(asked, "gone", "10.0.0.9", 600, Vec::new()),
                 _ => one_of(asked, "b", "10.0.0.2", 701, Vec::new()),
             }
-        }))
-        .await;
-        let mut followed = Followed::of(&[&server]).await;
+        }));
+        let mut followed = follow(&[&server]).await;
 
         followed.until("a=10.0.0.1").await;
         followed
@@ -70,16 +69,14 @@ async fn a_server_that_lags_is_left_for_the_next() {
     let behind = Server::start(Script::counting(|asked, times| match times {
         0 => one_of(asked, "a", "10.0.0.1", 700, vec![failed(410, "Expired")]),
         _ => one_of(asked, "gone", "10.0.0.9", 600, Vec::new()),
-    }))
-    .await;
+    }));
     let ahead = Server::start(Script::new(|asked| {
         if is_streamed(asked) {
             return one_of(asked, "b", "10.0.0.2", 701, Vec::new());
         }
         Reply::Held(Vec::new())
-    }))
-    .await;
-    let mut followed = Followed::of(&[&behind, &ahead]).await;
+    }));
+    let mut followed = follow(&[&behind, &ahead]).await;
 
     followed.until("a=10.0.0.1").await;
     followed.take().await;
@@ -95,9 +92,8 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
         }
         // Said again and again, it is nothing new.
         Reply::Closed(vec![watched("MODIFIED", "a", "10.0.0.1", 6)])
-    }))
-    .await;
-    let mut followed = Followed::of(&[&server]).await;
+    }));
+    let mut followed = follow(&[&server]).await;
     followed.take().await;
 
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -111,8 +107,7 @@ async fn a_server_that_ends_each_watch_at_once_is_asked_no_faster_than_one_that_
 async fn a_version_that_is_too_old_after_each_list_is_met_with_growing_pauses() {
     let server = Server::start(Script::new(|asked| {
         one_of(asked, "a", "10.0.0.1", 7, vec![failed(410, "Expired")])
-    }))
-    .await;
+    }));
     let mut setup = Setup::of(&[&server]);
     setup.settings.longest_pause = Duration::from_secs(10);
     let mut followed = setup.start().await;
@@ -131,20 +126,18 @@ async fn a_server_that_is_silent_is_left_for_the_next() {
         0 => one_of(asked, "a", "10.0.0.1", 7, Vec::new()),
         1 => status(500, "it is about to freeze"),
         _ => Reply::Silence,
-    }))
-    .await;
-    let frozen = Server::start(Script::all(|_| Reply::Silence)).await;
+    }));
+    let frozen = Server::start(Script::all(|_| Reply::Silence));
     let good = Server::start(Script::new(|asked| {
         if is_streamed(asked) || !is_watch(asked) {
             return one_of(asked, "b", "10.0.0.2", 8, Vec::new());
         }
         Reply::Held(Vec::new())
-    }))
-    .await;
+    }));
 
-    Followed::within(A_LITTLE, &[&first, &frozen, &good])
+    follow_within(A_LITTLE, &[&first, &frozen, &good])
         .await
-        .ends_at("b=10.0.0.2")
+        .until("b=10.0.0.2")
         .await;
 }
 
@@ -161,9 +154,8 @@ async fn a_page_that_stops_in_the_middle_is_given_up_and_asked_for_again() {
             return Reply::Held(vec![r#"{"apiVersion": "v1", "items": ["#.to_owned()]);
         }
         listed(&[("a", "10.0.0.1")], 7, None)
-    }))
-    .await;
-    let mut followed = Followed::within(A_LITTLE, &[&server]).await;
+    }));
+    let mut followed = follow_within(A_LITTLE, &[&server]).await;
 
     followed.until_trouble("was silent for 500ms").await;
     followed.until("a=10.0.0.1").await;
@@ -187,8 +179,7 @@ async fn a_watch_that_its_server_has_forgotten_is_opened_anew_where_it_was() {
             1 => Reply::Held(vec![watched("ADDED", "a", "10.0.0.1", 8)]),
             _ => Reply::Held(vec![watched("ADDED", "b", "10.0.0.2", 9)]),
         }
-    }))
-    .await;
+    }));
     let mut setup = Setup::of(&[&server]);
     setup.limits.overtime = A_LITTLE;
     setup.settings.watch_timeout = Duration::from_secs(1);
@@ -212,10 +203,9 @@ async fn the_longer_of_two_pauses_that_a_server_wants_is_left_and_once_only() {
                 return Reply::Held(vec![end_of_list(7)]);
             }
             listed(&[], 7, None)
-        }))
-        .await;
+        }));
         let before = Instant::now();
-        let mut followed = Followed::of(&[&server]).await;
+        let mut followed = follow(&[&server]).await;
 
         followed.take().await;
 

@@ -1,10 +1,10 @@
 //! A server on loopback with a script.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tokio::{
@@ -102,16 +103,10 @@ impl Script {
     }
 }
 
-#[derive(Default)]
-struct Log {
-    asked: Vec<Asked>,
-    times: HashMap<String, usize>,
-}
-
 /// The server. It ends with this.
 pub(super) struct Server {
     address: SocketAddr,
-    log: Arc<Mutex<Log>>,
+    log: Arc<Mutex<Vec<Asked>>>,
     socket: Socket,
     running: Mutex<JoinSet<()>>,
 }
@@ -131,13 +126,13 @@ impl Server {
         }
     }
 
-    pub(super) async fn start(script: Script) -> Self {
+    pub(super) fn start(script: Script) -> Self {
         let server = Self::reserved();
-        server.open(script).await;
+        server.open(script);
         server
     }
 
-    pub(super) async fn open(&self, script: Script) {
+    pub(super) fn open(&self, script: Script) {
         self.socket.listen(16).expect("listening");
         self.socket.set_nonblocking(true).expect("set");
         let socket = self.socket.try_clone().expect("a socket");
@@ -150,8 +145,7 @@ impl Server {
                 connections.spawn(serve(stream, Arc::clone(&script), Arc::clone(&log)));
             }
         };
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.spawn(accepting);
+        self.running.lock().spawn(accepting);
     }
 
     pub(super) fn uri(&self) -> Uri {
@@ -168,16 +162,13 @@ impl Server {
 
     /// What was asked for at a path.
     pub(super) fn asked(&self, path: &str) -> Vec<Asked> {
-        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.asked
-            .iter()
-            .filter(|asked| asked.path == path)
-            .cloned()
-            .collect()
+        let log = self.log.lock();
+        let asked = log.iter().filter(|asked| asked.path == path);
+        asked.cloned().collect()
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Log>>) {
+async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<Asked>>>) {
     let service = service_fn(|request| {
         let answer = answer(&request, &script, &log);
         async {
@@ -197,7 +188,7 @@ async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Log>>) {
 fn answer(
     request: &Request<Incoming>,
     script: &Script,
-    log: &Mutex<Log>,
+    log: &Mutex<Vec<Asked>>,
 ) -> Option<Response<BoxBody<Bytes, Infallible>>> {
     let query = request.uri().query().unwrap_or_default();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -212,11 +203,11 @@ fn answer(
             .and_then(|value| Some(value.to_str().ok()?.strip_prefix("Bearer ")?.to_owned())),
     };
     let times = {
-        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.asked.push(asked.clone());
-        let times = log.times.entry(asked.path.clone()).or_default();
-        *times += 1;
-        *times - 1
+        let mut log = log.lock();
+        let times = log.iter().filter(|earlier| earlier.path == asked.path);
+        let times = times.count();
+        log.push(asked.clone());
+        times
     };
     let lines = |lines: Vec<String>| {
         let frames = lines

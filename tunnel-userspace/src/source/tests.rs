@@ -1,0 +1,142 @@
+//! A source that runs, for the tests of each kind of source.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
+
+use tempfile::TempDir;
+use tokio::{sync::watch, task::JoinSet, time::timeout};
+
+use super::{Report, Store};
+use crate::model::Update;
+
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A source that runs, and what its store has told.
+pub(super) struct Followed {
+    pub(super) dir: TempDir,
+    store: Store,
+    pub(super) report: watch::Receiver<Arc<Report>>,
+    /// Each Service that is known, with its cluster IP.
+    pub(super) known: BTreeMap<String, String>,
+    draining: watch::Sender<bool>,
+    running: JoinSet<()>,
+}
+
+impl Followed {
+    /// Runs a source until it is stopped.
+    pub(super) fn new<R: Future<Output = ()> + Send + 'static>(
+        dir: TempDir,
+        store: Store,
+        report: watch::Receiver<Arc<Report>>,
+        run: impl FnOnce(watch::Receiver<bool>) -> R,
+    ) -> Self {
+        let (draining, stop) = watch::channel(false);
+        let mut running = JoinSet::new();
+        running.spawn(run(stop));
+        Self {
+            dir,
+            store,
+            report,
+            known: BTreeMap::new(),
+            draining,
+            running,
+        }
+    }
+
+    /// The path of a manifest.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("manifests").join(name)
+    }
+
+    pub(super) fn write(&self, name: &str, text: impl AsRef<[u8]>) {
+        fs::write(self.path(name), text).expect("written");
+    }
+
+    /// Replaces a manifest as editors do.
+    pub(super) fn replace(&self, name: &str, text: &str) {
+        self.write(".new", text);
+        self.rename(".new", name);
+    }
+
+    pub(super) fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.path(from), self.path(to)).expect("renamed");
+    }
+
+    /// The Services that are known, each as `name=address`.
+    pub(super) fn words(&self) -> String {
+        let words: Vec<String> = self.known.iter().map(|(a, b)| format!("{a}={b}")).collect();
+        words.join(" ")
+    }
+
+    pub(super) async fn take(&mut self) -> Update {
+        let update = timeout(PATIENCE, self.store.update()).await;
+        let update = update.unwrap_or_else(|_| panic!("no update; known: {}", self.words()));
+        let update = update.expect("the source runs");
+        assert!(update.synced, "nothing is told before all was read");
+        for (name, state) in &update.services {
+            let name = name.name.to_string();
+            match state {
+                Some(state) => {
+                    let address = state.service.cluster_ips[0].to_string();
+                    self.known.insert(name, address)
+                }
+                None => self.known.remove(&name),
+            };
+        }
+        update
+    }
+
+    /// Takes updates until these Services are known. Gives the last one, if any was needed.
+    pub(super) async fn until(&mut self, words: &str) -> Option<Update> {
+        let mut last = None;
+        while self.words() != words {
+            last = Some(self.take().await);
+        }
+        last
+    }
+
+    /// Takes updates until these Services are known; there must not be fewer meanwhile.
+    pub(super) async fn until_without_loss(&mut self, words: &str) {
+        let count = self.known.len();
+        while self.words() != words {
+            self.take().await;
+            assert!(self.known.len() >= count, "lost one: {}", self.words());
+        }
+    }
+
+    pub(super) async fn until_report(&mut self, is_wanted: impl Fn(&Report) -> bool + Send + Sync) {
+        let is_wanted = |report: &Arc<Report>| is_wanted(report);
+        let told = timeout(PATIENCE, self.report.wait_for(is_wanted));
+        let is_told = told.await.is_ok();
+        assert!(is_told, "{:#?}", self.report.borrow());
+    }
+
+    /// Waits until what is wrong is this, each problem without the folder before it.
+    pub(super) async fn until_problems(&mut self, expected: &[&str]) {
+        let folder = format!("{}/", self.dir.path().display());
+        let is_expected = |report: &Report| {
+            let words = report.problems.iter().map(ToString::to_string);
+            let mut pairs = words.zip(expected);
+            report.problems.len() == expected.len()
+                && pairs.all(|(word, part)| word.replace(&folder, "").contains(part))
+        };
+        self.until_report(is_expected).await;
+    }
+
+    /// Waits until the API server is in trouble with these words.
+    pub(super) async fn until_trouble(&mut self, words: &str) {
+        let has_words = |report: &Report| {
+            let server = report.server.as_ref();
+            let trouble = server.and_then(|server| server.trouble.as_ref());
+            trouble.is_some_and(|trouble| trouble.contains(words))
+        };
+        self.until_report(has_words).await;
+    }
+
+    /// Stops the source, and gives its folder.
+    pub(super) async fn stop(self) -> TempDir {
+        self.draining.send(true).expect("someone listens");
+        let ended = timeout(PATIENCE, self.running.join_all());
+        ended.await.expect("in time");
+        self.dir
+    }
+}

@@ -60,32 +60,20 @@ fn sees(backend: &Pod, place: &Place, as_whom: [IpAddr; 2]) -> Result<()> {
 }
 
 #[test]
-fn a_backend_sees_the_pod_that_dials_whatever_address_that_dials() -> Result<()> {
-    let scene = SCENE.take()?;
-    let own = [scene.client.v4(), scene.client.v6()];
-    for policy in ["Cluster", "Local"] {
-        let backend = program(&scene, policy)?;
-        sees(&backend, &scene.client, own).context(policy)?;
-        scene.restore()?;
-    }
-    scene.give_back()
-}
-
-#[test]
-fn a_backend_sees_the_node_where_its_host_dials() -> Result<()> {
+fn a_backend_sees_a_pod_the_host_and_itself_by_their_own_addresses_whatever_they_dial() -> Result<()>
+{
     let scene = SCENE.take()?;
     for policy in ["Cluster", "Local"] {
         let backend = program(&scene, policy)?;
-        sees(&backend, scene.node.host(), HOST.ips()).context(policy)?;
+        for (who, place, own) in [
+            ("a pod", &**scene.client, Vip::of_pod(&scene.client)),
+            ("the host", scene.node.host(), HOST),
+            ("the backend itself", &**backend, Vip::of_pod(&backend)),
+        ] {
+            let seen = sees(&backend, place, own.ips());
+            seen.with_context(|| format!("{who}, policy {policy}"))?;
+        }
         scene.restore()?;
     }
-    scene.give_back()
-}
-
-#[test]
-fn a_pod_that_reaches_itself_through_its_service_sees_itself() -> Result<()> {
-    let scene = SCENE.take()?;
-    let backend = program(&scene, "Cluster")?;
-    sees(&backend, &backend, [backend.v4(), backend.v6()])?;
     scene.give_back()
 }

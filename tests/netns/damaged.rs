@@ -43,23 +43,18 @@ fn fails_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Result<Str
 }
 
 /// As [`fails`], with another word in the config.
-fn fails_with(scene: &Scene, place: &Place, from: &str, to: &str) -> Result<String> {
+fn fails_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     let config = fs::read_to_string(scene.node.config_path())?;
     ensure!(config.contains(from), "no {from} in {config}");
     let path = scene.node.config_path().with_file_name("other.yaml");
     fs::write(&path, config.replace(from, to))?;
-    fails_by(scene, || {
-        run(place, &["node", "--config", &path.to_string_lossy()])
-    })
+    fails_by(scene, || node_by(scene.node.host(), &path))
 }
 
-/// Runs the program in a place to its end.
-fn run(place: &Place, arguments: &[&str]) -> Result<Output> {
-    let program = environment::culvert()?;
-    let program = program.to_string_lossy();
-    let words: Vec<&str> = std::iter::once(&*program)
-        .chain(arguments.iter().copied())
-        .collect();
+/// Runs a daemon with another config in a place to its end.
+fn node_by(place: &Place, config: &Path) -> Result<Output> {
+    let (program, config) = (environment::culvert()?, config.to_string_lossy());
+    let words = [&*program.to_string_lossy(), "node", "--config", &config];
     place.command(&words).start()?.finish(COMMAND)
 }
 
@@ -170,42 +165,45 @@ fn manifests_that_are_not_there_keep_what_is_programmed() -> Result<()> {
 fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     scene.node.kill9()?;
-    let host = scene.node.host();
 
-    let bpffs = scene.node.bpffs_inside();
-    let plain = scene.node.state().join("pins");
-    let (bpffs, plain) = (bpffs.to_string_lossy(), plain.to_string_lossy());
-    let said = fails_with(&scene, host, &bpffs, &plain)?;
-    says(&said, &[&plain, "not on a BPF file system", "mount -t bpf"])?;
-    ensure!(!Path::new(&*plain).exists());
-
-    let cgroup = scene.node.instance_cgroup();
-    let (there, absent) = (cgroup.to_string_lossy(), cgroup.join("absent"));
-    let absent = absent.to_string_lossy();
-    let cgroup = |path: &str| format!("cgroup: {path}\n");
-    let said = fails_with(&scene, host, &cgroup(&there), &cgroup(&absent))?;
-    says(&said, &[&absent, "cgroup"])?;
-    let folder = scene.node.state();
-    let folder = folder.to_string_lossy();
-    let said = fails_with(&scene, host, &cgroup(&there), &cgroup(&folder))?;
-    says(&said, &[&folder, "cgroup"])?;
-
-    let said = fails_with(&scene, host, "stateDir:", "stateDirs:")?;
-    says(&said, &["other.yaml", "stateDirs"])
+    let (state, cgroup) = (scene.node.state(), scene.node.instance_cgroup());
+    let [bpffs, plain, absent, state, cgroup] = [
+        scene.node.bpffs_inside(),
+        state.join("pins"),
+        cgroup.join("absent"),
+        state,
+        cgroup,
+    ]
+    .map(|path| path.display().to_string());
+    for (from, to, words) in [
+        (
+            &*bpffs,
+            &*plain,
+            &[&*plain, "not on a BPF file system", "mount -t bpf"][..],
+        ),
+        (&cgroup, &absent, &[&absent, "cgroup"]),
+        (&cgroup, &state, &[&state, "cgroup"]),
+        ("stateDir:", "stateDirs:", &["other.yaml", "stateDirs"]),
+    ] {
+        let said = fails_with(&scene, from, to)?;
+        says(&said, words).with_context(|| format!("{to} for {from}"))?;
+    }
+    ensure!(!Path::new(&plain).exists());
+    Ok(())
 }
 
 #[test]
 #[ignore = "no kernel decides it: a lock on a file"]
-fn a_second_daemon_is_kept_off_and_told_who_is_there() -> Result<()> {
+fn a_second_daemon_and_a_cleanup_are_kept_off_and_told_who_is_there() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
-    let pid = scene.node.daemon_pid().context("it runs")?;
+    let process = format!("process {}", scene.node.daemon_pid().context("it runs")?);
 
-    says(
-        &fails(&scene)?,
-        &["another culvert", &format!("process {pid}")],
-    )?;
+    for command in ["node", "cleanup"] {
+        let said = fails_by(&scene, || scene.node.culvert(&[command]))?;
+        says(&said, &["another culvert", &process]).context(command)?;
+        ensure!(scene.node.is_ready(), "{command}");
+    }
 
-    ensure!(scene.node.is_ready());
     let socket = scene.node.admin_socket();
     ensure!(socket.exists(), "the second took the first one's socket");
     Ok(())
@@ -224,18 +222,12 @@ fn a_daemon_outside_of_its_cgroup_says_so_and_leaves_no_program() -> Result<()> 
     let before = tree(&scene.node.bpffs())?;
     let config = fs::read_to_string(scene.node.config_path())?;
     let path = folder.join("culvert.yaml");
-    let lab = scene
-        .node
-        .topology()
-        .lab()
-        .folder()
-        .to_string_lossy()
-        .into_owned();
+    let lab = scene.node.topology().lab().folder().display().to_string();
     let config = config
         .replace(&format!("{lab}/bpffs"), &format!("{lab}/elsewhere/bpffs"))
         .replace(&format!("{lab}/state"), &format!("{lab}/elsewhere/state"));
     fs::write(&path, config)?;
-    let output = run(&outside, &["node", "--config", &path.to_string_lossy()])?;
+    let output = node_by(&outside, &path)?;
     refused(&output)?;
     says(
         &output.stderr,

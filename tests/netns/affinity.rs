@@ -12,14 +12,13 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::Scene,
+    scene::{Scene, WEB},
     support::{
-        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http,
-        same, until_backends,
+        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, same,
+        until_backends,
     },
 };
 
-const WEB: Vip = Vip::of(30);
 const NODE_HTTP: u16 = 30_081;
 /// How often is tried what chance would not do: of three backends the same one is chosen twelve
 /// times in a row once in 177,147.
@@ -55,16 +54,9 @@ fn plain() -> Service {
         .port(Protocol::Udp, DNS, DNS_TARGET)
 }
 
-/// Who answers a connect.
-fn answering(place: &Place, way: Way, vip: Vip, port: u16) -> Result<String> {
-    http(way.connect(place, vip, port)?)
-}
-
 /// Who answers so many connects.
 fn seen(place: &Place, way: Way, times: usize) -> Result<BTreeSet<String>> {
-    (0..times)
-        .map(|_| answering(place, way, WEB, HTTP))
-        .collect()
+    (0..times).map(|_| way.dial(place, WEB, HTTP)).collect()
 }
 
 #[test]
@@ -72,25 +64,18 @@ fn a_client_keeps_its_backend_at_every_address_of_the_service() -> Result<()> {
     let scene = SCENE.take()?;
     scene.program(kept_for(600).backends(scene.all()))?;
 
-    for (from, place) in scene.places() {
-        for way in Way::TCP {
-            let first = answering(place, way, WEB, HTTP)?;
-            let again = || {
-                for _ in 0..TRIES {
-                    same("server", answering(place, way, WEB, HTTP)?, first.clone())?;
-                    same(
-                        "at the node port",
-                        answering(place, way, HOST, NODE_HTTP)?,
-                        first.clone(),
-                    )?;
-                }
-                Ok(())
-            };
-            let ((), grown) = counted(&scene.node, &["translated_affine"], again)
-                .with_context(|| format!("{way:?} from the {from}"))?;
-            same("counted", grown, vec![2 * u64::try_from(TRIES)?])?;
-        }
-    }
+    scene.each(&Way::TCP, |place, way| {
+        let first = way.dial(place, WEB, HTTP)?;
+        let again = || {
+            for _ in 0..TRIES {
+                way.is_served(place, WEB, HTTP, &first)?;
+                way.is_served(place, HOST, NODE_HTTP, &first)?;
+            }
+            Ok(())
+        };
+        let ((), grown) = counted(&scene.node, &["translated_affine"], again)?;
+        same("counted", grown, vec![2 * u64::try_from(TRIES)?])
+    })?;
     scene.give_back()
 }
 
@@ -99,20 +84,14 @@ fn a_client_keeps_its_backend_over_udp_sockets() -> Result<()> {
     let scene = SCENE.take()?;
     scene.program(kept_for(600).backends(scene.all()))?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            let (first, _) = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
-            for _ in 0..TRIES {
-                let unconnected = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
-                let connected = way.udp(place)?;
-                connected.connect(way.to(WEB, DNS))?;
-                for server in [unconnected.0, ask(&connected)?] {
-                    same("server", server, first.clone())
-                        .with_context(|| format!("{way:?} from the {from}"))?;
-                }
-            }
+    scene.each(&Way::UDP, |place, way| {
+        let (first, _) = ask_to(&way.udp(place)?, way.to(WEB, DNS))?;
+        for _ in 0..TRIES {
+            way.is_answered(&way.udp(place)?, WEB, DNS, &first)?;
+            way.asked(place, WEB, DNS, &first)?;
         }
-    }
+        Ok(())
+    })?;
     scene.give_back()
 }
 
@@ -133,7 +112,7 @@ fn a_client_keeps_its_backend_whatever_the_algorithm_and_however_few_there_are()
             until_backends(&scene.node, "web", count)?;
             for way in Way::TCP {
                 let story = || {
-                    let first = answering(&scene.client, way, WEB, HTTP)?;
+                    let first = way.dial(&scene.client, WEB, HTTP)?;
                     let again = seen(&scene.client, way, TRIES)?;
                     same("servers", again, BTreeSet::from([first]))
                 };
@@ -155,8 +134,8 @@ fn connects_of_clients_that_keep_theirs_take_nobodys_turn() -> Result<()> {
         let mut servers = Vec::new();
         for number in 0..4 {
             let client = scene.node.pod(&format!("c{number}-{way:?}"))?;
-            servers.push(answering(&client, way, WEB, HTTP)?);
-            answering(&client, way, WEB, HTTP)?;
+            servers.push(way.dial(&client, WEB, HTTP)?);
+            way.dial(&client, WEB, HTTP)?;
         }
 
         same("turns", &servers[..2], &servers[2..])?;
@@ -236,21 +215,22 @@ fn a_client_never_keeps_a_backend_that_takes_no_connections() -> Result<()> {
     scene.program(kept_for(600).backends(scene.all()))?;
 
     for way in [Way::V4, Way::V6] {
-        let first = answering(&scene.client, way, WEB, HTTP)?;
+        let first = way.dial(&scene.client, WEB, HTTP)?;
         let going = kept_for(600).backends(scene.without(&first));
         let leaving = scene.addresses(&[&first])?;
         let going = leaving.into_iter().fold(going, Service::terminating);
         scene.node.apply(going)?;
 
-        let has_left = || answering(&scene.client, way, WEB, HTTP).is_ok_and(|it| it != first);
+        let has_left = || {
+            way.dial(&scene.client, WEB, HTTP)
+                .is_ok_and(|it| it != first)
+        };
         wait::until(CHANGE, has_left).context("it stays at a backend that is going")?;
-        let second = answering(&scene.client, way, WEB, HTTP)?;
+        let second = way.dial(&scene.client, WEB, HTTP)?;
         scene.node.apply(kept_for(600).backends(scene.all()))?;
         clock::pause(Duration::from_secs(1));
-        for _ in 0..TRIES {
-            let server = answering(&scene.client, way, WEB, HTTP)?;
-            same("after it came back", server, second.clone())?;
-        }
+        let seen = seen(&scene.client, way, TRIES)?;
+        same("after it came back", seen, [second].into())?;
     }
     scene.give_back()
 }
@@ -271,12 +251,10 @@ fn a_backend_that_one_policy_admits_is_not_kept_where_another_does_not() -> Resu
     for way in [Way::V4, Way::V6] {
         // Node ports lead to all, the cluster IP to this node's only.
         for round in 0..TRIES {
-            let client = scene
-                .node
-                .pod(&format!("c{round}-{}", u8::from(way == Way::V6)))?;
-            answering(&client, way, HOST, NODE_HTTP)?;
+            let client = scene.node.pod(&format!("near{round}-{way:?}"))?;
+            way.dial(&client, HOST, NODE_HTTP)?;
             for _ in 0..2 {
-                same("server", answering(&client, way, WEB, HTTP)?, "one")?;
+                way.is_served(&client, WEB, HTTP, "one")?;
             }
         }
     }
@@ -289,15 +267,12 @@ fn a_client_keeps_its_backend_over_a_restart_of_the_daemon() -> Result<()> {
     scene.program(kept_for(600).backends(scene.all()))?;
 
     for way in [Way::V4, Way::V6] {
-        let first = answering(&scene.client, way, WEB, HTTP)?;
+        let first = way.dial(&scene.client, WEB, HTTP)?;
         scene.node.kill9()?;
-        same(
-            "without it",
-            seen(&scene.client, way, TRIES)?,
-            [first.clone()].into(),
-        )?;
+        let seen = || seen(&scene.client, way, TRIES);
+        same("without it", seen()?, [first.clone()].into())?;
         scene.node.start()?;
-        same("after it", seen(&scene.client, way, TRIES)?, [first].into())?;
+        same("after it", seen()?, [first].into())?;
     }
     scene.give_back()
 }

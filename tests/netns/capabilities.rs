@@ -12,7 +12,7 @@ use tunnel_tests::{
 
 use crate::{
     scene::{Scene, WEB, are_answered, are_ended},
-    support::{CHANGE, Way, same},
+    support::{CHANGE, Way, local_routes, same, until_same},
 };
 
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
@@ -30,7 +30,7 @@ pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
 }
 
 /// A command that starts another as root with these capabilities only, as a container runtime does.
-pub(crate) fn with(capabilities: &[&str]) -> Vec<String> {
+fn with(capabilities: &[&str]) -> Vec<String> {
     let bounds: String = capabilities
         .iter()
         .map(|name| format!(",+{}", name.to_lowercase()))
@@ -41,6 +41,14 @@ pub(crate) fn with(capabilities: &[&str]) -> Vec<String> {
         "--inh-caps=-all".to_owned(),
         "--no-new-privs".to_owned(),
     ]
+}
+
+/// A command of the product as root with these capabilities only.
+pub(crate) fn command(instance: &Instance, capabilities: &[&str], name: &str) -> Vec<String> {
+    let paths = [instance.program(), &instance.config_path()];
+    let [program, config] = paths.map(|path| path.display().to_string());
+    let words = [program, name.to_owned(), "--config".to_owned(), config];
+    [with(capabilities), words.into()].concat()
 }
 
 /// Starts the daemon as the manifest has it started, and on an old kernel as its component has it.
@@ -58,8 +66,7 @@ pub(crate) fn start(instance: &Instance) -> Result<()> {
 
 #[test]
 fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Result<()> {
-    let scene = Scene::new(&["backend"])?;
-    scene.lead_to(&["backend"])?;
+    let scene = Scene::leading_to(&["backend"], &["backend"])?;
 
     start(&scene.node)?;
 
@@ -81,7 +88,7 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
 #[ignore = "no kernel decides it: what is told; `helper` ends sockets on every kernel"]
 fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_says_that_it_ends_none_in_pods()
 -> Result<()> {
-    let scene = Scene::of_two()?;
+    let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     let node = &scene.node;
     start(node)?;
     let sockets = scene.connected(WEB, "one")?;
@@ -93,11 +100,15 @@ fn a_daemon_with_the_capabilities_of_the_manifest_ends_sockets_of_the_host_and_s
     are_answered(of_pod, "one")?;
     let why = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
     // What a look came to is told once it is over.
-    let left = serde_json::Value::from(of_pod.len());
-    let sockets = || Ok::<_, anyhow::Error>(node.status()?["sockets"].clone());
-    wait::until(CHANGE, || sockets().is_ok_and(|it| it["left"] == left))
-        .with_context(|| format!("{:?}", sockets()))?;
-    same("pods", &sockets()?["pods"]["unreached"], why)?;
+    let told = || {
+        let sockets = node.status()?["sockets"].take();
+        Ok([
+            sockets["left"].clone(),
+            sockets["pods"]["unreached"].clone(),
+        ])
+    };
+    let expected = [serde_json::Value::from(of_pod.len()), why.into()];
+    until_same("left, why", expected, told)?;
     let shown = node.culvert(&["status"])?.stdout;
     ensure!(shown.contains(&format!("not in pods: {why}")), "{shown}");
     wait::until(CHANGE, || node.logs().contains(why))?;
@@ -130,19 +141,10 @@ fn a_cleanup_with_the_capabilities_of_its_manifest_removes_programs_maps_and_rou
     let site = Site::new()?;
     let node = site.node();
     node.stop()?;
-    let config = node.config_path().display().to_string();
-    let program = node.program().display().to_string();
-    let mut words = with(&granted(CLEANUP)?);
-    words.extend([program, "cleanup".to_owned(), "--config".to_owned(), config]);
 
-    node.host().run(&words)?;
+    node.host()
+        .run(&command(node, &granted(CLEANUP)?, "cleanup"))?;
 
     ensure!(!node.bpffs().exists(), "pins are left");
-    for family in ["-4", "-6"] {
-        let show = [
-            "ip", family, "route", "show", "table", "local", "proto", "176",
-        ];
-        same("routes", node.host().run(&show)?, "")?;
-    }
-    Ok(())
+    same("routes", local_routes(node.host(), 176)?, "")
 }

@@ -5,7 +5,6 @@ use std::{
     fs,
     net::{TcpStream, UdpSocket},
     path::Path,
-    thread,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,28 +13,25 @@ use aya::{
     util::nr_cpus,
 };
 use tunnel_common::{LAYOUT_VERSION, table::COUNT};
-use tunnel_tests::{load::Enough, node::Node, pod::Pod, scale::Scale, wait};
+use tunnel_tests::{node::Node, pod::Pod, scale::Scale, wait};
 
 use crate::{
     scene::{OTHER, Scene, WEB},
-    support::{
-        CHANGE, DNS, HTTP, Vip, Way, all_answered, ask, ask_to, http, loads, maps_folder, repeated,
-        reports, same,
-    },
+    support::{CHANGE, DNS, HTTP, Vip, Way, ask, ask_to, counted, http, maps_folder, same},
 };
+
+/// The Services that are there, with their backends.
+pub(crate) const SERVED: [(Vip, &[&str]); 2] = [(WEB, &["one", "two"]), (OTHER, &["other"])];
 
 /// A node with two Services, of two backends and of one.
 pub(crate) fn start() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "other"])?;
     scene.resize([64, 64, 64])?;
-    let other = scene.addresses(&["other"])?;
-    scene.start([
-        // Before the others in the maps, and gone when these are made anew.
-        Vip::of(9).service("first").backends(other.clone()),
-        WEB.service("web")
-            .backends(scene.addresses(&["one", "two"])?),
-        OTHER.service("other").backends(other),
-    ])?;
+    // Before the others in the maps, and gone when these are made anew.
+    scene.lead(Vip::of(9), "first", &["other"])?;
+    scene.lead_to(&["one", "two"])?;
+    scene.lead(OTHER, "other", &["other"])?;
+    scene.node.start()?;
     Ok(scene)
 }
 
@@ -63,24 +59,6 @@ impl Scene {
         )
     }
 
-    /// Does something, again and again and for at least so many times, while both Services are under
-    /// load. No attempt fails, and none goes astray.
-    pub(crate) fn under_load(
-        &self,
-        times: usize,
-        story: impl Fn(usize) -> Result<()>,
-    ) -> Result<()> {
-        let enough = Enough::default();
-        let (web, other) = thread::scope(|scope| -> Result<_> {
-            let web = loads(scope, &self.client, WEB, &enough);
-            let other = loads(scope, &self.client, OTHER, &enough);
-            enough.after(|| repeated(times, story))?;
-            Ok((reports(web)?, reports(other)?))
-        })?;
-        all_answered(&web, &["one", "two"]).context("web")?;
-        all_answered(&other, &["other"]).context("other")
-    }
-
     /// Starts the daemon and kills it as soon as something is the case; says whether it was, before
     /// the daemon was ready.
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
@@ -104,7 +82,7 @@ impl Scene {
     ) -> Result<()> {
         let rounds = usize::try_from(Scale::from_environment().count(2))? * moments.len();
         let seen = RefCell::new(vec![0; moments.len()]);
-        self.under_load(rounds, |number| {
+        self.under_load(&SERVED, rounds, |number| {
             prepare(number)?;
             let moment = number % moments.len();
             let is_met = self.kill_when(moments[moment])?;
@@ -113,15 +91,6 @@ impl Scene {
         })?;
         let seen = seen.into_inner();
         ensure!(seen[..3].iter().all(|count| *count > 0), "{seen:?}");
-        Ok(())
-    }
-
-    /// That cleanup leaves nothing pinned.
-    pub(crate) fn cleanup_removes_all(&self) -> Result<()> {
-        let output = self.node.culvert(&["cleanup"])?;
-        ensure!(output.exit.is_success(), "{output:?}");
-        let pins = self.node.bpffs();
-        ensure!(!pins.exists(), "{:?}", folders(&pins)?);
         Ok(())
     }
 }
@@ -179,8 +148,7 @@ impl Flows {
     }
 
     fn of(client: &Pod, way: Way) -> Result<Self> {
-        let connected = way.udp(client)?;
-        connected.connect(way.to(WEB, DNS))?;
+        let connected = way.connected(client, WEB, DNS)?;
         let unconnected = way.udp(client)?;
         let (sent_to, _) = ask_to(&unconnected, way.to(WEB, DNS))?;
         let flows = Self {
@@ -226,6 +194,14 @@ impl Flows {
         ensure!(["one", "two"].contains(&&*server), "{server}");
         Ok(())
     }
+}
+
+/// How many datagrams of unconnected sockets are translated anew, and how many by what the socket
+/// remembers.
+pub(crate) fn choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> {
+    let ask = || flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop));
+    let reasons = ["translated", "translated_sticky"];
+    counted(&scene.node, &reasons, ask).map(|((), grown)| grown)
 }
 
 /// That every flow is where it was.

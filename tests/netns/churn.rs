@@ -27,7 +27,8 @@ use tunnel_userspace::model::Family;
 
 use crate::{
     race::field::{Change, Dice, Field, NEVER, READER, Reading, SERVICES},
-    support::until_backends,
+    support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
+    under_load::is_answered,
 };
 
 /// How often the daemon is killed; twice where machines are slow.
@@ -44,11 +45,7 @@ const RATE: u32 = 500;
 const CHANGES: u32 = 1000;
 const LEAST: u32 = 200;
 
-const HTTP: u16 = 80;
-const DNS: u16 = 53;
 const ECHO: u16 = 7;
-const HTTP_TARGET: u16 = 8080;
-const DNS_TARGET: u16 = 5353;
 const ECHO_TARGET: u16 = 7007;
 
 /// The Service that is under load; any of its pods may come and go.
@@ -84,10 +81,8 @@ impl Stage {
             servers,
         };
         for service in 0..SERVICES {
-            stage
-                .field
-                .node
-                .apply(Change::whole(service).manifest(family))?;
+            let manifest = Change::whole(service).manifest(family);
+            stage.field.node.apply(manifest)?;
         }
         stage.apply(WEB, 0b111)?;
         stage.apply(TALK, 0b001)?;
@@ -171,11 +166,7 @@ impl Stage {
         self.field.node.start()?;
 
         for load in loads {
-            let report = load.finish()?;
-            ensure!(report.failed() == 0, "{:?}", report.failures);
-            ensure!(report.answered == report.attempts, "{report:?}");
-            ensure!(report.attempts > 0, "no attempt was made");
-            ensure!(report.other_peer == 0, "{report:?}");
+            is_answered(&load.finish()?)?;
         }
         let read = reader.finish()?;
         ensure!(read.failures.is_empty(), "{read:?}");
@@ -202,12 +193,7 @@ fn load(
 
 #[test]
 fn connects_and_flows_survive_kills_of_the_daemon_while_endpoints_change() -> Result<()> {
-    kill_under_load(Family::V4)
-}
-
-#[test]
-fn connects_and_flows_over_ipv6_survive_kills_of_the_daemon_while_endpoints_change() -> Result<()> {
-    kill_under_load(Family::V6)
+    each_family(kill_under_load)
 }
 
 fn kill_under_load(family: Family) -> Result<()> {

@@ -13,17 +13,8 @@ use tunnel_tests::{
 
 use crate::{
     scene::{Scene, WEB},
-    support::{
-        CHANGE, HTTP, Way, addresses, counted, http, maps_folder, same, serve, until_backends,
-    },
+    support::{CHANGE, HTTP, Way, addresses, counted, maps_folder, same, serve, until_backends},
 };
-
-/// A node whose daemon isn't started yet.
-fn prepared() -> Result<Scene> {
-    let scene = Scene::new(&["backend"])?;
-    scene.lead_to(&["backend"])?;
-    Ok(scene)
-}
 
 /// Whether each connect, from the host and a pod, over either family, is translated.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
@@ -44,8 +35,9 @@ fn until_untouched(scene: &Scene) -> Result<()> {
     })
 }
 
-fn cleanup(scene: &Scene) -> Result<String> {
-    let output = scene.node.culvert(&["cleanup"])?;
+/// Runs `culvert cleanup`, which must be a success; what it says.
+pub(crate) fn cleanup(instance: &Instance) -> Result<String> {
+    let output = instance.culvert(&["cleanup"])?;
     ensure!(output.exit.is_success(), "{output:?}");
     Ok(output.stdout)
 }
@@ -60,7 +52,7 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     let stranger = pins.join("stranger");
     fs::hard_link(pins.join(maps_folder("/svc")), &stranger)?;
 
-    let said = cleanup(&scene)?;
+    let said = cleanup(&scene.node)?;
 
     ensure!(said.contains("stranger"), "{said}");
     until_untouched(&scene)?;
@@ -71,9 +63,9 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     ensure!(scene.node.config_path().exists() && scene.node.manifests().join("web.yaml").exists());
 
     fs::remove_file(&stranger)?;
-    cleanup(&scene)?;
+    cleanup(&scene.node)?;
     ensure!(!pins.exists());
-    let said = cleanup(&scene)?;
+    let said = cleanup(&scene.node)?;
     ensure!(said.contains("nothing to remove"), "{said}");
 
     scene.node.start()?;
@@ -81,16 +73,22 @@ fn cleanup_removes_what_a_node_made_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
+/// A node whose folder of state the daemon has made.
+fn with_own_state() -> Result<Scene> {
+    let scene = Scene::leading_to(&["backend"], &["backend"])?;
+    fs::remove_dir(scene.node.state())?;
+    scene.node.start()?;
+    Ok(scene)
+}
+
 #[test]
 #[ignore = "no kernel decides it: files are removed"]
 fn cleanup_after_a_kill_removes_the_socket_and_the_state_that_the_daemon_made() -> Result<()> {
-    let scene = prepared()?;
-    fs::remove_dir(scene.node.state())?;
-    scene.node.start()?;
+    let scene = with_own_state()?;
     scene.node.kill9()?;
     ensure!(scene.node.admin_socket().exists());
 
-    cleanup(&scene)?;
+    cleanup(&scene.node)?;
 
     ensure!(!scene.node.state().exists() && !scene.node.bpffs().exists());
     until_untouched(&scene)
@@ -99,17 +97,14 @@ fn cleanup_after_a_kill_removes_the_socket_and_the_state_that_the_daemon_made() 
 #[test]
 #[ignore = "no kernel decides it: files are removed"]
 fn cleanup_leaves_what_others_put_into_the_state() -> Result<()> {
-    let scene = prepared()?;
-    fs::remove_dir(scene.node.state())?;
-    scene.node.start()?;
+    let scene = with_own_state()?;
     scene.node.stop()?;
     let note = scene.node.state().join("note");
     fs::write(&note, "mine")?;
 
-    let said = cleanup(&scene)?;
+    let said = cleanup(&scene.node)?;
 
-    ensure!(note.exists());
-    ensure!(said.contains("left alone"), "{said}");
+    ensure!(note.exists() && said.contains("left alone"), "{said}");
     Ok(())
 }
 
@@ -147,9 +142,8 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     beside.instance.start()?;
     until_backends(&beside.instance, "web", 1)?;
 
-    let ask_by = |way: Way, place: &Place| http(way.connect(place, WEB, HTTP)?);
     for way in Way::TCP {
-        let ask = |place: &Place| ask_by(way, place);
+        let ask = |place: &Place| way.dial(place, WEB, HTTP);
         let (first, grown) = counted(&beside.instance, &["translated"], || ask(&scene.client))?;
         same("server", (&*first, grown), ("backend", vec![0]))?;
         let (second, grown) = counted(&scene.node, &["translated"], || ask(&beside.client))?;
@@ -157,11 +151,10 @@ fn two_instances_beside_each_other_do_not_see_each_other() -> Result<()> {
     }
 
     beside.instance.stop()?;
-    let output = beside.instance.culvert(&["cleanup"])?;
-    ensure!(output.exit.is_success(), "{output:?}");
+    cleanup(&beside.instance)?;
     for way in Way::TCP {
-        wait::until(CHANGE, || ask_by(way, &beside.client).is_err())?;
-        same("server", ask_by(way, &scene.client)?, "backend")?;
+        wait::until(CHANGE, || way.dial(&beside.client, WEB, HTTP).is_err())?;
+        way.is_served(&scene.client, WEB, HTTP, "backend")?;
     }
     ensure!(scene.node.is_ready());
     Ok(())

@@ -15,7 +15,6 @@ use tunnel_tests::{
     manifest::Protocol,
     node::Node,
     place::{ANSWER, Place, Process, connect_within},
-    pod::Pod,
     scale::Scale,
     shared::Shared,
     test_name, wait,
@@ -23,15 +22,13 @@ use tunnel_tests::{
 
 use crate::{
     counters::until_released,
-    scene::Scene,
+    scene::{OTHER, Scene, WEB},
     support::{
         CHANGE, DNS, DNS_TARGET, HTTP, HTTP_TARGET, Vip, Way, ask, ask_to, counted, http, ports,
-        same, until_same,
+        run, same, until_same,
     },
 };
 
-pub(crate) const WEB: Vip = Vip::of(50);
-const OTHER: Vip = Vip::of(51);
 /// A port of `other` that leads to one where nobody listens.
 const CLOSED: u16 = 81;
 
@@ -74,11 +71,6 @@ pub(crate) fn open(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>>
     Ok(open)
 }
 
-/// Where a way leads to on a pod.
-fn at(pod: &Pod, way: Way, port: u16) -> SocketAddr {
-    (pod.address(way.family()), port).into()
-}
-
 /// A socket that asked `web`, and who answered.
 fn asked(place: &Place, way: Way, is_connected: bool) -> Result<(UdpSocket, String)> {
     let socket = way.udp(place)?;
@@ -97,33 +89,33 @@ fn a_socket_counts_at_its_backend_from_the_connect_or_first_datagram_to_the_clos
     const EACH: u64 = 12;
     let scene = SCENE.take()?;
 
-    for (from, place) in scene.places() {
-        for way in Way::UDP {
-            for is_connected in [true, false] {
-                let asked = (0..EACH).map(|_| asked(place, way, is_connected));
-                let asked = asked.collect::<Result<Vec<_>>>()?;
-                let mut expected = BTreeMap::new();
-                for (_, name) in &asked {
-                    let backend = scene.backend(name)?;
-                    *expected.entry(at(backend, way, DNS_TARGET)).or_default() += 1;
-                }
-                let mut counts = open(&scene.node, "web")?;
-                counts.retain(|_, count| *count > 0);
-                same(&format!("{way:?} from the {from}"), counts, expected)?;
-                drop(asked);
-                until(&scene, 0, 0)?;
+    scene.each(&Way::UDP, |place, way| {
+        for is_connected in [true, false] {
+            let asked = (0..EACH).map(|_| asked(place, way, is_connected));
+            let asked = asked.collect::<Result<Vec<_>>>()?;
+            let mut expected = BTreeMap::new();
+            for (_, name) in &asked {
+                let ip = scene.backend(name)?.address(way.family());
+                let at = SocketAddr::new(ip, DNS_TARGET);
+                *expected.entry(at).or_default() += 1;
             }
-        }
-        for way in Way::TCP {
-            let connect = |_| way.connect(place, WEB, HTTP);
-            let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
-            until(&scene, EACH, 0)?;
-            http(held.pop().context("none")?)?;
-            until(&scene, EACH - 1, 0)?;
-            drop(held);
+            let mut counts = open(&scene.node, "web")?;
+            counts.retain(|_, count| *count > 0);
+            same("counts", counts, expected)?;
+            drop(asked);
             until(&scene, 0, 0)?;
         }
-    }
+        Ok(())
+    })?;
+    scene.each(&Way::TCP, |place, way| {
+        let connect = |_| way.connect(place, WEB, HTTP);
+        let mut held = (0..EACH).map(connect).collect::<Result<Vec<_>, _>>()?;
+        until(&scene, EACH, 0)?;
+        http(held.pop().context("none")?)?;
+        until(&scene, EACH - 1, 0)?;
+        drop(held);
+        until(&scene, 0, 0)
+    })?;
     scene.give_back()
 }
 
@@ -169,13 +161,13 @@ fn a_socket_that_asks_several_services_counts_at_the_last() -> Result<()> {
     for way in Way::UDP {
         let socket = way.udp(&scene.client)?;
         for number in 0..20 {
-            let (vip, counts) = if number % 3 == 0 {
-                (OTHER, (0, 1))
+            let (vip, web) = if number % 3 == 0 {
+                (OTHER, 0)
             } else {
-                (WEB, (1, 0))
+                (WEB, 1)
             };
             ask_to(&socket, way.to(vip, DNS))?;
-            until(&scene, counts.0, counts.1)?;
+            until(&scene, web, 1 - web)?;
         }
         drop(socket);
         until(&scene, 0, 0)?;
@@ -225,12 +217,10 @@ fn a_socket_without_room_to_remember_is_not_counted() -> Result<()> {
     }
     let scene = SCENE.take()?;
     let room = "net.core.optmem_max";
-    let path = "/proc/sys/net/core/optmem_max";
-    let before = scene.client.run(&["cat", path])?;
+    let before = run(&scene.client, "cat /proc/sys/net/core/optmem_max")?;
 
     for way in Way::UDP {
-        let socket = way.udp(&scene.client)?;
-        socket.connect(way.to(WEB, DNS))?;
+        let socket = way.connected(&scene.client, WEB, DNS)?;
         until(&scene, 1, 0)?;
         scene.client.sysctl(room, "1")?;
         // What it remembered is gone, and nothing new is there.
@@ -386,15 +376,13 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
 
     for (from, place) in scene.places() {
         for (domain, way) in [(Domain::IPV4, Way::V4), (Domain::IPV6, Way::V6)] {
-            let (stream, grown) = counted(&scene.node, &reasons, || {
-                let socket = place.socket_of(domain, Type::STREAM, Transport::MPTCP)?;
-                socket.set_read_timeout(Some(ANSWER))?;
-                connect_within(&socket, way.to(WEB, HTTP), ANSWER)?;
-                Ok(socket)
-            })?;
+            let socket = place.socket_of(domain, Type::STREAM, Transport::MPTCP)?;
+            socket.set_read_timeout(Some(ANSWER))?;
+            let connect = || Ok(connect_within(&socket, way.to(WEB, HTTP), ANSWER)?);
+            let ((), grown) = counted(&scene.node, &reasons, connect)?;
             same(from, grown, vec![1, 0, 0])?;
             until(&scene, 0, 0)?;
-            let server = http(stream.into())?;
+            let server = http(socket.into())?;
             ensure!(["one", "two", "three"].contains(&&*server), "{server}");
             until(&scene, 0, 0)?;
         }

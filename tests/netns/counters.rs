@@ -18,8 +18,10 @@ use tunnel_tests::{
 };
 
 use crate::{
+    race::writers::keep_to,
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE, DNS, HTTP, Way, ask_to, counted, http, ports, same},
+    support::{CHANGE, DNS, HTTP, Way, ask_to, counted, ports, same, until_same},
+    under_load::is_answered,
 };
 
 /// How many connects are spread.
@@ -74,9 +76,7 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
         })?;
 
         let attempts: u64 = reports.iter().map(|report| report.attempts).sum();
-        let answered: u64 = reports.iter().map(|report| report.answered).sum();
-        let other_peer: u64 = reports.iter().map(|report| report.other_peer).sum();
-        same(from, (answered, other_peer), (attempts, 0))?;
+        reports.iter().try_for_each(is_answered).context(from)?;
         same(from, grown, vec![attempts; 3])?;
         same(from, until_released(node)?, before + attempts)?;
     }
@@ -106,14 +106,12 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
     let scene = Scene::web(&BACKENDS)?;
     let (node, client) = (&scene.node, &scene.client);
     node.apply(OTHER.service("other"))?;
-    let of_other = |node: &Node| Ok::<_, anyhow::Error>(ports(&node.services()?, "other"));
-    wait::until(CHANGE, || {
-        of_other(node).is_ok_and(|ports| ports.len() == 4)
-    })?;
+    let of_other = || -> Result<_> { Ok(ports(&node.services()?, "other")) };
+    until_same("ports", 4, || Ok(of_other()?.len()))?;
     for (times, place) in [(2_u64, node.host()), (3, &**client)] {
         for _ in 0..times {
             for way in [Way::V4, Way::V6, Way::Mapped] {
-                http(way.connect(place, WEB, HTTP)?)?;
+                way.dial(place, WEB, HTTP)?;
                 let socket = way.udp(place)?;
                 // Only the first of them is a flow; the others find their backend chosen.
                 for _ in 0..3 {
@@ -129,36 +127,32 @@ fn each_service_port_has_counts_of_its_own() -> Result<()> {
         same(family, of_web(node, "sent_total", family)?, sent)?;
         same(family, of_web(node, "refused_total", family)?, 0)?;
     }
-    let refused = |node: &Node| -> Result<u64> {
+    let refused = || -> Result<u64> {
         let of = |port: &serde_json::Value| port["refused"].as_u64().context("no count");
-        of_other(node)?.iter().map(of).sum()
+        of_other()?.iter().map(of).sum()
     };
-    same("refused", refused(node)?, 5 * 3)?;
+    same("refused", refused()?, 5 * 3)?;
 
     // What was counted is in the maps, not in the daemon.
     node.kill9()?;
     for way in [Way::V4, Way::V6] {
-        http(way.connect(client, WEB, HTTP)?)?;
+        way.dial(client, WEB, HTTP)?;
     }
     node.start()?;
     same("sent", of_web(node, "sent_total", "IPv4")?, 5 * 4 + 1)?;
     same("sent", of_web(node, "sent_total", "IPv6")?, 5 * 2 + 1)?;
-    same("refused", refused(node)?, 5 * 3)
+    same("refused", refused()?, 5 * 3)
 }
 
 /// Which servers answer connects of this thread, from each CPU in turn.
 fn spread(client: &Pod, way: Way) -> Result<BTreeMap<String, u64>> {
     let here = sched_getaffinity(Pid::from_raw(0))?;
-    let cpus: Vec<_> = (0..CpuSet::count())
-        .filter(|cpu| here.is_set(*cpu).unwrap_or(false))
-        .collect();
+    let cpus = (0..CpuSet::count()).filter(|cpu| here.is_set(*cpu).unwrap_or(false));
     let mut servers = BTreeMap::new();
-    for (_, cpu) in (0..SAMPLE).zip(cpus.iter().cycle()) {
-        let mut cpus = CpuSet::new();
-        cpus.set(*cpu)?;
+    for (_, cpu) in (0..SAMPLE).zip(cpus.cycle()) {
         // The thread is this test's own.
-        sched_setaffinity(Pid::from_raw(0), &cpus)?;
-        let name = http(way.connect(client, WEB, HTTP)?)?;
+        keep_to(u32::try_from(cpu)?)?;
+        let name = way.dial(client, WEB, HTTP)?;
         *servers.entry(name).or_default() += 1;
     }
     sched_setaffinity(Pid::from_raw(0), &here)?;
@@ -172,11 +166,8 @@ fn round_robin_gives_each_backend_the_same_from_all_cpus() -> Result<()> {
     for way in [Way::V4, Way::V6] {
         let servers = spread(&scene.client, way)?;
 
-        same("servers", servers.len(), 3)?;
-        ensure!(
-            servers.values().all(|count| *count == SAMPLE / 3),
-            "{way:?}: {servers:?}"
-        );
+        let expected = BACKENDS.map(|name| (name.to_owned(), SAMPLE / 3));
+        same(&format!("{way:?}"), servers, BTreeMap::from(expected))?;
     }
     scene.give_back()
 }

@@ -1,5 +1,7 @@
 //! UDP sockets that name the destination with each datagram.
 
+use std::net::UdpSocket;
+
 use anyhow::Result;
 use tunnel_tests::{place::ANSWER, wait};
 
@@ -8,9 +10,14 @@ use crate::{
     support::{DNS, DNS_TARGET, Vip, Way, ask, receive, same, server},
 };
 
-/// Counts the datagrams that the first backend has answered.
-fn asked(scene: &Scene) -> Result<u64> {
-    Ok(scene.backend("backend")?.server.record()?.total().answered)
+/// Asks [`WEB`] on a connected socket: the kernel keeps answers of all but the peer from it, so the
+/// backend tells.
+fn ask_besides(scene: &Scene, socket: &UdpSocket, way: Way) -> Result<()> {
+    let server = &scene.backend("backend")?.server;
+    let asked = || server.record().map(|record| record.total().answered);
+    let before = asked()?;
+    socket.send_to(b"who?", way.to(WEB, DNS))?;
+    wait::until(ANSWER, || asked().is_ok_and(|asked| asked == before + 1))
 }
 
 #[test]
@@ -20,20 +27,11 @@ fn a_connected_socket_can_ask_a_cluster_ip() -> Result<()> {
     let backend = Vip::of_pod(scene.backend("backend")?);
 
     scene.each(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
-        socket.connect(way.to(elsewhere, DNS_TARGET))?;
-        let before = asked(&scene)?;
-        socket.send_to(b"who?", way.to(WEB, DNS))?;
-        // The kernel keeps answers of all but the peer from a connected socket.
-        wait::until(ANSWER, || {
-            asked(&scene).is_ok_and(|asked| asked == before + 1)
-        })?;
+        let socket = way.connected(place, elsewhere, DNS_TARGET)?;
+        ask_besides(&scene, &socket, way)?;
         same("server", ask(&socket)?, "other")?;
-        same(
-            "peer",
-            socket.peer_addr()?,
-            way.shown(elsewhere, DNS_TARGET),
-        )?;
+        let shown = way.shown(elsewhere, DNS_TARGET);
+        same("peer", socket.peer_addr()?, shown)?;
 
         socket.connect(way.to(backend, DNS_TARGET))?;
         way.is_answered(&socket, WEB, DNS, "backend")
@@ -46,19 +44,13 @@ fn a_socket_connected_to_a_cluster_ip_can_ask_another() -> Result<()> {
     let scene = DIALLED.take()?;
 
     scene.each(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
-        socket.connect(way.to(OTHER, DNS))?;
-        let before = asked(&scene)?;
-        socket.send_to(b"who?", way.to(WEB, DNS))?;
-        wait::until(ANSWER, || {
-            asked(&scene).is_ok_and(|asked| asked == before + 1)
-        })?;
+        let socket = way.connected(place, OTHER, DNS)?;
+        ask_besides(&scene, &socket, way)?;
 
         same("peer", socket.peer_addr()?, way.shown(OTHER, DNS))?;
         socket.send(b"who?")?;
-        let (server, sender) = receive(&socket)?;
-        same("server", server, "other")?;
-        same("sender", sender, way.shown(OTHER, DNS))
+        let expected = ("other".to_owned(), way.shown(OTHER, DNS));
+        same("answer", receive(&socket)?, expected)
     })?;
     scene.give_back()
 }
@@ -76,9 +68,8 @@ fn a_look_at_a_datagram_shows_the_cluster_ip_like_its_receipt() -> Result<()> {
             same("peeked", server(&answer[..length])?, "backend")?;
             same("sender", sender, way.shown(WEB, DNS))?;
         }
-        let (name, sender) = receive(&socket)?;
-        same("server", name, "backend")?;
-        same("sender", sender, way.shown(WEB, DNS))
+        let expected = ("backend".to_owned(), way.shown(WEB, DNS));
+        same("answer", receive(&socket)?, expected)
     })?;
     scene.give_back()
 }

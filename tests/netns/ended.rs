@@ -1,6 +1,6 @@
 //! Connected sockets whose backend has gone: which are ended, which are not, and how soon.
 
-use std::{thread, time::Duration};
+use std::{net::UdpSocket, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
@@ -8,16 +8,16 @@ use tunnel_tests::{clock::Instant, scale::Scale, wait};
 
 use crate::{
     reach::{self, BALANCER, EXTERNAL},
-    scene::{OTHER, Scene, WEB, are_answered, are_ended, configure},
+    scene::{Client, OTHER, Scene, WEB, are_answered, are_ended, configure},
     support::{
-        CHANGE, DNS, DNS_TARGET, HOST, HTTP, RECOVERY, Vip, Way, ask, ask_to, errno, http,
-        is_ended, receive, same, until_backends,
+        CHANGE, DNS, DNS_TARGET, HOST, HTTP, RECOVERY, Vip, Way, ask, errno, http, is_ended,
+        receive, same, until_backends,
     },
 };
 
 /// A node that ends sockets of these protocols, with a Service whose backend is `one` at first.
 fn ending(protocols: &str) -> Result<Scene> {
-    let scene = Scene::of_two()?;
+    let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     configure(&scene.node, "sockets", &format!("{{ end: {protocols} }}"))?;
     scene.node.start()?;
     Ok(scene)
@@ -27,6 +27,16 @@ impl Scene {
     fn asked(&self) -> Result<u64> {
         Ok(self.backend("one")?.server.record()?.total().answered)
     }
+}
+
+/// Waits until each of these sockets is ended; it then sends nothing any more.
+fn are_lost(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
+    are_ended(sockets)?;
+    for (client, socket) in sockets {
+        let failed = errno(socket.send(b"who?"));
+        same("send", failed, Errno::EDESTADDRREQ).with_context(|| client.to_string())?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -77,20 +87,11 @@ fn nothing_reaches_the_last_backend_of_a_service_that_lost_it_or_is_deleted() ->
             scene.lead_to(&[])?;
         }
 
-        for (client, socket) in &sockets {
-            let story = || {
-                is_ended(socket)?;
-                same("send", errno(socket.send(b"who?")), Errno::EDESTADDRREQ)?;
-                if !is_deleted {
-                    let refused = socket
-                        .connect(client.way.to(WEB, DNS))
-                        .map_err(Into::into)
-                        .and_then(|()| ask(socket));
-                    ensure!(refused.is_err(), "answered");
-                }
-                Ok(())
-            };
-            story().with_context(|| client.to_string())?;
+        are_lost(&sockets)?;
+        for (client, socket) in sockets.iter().filter(|_| !is_deleted) {
+            let connected = socket.connect(client.way.to(WEB, DNS));
+            let answered = connected.is_ok() && ask(socket).is_ok();
+            ensure!(!answered, "{client} is answered");
         }
         same("datagrams", scene.asked()?, asked)?;
     }
@@ -99,12 +100,8 @@ fn nothing_reaches_the_last_backend_of_a_service_that_lost_it_or_is_deleted() ->
 
 #[test]
 fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either() -> Result<()> {
-    let scene = Scene::of_two()?;
-    let service = reach::service_everywhere;
-    scene
-        .node
-        .apply(service().backends(scene.addresses(&["one"])?))?;
-    scene.node.start()?;
+    let scene = Scene::new(&["one"])?;
+    scene.start([reach::service_everywhere().backends(scene.all())])?;
     let ways = [(EXTERNAL, DNS), (BALANCER, DNS), (HOST, reach::NODE_DNS)];
     let mut sockets = Vec::new();
     for (vip, port) in ways {
@@ -112,15 +109,9 @@ fn nothing_reaches_the_last_backend_by_any_other_address_of_its_service_either()
     }
     let asked = scene.asked()?;
 
-    scene.node.apply(service())?;
+    scene.node.apply(reach::service_everywhere())?;
 
-    for (client, socket) in &sockets {
-        let story = || {
-            is_ended(socket)?;
-            same("send", errno(socket.send(b"who?")), Errno::EDESTADDRREQ)
-        };
-        story().with_context(|| client.to_string())?;
-    }
+    are_lost(&sockets)?;
     same("datagrams", scene.asked()?, asked)
 }
 
@@ -131,8 +122,7 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
     let listener = late.udp(("::", DNS_TARGET))?;
     let sockets = scene.open(&Way::UDP, |place, way| {
         let socket = way.udp(place)?;
-        let (name, _) = ask_to(&socket, way.to(WEB, DNS))?;
-        same("server", name, "one")?;
+        way.is_answered(&socket, WEB, DNS, "one")?;
         Ok(socket)
     })?;
     let witnesses = scene.connected(WEB, "one")?;
@@ -147,11 +137,7 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
         let (_, from) = listener.recv_from(&mut [0; 64])?;
         waiting.push((client, socket, from));
     }
-    let more = scene.open(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
-        socket.connect(way.to(WEB, DNS))?;
-        Ok(socket)
-    })?;
+    let more = scene.open(&Way::UDP, |place, way| Ok(way.connected(place, WEB, DNS)?))?;
 
     scene.lead_to(&["two"])?;
     more.iter().try_for_each(|(_, socket)| is_ended(socket))?;
@@ -159,12 +145,9 @@ fn a_socket_that_is_not_connected_goes_over_and_still_hears_the_backend_that_wen
     for (client, socket, from) in &waiting {
         let story = || {
             listener.send_to(b"late answer", from)?;
-            let (name, sender) = receive(socket)?;
-            same("server", name, "late")?;
-            same("sender", sender, client.way.shown(WEB, DNS))?;
-            let (name, sender) = ask_to(socket, client.way.to(WEB, DNS))?;
-            same("server", name, "two")?;
-            same("sender", sender, client.way.shown(WEB, DNS))
+            let expected = ("late".to_owned(), client.way.shown(WEB, DNS));
+            same("answer", receive(socket)?, expected)?;
+            client.way.is_answered(socket, WEB, DNS, "two")
         };
         story().with_context(|| client.to_string())?;
     }
@@ -217,17 +200,14 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
     for (client, ()) in scene.open(&Way::UDP, |_, _| Ok(()))? {
         let way = client.way;
         // It never knew the Service.
-        let plain = way.udp(client.place)?;
-        plain.connect(way.to(one, DNS_TARGET))?;
+        let plain = way.connected(client.place, one, DNS_TARGET)?;
         direct.push((client, plain, "one"));
         // It knew it, then dialled the backend itself.
-        let former = way.udp(client.place)?;
-        former.connect(way.to(WEB, DNS))?;
+        let former = way.connected(client.place, WEB, DNS)?;
         former.connect(way.to(one, DNS_TARGET))?;
         direct.push((client, former, "one"));
         // It asks the Service besides what it is connected to.
-        let besides = way.udp(client.place)?;
-        besides.connect(way.to(two, DNS_TARGET))?;
+        let besides = way.connected(client.place, two, DNS_TARGET)?;
         besides.send_to(b"who?", way.to(WEB, DNS))?;
         direct.push((client, besides, "two"));
     }
@@ -237,8 +217,8 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
     scene.until_ended(witnesses.len())?;
 
     for (client, socket, name) in &direct {
-        let story = || same("server", ask(socket)?, *name);
-        story().with_context(|| client.to_string())?;
+        let answer = ask(socket).and_then(|server| same("server", server, *name));
+        answer.with_context(|| client.to_string())?;
     }
     Ok(())
 }
@@ -247,8 +227,7 @@ fn a_socket_that_was_not_sent_to_the_backend_by_its_service_is_left_alone() -> R
 fn a_socket_that_asked_another_service_since_it_connected_goes_with_its_own_backend() -> Result<()>
 {
     let scene = ending("[udp]")?;
-    let other = OTHER.service("other").backends(scene.addresses(&["two"])?);
-    scene.node.apply(other)?;
+    scene.lead(OTHER, "other", &["two"])?;
     until_backends(&scene.node, "other", 1)?;
     let sockets = scene.connected(WEB, "one")?;
     for (client, socket) in &sockets {

@@ -7,31 +7,19 @@ use nix::errno::Errno;
 use tunnel_tests::{
     feature::{self, Feature},
     manifest::Service,
-    node::Node,
     shared::Shared,
-    test_name, wait,
+    test_name,
 };
 
 use crate::{
     scene::{Scene, WEB},
     support::{
-        CHANGE, DNS, HTTP, HTTP_TARGET, Way, ask, ask_to, counted, errno, http, ports, same,
-        until_backends,
+        DNS, HTTP, HTTP_TARGET, Way, ask, ask_to, counted, errno, http, run, same, until_backends,
+        until_each_has,
     },
 };
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::web(&["one", "two", "three"])?.freeze());
-
-/// Waits until the Service has no backend any more that is only finishing what it has.
-fn until_left(node: &Node) -> Result<()> {
-    wait::until(CHANGE, || {
-        let services = node.services().unwrap_or_default();
-        let ports = ports(&services, "web");
-        let is_empty =
-            |port: &serde_json::Value| port["leaving"].as_array().is_some_and(Vec::is_empty);
-        !ports.is_empty() && ports.iter().all(is_empty)
-    })
-}
 
 /// The one server that answers so many datagrams.
 fn steady(socket: &UdpSocket, way: Way, count: u32) -> Result<String> {
@@ -56,15 +44,13 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<
         })?;
         same("counted", grown, vec![1, 99])?;
 
-        let leaving = scene.addresses(&[&first])?;
-        let terminating = leaving
-            .into_iter()
-            .fold(without(&first), Service::terminating);
+        let leaving = scene.addresses(&[&first])?.into_iter();
+        let terminating = leaving.fold(without(&first), Service::terminating);
         scene.node.apply(terminating)?;
         until_backends(&scene.node, "web", 2)?;
         same("while it ends", steady(&socket, way, 10)?, first.clone())?;
         for _ in 0..20 {
-            let fresh = ask_to(&way.udp(&scene.client)?, way.to(WEB, DNS))?.0;
+            let (fresh, _) = ask_to(&way.udp(&scene.client)?, way.to(WEB, DNS))?;
             ensure!(
                 fresh != first,
                 "a new socket was sent to a backend that ends"
@@ -72,7 +58,7 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<
         }
 
         scene.node.apply(without(&first))?;
-        until_left(&scene.node)?;
+        until_each_has(&scene.node, "web", "leaving", 0)?;
         let second = steady(&socket, way, 10)?;
         ensure!(second != first, "still at {first}, which has gone");
 
@@ -87,17 +73,13 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_goes_away() -> Result<
 fn new_sockets_are_spread_over_all_backends() -> Result<()> {
     let scene = SCENE.take()?;
     for way in [Way::V4, Way::V6, Way::Mapped] {
-        let mut tcp = BTreeSet::new();
-        let mut connected = BTreeSet::new();
-        let mut unconnected = BTreeSet::new();
+        let [mut tcp, mut connected, mut unconnected] = [const { BTreeSet::new() }; 3];
         // The chance that one of three isn't met in 60 tries is 10^-10.
         for _ in 0..60 {
-            tcp.insert(http(way.connect(&scene.client, WEB, HTTP)?)?);
+            tcp.insert(way.dial(&scene.client, WEB, HTTP)?);
             let socket = way.udp(&scene.client)?;
             unconnected.insert(ask_to(&socket, way.to(WEB, DNS))?.0);
-            let socket = way.udp(&scene.client)?;
-            socket.connect(way.to(WEB, DNS))?;
-            connected.insert(ask(&socket)?);
+            connected.insert(ask(&way.connected(&scene.client, WEB, DNS)?)?);
         }
         let servers = [tcp.len(), connected.len(), unconnected.len()];
         same("servers", servers, [3; 3])?;
@@ -113,9 +95,7 @@ fn a_socket_without_room_to_remember_is_counted_and_udp_is_refused() -> Result<(
     let scene = SCENE.take()?;
     let reasons = ["translated_untracked", "storage_full", "socket_tracked"];
     let room = "net.core.optmem_max";
-    let before = scene
-        .client
-        .run(&["cat", "/proc/sys/net/core/optmem_max"])?;
+    let before = run(&scene.client, "cat /proc/sys/net/core/optmem_max")?;
     scene.client.sysctl(room, "1")?;
 
     for way in Way::TCP {
@@ -131,10 +111,8 @@ fn a_socket_without_room_to_remember_is_counted_and_udp_is_refused() -> Result<(
         let (failed, grown) = counted(&scene.node, &reasons, || {
             let socket = way.udp(&scene.client)?;
             let to = way.to(WEB, DNS);
-            Ok([
-                errno(socket.connect(to)),
-                errno(socket.send_to(b"who?", to)),
-            ])
+            let refused = [socket.connect(to), socket.send_to(b"who?", to).map(drop)];
+            Ok(refused.map(errno))
         })?;
         same("errors", failed, [Errno::ENOMEM; 2])?;
         same("counted", grown, vec![0, 2, 0])?;

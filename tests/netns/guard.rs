@@ -18,6 +18,8 @@ use tunnel_userspace::{
     reconcile::Sizes,
 };
 
+use crate::support::{run, same};
+
 /// The index and name of the host's uplink.
 pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
@@ -59,12 +61,16 @@ pub(crate) fn uplinks() -> BTreeMap<u32, String> {
     BTreeMap::from([(UPLINK.0, UPLINK.1.to_owned())])
 }
 
+/// How many filters of the guard there are on the uplink.
+pub(crate) fn filters(node: &Node) -> Result<usize> {
+    let filters = run(node.host(), "tc filter show dev uplink ingress")?;
+    Ok(filters.matches("guard direct-action").count())
+}
+
 fn dropped(counters: &Counters) -> Result<u64> {
     let counts = counters.read()?;
-    let guarded = counts
-        .into_iter()
-        .find(|(reason, _)| *reason == Reason::Guarded);
-    Ok(guarded.map_or(0, |(_, count)| count))
+    let guarded = counts.iter().find(|(it, _)| *it == Reason::Guarded);
+    Ok(guarded.map_or(0, |(_, count)| *count))
 }
 
 /// A connect from outside to an address that is local on the host.
@@ -76,8 +82,7 @@ fn knock(node: &Node) -> ErrorKind {
 /// A node on which the range is local, and its pins.
 fn local() -> Result<(Node, Pins)> {
     let node = Node::new()?;
-    node.host()
-        .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
+    node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;
     let pins = Pins::hold(&node.bpffs())?;
     Ok((node, pins))
 }
@@ -118,13 +123,7 @@ fn keeps_out(tcx: bool) -> Result<()> {
         ensure!(knock(&node) == ErrorKind::TimedOut, "guarded, tcx {tcx}");
         ensure!(dropped(&counters)? > before, "not counted, tcx {tcx}");
     }
-    let filters = node
-        .host()
-        .run(&["tc", "filter", "show", "dev", UPLINK.1, "ingress"])?;
-    ensure!(
-        filters.matches("guard direct-action").count() == usize::from(!tcx),
-        "tcx {tcx}: {filters}"
-    );
+    same("filters", filters(&node)?, usize::from(!tcx)).with_context(|| format!("tcx {tcx}"))?;
 
     let foreign = on_host(&node, || Ok(pins.remove()?))?;
 
@@ -139,8 +138,7 @@ fn keeps_out(tcx: bool) -> Result<()> {
 #[test]
 fn a_filter_that_somebody_took_off_is_put_back() -> Result<()> {
     let (node, _pins, mut guard) = guarded(false)?;
-    node.host()
-        .run(&["tc", "qdisc", "del", "dev", UPLINK.1, "clsact"])?;
+    run(node.host(), "tc qdisc del dev uplink clsact")?;
     ensure!(knock(&node) == ErrorKind::ConnectionRefused, "unguarded");
 
     on_host(&node, || Ok(guard.keep(&uplinks(), true)?))?;
@@ -180,13 +178,14 @@ fn the_note_of_a_filter_goes_after_its_device() -> Result<()> {
     let pins = Pins::hold(&node.bpffs())?;
     let (mut guard, _counters) = load_by(&pins, false)?;
     let host = node.host();
-    host.run(&[
-        "ip", "link", "add", "second", "index", "77", "type", "veth", "peer", "name", "other",
-    ])?;
+    run(
+        host,
+        "ip link add second index 77 type veth peer name other",
+    )?;
     let second = BTreeMap::from([(77, "second".to_owned())]);
     on_host(&node, || Ok(guard.keep(&second, false)?))?;
     ensure!(guard.guarded().contains(&77), "not guarded");
-    host.run(&["ip", "link", "del", "second"])?;
+    run(host, "ip link del second")?;
 
     on_host(&node, || Ok(guard.tidy(&BTreeMap::new())?))?;
 

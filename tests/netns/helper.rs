@@ -9,7 +9,7 @@ use tunnel_tests::{
 };
 
 use crate::{
-    capabilities::{granted, start, with},
+    capabilities::{command, granted, start},
     scene::{Scene, WEB, are_answered, are_ended},
     support::{RECOVERY, Way, same, until_same},
 };
@@ -18,7 +18,7 @@ const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
 
 /// A node whose daemon has the rights of its manifest, and a Service.
 fn granted_scene() -> Result<Scene> {
-    let scene = Scene::of_two()?;
+    let scene = Scene::leading_to(&["one", "two"], &["one"])?;
     start(&scene.node)?;
     Ok(scene)
 }
@@ -32,10 +32,7 @@ impl Scene {
     }
 
     fn start_helper(&self, capabilities: &[&str]) -> Result<Process> {
-        let mut words = with(capabilities);
-        let program = self.node.program().display().to_string();
-        let config = self.node.config_path().display().to_string();
-        words.extend([program, "sockets".to_owned(), "--config".to_owned(), config]);
+        let words = command(&self.node, capabilities, "sockets");
         self.node.host().command(&words).start()
     }
 

@@ -19,11 +19,8 @@ fn a_tcp_connect_to_a_cluster_ip_reaches_the_backend_and_shows_the_cluster_ip() 
     let scene = DIALLED.take()?;
 
     scene.each(&Way::TCP, |place, way| {
-        let (stream, grown) = counted(&scene.node, &["translated", "socket_tracked"], || {
-            Ok(way.connect(place, WEB, HTTP)?)
-        })?;
-        same("peer", stream.peer_addr()?, way.shown(WEB, HTTP))?;
-        same("server", http(stream)?, "backend")?;
+        let connect = || way.is_served(place, WEB, HTTP, "backend");
+        let ((), grown) = counted(&scene.node, &["translated", "socket_tracked"], connect)?;
         same("counts", grown, vec![1, 1])
     })?;
     scene.give_back()
@@ -110,19 +107,11 @@ fn a_backend_that_is_itself_a_cluster_ip_is_not_translated_a_second_time() -> Re
     let chained = chain(&scene)?;
 
     scene.each(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
-        socket.connect(way.to(chained, DNS_TARGET))?;
-        same("server", ask(&socket)?, "other")?;
-
-        let socket = way.udp(place)?;
-        socket.connect(way.to(WEB, DNS))?;
-        same("server", ask(&socket)?, "backend")?;
+        way.asked(place, chained, DNS_TARGET, "other")?;
+        let socket = way.asked(place, WEB, DNS, "backend")?;
         same("peer", socket.peer_addr()?, way.shown(WEB, DNS))
     })?;
-    scene.each(&Way::TCP, |place, way| {
-        let stream = way.connect(place, WEB, HTTP)?;
-        same("server", http(stream)?, "backend")
-    })?;
+    scene.reaches(WEB, "backend")?;
     scene.give_back()
 }
 
@@ -132,8 +121,7 @@ fn a_connected_socket_is_not_translated_a_second_time_after_it_asked_another() -
     chain(&scene)?;
 
     scene.each(&Way::UDP, |place, way| {
-        let socket = way.udp(place)?;
-        socket.connect(way.to(WEB, DNS))?;
+        let socket = way.connected(place, WEB, DNS)?;
         socket.send_to(b"who?", way.to(OTHER, DNS))?;
         same("server", ask(&socket)?, "backend")
     })?;

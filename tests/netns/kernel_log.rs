@@ -1,26 +1,16 @@
 //! The log of one kernel program: told while the config asks for it, gone when it doesn't.
 
-use std::{net::IpAddr, thread, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
 use tunnel_common::table::{COUNT, GUARD, PROGRAMS};
-use tunnel_tests::{
-    instance::Settings,
-    load::{self, Enough, Plan, Report},
-    node::Node,
-    place::connect_within,
-    scale::Scale,
-    site::Site,
-    wait,
-};
+use tunnel_tests::{instance::Settings, node::Node, place::connect_within, site::Site, wait};
 
 use crate::{
     scene::{EMPTY, Scene, WEB, configure},
-    support::{
-        CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, maps_folder, repeated, reports, same, until_same,
-    },
+    support::{CHANGE, DNS, HTTP, HTTP_TARGET, Vip, Way, maps_folder, same, until_same},
 };
 
 /// Nobody's.
@@ -55,8 +45,7 @@ fn until_told(node: &Node, words: &[&str]) -> Result<String> {
 
 /// A node with a Service that has a backend, and one that has none; the daemon isn't started yet.
 fn prepared() -> Result<Scene> {
-    let scene = Scene::new(&["backend"])?;
-    scene.lead_to(&["backend"])?;
+    let scene = Scene::leading_to(&["backend"], &["backend"])?;
     scene.node.apply(EMPTY.service("empty"))?;
     Ok(scene)
 }
@@ -167,12 +156,8 @@ fn every_program_can_tell_what_it_does() -> Result<()> {
         scene.node.start().context(program)?;
         // The guard is loaded, and on no uplink: this node steers nothing.
         let telling = [program];
-        let telling = if program == GUARD.name {
-            &[]
-        } else {
-            &telling[..]
-        };
-        scene.until_telling(telling)?;
+        let count = usize::from(program != GUARD.name);
+        scene.until_telling(&telling[..count])?;
         for way in Way::TCP {
             way.is_served(&scene.client, WEB, HTTP, "backend")
                 .context(program)?;
@@ -282,39 +267,21 @@ fn flood(way: Way, program: &str) -> Result<()> {
 fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
     let scene = prepared()?;
     scene.node.start()?;
-    let enough = Enough::default();
-    let scale = Scale::from_environment();
-    let rate = scale.count(400);
-    let plans = [Way::V4, Way::V6]
-        .map(|way| Plan::new(way.to(WEB, HTTP), rate / 2, Duration::MAX).until(&enough));
-    let sockets = |domain, kind| scene.client.socket(domain, kind);
 
-    let loads = thread::scope(|scope| -> Result<Vec<Report>> {
-        let loads = plans.each_ref();
-        let loads = loads.map(|plan| scope.spawn(|| load::tcp::run(plan, &sockets)));
-        let lives = |number: usize| {
-            let program = ["connect4", "connect6"][number / 2 % 2];
-            let log = number.is_multiple_of(2).then_some((program, "debug"));
-            ask_for(&scene.node, log)?;
-            if number % 4 < 2 {
-                scene.node.stop()?;
-            } else {
-                scene.node.kill9()?;
-            }
-            let before = told(&scene.node).len();
-            scene.node.start()?;
-            // What the load does is told, as often as it is asked for.
-            log.map_or(Ok(()), |_| {
-                wait::until(CHANGE, || told(&scene.node).len() > before)
-            })
-        };
-        enough.after(|| repeated(4, lives))?;
-        reports(loads.into())
-    })?;
-
-    for report in loads {
-        ensure!(report.failed() == 0, "{report:?}");
-        same("answered", report.answered, report.attempts)?;
-    }
-    Ok(())
+    scene.under_load(&[(WEB, &["backend"])], 4, |number| {
+        let program = ["connect4", "connect6"][number / 2 % 2];
+        let log = number.is_multiple_of(2).then_some((program, "debug"));
+        ask_for(&scene.node, log)?;
+        if number % 4 < 2 {
+            scene.node.stop()?;
+        } else {
+            scene.node.kill9()?;
+        }
+        let before = told(&scene.node).len();
+        scene.node.start()?;
+        // What the load does is told, as often as it is asked for.
+        log.map_or(Ok(()), |_| {
+            wait::until(CHANGE, || told(&scene.node).len() > before)
+        })
+    })
 }

@@ -13,9 +13,10 @@ use tunnel_common::{
 use tunnel_tests::{admin::metric, wait};
 
 use crate::{
-    carried::{self, Flows, age, all_stay, folders, older_folder},
+    carried::{self, Flows, SERVED, age, all_stay, choices, folders, older_folder},
+    cleanup::cleanup,
     scene::{OTHER, Scene, WEB},
-    support::{CHANGE, HTTP, Way, counted, http, maps_folder, same},
+    support::{CHANGE, HTTP, Way, maps_folder, same},
 };
 
 impl Scene {
@@ -42,14 +43,10 @@ fn an_older_layout_is_replaced_under_load_and_open_flows_go_on() -> Result<()> {
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
 
-    scene.under_load(3, |number| {
+    scene.under_load(&SERVED, 3, |number| {
         node.kill9()?;
         age(&scene.node)?;
-        if number % 2 == 0 {
-            scene.resize([128, 64, 64])?;
-        } else {
-            scene.resize([64, 128, 128])?;
-        }
+        scene.resize([[128, 64, 64], [64, 128, 128]][number % 2])?;
         go_on(&flows)?;
         node.start()?;
         scene.is_tidy()?;
@@ -69,12 +66,8 @@ fn no_index_of_a_new_layout_is_taken_for_the_one_that_a_socket_remembers() -> Re
     age(&scene.node)?;
     scene.node.start()?;
 
-    let reasons = ["translated", "translated_sticky"];
-    let ask = || -> Result<()> { flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop)) };
-    let ((), grown) = counted(&scene.node, &reasons, ask)?;
-    same("first", grown, vec![3, 0])?;
-    let ((), grown) = counted(&scene.node, &reasons, ask)?;
-    same("then", grown, vec![0, 3])
+    same("first", choices(&scene, &flows)?, vec![3, 0])?;
+    same("then", choices(&scene, &flows)?, vec![0, 3])
 }
 
 #[test]
@@ -130,7 +123,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     all_stay(&flows)?;
     for (vip, servers) in [(WEB, ["one", "two"]), (OTHER, ["other"; 2])] {
         for way in Way::TCP {
-            let server = http(way.connect(&scene.client, vip, HTTP)?)?;
+            let server = way.dial(&scene.client, vip, HTTP)?;
             ensure!(servers.contains(&&*server), "{way:?}: {server}");
         }
     }
@@ -139,11 +132,7 @@ fn an_older_layout_stays_until_every_object_can_be_read() -> Result<()> {
     node.wait_ready()?;
     scene.is_tidy()?;
     go_on(&flows)?;
-    same(
-        "server",
-        http(Way::V6.connect(&scene.client, OTHER, HTTP)?)?,
-        "other",
-    )
+    scene.reaches(OTHER, "other")
 }
 
 #[test]
@@ -192,10 +181,7 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
     node.kill9()?;
 
     let newer = LAYOUT_VERSION + 1;
-    let (newer_layout, layout) = (
-        format!("layout {newer}"),
-        format!("layout {LAYOUT_VERSION}"),
-    );
+    let [newer_layout, layout] = [newer, LAYOUT_VERSION].map(|it| format!("layout {it}"));
     for name in ["", "-next", "-old"].map(|stage| format!("v{newer}{stage}")) {
         let name = name.as_str();
         scene.rename(&maps_folder(""), name)?;
@@ -217,13 +203,21 @@ fn a_newer_layout_is_named_and_not_touched() -> Result<()> {
 
 #[test]
 #[ignore = "no kernel decides it: files are removed"]
-fn cleanup_removes_an_older_layout_too() -> Result<()> {
-    let scene = carried::start()?;
-    let node = &scene.node;
-    node.kill9()?;
-    age(&scene.node)?;
-    let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/svc")))?;
-    ensure!(is_met && scene.has(&older_folder("")), "{}", node.logs());
+fn cleanup_removes_maps_that_were_being_made_anew_of_this_layout_or_an_older_one() -> Result<()> {
+    for former in [maps_folder(""), older_folder("")] {
+        let scene = carried::start()?;
+        let node = &scene.node;
+        scene.resize([4096, 8192, 4096])?;
+        node.kill9()?;
+        if former == older_folder("") {
+            age(node)?;
+        }
+        let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/svc")))?;
+        ensure!(is_met && scene.has(&former), "{former}: {}", node.logs());
 
-    scene.cleanup_removes_all()
+        cleanup(node)?;
+
+        ensure!(!node.bpffs().exists(), "{:?}", folders(&node.bpffs())?);
+    }
+    Ok(())
 }

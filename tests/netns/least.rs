@@ -5,13 +5,13 @@
 use std::net::UdpSocket;
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{node::Node, place::Place, pod::Pod, wait};
+use tunnel_tests::{node::Node, place::Place, wait};
 
 use crate::{
     carried,
-    conns::{WEB, connections, open, set_up},
-    scene,
-    support::{CHANGE, DNS, HTTP, Vip, Way, ask, same, until_backends, until_same},
+    conns::{connections, open, set_up},
+    scene::WEB,
+    support::{CHANGE, DNS, HTTP, Way, ask, same, until_backends, until_same},
 };
 
 const ALGORITHM: &str = "culvert.dev/algorithm";
@@ -19,8 +19,7 @@ const WEIGHTS: &str = "culvert.dev/weights";
 
 /// A socket that is connected to the Service `web`, and who answers.
 fn connected(place: &Place, way: Way) -> Result<(UdpSocket, String)> {
-    let socket = way.udp(place)?;
-    socket.connect(way.to(WEB, DNS))?;
+    let socket = way.connected(place, WEB, DNS)?;
     let server = ask(&socket)?;
     Ok((socket, server))
 }
@@ -112,8 +111,7 @@ fn an_index_with_open_connections_is_not_given_out_again_not_even_by_another_dae
         .with_context(|| format!("{seen:?} indices are kept, not {wanted}"))
     };
     let replaced = |names: &[&str]| -> Result<()> {
-        let backends = scene.addresses(names)?;
-        node.apply(WEB.service("web").backends(backends))?;
+        scene.lead_to(names)?;
         until_backends(node, "web", names.len())
     };
     replaced(&["one"])?;
@@ -152,7 +150,7 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     let scene = carried::start()?;
     let node = &scene.node;
     let until = |wanted: u64| until_same("connections", wanted, || connections(node));
-    let connect = || connected_to(&scene.client, scene::WEB);
+    let connect = || connected(&scene.client, Way::V6);
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
@@ -185,19 +183,12 @@ fn counts_outlive_maps_that_are_made_anew() -> Result<()> {
     until(0)
 }
 
-fn connected_to(client: &Pod, vip: Vip) -> Result<UdpSocket> {
-    let socket = Way::V6.udp(client)?;
-    socket.connect(Way::V6.to(vip, DNS))?;
-    ask(&socket)?;
-    Ok(socket)
-}
-
 #[test]
 fn counts_end_at_nothing_after_a_load_while_maps_were_made_anew() -> Result<()> {
     let scene = carried::start()?;
     let sizes = [4096, 64, 8192];
 
-    scene.under_load(sizes.len(), |number| {
+    scene.under_load(&carried::SERVED, sizes.len(), |number| {
         // Each larger than any before it, or smaller.
         let size = sizes[number % sizes.len()] + u32::try_from(number)?;
         scene.resize([size, size, size])?;

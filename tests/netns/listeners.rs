@@ -1,13 +1,18 @@
 //! A Service whose address this node has too, and where something of it listens itself.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{place::Place, wait};
+use socket2::SockRef;
+use tunnel_tests::place::{ANSWER, Place};
+use tunnel_userspace::model::Family;
 
 use crate::{
     scene::Scene,
-    support::{CHANGE, DNS, HTTP, Listening, Vip, Way, ports, receive, same},
+    support::{DNS, HTTP, Vip, Way, ports, receive, same, until_same},
 };
 
 /// An address that pods have a way to: it is not of the range of Services, which leads nowhere.
@@ -20,41 +25,67 @@ const NAME: &str = "cached";
 /// A Service with a backend, at an address that the node's loopback link has too.
 fn prepared() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
-    scene
-        .node
-        .apply(CACHED.service(NAME).backends(scene.all()))?;
+    scene.lead(CACHED, NAME, &["backend"])?;
     CACHED.add_to(scene.node.host(), "lo")?;
     Ok(scene)
 }
 
-/// From each place, in each way of TCP and UDP.
-fn dial(
-    scene: &Scene,
-    tcp: impl Fn(&Place, Way) -> Result<()>,
-    udp: impl Fn(&Place, Way) -> Result<()>,
-) -> Result<()> {
-    scene.each(&Way::TCP, tcp).context("TCP")?;
-    scene.each(&Way::UDP, udp).context("UDP")
-}
-
 /// Waits until the daemon says of all fronts whether this node listens there, or doesn't.
 fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
-    let known = || {
-        let services = scene.node.services().unwrap_or_default();
-        let ports = ports(&services, NAME);
+    until_same("listeners", vec![is_there; 4], || {
+        let ports = ports(&scene.node.services()?, NAME);
         let fronts = ports.iter().filter_map(|port| port["fronts"].as_array());
-        let fronts: Vec<_> = fronts.flatten().collect();
-        fronts.len() == 4 && fronts.iter().all(|front| front["hasListener"] == is_there)
-    };
-    wait::until(CHANGE, known).with_context(|| format!("listeners are not {is_there}"))
+        let has_listener = fronts.flatten().map(|front| front["hasListener"].clone());
+        Ok(has_listener.collect::<Vec<_>>())
+    })
 }
 
-fn backend_over_tcp(place: &Place, way: Way) -> Result<()> {
-    way.is_served(place, CACHED, HTTP, "backend")
+/// Dials the Service from each place, in each way of TCP and UDP: the backend answers.
+fn backend_is_dialled(scene: &Scene) -> Result<()> {
+    scene.reaches(CACHED, "backend")?;
+    scene.each(&Way::UDP, |place, way| {
+        way.is_answered(&way.udp(place)?, CACHED, DNS, "backend")
+    })
 }
 
-fn backend_over_udp(place: &Place, way: Way) -> Result<()> {
-    way.is_answered(&way.udp(place)?, CACHED, DNS, "backend")
+/// Sockets that a test listens with in a place, over TCP and UDP, at one address of each family.
+pub(crate) struct Listening {
+    tcp: [TcpListener; 2],
+    udp: [UdpSocket; 2],
+}
+
+impl Listening {
+    pub(crate) fn at(place: &Place, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
+        let tcp = ips.map(|ip| {
+            let listener = place.listen((ip, http))?;
+            SockRef::from(&listener).set_read_timeout(Some(ANSWER))?;
+            io::Result::Ok(listener)
+        });
+        let udp = ips.map(|ip| place.udp((ip, dns)));
+        let ([tcp4, tcp6], [udp4, udp6]) = (tcp, udp);
+        Ok(Self {
+            tcp: [tcp4?, tcp6?],
+            udp: [udp4?, udp6?],
+        })
+    }
+
+    /// The address of the next client that connects in this way.
+    pub(crate) fn accept(&self, way: Way) -> Result<SocketAddr> {
+        let listener = of_family(&self.tcp, way);
+        Ok(listener.accept().context("accept")?.1)
+    }
+
+    /// The socket that gets the datagrams of this way.
+    pub(crate) const fn udp(&self, way: Way) -> &UdpSocket {
+        of_family(&self.udp, way)
+    }
+}
+
+const fn of_family<T>([v4, v6]: &[T; 2], way: Way) -> &T {
+    match way.family() {
+        Family::V4 => v4,
+        Family::V6 => v6,
+    }
 }
 
 /// What listens on the host at the address of the Service.
@@ -67,11 +98,8 @@ impl Cache {
 
     /// Gets what is dialled from each place, in each way of TCP and UDP.
     fn is_dialled(&self, scene: &Scene) -> Result<()> {
-        dial(
-            scene,
-            |place, way| self.accepts(place, way),
-            |place, way| self.answers(place, way),
-        )
+        scene.each(&Way::TCP, |place, way| self.accepts(place, way))?;
+        scene.each(&Way::UDP, |place, way| self.answers(place, way))
     }
 
     /// A connect comes here.
@@ -101,7 +129,7 @@ fn sockets_reach_what_listens_on_the_address_of_a_service_here_and_backends_when
 -> Result<()> {
     let scene = prepared()?;
     scene.node.start()?;
-    dial(&scene, backend_over_tcp, backend_over_udp)?;
+    backend_is_dialled(&scene)?;
 
     let cache = Cache::on(scene.node.host())?;
     until_listener(&scene, true)?;
@@ -112,7 +140,7 @@ fn sockets_reach_what_listens_on_the_address_of_a_service_here_and_backends_when
 
     drop(cache);
     until_listener(&scene, false)?;
-    dial(&scene, backend_over_tcp, backend_over_udp)
+    backend_is_dialled(&scene)
 }
 
 #[test]
@@ -132,19 +160,18 @@ fn what_listens_before_the_daemon_is_left_alone_from_its_first_write() -> Result
     // An address that has gone from the link leads to the backends again, whoever listens.
     CACHED.delete_from(scene.node.host(), "lo")?;
     until_listener(&scene, false)?;
-    dial(&scene, backend_over_tcp, backend_over_udp)
+    backend_is_dialled(&scene)
 }
 
 #[test]
 fn what_listens_on_all_addresses_of_the_node_takes_no_service() -> Result<()> {
     let scene = prepared()?;
     let host = scene.node.host();
-    let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    for all in all {
+    for all in ["0.0.0.0", "::"] {
         let _everywhere = (host.listen((all, HTTP))?, host.udp((all, DNS))?);
         scene.node.start()?;
-        dial(&scene, backend_over_tcp, backend_over_udp)
-            .with_context(|| format!("while {all} is listened on"))?;
+        let dialled = backend_is_dialled(&scene);
+        dialled.with_context(|| format!("while {all} is listened on"))?;
         scene.node.stop()?;
     }
     Ok(())

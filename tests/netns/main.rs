@@ -3,8 +3,10 @@
 
 #![cfg(test)]
 
+mod programs;
 mod scene;
 mod support;
+mod under_load;
 
 mod affinity;
 mod capabilities;

@@ -12,9 +12,10 @@ use tunnel_tests::{
 };
 
 use crate::{
-    reach::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP, WEB},
-    scene::Scene,
-    support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Listening, Vip, Way, addresses, same},
+    listeners::Listening,
+    reach::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP},
+    scene::{Scene, WEB},
+    support::{DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, addresses, same},
 };
 
 /// The addresses of the Service, with the ports there.

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail};
 use tunnel_tests::{
     environment,
     node::Node,
@@ -22,7 +22,7 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::CHANGE;
+use crate::support::{CHANGE, run};
 
 /// How long a resolver may keep a connection open without a question.
 const IDLE: Duration = Duration::from_millis(200);
@@ -96,17 +96,10 @@ impl NameServer {
 /// Answers one question over TCP; says whether there was one.
 fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     let mut length = [0; 2];
-    match stream.read_exact(&mut length) {
+    match stream.read_exact(&mut length).map_err(|it| it.kind()) {
         Ok(()) => {}
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::UnexpectedEof | ErrorKind::WouldBlock
-            ) =>
-        {
-            return Ok(false);
-        }
-        Err(error) => return Err(error.into()),
+        Err(ErrorKind::UnexpectedEof | ErrorKind::WouldBlock) => return Ok(false),
+        Err(other) => bail!("{other}"),
     }
     let mut question = vec![0; u16::from_be_bytes(length).into()];
     stream.read_exact(&mut question)?;
@@ -137,14 +130,13 @@ fn put_program(root: &Path) -> Result<()> {
 /// The certificate of an agent, and its config.
 fn put_config(node: &Node, root: &Path) -> Result<()> {
     let program = environment::culvert()?.display().to_string();
-    let path = |name: &str| root.join(name).display().to_string();
-    let (ca, agent) = (path("ca"), path("identity"));
-    node.host().run(&[&program, "ca", "init", "--dir", &ca])?;
-    let words = [
-        "issue", "agent", "--node", "edge-7", "--dir", &ca, "--out", &agent,
-    ];
-    node.host()
-        .run(&[&[&*program, "ca"], &words[..]].concat())?;
+    let path = root.display();
+    for words in [
+        format!("init --dir {path}/ca"),
+        format!("issue agent --node edge-7 --dir {path}/ca --out {path}/identity"),
+    ] {
+        run(node.host(), &format!("{program} ca {words}"))?;
+    }
     let Files { ca, cert, key } = Files::issued(Path::new("/identity"));
     let config = format!(
         "stateDir: /state\n\
@@ -172,21 +164,16 @@ fn an_agent_finds_gateways_by_name_with_two_files_of_its_container() -> Result<(
     put_config(&node, &root)?;
     let host = node.host();
     let names = NameServer::new(host)?;
-    let gateways = [10_262, 10_263, 10_264].map(|port| host.listen(("127.0.0.1", port)));
-    let gateways = gateways.into_iter().collect::<Result<Vec<_>, _>>()?;
-    for gateway in &gateways {
-        gateway.set_nonblocking(true)?;
-    }
+    let listen = |port: u16| -> Result<TcpListener> {
+        let listener = host.listen(("127.0.0.1", port))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    let gateways = [listen(10_262)?, listen(10_263)?, listen(10_264)?];
 
     let root = root.display().to_string();
-    let words = [
-        "chroot",
-        &root,
-        "/culvert",
-        "agent",
-        "--config",
-        "/culvert.yaml",
-    ];
+    let agent = ["/culvert", "agent", "--config", "/culvert.yaml"];
+    let words = [&["chroot", &root][..], &agent].concat();
     let agent = host.command(&words).start()?;
 
     let mut reached = [false; 3];
@@ -199,8 +186,7 @@ fn an_agent_finds_gateways_by_name_with_two_files_of_its_container() -> Result<(
     });
     if all.is_err() {
         agent.signal(nix::sys::signal::Signal::SIGKILL)?;
-        let output = agent.finish(ANSWER)?;
-        ensure!(all.is_ok(), "reached {reached:?}: {output:?}");
+        bail!("reached {reached:?}: {:?}", agent.finish(ANSWER)?);
     }
     Ok(())
 }

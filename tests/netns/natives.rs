@@ -8,41 +8,25 @@ use tunnel_tests::{
     feature::{self, Feature},
     ipvs::{self, Ipvs},
     manifest::Protocol,
-    node::Node,
     place::{ANSWER, Place, connect_within},
-    pod::Pod,
     test_name, wait,
 };
 
 use crate::{
     guard::daemon::{PATIENCE, guards, network, steering},
-    support::{HOST, HTTP, HTTP_TARGET, Vip, Way, addresses, clients, counted, http, same, serve},
+    scene::{Scene, WEB},
+    support::{HOST, HTTP, HTTP_TARGET, Way, counted, http, run, same, serve},
     untouched::ALL,
 };
 
-const WEB: Vip = Vip::of(10);
 const SIGNAL: u16 = 3868;
 
 /// A node with the Service `web` and its backend, and the daemon running.
-fn web() -> Result<(Node, tunnel_tests::pod::Server)> {
-    let node = Node::new()?;
-    let backend = node.pod("backend")?;
+fn web() -> Result<Scene> {
+    let scene = Scene::new(&["backend"])?;
     let service = WEB.service("web").port(Protocol::Sctp, SIGNAL, SIGNAL);
-    node.apply(service.backends(addresses(&[&*backend])))?;
-    let server = serve(&backend)?;
-    node.start()?;
-    Ok((node, server))
-}
-
-/// That the Service answers over TCP, from the host and from a pod.
-fn is_served(node: &Node, client: &Pod) -> Result<()> {
-    for (from, place) in clients(node.host(), client) {
-        for way in Way::TCP {
-            way.is_served(place, WEB, HTTP, "backend")
-                .with_context(|| format!("from the {from}"))?;
-        }
-    }
-    Ok(())
+    scene.start([service.backends(scene.all())])?;
+    Ok(scene)
 }
 
 fn sctp(place: &Place, to: SocketAddr) -> Result<Socket> {
@@ -60,25 +44,25 @@ fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served()
     if feature::lacks(test_name!(), &[Feature::Sctp])? {
         return Ok(());
     }
-    let (node, _server) = web()?;
-    let client = node.pod("client")?;
+    let scene = web()?;
+    let outside = scene.node.outside();
     let (v4, v6) = (WEB.v4, WEB.v6);
-    WEB.add_to(node.outside(), "lo")?;
-    node.host().ip(&format!(
+    WEB.add_to(outside, "lo")?;
+    scene.node.host().ip(&format!(
         "route add {v4} via 192.0.2.2\nroute add {v6} via 2001:db8::2\n"
     ))?;
-    client.ip(&format!(
+    scene.client.ip(&format!(
         "route add {v4} via 169.254.1.1\nroute add {v6} via fe80::1 dev eth0\n"
     ))?;
 
     for vip in WEB.ips() {
         let vip = SocketAddr::from((vip, SIGNAL));
-        let listener = sctp(node.outside(), vip)?;
+        let listener = sctp(outside, vip)?;
         listener.bind(&vip.into())?;
         listener.listen(8)?;
-        for (from, place) in clients(node.host(), &client) {
+        for (from, place) in scene.places() {
             let what = format!("{vip} from the {from}");
-            let (socket, grown) = counted(&node, &ALL, || {
+            let (socket, grown) = counted(&scene.node, &ALL, || {
                 let socket = sctp(place, vip)?;
                 connect_within(&socket, vip, ANSWER).context(what.clone())?;
                 Ok(socket)
@@ -89,7 +73,7 @@ fn a_connect_by_sctp_goes_to_the_cluster_ip_itself_and_tcp_beside_it_is_served()
             same(&what, accepted.local_addr()?.as_socket(), Some(vip))?;
         }
     }
-    is_served(&node, &client)
+    scene.reaches(WEB, "backend")
 }
 
 #[test]
@@ -119,20 +103,21 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     same("guards at first", guards()?, 1)?;
 
     let host = node.host();
-    host.run(&["ip", "link", "add", "cloud", "type", "dummy"])?;
-    host.run(&["ip", "link", "set", "cloud", "up"])?;
-    host.run(&["ip", "addr", "add", address, "dev", "cloud"])?;
-    let route = ["ip", "route", "add", "default", "via", gateway];
-    host.run(&[&route[..], &["dev", "cloud", "metric", "5"]].concat())?;
+    run(host, "ip link add cloud type dummy")?;
+    host.ip(&format!(
+        "link set cloud up\naddr add {address} dev cloud\n"
+    ))?;
+    let route = format!("ip route add default via {gateway} dev cloud metric 5");
+    run(host, &route)?;
 
     wait::until(PATIENCE, || has("cloud")).context("the dummy is no uplink")?;
     same("guards with the dummy", guards()?, 2)?;
     if !feature::is_there(Feature::Tcx)? {
-        let filters = host.run(&["tc", "filter", "show", "dev", "cloud", "ingress"])?;
+        let filters = run(host, "tc filter show dev cloud ingress")?;
         ensure!(filters.contains("guard direct-action"), "{filters}");
     }
 
-    host.run(&["ip", "link", "del", "cloud"])?;
+    run(host, "ip link del cloud")?;
     wait::until(PATIENCE, || !has("cloud")).context("the dummy is still an uplink")?;
     wait::until(PATIENCE, || guards().is_ok_and(|guards| guards == 1))
         .with_context(|| format!("its guard is still there: {:?}", network(&node)))?;
@@ -147,8 +132,8 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
     if feature::lacks(test_name!(), &[Feature::IpVs])? {
         return Ok(());
     }
-    let (node, _server) = web()?;
-    let client = node.pod("client")?;
+    let scene = web()?;
+    let node = &scene.node;
     let decoy = node.pod("decoy")?;
     let _decoy_server = serve(&decoy)?;
     let host = node.host();
@@ -169,11 +154,11 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
         ensure!(before > 0, "IPVS lists no connection");
 
         let held = way.connect(host, WEB, HTTP)?;
-        is_served(&node, &client)?;
+        scene.reaches(WEB, "backend")?;
         same("connections", ipvs::connections(host)?, before)?;
 
         table.remove(vip)?;
-        is_served(&node, &client)?;
+        scene.reaches(WEB, "backend")?;
         same("held", http(held)?, "backend")?;
     }
     Ok(())

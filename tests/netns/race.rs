@@ -3,7 +3,7 @@
 
 pub(crate) mod field;
 mod hold_up;
-mod writers;
+pub(crate) mod writers;
 
 use std::{
     sync::{
@@ -16,13 +16,14 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{load::race::Report, scale::Scale, wait};
-use tunnel_userspace::model::Family;
+use tunnel_userspace::{bpf, model::Family};
 
 use self::{
     field::{FRONTS, Field, NEVER, READ, READER, SERVICES, WRITER},
     hold_up::hold_up,
-    writers::{Hasty, Product, Programs, Swapping, keep_to},
+    writers::{Hasty, Product, Swapping, keep_to},
 };
+use crate::{programs::Programs, support::each_family, under_load::is_answered};
 
 /// How long the product's writer runs against its readers: twenty times as long as the hasty one
 /// needs to be found out.
@@ -60,12 +61,7 @@ static CPUS: Mutex<()> = Mutex::new(());
 
 #[test]
 fn endpoint_churn_fails_no_connect_and_leads_none_to_another_service() -> Result<()> {
-    churn(Family::V4)
-}
-
-#[test]
-fn endpoint_churn_fails_no_connect_over_ipv6_and_leads_none_to_another_service() -> Result<()> {
-    churn(Family::V6)
+    each_family(churn)
 }
 
 fn churn(family: Family) -> Result<()> {
@@ -73,9 +69,9 @@ fn churn(family: Family) -> Result<()> {
     let scale = Scale::from_environment();
     let lasting = scale.lasting(LASTING);
     let field = Field::new(family)?;
-    let (programs, maps) = Programs::load(&field, FRONTS)?;
+    let (programs, maps) = Programs::load(&field.node, bpf::probe()?, FRONTS)?;
     let product = Product::new(&programs, maps, family)?;
-    programs.attach(&field)?;
+    programs.attach(&field.node)?;
 
     let ended = beside(|stop| product.run(1, stop), || read(&field, scale, lasting));
 
@@ -124,10 +120,7 @@ fn read(field: &Field, scale: Scale, lasting: Duration) -> Result<()> {
         read.merge(&reader.finish()?);
     }
     for load in requests {
-        let report = load.finish()?;
-        ensure!(report.failed() == 0, "{:?}", report.failures);
-        ensure!(report.answered == report.attempts, "{report:?}");
-        ensure!(report.attempts > 0, "no attempt was made");
+        is_answered(&load.finish()?)?;
     }
     ensure!(read.failures.is_empty() && read.astray == 0, "{read:?}");
     ensure!(read.refused * SENT_PER_REFUSED <= read.sent, "{read:?}");
@@ -143,19 +136,16 @@ fn at_least(count: u64, rate: u32, lasting: Duration) -> Result<()> {
 
 #[test]
 fn a_front_is_found_while_it_is_replaced_in_a_chain_of_several() -> Result<()> {
-    for family in [Family::V4, Family::V6] {
-        swap(family).with_context(|| family.label())?;
-    }
-    Ok(())
+    each_family(swap)
 }
 
 fn swap(family: Family) -> Result<()> {
     let _turn = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let lasting = Scale::from_environment().lasting(SWAPPING);
     let field = Field::new(family)?;
-    let (programs, maps) = Programs::load(&field, Swapping::FRONTS)?;
+    let (programs, maps) = Programs::load(&field.node, bpf::probe()?, Swapping::FRONTS)?;
     let swapping = Swapping::new(maps, family)?;
-    programs.attach(&field)?;
+    programs.attach(&field.node)?;
 
     let (read, rounds) = beside(
         |stop| swapping.run(stop),
@@ -169,12 +159,7 @@ fn swap(family: Family) -> Result<()> {
 
 #[test]
 fn a_writer_that_reuses_at_once_what_it_replaced_leads_connects_astray() -> Result<()> {
-    be_hasty(Family::V4)
-}
-
-#[test]
-fn a_writer_that_reuses_at_once_what_it_replaced_leads_connects_astray_over_ipv6() -> Result<()> {
-    be_hasty(Family::V6)
+    each_family(be_hasty)
 }
 
 fn be_hasty(family: Family) -> Result<()> {
@@ -182,9 +167,9 @@ fn be_hasty(family: Family) -> Result<()> {
     let scale = Scale::from_environment();
     let longest = scale.patience(LONGEST);
     let field = Field::new(family)?;
-    let (programs, maps) = Programs::load(&field, FRONTS)?;
+    let (programs, maps) = Programs::load(&field.node, bpf::probe()?, FRONTS)?;
     let hasty = Hasty::new(maps, family)?;
-    programs.attach(&field)?;
+    programs.attach(&field.node)?;
 
     let ((), changes) = beside(
         |stop| hasty.run(1, stop),

@@ -1,7 +1,7 @@
 //! A Service at all its other addresses: node ports, addresses of load balancers, external IPs; and
 //! policies that keep traffic on this node.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
@@ -15,21 +15,26 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::Scene,
+    listeners::Listening,
+    scene::{Scene, WEB},
     support::{
-        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Listening, Vip, Way, counted, errno,
-        no_way, same, until_backends,
+        CHANGE, DNS, DNS_TARGET, HOST, HTTP, HTTP_TARGET, Vip, Way, errno, is_refused, no_way,
+        same, until_backends,
     },
 };
 
-pub(crate) const WEB: Vip = Vip::of(20);
-const LOOPBACK: Vip = Vip {
+pub(crate) const LOOPBACK: Vip = Vip {
     v4: Ipv4Addr::LOCALHOST,
     v6: Ipv6Addr::LOCALHOST,
 };
 const OUTSIDE: Vip = Vip {
     v4: topology::OUTSIDE_V4,
     v6: topology::OUTSIDE_V6,
+};
+/// Addresses that the host is given while the daemon runs.
+const NEW: Vip = Vip {
+    v4: Ipv4Addr::new(198, 51, 100, 7),
+    v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
 };
 /// Addresses that lead nowhere by themselves.
 pub(crate) const BALANCER: Vip = Vip::of(200);
@@ -38,6 +43,13 @@ pub(crate) const NODE_HTTP: u16 = 30_080;
 pub(crate) const NODE_DNS: u16 = 30_053;
 
 static SCENE: Shared<Scene> = Shared::new(|| Scene::started(&["backend"]));
+
+/// A node with a backend and a setting of Services; the daemon isn't started yet.
+fn configured(setting: &str) -> Result<Scene> {
+    Scene::with(&["backend"], |settings| {
+        setting.clone_into(&mut settings.node_ports);
+    })
+}
 
 /// A Service with node ports, without endpoints yet.
 pub(crate) fn service() -> Service {
@@ -52,10 +64,7 @@ pub(crate) fn service() -> Service {
 pub(crate) fn service_everywhere() -> Service {
     service()
         .spec(&format!("externalIPs: [{}]", EXTERNAL.listed()))
-        .load_balancer(&format!(
-            "{{ip: \"{}\"}}, {{ip: \"{}\"}}",
-            BALANCER.v4, BALANCER.v6
-        ))
+        .load_balancer(&BALANCER.ingress())
 }
 
 /// That the backend answers there, over every protocol and family, under the address that was dialled.
@@ -69,25 +78,17 @@ fn answers(place: &Place, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<(
     Ok(())
 }
 
-/// The error of a TCP connect.
-fn failure(place: &Place, to: SocketAddr) -> Result<Errno> {
-    let way = if to.is_ipv4() { Way::V4 } else { Way::V6 };
-    let socket = way.tcp(place)?;
-    Ok(errno(connect_within(&socket, to, ANSWER)))
-}
-
 #[test]
 fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
     let scene = SCENE.take()?;
-    let web = service().backends(scene.all());
-    scene.program(web)?;
+    scene.program(service().backends(scene.all()))?;
 
     answers(scene.node.host(), LOOPBACK, [NODE_HTTP, NODE_DNS])?;
 
     for way in [Way::V4, Way::V6] {
-        let to = way.to(LOOPBACK, NODE_HTTP);
-        same("a pod's", failure(&scene.client, to)?, Errno::ECONNREFUSED)?;
-        let own = scene.client.listen(to)?;
+        let refused = errno(way.connect(&scene.client, LOOPBACK, NODE_HTTP));
+        same("a pod's", refused, Errno::ECONNREFUSED)?;
+        let own = scene.client.listen(way.to(LOOPBACK, NODE_HTTP))?;
         way.connect(&scene.client, LOOPBACK, NODE_HTTP)?;
         drop(own);
     }
@@ -98,8 +99,7 @@ fn loopback_has_node_ports_on_the_host_and_is_a_pods_own() -> Result<()> {
 fn loopback_node_ports_leave_sockets_that_are_bound_to_loopback_alone() -> Result<()> {
     let scene = SCENE.take()?;
     let host = scene.node.host();
-    let web = service().backends(scene.all());
-    scene.program(web)?;
+    scene.program(service().backends(scene.all()))?;
     answers(host, LOOPBACK, [NODE_HTTP, NODE_DNS])?;
 
     for way in Way::TCP {
@@ -129,34 +129,26 @@ fn loopback_node_ports_leave_sockets_that_are_bound_to_loopback_alone() -> Resul
 
 #[test]
 fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
-    let node_ports = "nodePortAddresses: [198.51.100.0/24, \"2001:db8:51::/64\"]";
-    let scene = Scene::with(&["backend"], |settings| {
-        node_ports.clone_into(&mut settings.node_ports);
-    })?;
-    let web = service().backends(scene.all());
-    scene.start([web])?;
-    let new = Vip {
-        v4: Ipv4Addr::new(198, 51, 100, 7),
-        v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
-    };
+    let scene = configured("nodePortAddresses: [198.51.100.0/24, \"2001:db8:51::/64\"]")?;
+    scene.start([service().backends(scene.all())])?;
     let host = scene.node.host();
     for way in [Way::V4, Way::V6] {
-        let primary = failure(host, way.to(HOST, NODE_HTTP))?;
+        let primary = errno(way.connect(host, HOST, NODE_HTTP));
         same("outside of the ranges", primary, Errno::ECONNREFUSED)?;
     }
 
     // What is not the node's leads nowhere, and a connect fails at once.
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
-    new.add_to(host, "uplink")?;
+    NEW.add_to(host, "uplink")?;
 
     for (name, place) in scene.places() {
         wait::until(CHANGE, || {
-            answers(place, new, [NODE_HTTP, NODE_DNS]).is_ok()
+            answers(place, NEW, [NODE_HTTP, NODE_DNS]).is_ok()
         })
         .with_context(|| format!("from {name}"))?;
     }
-    new.delete_from(host, "uplink")?;
-    let is_gone = |way: Way| way.connect(host, new, NODE_HTTP).is_err();
+    NEW.delete_from(host, "uplink")?;
+    let is_gone = |way: Way| way.connect(host, NEW, NODE_HTTP).is_err();
     wait::until(CHANGE, || Way::TCP.into_iter().all(is_gone))
         .context("the address that went is still served")
 }
@@ -167,8 +159,7 @@ fn node_ports_are_the_services_though_something_of_the_host_listens_there() -> R
     let host = scene.node.host();
     let _tcp = host.listen(("::", NODE_HTTP))?;
     let _udp = host.udp(("::", NODE_DNS))?;
-    let web = service().backends(scene.all());
-    scene.program(web)?;
+    scene.program(service().backends(scene.all()))?;
 
     for (name, place) in scene.places() {
         answers(place, HOST, [NODE_HTTP, NODE_DNS]).with_context(|| name.to_owned())?;
@@ -186,8 +177,7 @@ fn external_and_load_balancer_ips_are_the_services_though_this_node_listens_ther
         vip.add_to(host, "lo")?;
         listening.push(Listening::at(host, vip.ips(), [HTTP, DNS])?);
     }
-    let web = service_everywhere().backends(scene.all());
-    scene.start([web])?;
+    scene.start([service_everywhere().backends(scene.all())])?;
 
     for (name, place) in scene.places() {
         for vip in [BALANCER, EXTERNAL] {
@@ -207,26 +197,19 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
         .backends(OUTSIDE.ips());
     scene.program(away)?;
 
-    for (name, place) in scene.places() {
-        for way in Way::TCP {
-            let socket = way.tcp(place)?;
-            let to = way.to(WEB, HTTP);
-            let attempt = || Ok(errno(connect_within(&socket, to, ANSWER)));
-            let (failed, grown) = counted(&scene.node, &["no_local_backend"], attempt)?;
-            same("error", failed, error).with_context(|| format!("{way:?} from {name}"))?;
-            same("counted", grown, vec![1])?;
-        }
-    }
+    scene.each(&Way::TCP, |place, way| {
+        is_refused(&scene.node, "no_local_backend", error, || {
+            way.connect(place, WEB, HTTP)
+        })
+    })?;
     // Without any endpoint it is refused as ever.
     scene
         .node
         .apply(service().spec("internalTrafficPolicy: Local"))?;
     for way in [Way::V4, Way::V6] {
-        let is_refused = || {
-            let failed = failure(scene.node.host(), way.to(WEB, HTTP));
-            failed.is_ok_and(|it| it == Errno::ECONNREFUSED)
-        };
-        wait::until(CHANGE, is_refused).with_context(|| format!("{way:?} is not refused"))?;
+        let failed = || errno(way.connect(scene.node.host(), WEB, HTTP));
+        wait::until(CHANGE, || failed() == Errno::ECONNREFUSED)
+            .with_context(|| format!("{way:?} is not refused"))?;
     }
     scene.give_back()
 }
@@ -235,10 +218,7 @@ fn a_policy_local_without_an_endpoint_of_this_node_finds_no_way() -> Result<()> 
 #[ignore = "no kernel decides it: the daemon chooses the endpoints"]
 fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_refuses() -> Result<()>
 {
-    let node_ports = "topologyKeys: honour";
-    let scene = Scene::with(&["backend"], |settings| {
-        node_ports.clone_into(&mut settings.node_ports);
-    })?;
+    let scene = configured("topologyKeys: honour")?;
     let web = |node| {
         service()
             .annotated("openyurt.io/topologyKeys", "kubernetes.io/hostname")
@@ -247,12 +227,10 @@ fn a_service_that_keeps_to_its_node_leads_to_endpoints_of_this_node_and_else_ref
     };
     scene.start([web("other")])?;
 
-    for (name, place) in scene.places() {
-        for way in [Way::V4, Way::V6] {
-            let refused = failure(place, way.to(WEB, HTTP))?;
-            same(&format!("from {name}"), refused, Errno::ECONNREFUSED)?;
-        }
-    }
+    scene.each(&[Way::V4, Way::V6], |place, way| {
+        let refused = errno(way.connect(place, WEB, HTTP));
+        same("error", refused, Errno::ECONNREFUSED)
+    })?;
 
     scene.node.apply(web(instance::NODE))?;
     until_backends(&scene.node, "web", 1)?;

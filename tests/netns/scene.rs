@@ -95,23 +95,27 @@ impl Scene {
 
     /// The Service `web` at [`WEB`] with all of these backends, programmed.
     pub(crate) fn web(backends: &[&str]) -> Result<Self> {
-        let scene = Self::new(backends)?;
-        scene.lead_to(backends)?;
+        let scene = Self::leading_to(backends, backends)?;
         scene.node.start()?;
         Ok(scene)
     }
 
-    /// Pods `one` and `two`, and the Service `web` that leads to `one`; the daemon isn't started yet.
-    pub(crate) fn of_two() -> Result<Self> {
-        let scene = Self::new(&["one", "two"])?;
-        scene.lead_to(&["one"])?;
+    /// The Service `web` at [`WEB`] with some of these backends; the daemon isn't started yet.
+    pub(crate) fn leading_to(backends: &[&str], some: &[&str]) -> Result<Self> {
+        let scene = Self::new(backends)?;
+        scene.lead_to(some)?;
         Ok(scene)
     }
 
     /// Applies the Service `web` with the backends of these names.
     pub(crate) fn lead_to(&self, backends: &[&str]) -> Result<()> {
+        self.lead(WEB, "web", backends)
+    }
+
+    /// Applies a Service with the backends of these names.
+    pub(crate) fn lead(&self, vip: Vip, name: &str, backends: &[&str]) -> Result<()> {
         let backends = self.addresses(backends)?;
-        self.node.apply(WEB.service("web").backends(backends))
+        self.node.apply(vip.service(name).backends(backends))
     }
 
     /// A node without a Service, on which tests apply their own: the daemon runs.
@@ -177,6 +181,11 @@ impl Scene {
     /// Each place from which Services are dialled alike.
     pub(crate) fn places(&self) -> [(&'static str, &Place); 2] {
         clients(self.node.host(), &self.client)
+    }
+
+    /// Each of these places with the name of its network interface.
+    pub(crate) fn devices(&self) -> [(&'static str, &Place); 2] {
+        [("uplink", self.node.host()), ("eth0", &self.client)]
     }
 
     /// Tells a story from each place in each of these ways.
@@ -281,15 +290,11 @@ impl Fixture for Scene {
         }
         same("manifests", self.applied()?, self.manifests.clone())?;
         let known = |name: &str| self.manifests.contains_key(&format!("{name}.yaml"));
-        let is_left = |services: serde_json::Value| {
-            let services = services.as_array()?;
-            let name = |service: &serde_json::Value| service["name"].as_str().map(known);
-            Some(services.iter().all(|service| name(service) == Some(true)))
-        };
+        let is_known = |service: &serde_json::Value| service["name"].as_str().is_some_and(known);
         wait::until(CHANGE, || {
-            self.node
-                .services()
-                .is_ok_and(|all| is_left(all) == Some(true))
+            let services = self.node.services().unwrap_or_default();
+            let services = services.as_array();
+            services.is_some_and(|all| all.iter().all(is_known))
         })
         .context("what the test applied isn't gone")
     }

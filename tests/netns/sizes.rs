@@ -14,11 +14,9 @@ use tunnel_tests::{
 };
 
 use crate::{
-    carried::{self, Flows, all_stay, folders},
-    scene::{OTHER, Scene, WEB},
-    support::{
-        CHANGE, HTTP, HTTP_TARGET, Vip, Way, counted, maps_folder, same, until_backends, until_gone,
-    },
+    carried::{self, Flows, SERVED, all_stay, choices, folders},
+    scene::{OTHER, Scene},
+    support::{CHANGE, HTTP, HTTP_TARGET, Vip, Way, maps_folder, same, until_backends, until_gone},
 };
 
 /// Grown, shrunk, and grown where the rest shrinks.
@@ -44,7 +42,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
     node.withdraw("first.yaml")?;
     until_gone(node, "first")?;
 
-    scene.under_load(SIZES.len(), |number| {
+    scene.under_load(&SERVED, SIZES.len(), |number| {
         let wanted = SIZES[(number + 1) % SIZES.len()];
         scene.resize(wanted)?;
         if number % 2 == 0 {
@@ -60,8 +58,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_stays_where_it_is() -> Result<
     })?;
 
     // The maps are those that the programs read: what changes now is seen.
-    let other = node.pod("two")?;
-    node.apply(OTHER.service("other").backends([other.v4(), other.v6()]))?;
+    scene.lead(OTHER, "other", &["two"])?;
     wait::until(CHANGE, || {
         let moved = |flow: &Flows| flow.asks(OTHER).is_ok_and(|server| server == "two");
         flows.iter().all(moved)
@@ -76,12 +73,7 @@ fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() 
     scene.resize([128, 256, 32])?;
     scene.node.restart()?;
 
-    let reasons = ["translated", "translated_sticky"];
-    let ((), grown) = counted(&scene.node, &reasons, || {
-        flows.iter().try_for_each(|flow| flow.asks(WEB).map(drop))
-    })?;
-
-    same("counted", grown, vec![0, 3])
+    same("counted", choices(&scene, &flows)?, vec![0, 3])
 }
 
 /// A Service with so many backends that nobody is at.
@@ -118,27 +110,19 @@ fn sizes_that_have_no_room_for_what_is_there_are_refused_and_told() -> Result<()
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;
     until_backends(node, "crowd", 150)?;
-    let pod = node.pod("one")?;
     let last = Vip::of(21);
-    node.apply(last.service("last").backends([pod.v4(), pod.v6()]))?;
+    scene.lead(last, "last", &["one"])?;
     until_backends(node, "last", 1)?;
     let flows = Flows::open(&scene.client)?;
 
-    refused(
-        &scene,
-        [64, 64, 256],
-        &["bpf.maps.slots of 64 is too small"],
-    )?;
-    refused(
-        &scene,
-        [4, 256, 256],
-        &["bpf.maps.fronts of 4 is too small"],
-    )?;
-    refused(
-        &scene,
-        [64, 256, 64],
-        &["bpf.maps.backends of 64 is too small"],
-    )?;
+    for (size, wanted) in [
+        ("slots of 64", [64, 64, 256]),
+        ("fronts of 4", [4, 256, 256]),
+        ("backends of 64", [64, 256, 64]),
+    ] {
+        let words = format!("bpf.maps.{size} is too small");
+        refused(&scene, wanted, &[&words])?;
+    }
     // Few are left, and their indices are as high as before.
     node.withdraw("crowd.yaml")?;
     until_gone(node, "crowd")?;
@@ -186,19 +170,6 @@ fn a_daemon_that_is_killed_while_it_changes_sizes_leaves_what_the_next_one_goes_
     scene.is_tidy()?;
     all_stay(&flows)?;
     flows.into_iter().try_for_each(Flows::end)
-}
-
-#[test]
-#[ignore = "no kernel decides it: files are removed"]
-fn cleanup_removes_maps_that_were_being_made_anew() -> Result<()> {
-    let scene = carried::start()?;
-    let node = &scene.node;
-    scene.resize([4096, 8192, 4096])?;
-    node.kill9()?;
-    let is_met = scene.kill_when(|scene| scene.has(&maps_folder("-next/svc")))?;
-    ensure!(is_met && scene.has(&maps_folder("")), "{}", node.logs());
-
-    scene.cleanup_removes_all()
 }
 
 /// How many entries the maps of steering have room for.

@@ -1,9 +1,8 @@
 //! Who may use the address of a load balancer (`loadBalancerSourceRanges`), and who a client is.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use socket2::SockAddr;
 use tunnel_common::{addr::Address, affinity::Client, select, service::Set};
 use tunnel_tests::{
     admin,
@@ -15,14 +14,13 @@ use tunnel_tests::{
 };
 
 use crate::{
-    scene::Scene,
-    support::{CHANGE, DNS, HOST, HTTP, Vip, Way, ask_to, counted, errno, http, no_way, same},
+    reach::{BALANCER, EXTERNAL, LOOPBACK},
+    scene::{Scene, WEB},
+    support::{
+        CHANGE, DNS, HOST, HTTP, Vip, Way, ask, ask_to, counted, errno, is_refused, no_way, same,
+    },
 };
 
-const WEB: Vip = Vip::of(40);
-/// Addresses that lead nowhere by themselves.
-const BALANCER: Vip = Vip::of(200);
-const EXTERNAL: Vip = Vip::of(201);
 /// Further addresses of a pod.
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_refused";
@@ -36,34 +34,28 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
         let length = if ip.is_ipv4() { 32 } else { 128 };
         format!("\"{ip}/{length}\"")
     });
-    let ranges: Vec<_> = ranges.collect();
+    let ranges = ranges.collect::<Vec<_>>().join(", ");
     WEB.service("web")
         .of_type("LoadBalancer")
         .spec(&format!("externalIPs: [{}]", EXTERNAL.listed()))
-        .spec(&format!(
-            "loadBalancerSourceRanges: [{}]",
-            ranges.join(", ")
-        ))
-        .load_balancer(&format!(
-            "{{ ip: \"{}\" }}, {{ ip: \"{}\" }}",
-            BALANCER.v4, BALANCER.v6
-        ))
+        .spec(&format!("loadBalancerSourceRanges: [{ranges}]"))
+        .load_balancer(&BALANCER.ingress())
         .backends(scene.all())
 }
 
 /// That TCP and UDP sockets of a place are answered at these addresses, in every way.
 fn is_admitted(place: &Place, vip: Vip) -> Result<()> {
     for way in Way::TCP {
-        http(way.connect(place, vip, HTTP)?).with_context(|| format!("TCP, {way:?}"))?;
+        way.dial(place, vip, HTTP)
+            .with_context(|| format!("TCP, {way:?}"))?;
     }
     for way in Way::UDP {
         let socket = way.udp(place)?;
         let (_, from) =
             ask_to(&socket, way.to(vip, DNS)).with_context(|| format!("UDP, {way:?}"))?;
         same("sender", from, way.shown(vip, DNS))?;
-        let socket = way.udp(place)?;
-        socket.connect(way.to(vip, DNS))?;
-        crate::support::ask(&socket).with_context(|| format!("connected UDP, {way:?}"))?;
+        let socket = way.connected(place, vip, DNS)?;
+        ask(&socket).with_context(|| format!("connected UDP, {way:?}"))?;
     }
     Ok(())
 }
@@ -72,22 +64,13 @@ fn is_admitted(place: &Place, vip: Vip) -> Result<()> {
 fn is_shut_out(node: &Node, place: &Place, vip: Vip) -> Result<()> {
     let (tcp, udp) = no_way()?;
     for way in Way::TCP {
-        let socket = way.tcp(place)?;
-        let attempt = || Ok(errno(connect_within(&socket, way.to(vip, HTTP), ANSWER)));
-        let (failed, grown) = counted(node, &[REFUSED], attempt)?;
-        same("error", (failed, grown), (tcp, vec![1])).with_context(|| format!("TCP, {way:?}"))?;
+        is_refused(node, REFUSED, tcp, || way.connect(place, vip, HTTP))
+            .with_context(|| format!("TCP, {way:?}"))?;
     }
     for way in Way::UDP {
-        let socket = way.udp(place)?;
-        let attempt = || {
-            let to = way.to(vip, DNS);
-            Ok([
-                errno(socket.connect(to)),
-                errno(socket.send_to(b"who?", to)),
-            ])
-        };
-        let (failed, grown) = counted(node, &[REFUSED], attempt)?;
-        same("error", (failed, grown), ([udp; 2], vec![2]))
+        let (socket, to) = (way.udp(place)?, way.to(vip, DNS));
+        is_refused(node, REFUSED, udp, || socket.connect(to))
+            .and_then(|()| is_refused(node, REFUSED, udp, || socket.send_to(b"who?", to)))
             .with_context(|| format!("UDP, {way:?}"))?;
     }
     Ok(())
@@ -122,12 +105,10 @@ fn the_host_reaches_it_if_its_address_is_in_the_ranges() -> Result<()> {
     is_shut_out(node, &scene.client, BALANCER)?;
     // From another of its addresses it is another client.
     let (tcp, _) = no_way()?;
-    for (way, own) in [
-        (Way::V4, IpAddr::from([127, 0, 0, 1])),
-        (Way::V6, IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])),
-    ] {
+    for way in [Way::V4, Way::V6] {
+        let own = way.to(LOOPBACK, 0);
         let socket = way.tcp(node.host())?;
-        socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
+        socket.bind(&own.into())?;
         let connected = connect_within(&socket, way.to(BALANCER, HTTP), ANSWER);
         same("error", errno(connected), tcp).with_context(|| format!("from {own}"))?;
     }
@@ -143,16 +124,13 @@ fn a_socket_that_is_bound_to_an_address_comes_from_there() -> Result<()> {
     scene.program(open_to(&scene, &SECOND.ips()))?;
 
     is_shut_out(node, pod, BALANCER)?;
-    for (way, own) in Way::TCP.into_iter().zip([
-        SECOND.v4.into(),
-        SECOND.v6.into(),
-        IpAddr::V6(SECOND.v4.to_ipv6_mapped()),
-    ]) {
+    for way in Way::TCP {
+        let own = way.to(SECOND, 0);
         // The answer would not come back: the node has no route to the address. The connect may.
         let socket = way.tcp(pod)?;
-        socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
+        socket.bind(&own.into())?;
         socket.set_nonblocking(true)?;
-        let connect = || Ok(socket.connect(&SockAddr::from(way.to(BALANCER, HTTP))));
+        let connect = || Ok(socket.connect(&way.to(BALANCER, HTTP).into()));
         let (connected, grown) = counted(node, &[REFUSED, "translated"], connect)?;
         let failed = errno(connected);
         same("counted", grown, vec![0, 1]).with_context(|| format!("from {own}: {failed}"))?;
@@ -169,11 +147,10 @@ fn ranges_come_change_and_go_while_it_runs() -> Result<()> {
     is_admitted(inside, BALANCER)?;
 
     let is = |place: &Place, admitted: bool| {
-        let answer = Way::V4.connect(place, BALANCER, HTTP);
-        let answer6 = Way::V6.connect(place, BALANCER, HTTP);
-        [answer, answer6]
-            .iter()
-            .all(|answer| answer.is_ok() == admitted)
+        let connect = |way: Way| way.connect(place, BALANCER, HTTP);
+        [Way::V4, Way::V6]
+            .into_iter()
+            .all(|way| connect(way).is_ok() == admitted)
     };
     let becomes = |text: &str, admitted: [bool; 2]| {
         let is_so = || is(inside, admitted[0]) && is(outside, admitted[1]);
@@ -228,7 +205,7 @@ fn a_client_is_known_by_its_address() -> Result<()> {
             targets.retain(|ip| ip.is_ipv4() == own.is_ipv4());
             targets.sort_unstable();
             let expected = place_in_set.and_then(|at| targets.get(usize::try_from(at).ok()?));
-            let name = http(way.connect(place, BALANCER, HTTP)?)?;
+            let name = way.dial(place, BALANCER, HTTP)?;
             let pod = scene.backend(&name)?;
             let seen = pod.address(way.family());
             same("backend", Some(&seen), expected)

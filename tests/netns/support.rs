@@ -5,24 +5,20 @@ use std::{
     collections::BTreeSet,
     fmt::Debug,
     io::{self, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    thread,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, Socket, Type};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
-    clock::Instant,
     feature::{self, Feature},
     instance::Instance,
-    load::{self, Enough, Plan, Report, udp::Mode},
     manifest::{Protocol, Service},
     place::{ANSWER, Place, connect_within},
     pod::{Pod, Server},
-    scale::Scale,
     serve::{Kind, Listener},
     topology::{HOST_V4, HOST_V6},
     wait,
@@ -73,6 +69,11 @@ impl Vip {
         format!("\"{}\", \"{}\"", self.v4, self.v6)
     }
 
+    /// Both, as items of the `ingress` of a load balancer in YAML.
+    pub(crate) fn ingress(self) -> String {
+        format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
+    }
+
     /// Adds both to a link of a place.
     pub(crate) fn add_to(self, place: &Place, link: &str) -> Result<()> {
         let Self { v4, v6 } = self;
@@ -120,67 +121,6 @@ pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
 /// How long a client may be without its backend: 100 ms is what is wanted, and the rest is for
 /// machines that are slow or busy.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
-
-/// How long loads run that nobody ends.
-const LONGEST: Duration = Duration::from_secs(600);
-
-/// A load on a Service of every protocol and family, in a thread each.
-pub(crate) fn loads<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    place: &'scope Place,
-    vip: Vip,
-    enough: &Enough,
-) -> Vec<thread::ScopedJoinHandle<'scope, Report>> {
-    let rate = Scale::from_environment().count(200);
-    let plan = |to: SocketAddr| Plan::new(to, rate, LONGEST).until(enough);
-    let sockets = move |domain, kind| place.socket(domain, kind);
-    let mut loads = Vec::new();
-    for way in [Way::V4, Way::V6] {
-        let http = plan(way.to(vip, HTTP));
-        loads.push(scope.spawn(move || load::tcp::run(&http, &sockets)));
-        for mode in [Mode::Connected, Mode::Unconnected] {
-            let dns = plan(way.to(vip, DNS));
-            loads.push(scope.spawn(move || load::udp::run(&dns, mode, &sockets)));
-        }
-    }
-    loads
-}
-
-/// How long something is repeated at least: a small load has led to each of two backends then.
-const REPEATED: Duration = Duration::from_millis(2500);
-
-/// Does something again and again, at least so many times.
-pub(crate) fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
-    let start = Instant::now();
-    let mut number = 0;
-    while number < times || start.elapsed() < REPEATED {
-        story(number)?;
-        number += 1;
-    }
-    Ok(())
-}
-
-/// What loads came to, once they have ended.
-pub(crate) fn reports(loads: Vec<thread::ScopedJoinHandle<'_, Report>>) -> Result<Vec<Report>> {
-    let join = |load: thread::ScopedJoinHandle<'_, Report>| load.join().ok();
-    loads
-        .into_iter()
-        .map(|load| join(load).context("a load panicked"))
-        .collect()
-}
-
-/// That every attempt was answered, by each of these servers and no other.
-pub(crate) fn all_answered(reports: &[Report], servers: &[&str]) -> Result<()> {
-    for report in reports {
-        ensure!(report.failed() == 0, "{report:?}");
-        same("answered", report.answered, report.attempts)?;
-        ensure!(report.attempts > 0, "no attempt was made");
-        same("other peers", report.other_peer, 0)?;
-        let seen: BTreeSet<&str> = report.servers.keys().map(String::as_str).collect();
-        same("servers", seen, servers.iter().copied().collect())?;
-    }
-    Ok(())
-}
 
 /// A family of socket, and of the address that it dials.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -247,6 +187,11 @@ impl Way {
         Ok(socket.into())
     }
 
+    /// Connects over TCP; the name of the server that answers.
+    pub(crate) fn dial(self, place: &Place, vip: Vip, port: u16) -> Result<String> {
+        http(self.connect(place, vip, port)?)
+    }
+
     /// Connects over TCP: the peer is shown as it was dialled, and this server answers.
     pub(crate) fn is_served(self, place: &Place, vip: Vip, port: u16, server: &str) -> Result<()> {
         let story = || {
@@ -271,6 +216,13 @@ impl Way {
             .with_context(|| format!("{self:?} to UDP port {port} of {vip:?}"))
     }
 
+    /// A connected UDP socket.
+    pub(crate) fn connected(self, place: &Place, vip: Vip, port: u16) -> io::Result<UdpSocket> {
+        let socket = self.udp(place)?;
+        socket.connect(self.to(vip, port))?;
+        Ok(socket)
+    }
+
     /// A connected UDP socket that this server has answered.
     pub(crate) fn asked(
         self,
@@ -279,8 +231,7 @@ impl Way {
         port: u16,
         server: &str,
     ) -> Result<UdpSocket> {
-        let socket = self.udp(place)?;
-        socket.connect(self.to(vip, port))?;
+        let socket = self.connected(place, vip, port)?;
         same("server", ask(&socket)?, server)?;
         Ok(socket)
     }
@@ -294,21 +245,18 @@ impl Way {
 }
 
 /// The name that an HTTP server answers with.
-pub(crate) fn http(mut stream: TcpStream) -> Result<String> {
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (_, name) = answer.split_once("\r\n\r\n").context("no whole answer")?;
-    Ok(name.to_owned())
+pub(crate) fn http(stream: TcpStream) -> Result<String> {
+    request(stream, "/").map(|(_, name)| name)
 }
 
 /// The code and body of an answer over HTTP.
 pub(crate) fn get(place: &Place, at: SocketAddr, path: &str) -> Result<(u16, String)> {
-    let mut stream = place.connect(at)?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
-    )?;
+    request(place.connect(at)?, path)
+}
+
+fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no whole answer")?;
@@ -352,6 +300,42 @@ pub(crate) fn no_way() -> Result<(Errno, Errno)> {
     })
 }
 
+/// Whether an error is that of an address without a route: of a connect that nothing redirects.
+pub(crate) fn is_nowhere(error: Errno) -> bool {
+    matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
+}
+
+/// Asserts that an attempt fails with this error, and is counted once.
+pub(crate) fn is_refused<T>(
+    instance: &Instance,
+    reason: &str,
+    error: Errno,
+    attempt: impl FnOnce() -> io::Result<T>,
+) -> Result<()> {
+    let (failed, grown) = counted(instance, &[reason], || Ok(errno(attempt())))?;
+    same("error, counted", (failed, grown), (error, vec![1]))
+}
+
+/// Tells a story of each family; an error names the family.
+pub(crate) fn each_family(story: impl Fn(Family) -> Result<()>) -> Result<()> {
+    let told = |family: Family| story(family).context(family.label());
+    [Family::V4, Family::V6].into_iter().try_for_each(told)
+}
+
+/// Runs a command, whose words hold no spaces, to its end; it must be a success.
+pub(crate) fn run(place: &Place, command: &str) -> Result<String> {
+    place.run(&command.split(' ').collect::<Vec<_>>())
+}
+
+/// Lists the local routes of a protocol in a place, of both families.
+pub(crate) fn local_routes(place: &Place, protocol: u8) -> Result<String> {
+    let of = |family: &str| {
+        let command = format!("ip {family} route show table local proto {protocol}");
+        run(place, &command)
+    };
+    Ok(of("-4")? + &of("-6")?)
+}
+
 /// The error of a call that must fail.
 pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
     let error = result.err().and_then(|error| error.raw_os_error());
@@ -368,15 +352,22 @@ pub(crate) fn is_ended(socket: &UdpSocket) -> Result<()> {
 
 /// Waits until every port of a Service that is programmed has this many backends.
 pub(crate) fn until_backends(instance: &Instance, name: &str, count: usize) -> Result<()> {
-    let len = |port: &serde_json::Value| port["backends"].as_array().map_or(0, Vec::len);
-    until_same(
-        &format!("backends of {name}"),
-        BTreeSet::from([count]),
-        || {
-            let ports = ports(&instance.services()?, name);
-            Ok(ports.iter().map(len).collect::<BTreeSet<_>>())
-        },
-    )
+    until_each_has(instance, name, "backends", count)
+}
+
+/// Waits until every port of a Service tells of so many things of a kind.
+pub(crate) fn until_each_has(
+    instance: &Instance,
+    name: &str,
+    kind: &str,
+    count: usize,
+) -> Result<()> {
+    let what = format!("{kind} of {name}");
+    until_same(&what, BTreeSet::from([Some(count)]), || {
+        let ports = ports(&instance.services()?, name);
+        let counts = ports.iter().map(|port| port[kind].as_array().map(Vec::len));
+        Ok(counts.collect::<BTreeSet<_>>())
+    })
 }
 
 /// Waits until a Service is known no more.
@@ -449,45 +440,4 @@ pub(crate) fn until_same<A: PartialEq<B> + Debug, B: Debug>(
         seen.as_ref().is_ok_and(|seen| *seen == expected)
     })
     .with_context(|| format!("{what}: {last:?}, expected {expected:?}"))
-}
-
-/// Sockets that a test listens with in a place, over TCP and UDP, at one address of each family.
-pub(crate) struct Listening {
-    tcp: [TcpListener; 2],
-    udp: [UdpSocket; 2],
-}
-
-impl Listening {
-    pub(crate) fn at(place: &Place, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
-        let tcp = ips.map(|ip| {
-            let listener = place.listen((ip, http))?;
-            SockRef::from(&listener).set_read_timeout(Some(ANSWER))?;
-            io::Result::Ok(listener)
-        });
-        let udp = ips.map(|ip| place.udp((ip, dns)));
-        let ([tcp4, tcp6], [udp4, udp6]) = (tcp, udp);
-        Ok(Self {
-            tcp: [tcp4?, tcp6?],
-            udp: [udp4?, udp6?],
-        })
-    }
-
-    /// The address of the next client that connects in this way.
-    pub(crate) fn accept(&self, way: Way) -> Result<SocketAddr> {
-        let [v4, v6] = &self.tcp;
-        let listener = match way.family() {
-            Family::V4 => v4,
-            Family::V6 => v6,
-        };
-        Ok(listener.accept().context("accept")?.1)
-    }
-
-    /// The socket that gets the datagrams of this way.
-    pub(crate) const fn udp(&self, way: Way) -> &UdpSocket {
-        let [v4, v6] = &self.udp;
-        match way.family() {
-            Family::V4 => v4,
-            Family::V6 => v6,
-        }
-    }
 }

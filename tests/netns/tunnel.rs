@@ -9,11 +9,11 @@ use tunnel_tests::{
     clock::Instant,
     kubelet::client::Client,
     place::{ANSWER, Place, connect_within},
-    site::Site,
+    site::{KUBELET, Site},
     wait,
 };
 
-use crate::support::{HOST, Vip, errno};
+use crate::support::{HOST, Vip, errno, is_nowhere};
 
 mod changes;
 mod faults;
@@ -24,9 +24,8 @@ mod steered;
 /// How soon a refusal has to come.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// A place on the cloud node, with its name and its addresses.
+/// A place on the cloud node, with its addresses.
 struct From<'a> {
-    name: &'static str,
     place: &'a Place,
     own: Vip,
     is_pod: bool,
@@ -68,12 +67,8 @@ impl Kind {
         match self {
             Self::Plain | Self::Mapped => {}
             Self::Bound => {
-                let own = if to.is_ipv4() {
-                    SocketAddr::from((from.own.v4, 0))
-                } else {
-                    SocketAddr::from((from.own.v6, 0))
-                };
-                socket.bind(&own.into())?;
+                let own = from.own.ips()[usize::from(to.is_ipv6())];
+                socket.bind(&SocketAddr::from((own, 0)).into())?;
             }
             Self::Device => {
                 let device = if from.is_pod { "eth0" } else { "uplink" };
@@ -105,20 +100,12 @@ impl Kind {
 /// Runs something for the host and for a pod.
 fn each_place(site: &Site, body: impl Fn(&From<'_>) -> Result<()>) -> Result<()> {
     let pod = site.pod()?;
-    let host = From {
-        name: "host",
-        place: site.node().host(),
-        own: HOST,
-        is_pod: false,
-    };
-    let pod = From {
-        name: "pod",
-        place: &pod,
-        own: Vip::of_pod(&pod),
-        is_pod: true,
-    };
-    for from in [host, pod] {
-        body(&from).with_context(|| from.name)?;
+    let host = site.node().host();
+    for (name, place, own, is_pod) in [
+        ("host", host, HOST, false),
+        ("pod", &**pod, Vip::of_pod(&pod), true),
+    ] {
+        body(&From { place, own, is_pod }).context(name)?;
     }
     Ok(())
 }
@@ -133,9 +120,15 @@ fn client(site: &Site, place: &Place, to: SocketAddr) -> Result<Client> {
     site.client(place.connect(to)?, to)
 }
 
-/// Whether an error is that of an address that leads nowhere, so of a connect that wasn't steered.
-fn is_nowhere(error: Errno) -> bool {
-    matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
+/// Waits until the kubelet is reached; then it serves a new client in each place, over each family.
+fn expect_served(site: &Site) -> Result<()> {
+    site.until_served()?;
+    each_place(site, |from| {
+        for to in both(KUBELET[0]) {
+            client(site, from.place, to)?.healthz()?;
+        }
+        Ok(())
+    })
 }
 
 /// That a plain connect isn't steered.
@@ -150,10 +143,7 @@ fn expect_refused(place: &Place, to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let error = errno(place.connect(to));
     ensure!(error == Errno::ECONNREFUSED, "{to}: {error:?}");
-    ensure!(
-        start.elapsed() < AT_ONCE,
-        "{to}: refused after {:?}",
-        start.elapsed()
-    );
+    let after = start.elapsed();
+    ensure!(after < AT_ONCE, "{to}: refused after {after:?}");
     Ok(())
 }

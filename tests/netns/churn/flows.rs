@@ -16,8 +16,8 @@ use tunnel_tests::{
     place::{ANSWER, Place},
 };
 
-use super::{DNS, ECHO};
-use crate::support::server;
+use super::ECHO;
+use crate::support::{DNS, server};
 
 /// How long a flow rests between an answer and the next question.
 const REST: Duration = Duration::from_millis(2);

@@ -11,7 +11,7 @@ use tunnel_tests::{
 };
 
 use super::knock;
-use crate::support::same;
+use crate::support::{local_routes, run, same};
 
 /// How long a change of the network may take to be followed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,15 +34,6 @@ fn configure(node: &Node, change: impl Fn(&str) -> String) -> Result<()> {
     Ok(())
 }
 
-fn routes(node: &Node, protocol: &str) -> Result<String> {
-    let of = |family| {
-        [
-            "ip", family, "route", "show", "table", "local", "proto", protocol,
-        ]
-    };
-    Ok(node.host().run(&of("-4"))? + &node.host().run(&of("-6"))?)
-}
-
 /// How many guards are pinned.
 pub(crate) fn guards(node: &Node) -> Result<usize> {
     let links = fs::read_dir(node.bpffs().join("links"))?;
@@ -57,10 +48,8 @@ pub(crate) fn network(node: &Node) -> Result<serde_json::Value> {
 
 /// Adds a pair of links to the host: one of this name, and `other`.
 fn add_veth(node: &Node, name: &str) -> Result<()> {
-    let words = [
-        "ip", "link", "add", name, "type", "veth", "peer", "name", "other",
-    ];
-    node.host().run(&words).map(drop)
+    let command = format!("ip link add {name} type veth peer name other");
+    run(node.host(), &command).map(drop)
 }
 
 /// A connect to the kubelet of the edge, from the host.
@@ -81,7 +70,7 @@ fn a_new_uplink_is_guarded_while_the_daemon_runs() -> Result<()> {
     wait::until(PATIENCE, || {
         uplinks().is_ok_and(|uplinks| uplinks.contains("second") && uplinks.contains("other"))
     })?;
-    node.host().run(&["ip", "link", "del", "second"])?;
+    run(node.host(), "ip link del second")?;
     wait::until(PATIENCE, || {
         uplinks().is_ok_and(|uplinks| uplinks == "[\"uplink\"]")
     })
@@ -93,8 +82,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     node.start()?;
 
     for family in ["-4", "-6"] {
-        node.host()
-            .run(&["ip", family, "route", "del", "default"])?;
+        run(node.host(), &format!("ip {family} route del default"))?;
     }
     // Something that is followed shows that the loss was.
     add_veth(&node, "late")?;
@@ -103,8 +91,8 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
 
     let view = network(&node)?;
     ensure!(view["uplinks"].to_string().contains("\"uplink\""), "{view}");
-    node.outside()
-        .run(&["ip", "route", "add", "198.19.0.0/16", "via", "192.0.2.1"])?;
+    let route = "route add 198.19.0.0/16 via 192.0.2.1\n";
+    node.outside().ip(route)?;
     same("from outside", knock(&node), ErrorKind::TimedOut)?;
     Ok(())
 }
@@ -117,6 +105,7 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
         }
     };
     let node = steering(named("nowhere"))?;
+    let host = node.host();
     node.start()?;
 
     let problem = network(&node)?["problem"].to_string();
@@ -124,21 +113,18 @@ fn a_name_that_no_link_has_makes_no_route_and_connects_are_refused_at_once() -> 
         problem.contains("service.uplinks names nowhere"),
         "{problem}"
     );
-    same("routes", routes(&node, "176")?, "")?;
+    same("routes", local_routes(host, 176)?, "")?;
     same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
     ensure!(node.reason("steering_closed")? > 0, "not counted");
 
     // The name of an uplink that is guarded becomes another: the guard stays.
     node.stop()?;
-    configure(&node, |config| {
-        config.replace("uplinks: [nowhere]", "uplinks: [uplink]")
-    })?;
+    configure(&node, |config| config.replace("[nowhere]", "[uplink]"))?;
     node.start()?;
     add_veth(&node, "late")?;
-    node.host().run(&["ip", "link", "set", "uplink", "down"])?;
-    node.host()
-        .run(&["ip", "link", "set", "uplink", "name", "renamed"])?;
-    node.host().run(&["ip", "link", "set", "renamed", "up"])?;
+    for change in ["uplink down", "uplink name renamed", "renamed up"] {
+        run(host, &format!("ip link set {change}"))?;
+    }
     let has_problem =
         || network(&node).is_ok_and(|view| view["problem"].to_string().contains("names uplink"));
     wait::until(PATIENCE, has_problem)?;
@@ -174,14 +160,15 @@ fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<
         }
     };
     let node = steering(marked(180))?;
+    let host = node.host();
     node.start()?;
-    same("routes", routes(&node, "180")?.lines().count(), 2)?;
+    same("routes", local_routes(host, 180)?.lines().count(), 2)?;
     node.stop()?;
 
     configure(&node, marked(181))?;
     node.start()?;
-    same("former routes", routes(&node, "180")?, "")?;
-    same("routes", routes(&node, "181")?.lines().count(), 2)?;
+    same("former routes", local_routes(host, 180)?, "")?;
+    same("routes", local_routes(host, 181)?.lines().count(), 2)?;
     node.stop()?;
 
     configure(&node, |config| {
@@ -192,18 +179,15 @@ fn routes_of_an_earlier_config_are_replaced_and_go_with_the_section() -> Result<
             .to_owned()
     })?;
     node.start()?;
-    same("routes", routes(&node, "181")?, "")?;
+    same("routes", local_routes(host, 181)?, "")?;
     same("guards", guards(&node)?, 0)
 }
 
 #[test]
 fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> Result<()> {
     let node = steering(str::to_owned)?;
-    let run = |command: &str| {
-        let words: Vec<_> = command.split(' ').collect();
-        node.host().run(&words)
-    };
-    run("ip route add local 198.19.0.0/16 dev lo proto 99")?;
+    let host = node.host();
+    run(host, "ip route add local 198.19.0.0/16 dev lo proto 99")?;
     node.start()?;
     let problem = || -> Result<String> { Ok(network(&node)?["problem"].to_string()) };
     ensure!(
@@ -213,15 +197,15 @@ fn a_route_that_is_taken_away_comes_back_and_one_of_another_is_left_alone() -> R
     );
     same("dialled", dial(&node), ErrorKind::ConnectionRefused)?;
     ensure!(
-        routes(&node, "176")?.contains("fd00:c01e::/64"),
+        local_routes(host, 176)?.contains("fd00:c01e::/64"),
         "the other family has its route"
     );
 
     let delete = "ip route del local 198.19.0.0/16 table local";
-    run(delete)?;
+    run(host, delete)?;
 
-    let is_there = || routes(&node, "176").is_ok_and(|routes| routes.contains("198.19.0.0/16"));
+    let is_there = || local_routes(host, 176).is_ok_and(|routes| routes.contains("198.19.0.0/16"));
     wait::until(PATIENCE, is_there)?;
-    run(delete)?;
+    run(host, delete)?;
     wait::until(PATIENCE, is_there)
 }

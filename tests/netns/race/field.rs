@@ -26,6 +26,8 @@ use tunnel_tests::{
 };
 use tunnel_userspace::model::Family;
 
+use crate::support::{DNS, HTTP};
+
 /// What the kernel programs never meet when the maps are written as they should be.
 pub(crate) const NEVER: [&str; 4] = [
     "record_unstable",
@@ -47,8 +49,6 @@ pub(crate) const SERVICES: u8 = 6;
 /// How many endpoints a Service can have.
 pub(crate) const ENDPOINTS: u8 = 4;
 
-pub(crate) const DNS: u16 = 53;
-pub(crate) const HTTP: u16 = 80;
 /// The first port of the backends' UDP sockets; each Service has one of its own.
 const DNS_TARGETS: u16 = 2000;
 /// The first port of the backends' HTTP servers.

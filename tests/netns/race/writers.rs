@@ -21,73 +21,24 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, State},
 };
-use tunnel_tests::{instance::NODE, manifest};
+use tunnel_tests::manifest;
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, KernelMaps, KernelSteering, Pins, RcuGrace, Switches},
+    bpf::{KernelMaps, KernelSteering, RcuGrace},
     model::{
         self, Endpoint, EndpointPort, EndpointSlice, Family, ObjectName, ServicePort, ServiceState,
         Update,
     },
-    reconcile::{
-        self, Loop, MapWriter as _, Reconciler, Sizes, Stats, Steering, SteeringSettings, Updates,
-    },
+    reconcile::{Loop, MapWriter as _, Stats, Steering, SteeringSettings, Updates},
 };
 
-use super::field::{self, BACKENDS, Change, DNS, Dice, ENDPOINTS, Field, READ, SERVICES, SLOTS};
+use super::field::{self, Change, Dice, ENDPOINTS, READ, SERVICES};
+use crate::{programs::Programs, support::DNS};
 
 /// How long until the maps are compared with what is known of them: not during a test.
 const AUDIT: Duration = Duration::from_secs(3600);
 
 /// How many changes a source tells of at once.
 const TOGETHER: usize = 4;
-
-/// The kernel programs on the node, loaded without the daemon.
-pub(crate) struct Programs {
-    pub(crate) counters: Counters,
-    data_path: DataPath,
-    _pins: Pins,
-}
-
-impl Programs {
-    /// Loads the programs, with room for so many fronts; nothing is attached yet.
-    pub(crate) fn load(field: &Field, fronts: u32) -> Result<(Self, KernelMaps)> {
-        let pins = Pins::hold(&field.node.bpffs())?;
-        let sizes = Sizes {
-            fronts,
-            slots: SLOTS,
-            backends: BACKENDS,
-            ..Sizes::each(64)
-        };
-        let data_path = DataPath::load(
-            &pins,
-            sizes,
-            bpf::probe()?,
-            &Switches::default(),
-            Duration::ZERO,
-        )?;
-        let (maps, counters) = data_path.open_maps()?;
-        let programs = Self {
-            counters,
-            data_path,
-            _pins: pins,
-        };
-        Ok((programs, maps))
-    }
-
-    pub(crate) fn attach(&self, field: &Field) -> Result<()> {
-        self.data_path
-            .attach(&field.node.instance_cgroup())?
-            .pin()?;
-        Ok(())
-    }
-
-    /// How often the kernel programs met a reason, by its word.
-    pub(crate) fn reason(&self, word: &str) -> Result<u64> {
-        let counts = self.counters.read()?;
-        let found = counts.iter().find(|(reason, _)| reason.label() == word);
-        Ok(found.context("no such reason")?.1)
-    }
-}
 
 /// The product's own writer: the loop that `culvert node` runs.
 pub(crate) struct Product {
@@ -108,23 +59,16 @@ impl Updates for Told {
 impl Product {
     /// Programs every Service with all its endpoints.
     pub(crate) fn new(programs: &Programs, maps: KernelMaps, family: Family) -> Result<Self> {
-        let settings = reconcile::Settings {
-            node_name: NODE.to_owned(),
-            algorithm: model::Algorithm::Random,
-            node_ports: Vec::new(),
-            external_ips: model::ExternalIps::Any,
-            topology_keys: model::TopologyKeys::Ignore,
-        };
         let grace = RcuGrace::new()?;
-        let sizes = programs.data_path.sizes();
-        let reconciler = Reconciler::adopt(maps, sizes, &grace, settings)?;
+        let reconciler = programs.reconciler(maps, &grace)?;
         let off = SteeringSettings {
             rules: None,
             prefixes: Vec::new(),
             port: 0,
         };
-        let steering = programs.data_path.open_steering()?;
-        let steering = Steering::adopt(steering, sizes, off, Duration::ZERO)?;
+        let data_path = &programs.data_path;
+        let steering = data_path.open_steering()?;
+        let steering = Steering::adopt(steering, data_path.sizes(), off, Duration::ZERO)?;
         let mut owner = Loop::new(reconciler, steering, grace, AUDIT);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()

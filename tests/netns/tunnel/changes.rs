@@ -63,7 +63,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
         client.upgrade()?;
     }
 
-    let gone = || [v4, v6].iter().all(|to| !is_steered(host, *to));
+    let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
     followed(&site, Edge::node().unlabelled(), "a label less", gone)?;
 
     for to in [v4, v6] {

@@ -1,25 +1,24 @@
 //! Nobody outside gets in, and cleanup takes everything away.
 
 use std::{
-    io::{self, Read as _},
-    net::{IpAddr, SocketAddr},
+    io::{self, ErrorKind, Read as _},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
     place::{ANSWER, Place, connect_within},
     site::{KUBELET, Site},
-    topology::{HOST_V4, HOST_V6},
     wait,
 };
 
 use super::{both, expect_unsteered};
-use crate::support::{CHANGE, counted, same};
-
-/// The first addresses of the steering prefixes, which stand for ports of the edge.
-const STEERING: [&str; 2] = ["198.19.0", "fd00:c01e:"];
+use crate::{
+    cleanup::cleanup,
+    support::{CHANGE, HOST, counted, local_routes, run, same},
+};
 
 /// The port of the ingress.
 const INGRESS: u16 = 10_270;
@@ -27,13 +26,11 @@ const INGRESS: u16 = 10_270;
 /// How long a packet may take from outside, if it comes at all.
 const LOST: Duration = Duration::from_millis(300);
 
-fn steering(family: usize, number: u16) -> Result<SocketAddr> {
-    let address: IpAddr = if family == 0 {
-        format!("{}.{number}", STEERING[0]).parse()?
-    } else {
-        format!("{}:{number:x}", STEERING[1]).parse()?
-    };
-    Ok(SocketAddr::new(address, INGRESS))
+/// The addresses of the steering prefixes that stand for a port of the edge.
+fn steering(number: u8) -> [SocketAddr; 2] {
+    let v4 = Ipv4Addr::new(198, 19, 0, number);
+    let v6 = Ipv6Addr::new(0xfd00, 0xc01e, 0, 0, 0, 0, 0, number.into());
+    [(v4, INGRESS).into(), (v6, INGRESS).into()]
 }
 
 fn connect(place: &Place, to: SocketAddr, within: Duration) -> io::Result<std::net::TcpStream> {
@@ -49,30 +46,21 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     let (node, outside) = (site.node(), site.node().outside());
     let before = site.kubelet().record()?.exchanges.len();
 
-    for family in [0, 1] {
-        for number in 1..=4 {
-            let to = steering(family, number)?;
-            let knock = || Ok(connect(outside, to, LOST).map(drop).map_err(|it| it.kind()));
-            let (outcome, grown) = counted(node, &["guarded"], knock)?;
-            ensure!(outcome == Err(io::ErrorKind::TimedOut), "{to}: {outcome:?}");
-            ensure!(grown[0] > 0, "{to}: not counted as guarded");
-        }
+    for to in (1..=4).flat_map(steering) {
+        let knock = || Ok(connect(outside, to, LOST).map(drop).map_err(|it| it.kind()));
+        let (outcome, grown) = counted(node, &["guarded"], knock)?;
+        ensure!(outcome == Err(ErrorKind::TimedOut), "{to}: {outcome:?}");
+        ensure!(grown[0] > 0, "{to}: not counted as guarded");
     }
-    for address in [IpAddr::from(HOST_V4), IpAddr::from(HOST_V6)] {
+    for address in HOST.ips() {
         let to = SocketAddr::new(address, INGRESS);
-        match connect(outside, to, ANSWER) {
+        match connect(outside, to, ANSWER).map_err(|it| it.kind()) {
             // The reset of the ingress may be here before the connect is back.
-            Err(error) => ensure!(
-                [
-                    io::ErrorKind::ConnectionRefused,
-                    io::ErrorKind::ConnectionReset
-                ]
-                .contains(&error.kind()),
-                "{to}: {error}"
-            ),
+            Err(ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
+            Err(other) => bail!("{to}: {other}"),
             Ok(mut stream) => {
                 let outcome = stream.read(&mut [0]).map_err(|it| it.kind());
-                same("outcome", outcome, Err(io::ErrorKind::ConnectionReset))?;
+                same("outcome", outcome, Err(ErrorKind::ConnectionReset))?;
             }
         }
     }
@@ -84,48 +72,33 @@ fn outsiders_do_not_reach_the_ingress() -> Result<()> {
     site.ask(node.host())
 }
 
-/// The routes of the product in a place.
-fn routes(place: &Place) -> Result<String> {
-    let mut found = String::new();
-    for family in ["-4", "-6"] {
-        found += &place.run(&[
-            "ip", family, "route", "show", "table", "local", "proto", "176",
-        ])?;
-    }
-    Ok(found)
-}
-
 #[test]
 fn the_guard_and_the_routes_stay_with_a_dead_daemon_and_go_with_cleanup() -> Result<()> {
     let site = Site::new()?;
-    let (node, outside) = (site.node(), site.node().outside());
-    same("routes", routes(node.host())?.lines().count(), 2)?;
+    let node = site.node();
+    let (host, outside) = (node.host(), node.outside());
+    same("routes", local_routes(host, 176)?.lines().count(), 2)?;
     // Whoever listens there: nothing comes from outside while the guard is up.
     node.kill9()?;
-    let listener = node.host().listen(("0.0.0.0", INGRESS))?;
-    let to = steering(0, 1)?;
+    let listener = host.listen(("0.0.0.0", INGRESS))?;
+    let [to, _] = steering(1);
     let outcome = connect(outside, to, LOST).map(drop).map_err(|it| it.kind());
-    same("outcome", outcome, Err(io::ErrorKind::TimedOut))?;
+    same("outcome", outcome, Err(ErrorKind::TimedOut))?;
     drop(listener);
 
-    let output = node.culvert(&["cleanup"])?;
-    ensure!(output.exit.is_success(), "{output:?}");
+    cleanup(node)?;
 
-    same("routes", routes(node.host())?, "")?;
+    same("routes", local_routes(host, 176)?, "")?;
     ensure!(!node.bpffs().exists());
-    wait::until(CHANGE, || {
-        expect_unsteered(node.host(), both(KUBELET[0])[0]).is_ok()
-    })
-    .context("still steered")?;
-    expect_unsteered(&*site.pod()?, both(KUBELET[0])[1])?;
+    let [v4, v6] = both(KUBELET[0]);
+    wait::until(CHANGE, || expect_unsteered(host, v4).is_ok()).context("still steered")?;
+    expect_unsteered(&*site.pod()?, v6)?;
     // The kernel takes a link down a moment after its pin: then a prefix is as any other.
-    node.host()
-        .run(&["ip", "route", "add", "local", "198.19.0.0/16", "dev", "lo"])?;
-    let listener = node.host().listen(("0.0.0.0", INGRESS))?;
+    host.ip("route add local 198.19.0.0/16 dev lo\n")?;
+    let listener = host.listen(("0.0.0.0", INGRESS))?;
     wait::until(CHANGE, || connect(outside, to, LOST).is_ok()).context("still guarded")?;
 
-    node.host()
-        .run(&["ip", "route", "del", "local", "198.19.0.0/16", "dev", "lo"])?;
+    run(host, "ip route del local 198.19.0.0/16 dev lo")?;
     drop(listener);
     node.start()?;
     site.until_served()

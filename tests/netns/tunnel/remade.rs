@@ -1,24 +1,13 @@
 //! Steering maps that are made anew.
 
 use anyhow::{Result, ensure};
-use tunnel_tests::site::{KUBELET, Site};
+use tunnel_tests::site::Site;
 
-use super::{both, client, each_place};
+use super::expect_served;
 use crate::{
     carried::{age, older_folder},
     support::maps_folder,
 };
-
-/// That kubelets are reached.
-fn expect_served(site: &Site) -> Result<()> {
-    site.until_served()?;
-    each_place(site, |from| {
-        for to in both(KUBELET[0]) {
-            client(site, from.place, to)?.healthz()?;
-        }
-        Ok(())
-    })
-}
 
 #[test]
 fn kubelets_are_reached_after_a_change_of_the_size_of_steering() -> Result<()> {

@@ -14,8 +14,8 @@ use tunnel_tests::{
     site::{FURTHER, KUBELET, Site},
 };
 
-use super::{Kind, both, client, each_place, expect_unsteered, is_nowhere};
-use crate::support::{counted, errno, same};
+use super::{Kind, both, client, each_place, expect_unsteered};
+use crate::support::{counted, errno, is_nowhere, same};
 
 /// The mark of the product's own sockets, by default.
 const MARK: u32 = 0x1_0000;
@@ -47,10 +47,8 @@ fn every_socket_reaches_the_kubelet_and_shows_what_it_dialled() -> Result<()> {
                 same(&what(), client.peer()?, kind.dialled(to))?;
                 same(&what(), steered, vec![1])?;
                 let subject = client.subject();
-                ensure!(
-                    subject.contains(&format!("system:node:{EDGE}")),
-                    "{subject}"
-                );
+                let node = format!("system:node:{EDGE}");
+                ensure!(subject.contains(&node), "{subject}");
             }
         }
         Ok(())

@@ -1,0 +1,70 @@
+//! The kernel programs on a node, loaded without the daemon.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{instance::NODE, node::Node};
+use tunnel_userspace::{
+    bpf::{Counters, DataPath, Features, KernelMaps, Pins, RcuGrace, Switches},
+    model::{Algorithm, ExternalIps, TopologyKeys},
+    reconcile::{Reconciler, Settings, Sizes},
+};
+
+use crate::race::field::{BACKENDS, SLOTS};
+
+/// The programs and their counters.
+pub(crate) struct Programs {
+    counters: Counters,
+    pub(crate) data_path: DataPath,
+    _pins: Pins,
+}
+
+impl Programs {
+    /// Loads the programs as for these features, with room for so many fronts; nothing is attached yet.
+    pub(crate) fn load(node: &Node, features: Features, fronts: u32) -> Result<(Self, KernelMaps)> {
+        let pins = Pins::hold(&node.bpffs())?;
+        let sizes = Sizes {
+            fronts,
+            slots: SLOTS,
+            backends: BACKENDS,
+            ..Sizes::each(64)
+        };
+        let switches = Switches::default();
+        let data_path = DataPath::load(&pins, sizes, features, &switches, Duration::ZERO)?;
+        let (maps, counters) = data_path.open_maps()?;
+        let programs = Self {
+            counters,
+            data_path,
+            _pins: pins,
+        };
+        Ok((programs, maps))
+    }
+
+    pub(crate) fn attach(&self, node: &Node) -> Result<()> {
+        Ok(self.data_path.attach(&node.instance_cgroup())?.pin()?)
+    }
+
+    /// The product's writer of the maps.
+    pub(crate) fn reconciler(
+        &self,
+        maps: KernelMaps,
+        grace: &RcuGrace,
+    ) -> Result<Reconciler<KernelMaps>> {
+        let settings = Settings {
+            node_name: NODE.to_owned(),
+            algorithm: Algorithm::Random,
+            node_ports: Vec::new(),
+            external_ips: ExternalIps::Any,
+            topology_keys: TopologyKeys::Ignore,
+        };
+        let sizes = self.data_path.sizes();
+        Ok(Reconciler::adopt(maps, sizes, grace, settings)?)
+    }
+
+    /// How often the kernel programs met a reason, by its word.
+    pub(crate) fn reason(&self, word: &str) -> Result<u64> {
+        let counts = self.counters.read()?;
+        let found = counts.iter().find(|(reason, _)| reason.label() == word);
+        Ok(found.context("no such reason")?.1)
+    }
+}

@@ -1,0 +1,77 @@
+//! Loads on Services while something is done to the node, and what they must come to.
+
+use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    clock::Instant,
+    load::{Enough, Plan, Report, tcp, udp},
+    scale::Scale,
+};
+
+use crate::{
+    scene::Scene,
+    support::{DNS, HTTP, Vip, Way, same},
+};
+
+/// How long loads run that nobody ends.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// How long something is repeated at least: a small load has led to each of two backends then.
+const REPEATED: Duration = Duration::from_millis(2500);
+
+impl Scene {
+    /// Repeats a story at least so many times while the pod puts a load of every protocol and family on
+    /// Services. Every attempt is answered, by each of the servers of its Service and no other.
+    pub(crate) fn under_load(
+        &self,
+        services: &[(Vip, &[&str])],
+        times: usize,
+        story: impl Fn(usize) -> Result<()>,
+    ) -> Result<()> {
+        let rate = Scale::from_environment().count(200);
+        let enough = Enough::default();
+        let plan = |to: SocketAddr| Plan::new(to, rate, LONGEST).until(&enough);
+        let sockets = |domain, kind| self.client.socket(domain, kind);
+        thread::scope(|scope| {
+            let mut loads = Vec::new();
+            let by_way = |way: Way| services.iter().map(move |service| (way, service));
+            for (way, (vip, servers)) in [Way::V4, Way::V6].into_iter().flat_map(by_way) {
+                let http = plan(way.to(*vip, HTTP));
+                loads.push((servers, scope.spawn(move || tcp::run(&http, &sockets))));
+                for mode in [udp::Mode::Connected, udp::Mode::Unconnected] {
+                    let dns = plan(way.to(*vip, DNS));
+                    let load = scope.spawn(move || udp::run(&dns, mode, &sockets));
+                    loads.push((servers, load));
+                }
+            }
+            enough.after(|| repeated(times, story))?;
+            for (servers, load) in loads {
+                let report = load.join().ok().context("a load panicked")?;
+                is_answered(&report)?;
+                let seen: BTreeSet<&str> = report.servers.keys().map(String::as_str).collect();
+                same("servers", seen, servers.iter().copied().collect())?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Does something again and again, at least so many times.
+fn repeated(times: usize, story: impl Fn(usize) -> Result<()>) -> Result<()> {
+    let start = Instant::now();
+    let mut number = 0;
+    while number < times || start.elapsed() < REPEATED {
+        story(number)?;
+        number += 1;
+    }
+    Ok(())
+}
+
+/// Asserts that every attempt of a load was answered, from the address that was dialled.
+pub(crate) fn is_answered(report: &Report) -> Result<()> {
+    ensure!(report.failed() == 0, "{report:?}");
+    ensure!(report.attempts > 0, "no attempt was made");
+    same("answered", report.answered, report.attempts)?;
+    same("other peers", report.other_peer, 0)
+}

@@ -4,11 +4,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::errno::Errno;
 use tunnel_common::table::PROGRAMS;
 use tunnel_tests::{
     node::Node,
-    place::{ANSWER, connect_within},
     verifier::{self, Measured},
 };
 use tunnel_userspace::{
@@ -17,11 +15,9 @@ use tunnel_userspace::{
 };
 
 use crate::{
-    guard::{UPLINK, load, on_host, uplinks},
-    support::{HTTP, Vip, Way, errno, same},
+    guard::{UPLINK, filters, load, on_host, uplinks},
+    support::same,
 };
-
-const EMPTY: Vip = Vip::of(12);
 
 /// Limits of the kernel.
 const INSTRUCTIONS: u64 = 1_000_000;
@@ -43,38 +39,9 @@ fn a_program_that_sets_an_error_loads_where_the_probe_says_so() -> Result<()> {
         Ok(_) => ensure!(features.set_retval, "it loads, and the probe says no"),
         Err(error) => {
             ensure!(!features.set_retval, "the probe says yes: {error:#}");
-            let is_verdict = matches!(
-                error.downcast_ref(),
-                Some(LoadError::Program {
-                    program: _,
-                    source: _
-                })
-            );
+            let is_verdict = matches!(error.downcast_ref(), Some(LoadError::Program { .. }));
             ensure!(is_verdict, "{error:#}");
         }
-    }
-    Ok(())
-}
-
-/// A socket that is bound to a device tells the ways of refusing apart: no place on a loopback
-/// device can refuse it.
-#[test]
-fn a_refused_connect_shows_the_error_that_the_probe_promises() -> Result<()> {
-    let features = bpf::probe()?;
-    let node = Node::new()?;
-    node.apply(EMPTY.service("empty"))?;
-    node.start()?;
-    let expected = if features.set_retval {
-        Errno::ECONNREFUSED
-    } else {
-        Errno::ENETUNREACH
-    };
-
-    for way in Way::TCP {
-        let socket = way.tcp(node.host())?;
-        socket.bind_device(Some(UPLINK.1.as_bytes()))?;
-        let refused = connect_within(&socket, way.to(EMPTY, HTTP), ANSWER);
-        same(&format!("{way:?}"), errno(refused), expected)?;
     }
     Ok(())
 }
@@ -84,11 +51,6 @@ fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
     let features = bpf::probe()?;
     let node = Node::new()?;
     let pins = Pins::hold(&node.bpffs())?;
-    let filters = || -> Result<usize> {
-        let show = ["tc", "filter", "show", "dev", UPLINK.1, "ingress"];
-        let filters = node.host().run(&show)?;
-        Ok(filters.matches("guard direct-action").count())
-    };
 
     let by_link = Features {
         tcx: true,
@@ -97,13 +59,13 @@ fn a_link_at_tc_can_be_made_where_the_probe_says_so() -> Result<()> {
     let (mut guard, _counters) = load(&pins, by_link)?;
     let put = on_host(&node, || Ok(guard.keep(&uplinks(), false)?));
     ensure!(put.is_ok() == features.tcx, "{put:?}, {features:?}");
-    ensure!(filters()? == 0, "a filter beside the link");
+    ensure!(filters(&node)? == 0, "a filter beside the link");
     drop(guard);
 
     let (mut guard, _counters) = load(&pins, features)?;
     on_host(&node, || Ok(guard.keep(&uplinks(), false)?))?;
     same("guarded", guard.guarded(), BTreeSet::from([UPLINK.0]))?;
-    same("filters", filters()?, usize::from(!features.tcx))?;
+    same("filters", filters(&node)?, usize::from(!features.tcx))?;
     on_host(&node, || Ok(pins.remove()?)).map(drop)
 }
 

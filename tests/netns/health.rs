@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     instance::{NODE, Settings},
     manifest::Service,
@@ -11,9 +11,11 @@ use tunnel_tests::{
     wait,
 };
 
-use crate::support::{CHANGE, HOST, Vip, addresses, get};
+use crate::{
+    scene::{OTHER, TWIN, WEB},
+    support::{CHANGE, HOST, Vip, addresses, get, until_same},
+};
 
-const WEB: Vip = Vip::of(60);
 const PORT: u16 = 32_100;
 
 /// A load balancer's Service of policy Local, with a health check port.
@@ -27,23 +29,16 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
 /// Waits until it is told there, of both families, that a Service has so many endpoints here.
 fn until_told(node: &Node, place: &Place, port: u16, name: &str, local: usize) -> Result<()> {
     for ip in HOST.ips() {
-        let at = SocketAddr::new(ip, port);
         let code = if local > 0 { 200 } else { 503 };
-        let mut last = None;
-        let told = wait::until(CHANGE, || {
-            last = get(place, at, "/").ok();
-            last.as_ref().is_some_and(|(found, body)| {
-                *found == code
-                    && body.contains(&format!("\"name\": \"{name}\""))
-                    && body.contains(&format!("\"localEndpoints\": {local},"))
-                    && body.contains("\"serviceProxyHealthy\": true")
-            })
-        });
-        ensure!(
-            told.is_ok(),
-            "{at}: {last:?}, not {local} of {name}; {}",
-            node.status()?["healthChecks"]
-        );
+        let told = || {
+            let (code, body) = get(place, SocketAddr::new(ip, port), "/")?;
+            let body: serde_json::Value = serde_json::from_str(&body)?;
+            let told = ["localEndpoints", "serviceProxyHealthy"].map(|key| body[key].clone());
+            Ok((code, body["service"]["name"].clone(), told))
+        };
+        let expected = (code, name.into(), [local.into(), true.into()]);
+        until_same(&format!("{ip}, port {port}"), expected, told)
+            .with_context(|| format!("{:?}", node.status()))?;
     }
     Ok(())
 }
@@ -71,17 +66,14 @@ fn a_health_check_port_is_told_the_ready_endpoints_of_its_node_while_its_service
         until_told(&node, place, PORT, "web", 0)?;
     }
 
-    let both = service("web", WEB, PORT).on(NODE);
-    node.apply(both.backends(addresses(&[&*one, &*two])))?;
+    let both = addresses(&[&*one, &*two]);
+    node.apply(service("web", WEB, PORT).on(NODE).backends(both.clone()))?;
     for place in places {
         until_told(&node, place, PORT, "web", 2)?;
     }
     // One that is going still gets traffic where it is the last, but no more of it is to come.
-    let mut going = service("web", WEB, PORT).on(NODE);
-    for ip in addresses(&[&*one, &*two]) {
-        going = going.terminating(ip);
-    }
-    node.apply(going)?;
+    let going = service("web", WEB, PORT).on(NODE);
+    node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_told(&node, node.outside(), PORT, "web", 0)?;
 
     node.apply(service("web", WEB, PORT + 1).on(NODE))?;
@@ -108,8 +100,8 @@ fn a_health_check_port_that_is_taken_is_named_and_served_once_it_is_free() -> Re
         .host()
         .listen(SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)))?;
     node.apply(local("web", WEB, PORT))?;
-    node.apply(local("other", Vip::of(61), PORT + 1))?;
-    node.apply(local("third", Vip::of(62), PORT + 1))?;
+    node.apply(local("other", OTHER, PORT + 1))?;
+    node.apply(local("third", TWIN, PORT + 1))?;
     node.start()?;
 
     until_told(&node, node.outside(), PORT + 1, "other", 1)?;
@@ -122,10 +114,8 @@ fn a_health_check_port_that_is_taken_is_named_and_served_once_it_is_free() -> Re
     })?;
     ensure!(node.is_ready());
     let table = node.culvert(&["status"])?.stdout;
-    ensure!(
-        table.contains("default/web: health check port 32100: Address"),
-        "{table}"
-    );
+    let told = "default/web: health check port 32100: Address";
+    ensure!(table.contains(told), "{table}");
     ensure!(node.reason("health_port_taken")? >= 2);
 
     drop(taken);

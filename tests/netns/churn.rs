@@ -101,10 +101,9 @@ impl Stage {
 
     /// Applies one of the Services with these pods as endpoints.
     fn apply(&self, name: &str, pods: u32) -> Result<()> {
-        let chosen = (0..3).filter(|number| pods & (1 << number) != 0);
-        let addresses = chosen
-            .zip(&self.pods)
-            .map(|(_, pod)| pod.address(self.field.family));
+        let numbered = (0..3).zip(&self.pods);
+        let chosen = numbered.filter(|(number, _)| pods & (1 << number) != 0);
+        let addresses = chosen.map(|(_, pod)| pod.address(self.field.family));
         self.field.node.apply(
             Service::new(name, [self.vip(name)])
                 .port(Protocol::Tcp, HTTP, HTTP_TARGET)

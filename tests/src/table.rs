@@ -1,34 +1,30 @@
 //! Tables in text, and times in them.
 
-/// A head and lines whose cells stand below one another: the first and last to the left, numbers to
+/// A column: its head, and its cell of a row.
+pub type Column<T> = (&'static str, fn(&T) -> String);
+
+/// A table of a head and a line for each row: the first and the last column to the left, numbers to
 /// the right.
 #[must_use]
-pub fn in_columns<const N: usize>(
-    head: [&str; N],
-    lines: impl IntoIterator<Item = [String; N]>,
-) -> String {
-    let lines: Vec<_> = [head.map(str::to_owned)].into_iter().chain(lines).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    let mut text = String::new();
-    for line in &lines {
-        let cells = line
-            .iter()
-            .zip(widths)
-            .enumerate()
-            .map(|(column, (cell, width))| {
-                if column == 0 {
-                    format!("{cell:<width$}")
-                } else if column + 1 == N {
-                    cell.clone()
-                } else {
-                    format!("{cell:>width$}")
-                }
-            });
-        let cells: Vec<_> = cells.collect();
-        text.push_str(&format!("  {}\n", cells.join("  ").trim_end()));
+pub fn in_columns<T>(rows: &[T], columns: &[Column<T>]) -> String {
+    let mut lines = vec![String::new(); rows.len() + 1];
+    for (number, (head, cell)) in columns.iter().enumerate() {
+        let mut cells = vec![(*head).to_owned()];
+        cells.extend(rows.iter().map(cell));
+        let width = cells.iter().map(|cell| cell.chars().count()).max();
+        let width = width.unwrap_or(0);
+        let is_left = number == 0 || number + 1 == columns.len();
+        for (line, cell) in lines.iter_mut().zip(cells) {
+            let cell = if is_left {
+                format!("  {cell:<width$}")
+            } else {
+                format!("  {cell:>width$}")
+            };
+            line.push_str(&cell);
+        }
     }
-    text
+    let lines = lines.iter().map(|line| format!("{}\n", line.trim_end()));
+    lines.collect()
 }
 
 /// Nanoseconds as microseconds with one decimal.
@@ -43,7 +39,14 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let text = in_columns(["a", "1", "x"], [["long", "200", "y"].map(str::to_owned)]);
+        let text = in_columns(
+            &[("long", 200)],
+            &[
+                ("a", |row| row.0.to_owned()),
+                ("1", |row| row.1.to_string()),
+                ("x", |_| "y".to_owned()),
+            ],
+        );
 
         assert_eq!(text, "  a       1  x\n  long  200  y\n");
     }

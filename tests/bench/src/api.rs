@@ -414,21 +414,20 @@ fn make(api: &mut Api, name: &str, address: IpAddr, endpoints: &[IpAddr]) -> Res
 }
 
 fn text(services: u32, measured: &[Measured; 2]) -> String {
-    let head = ["", "start", "changes", "p50", "p99", "longest", "RSS"];
-    let lines = measured.iter().map(|of| {
-        [
-            of.name.to_owned(),
-            format!("{} ms", of.start_ns / 1_000_000),
-            of.changes.to_string(),
-            microseconds(of.change_p50_ns),
-            microseconds(of.change_p99_ns),
-            microseconds(of.change_max_ns),
-            format!("{} MiB", of.resident_bytes >> 20),
-        ]
-    });
+    let table = in_columns(
+        measured,
+        &[
+            ("", |of| of.name.to_owned()),
+            ("start", |of| format!("{} ms", of.start_ns / 1_000_000)),
+            ("changes", |of| of.changes.to_string()),
+            ("p50", |of| microseconds(of.change_p50_ns)),
+            ("p99", |of| microseconds(of.change_p99_ns)),
+            ("longest", |of| microseconds(of.change_max_ns)),
+            ("RSS", |of| format!("{} MiB", of.resident_bytes >> 20)),
+        ],
+    );
     format!(
         "{services} Services of {OF_EACH} endpoints; from the start of the proxy, and from the answer to a PATCH of \
-         an EndpointSlice, until connects show it\n{}",
-        in_columns(head, lines)
+         an EndpointSlice, until connects show it\n{table}"
     )
 }

@@ -317,30 +317,21 @@ fn verdicts(lines: &[Line]) -> Vec<Verdict> {
 }
 
 fn text(rounds: u32, lines: &[Line]) -> String {
-    let head = [
-        "",
-        "connects/s",
-        "to direct",
-        "p50",
-        "over direct",
-        "p99",
-        "",
-    ];
-    let lines = lines.iter().map(|line| {
-        [
-            line.variant.clone(),
-            line.connects_per_second.to_string(),
-            thousandths(line.rate_to_direct),
-            microseconds(line.p50_ns),
-            difference(line.p50_over_direct_ns),
-            microseconds(line.p99_ns),
-            String::new(),
-        ]
-    });
+    let table = in_columns(
+        lines,
+        &[
+            ("", |line| line.variant.clone()),
+            ("connects/s", |line| line.connects_per_second.to_string()),
+            ("to direct", |line| thousandths(line.rate_to_direct)),
+            ("p50", |line| microseconds(line.p50_ns)),
+            ("over direct", |line| difference(line.p50_over_direct_ns)),
+            ("p99", |line| microseconds(line.p99_ns)),
+            ("", |_| String::new()),
+        ],
+    );
     format!(
         "medians of {rounds} rounds; connects go to {USED} Services spread over all, or to each in turn; four \
-         endpoints each; nft and iptables: rules of kube-proxy's shape\n{}",
-        in_columns(head, lines)
+         endpoints each; nft and iptables: rules of kube-proxy's shape\n{table}"
     )
 }
 

@@ -287,32 +287,33 @@ fn text(measured: &Measured, options: &Options) -> String {
 }
 
 fn very_many(lines: &[Line], starts: u32) -> String {
-    let head = [
-        "", "services", "whole", "to JSON", "to maps", "change", "to JSON", "work", "memory", "",
-    ];
-    let some = |value: u64, text: fn(u64) -> String| match value {
-        0 => String::new(),
-        value => text(value),
-    };
-    let lines = lines.iter().map(|line| {
-        [
-            line.way.clone(),
-            line.services.to_string(),
-            milliseconds(line.whole_ns),
-            thousandths(line.whole_to_first),
-            some(line.write_ns, milliseconds),
-            milliseconds(line.change_ns),
-            thousandths(line.change_to_first),
-            some(line.work_ns, milliseconds),
-            some(line.peak_bytes, megabytes),
-            String::new(),
-        ]
-    });
+    let table = in_columns(
+        lines,
+        &[
+            ("", |line| line.way.to_owned()),
+            ("services", |line| line.services.to_string()),
+            ("whole", |line| milliseconds(line.whole_ns)),
+            ("to JSON", |line| thousandths(line.whole_to_first)),
+            ("to maps", |line| some(line.write_ns, milliseconds)),
+            ("change", |line| milliseconds(line.change_ns)),
+            ("to JSON", |line| thousandths(line.change_to_first)),
+            ("work", |line| some(line.work_ns, milliseconds)),
+            ("memory", |line| some(line.peak_bytes, megabytes)),
+            ("", |_| String::new()),
+        ],
+    );
     format!(
         "medians of {starts} rounds, {OF_EACH} endpoints for each service; the daemon from its start until connects \
-         show everything, nft from its start to its end\n{}",
-        in_columns(head, lines)
+         show everything, nft from its start to its end\n{table}"
     )
+}
+
+/// The text of a value; none of 0.
+fn some(value: u64, text: fn(u64) -> String) -> String {
+    match value {
+        0 => String::new(),
+        value => text(value),
+    }
 }
 
 /// Nanoseconds as milliseconds with one decimal.

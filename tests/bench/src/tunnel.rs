@@ -97,7 +97,7 @@ struct Line {
 #[derive(Serialize)]
 struct Measured {
     rounds: u32,
-    lines: Vec<Line>,
+    lines: [Line; 3],
 }
 
 /// Measures and prints; with `check`, a missed target is an error.
@@ -107,14 +107,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = rounds(options.rounds.max(1), &Variant::ALL, |variant| {
         measure(&stage, *variant, slot).with_context(|| variant.name())
     })?;
-    let lines: Vec<_> = (0..Variant::ALL.len())
-        .map(|at| line(at, &rounds))
-        .collect();
-    let text = text(options.rounds, &lines);
     let measured = Measured {
         rounds: options.rounds,
-        lines,
+        lines: [0, 1, 2].map(|at| line(at, &rounds)),
     };
+    let text = text(&measured);
     options.common.report(&measured, &text, &verdicts(&rounds))
 }
 
@@ -205,35 +202,26 @@ fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
     verdicts
 }
 
-fn text(rounds: u32, lines: &[Line]) -> String {
-    let head = [
-        "",
-        "MB/s, 1 stream",
-        "10 streams",
-        "CPU s/GB",
-        "echo p50",
-        "p99",
-        "p99 beside 1 stalled",
-        "200 stalled",
-        "",
-    ];
-    let lines = lines.iter().map(|line| {
-        [
-            line.variant.to_owned(),
-            line.megabytes_per_second_1.to_string(),
-            line.megabytes_per_second_10.to_string(),
-            thousandths(line.cpu_ms_per_gigabyte),
-            microseconds(line.echo_p50_ns),
-            microseconds(line.echo_p99_ns),
-            microseconds(line.beside_1_stalled_p99_ns),
-            microseconds(line.beside_200_stalled_p99_ns),
-            String::new(),
-        ]
-    });
-    format!(
-        "medians of {rounds} rounds; from the edge to the cloud; an echo has 64 bytes\n{}",
-        in_columns(head, lines)
-    )
+fn text(Measured { rounds, lines }: &Measured) -> String {
+    let table = in_columns(
+        lines,
+        &[
+            ("", |it| it.variant.to_owned()),
+            ("MB/s, 1 stream", |it| it.megabytes_per_second_1.to_string()),
+            ("10 streams", |it| it.megabytes_per_second_10.to_string()),
+            ("CPU s/GB", |it| thousandths(it.cpu_ms_per_gigabyte)),
+            ("echo p50", |it| microseconds(it.echo_p50_ns)),
+            ("p99", |it| microseconds(it.echo_p99_ns)),
+            ("p99 beside 1 stalled", |it| {
+                microseconds(it.beside_1_stalled_p99_ns)
+            }),
+            ("200 stalled", |it| {
+                microseconds(it.beside_200_stalled_p99_ns)
+            }),
+            ("", |_| String::new()),
+        ],
+    );
+    format!("medians of {rounds} rounds; from the edge to the cloud; an echo has 64 bytes\n{table}")
 }
 
 #[cfg(test)]

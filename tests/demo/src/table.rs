@@ -5,28 +5,19 @@ use tunnel_tests::{
     table::{in_columns, microseconds},
 };
 
-const HEAD: [&str; 6] = [
-    "phase",
-    "connections",
-    "failures",
-    "p50 connect",
-    "p99 connect",
-    "answered by",
-];
-
 /// One line per report, in columns.
 pub(crate) fn rows(reports: &[(String, Report)]) -> String {
-    let lines = reports.iter().map(|(name, report)| {
-        [
-            name.clone(),
-            report.attempts.to_string(),
-            report.failed().to_string(),
-            microseconds(report.connect.p50_ns),
-            microseconds(report.connect.p99_ns),
-            distribution(report),
-        ]
-    });
-    in_columns(HEAD, lines)
+    in_columns(
+        reports,
+        &[
+            ("phase", |(name, _)| name.clone()),
+            ("connections", |(_, report)| report.attempts.to_string()),
+            ("failures", |(_, report)| report.failed().to_string()),
+            ("p50 connect", |(_, it)| microseconds(it.connect.p50_ns)),
+            ("p99 connect", |(_, it)| microseconds(it.connect.p99_ns)),
+            ("answered by", |(_, report)| distribution(report)),
+        ],
+    )
 }
 
 /// Who answered how often.

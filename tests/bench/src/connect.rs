@@ -83,10 +83,8 @@ struct Variant {
     first: SocketAddr,
     count: u32,
     apart: u32,
-    /// Whether targets belong to it.
-    is_ours: bool,
-    /// Kept alive while it is measured.
-    _instance: Option<Instance>,
+    /// The instance whose targets are judged; kept alive while it is measured.
+    instance: Option<Instance>,
 }
 
 /// The medians of a variant.
@@ -115,11 +113,6 @@ struct Measured {
 /// Measures and prints. A connect that failed is an error, and with `check` a missed target.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = Topology::new()?;
-    let say = |text: &str| {
-        if !options.common.json {
-            println!("{text}");
-        }
-    };
     let prefix = real_time(topology.host());
     let _server = start_server(&topology, &prefix)?;
     let endpoints = beside::endpoints(&topology, &*topology.pod("backend")?)?;
@@ -128,30 +121,27 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let start = Instant::now();
         let variant = through(&topology, options, (place, *count), &endpoints)
             .with_context(|| format!("with {count} Services"))?;
-        say(&format!(
-            "{}: ready after {} ms",
-            variant.name,
-            start.elapsed().as_millis()
-        ));
+        let (name, took) = (&variant.name, start.elapsed().as_millis());
+        if !options.common.json {
+            println!("{name}: ready after {took} ms");
+        }
         variants.push(variant);
     }
     variants.extend(cold(&variants, &options.services));
-    for (rules, counts) in [
-        (Rules::Nft, &options.nft),
-        (Rules::Iptables, &options.iptables),
-    ] {
-        for count in counts {
-            let variant = beside::by_rules(&topology, rules, *count, &endpoints)
-                .with_context(|| format!("{rules:?} with {count} Services"))?;
-            variants.push(variant);
-        }
+    let by_rules = |kind, count: &u32| beside::by_rules(&topology, kind, *count, &endpoints);
+    for count in &options.nft {
+        variants.push(by_rules(Rules::Nft, count)?);
+    }
+    for count in &options.iptables {
+        variants.push(by_rules(Rules::Iptables, count)?);
     }
 
     let rounds = rounds(options.rounds.max(1), &variants, |variant| {
         measure(variant, options.slot_millis, &prefix).with_context(|| variant.name.clone())
     })?;
-    let lines: Vec<Line> = (0..variants.len())
-        .map(|at| line(&variants[at].name, variants[at].is_ours, at, &rounds))
+    let named = variants.iter().enumerate();
+    let lines: Vec<Line> = named
+        .map(|(at, variant)| line(&variant.name, variant.instance.is_some(), at, &rounds))
         .collect();
     let failures: u64 = lines.iter().map(|line| line.failures).sum();
     let (text, verdicts) = (text(options.rounds, &lines), verdicts(&lines));
@@ -167,12 +157,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// The words that give a process precedence over everything else on its CPU, if they work here.
 fn real_time(place: &Place) -> Vec<String> {
     let words = ["chrt", "--fifo", "50"];
-    let works = place.run(&[&words[..], &["true"]].concat()).is_ok();
-    words
-        .iter()
-        .filter(|_| works)
-        .map(|word| (*word).to_owned())
-        .collect()
+    match place.run(&[&words[..], &["true"]].concat()) {
+        Ok(_) => words.map(str::to_owned).to_vec(),
+        Err(_) => Vec::new(),
+    }
 }
 
 fn start_server(topology: &Topology, prefix: &[String]) -> Result<Server> {
@@ -195,8 +183,7 @@ fn direct(topology: &Topology, name: &str) -> Result<Variant> {
         first: backend.at4(TARGET),
         count: 1,
         apart: 1,
-        is_ours: false,
-        _instance: None,
+        instance: None,
     })
 }
 
@@ -238,8 +225,7 @@ fn through(
         first: SocketAddr::new(FIRST, PORT),
         count: count.min(USED),
         apart: (count / USED).max(1),
-        is_ours: true,
-        _instance: Some(instance),
+        instance: Some(instance),
     })
 }
 
@@ -255,8 +241,7 @@ fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
         first: variant.first,
         count: *most,
         apart: 1,
-        is_ours: false,
-        _instance: None,
+        instance: None,
     })
 }
 
@@ -342,20 +327,12 @@ fn difference(nanoseconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_tests::load::Latency;
-
     use super::*;
 
     fn report(rate: u64, p50_ns: u64) -> Report {
-        let connect = Latency {
-            p50_ns,
-            ..Latency::default()
-        };
-        Report {
-            rate,
-            connect,
-            ..Report::default()
-        }
+        let mut report = Report::default();
+        (report.rate, report.connect.p50_ns) = (rate, p50_ns);
+        report
     }
 
     #[test]
@@ -381,17 +358,9 @@ mod tests {
             report(9_600, 23_500),
             report(100, 900_000),
         ]];
-        let names = [
-            "direct",
-            CONTROL,
-            "100 services",
-            "10000 services",
-            "100, nft",
-        ];
-        let lines: Vec<_> = names
-            .iter()
-            .enumerate()
-            .map(|(at, name)| line(name, name.ends_with("services"), at, &rounds))
+        let ours = [false, false, true, true, false].into_iter().enumerate();
+        let lines: Vec<_> = ours
+            .map(|(at, is_ours)| line("any", is_ours, at, &rounds))
             .collect();
 
         let met: Vec<_> = verdicts(&lines).iter().map(|verdict| verdict.met).collect();

@@ -7,13 +7,14 @@
 //! own, with a number where it has a hash.
 
 use std::{
+    fs,
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{clock::Instant, load::race::offset, place::Place, topology};
 
 use crate::services::FIRST;
@@ -50,47 +51,32 @@ impl Shape {
 #[derive(Clone, Debug)]
 pub(crate) struct Loader {
     pid: u32,
-    words: Vec<String>,
+    words: Vec<&'static str>,
 }
 
 impl Loader {
     /// For a place, with the command that takes a file's name, or the file itself as its input.
-    pub(crate) fn new(place: &Place, words: &[&str]) -> Self {
+    pub(crate) fn new(place: &Place, words: &[&'static str]) -> Self {
         Self {
             pid: place.pid(),
-            words: words.iter().map(|word| (*word).to_owned()).collect(),
+            words: words.to_vec(),
         }
     }
 
-    /// Loads a file, and says how long that took, with the start of the program.
-    pub(crate) fn load(&self, file: &Path) -> Result<Duration> {
+    /// Writes rules to a file and loads it, and says how long that took from the start of the
+    /// program.
+    pub(crate) fn load(&self, folder: &Path, name: &str, rules: &str) -> Result<Duration> {
+        let (file, program) = (folder.join(name), self.words.join(" "));
+        fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.pid.to_string(), "--net"]);
+        command.args(&self.words).arg(&file);
         let start = Instant::now();
-        let output = Command::new("nsenter")
-            .args(["--target", &self.pid.to_string(), "--net"])
-            .args(&self.words)
-            .arg(file)
-            .output()
-            .with_context(|| format!("cannot start {}", self.name()))?;
+        let output = command.output();
         let took = start.elapsed();
-        if !output.status.success() {
-            bail!(
-                "{} {} failed: {}",
-                self.name(),
-                file.display(),
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
+        let output = output.with_context(|| format!("cannot start {program}"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{program} failed: {said}");
         Ok(took)
     }
-
-    fn name(&self) -> &str {
-        self.words.first().map_or("", String::as_str)
-    }
-}
-
-/// Writes rules to a file for a [`Loader`].
-pub(crate) fn write(folder: &Path, name: &str, rules: &str) -> Result<PathBuf> {
-    let file = folder.join(name);
-    std::fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;
-    Ok(file)
 }

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
+use socket2::{Domain, Type};
 use tunnel_tests::{
     place::{ANSWER, connect_within},
     pod::Pod,
@@ -13,7 +14,7 @@ use tunnel_tests::{
 
 use super::{PORT, TARGET, USED, Variant};
 use crate::{
-    rules::{self, Shape, iptables, nft},
+    rules::{Shape, iptables, nft},
     services::FIRST,
 };
 
@@ -32,11 +33,7 @@ pub(super) fn by_rules(
     services: u32,
     endpoints: &[SocketAddr],
 ) -> Result<Variant> {
-    let word = match kind {
-        Kind::Nft => "nft",
-        Kind::Iptables => "iptables",
-    };
-    let name = format!("{word}-{services}");
+    let name = format!("{kind:?}-{services}").to_lowercase();
     let pod = topology.pod(&name)?;
     // A Service's address leads nowhere in a pod; the packet must set out to meet the rules.
     pod.ip("route add 10.97.0.0/16 via 169.254.1.1 dev eth0\n")?;
@@ -45,47 +42,34 @@ pub(super) fn by_rules(
         port: PORT,
         endpoints: endpoints.to_vec(),
     };
-    let folder = topology.lab().folder();
-    let kind = match kind {
-        Kind::Nft => {
-            let file = rules::write(folder, &name, &nft::whole(&shape))?;
-            nft::loader(&pod).load(&file)?;
-            "nft".to_owned()
-        }
+    let (program, loader, text) = match kind {
+        Kind::Nft => ("nft", nft::loader(&pod), nft::whole(&shape)),
         Kind::Iptables => {
-            let (kind, loader) = iptables::loader(&pod)?;
-            let file = rules::write(folder, &name, &iptables::whole(&shape))?;
-            loader.load(&file)?;
-            format!("iptables-{kind}")
+            let (program, loader) = iptables::loader(&pod)?;
+            (program, loader, iptables::whole(&shape))
         }
     };
-    try_out(&pod)?;
+    loader.load(topology.lab().folder(), &name, &text)?;
+    let first = SocketAddr::new(FIRST, PORT);
+    let socket = pod.socket(Domain::for_address(first), Type::STREAM)?;
+    connect_within(&socket, first, ANSWER)
+        .with_context(|| format!("{name}: the rules lead to no endpoint"))?;
     Ok(Variant {
-        name: format!("{services}, {kind}"),
+        name: format!("{services}, {program}"),
         client: topology.beside(&pod, &format!("outside/{name}"), None)?,
-        first: SocketAddr::new(FIRST, PORT),
+        first,
         count: services.min(USED),
         apart: (services / USED).max(1),
-        is_ours: false,
-        _instance: None,
+        instance: None,
     })
-}
-
-/// Nothing but the rules leads to an endpoint.
-fn try_out(pod: &Pod) -> Result<()> {
-    let to = SocketAddr::new(FIRST, PORT);
-    let socket = pod.socket(socket2::Domain::for_address(to), socket2::Type::STREAM)?;
-    connect_within(&socket, to, ANSWER).context("the rules lead to no endpoint")
 }
 
 /// Gives the backend further addresses, and says all that Services lead to.
 pub(super) fn endpoints(topology: &Topology, backend: &Pod) -> Result<Vec<SocketAddr>> {
-    let own = backend.v4();
+    let (host, own) = (topology.host(), backend.v4());
     let mut endpoints = vec![backend.at4(TARGET)];
     for last in FURTHER {
-        topology
-            .host()
-            .ip(&format!("route add 10.1.0.{last}/32 via {own}\n"))?;
+        host.ip(&format!("route add 10.1.0.{last}/32 via {own}\n"))?;
         backend.ip(&format!("addr add 10.1.0.{last}/32 dev eth0\n"))?;
         endpoints.push(SocketAddr::from(([10, 1, 0, last], TARGET)));
     }

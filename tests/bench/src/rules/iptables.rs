@@ -8,15 +8,15 @@ use super::{Loader, MARK, Shape};
 
 /// What can load rules, the one that is tried first to begin with: the kernel has `ip_tables` on
 /// fewer and fewer machines, and what goes by nftables instead is walked in the same way.
-const LOADERS: [(&str, &str, &str); 2] = [
-    ("legacy", "iptables-legacy", "iptables-legacy-restore"),
-    ("nft", "iptables-nft", "iptables-nft-restore"),
+const LOADERS: [(&str, &str); 2] = [
+    ("iptables-legacy", "iptables-legacy-restore"),
+    ("iptables-nft", "iptables-nft-restore"),
 ];
 
 /// Runs `iptables-restore` in a place; and which kind of it.
 pub(crate) fn loader(place: &Place) -> Result<(&'static str, Loader)> {
-    for (kind, look, restore) in LOADERS {
-        let list = [look, "--table", "nat", "--list-rules"];
+    for (kind, restore) in LOADERS {
+        let list = [kind, "--table", "nat", "--list-rules"];
         if place.run(&list).is_ok() {
             let words = [restore, "--wait", "5", "--noflush", "--counters"];
             return Ok((kind, Loader::new(place, &words)));
@@ -96,9 +96,7 @@ mod tests {
         let shape = Shape {
             services: 2,
             port: 80,
-            endpoints: (2..5)
-                .map(|last| format!("10.1.0.{last}:9000").parse().unwrap())
-                .collect(),
+            endpoints: (2..5).map(|last| ([10, 1, 0, last], 9000).into()).collect(),
         };
 
         let text = whole(&shape);
@@ -106,20 +104,11 @@ mod tests {
         assert_eq!(text.matches("--probability 0.3333333333 ").count(), 2);
         assert_eq!(text.matches("--probability 0.5000000000 ").count(), 2);
         assert_eq!(text.matches("--to-destination").count(), 6);
-        let services = text
-            .lines()
-            .filter(|line| line.starts_with("-A KUBE-SERVICES"));
-        let ends: Vec<_> = services
-            .filter_map(|line| line.rsplit(' ').next())
-            .collect();
+        let rules = text.lines();
+        let services = rules.filter(|line| line.starts_with("-A KUBE-SERVICES"));
+        let ends = services.filter_map(|line| line.rsplit(' ').next());
         // Node ports come last, as with kube-proxy.
-        assert_eq!(
-            ends,
-            [
-                "KUBE-SVC-0000000000000000",
-                "KUBE-SVC-0000000000000001",
-                "KUBE-NODEPORTS"
-            ]
-        );
+        let order = "KUBE-SVC-0000000000000000 KUBE-SVC-0000000000000001 KUBE-NODEPORTS";
+        assert_eq!(ends.collect::<Vec<_>>().join(" "), order);
     }
 }

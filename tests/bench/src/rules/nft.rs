@@ -1,7 +1,7 @@
 //! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, a chain for each
 //! Service port and each of its endpoints.
 
-use std::{fmt::Write as _, net::SocketAddr};
+use std::net::SocketAddr;
 
 use tunnel_tests::place::Place;
 
@@ -67,17 +67,14 @@ fn put_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
              add rule {TABLE} {chain} meta l4proto tcp dnat to {to}\n"
         ));
     }
-    let mut choice = String::new();
-    for (place, to) in endpoints.iter().enumerate() {
-        let comma = if place == 0 { "" } else { " ," };
-        // Writing to text can't fail.
-        let written = write!(choice, "{comma} {place} : goto {}", endpoint(number, *to));
-        debug_assert!(written.is_ok(), "text takes what is written");
-    }
+    let goto =
+        |(place, to): (usize, &SocketAddr)| format!("{place} : goto {}", endpoint(number, *to));
+    let choices: Vec<_> = endpoints.iter().enumerate().map(goto).collect();
     text.push_str(&format!(
         "add rule {TABLE} {chain} ip daddr {address} ip saddr != {pods} jump mark-for-masquerade\n\
-         add rule {TABLE} {chain} numgen random mod {} vmap {{{choice} }}\n",
-        endpoints.len()
+         add rule {TABLE} {chain} numgen random mod {} vmap {{ {} }}\n",
+        choices.len(),
+        choices.join(" , ")
     ));
 }
 
@@ -170,10 +167,7 @@ mod tests {
         Shape {
             services: 3,
             port: 80,
-            endpoints: vec![
-                "10.1.0.2:9000".parse().unwrap(),
-                "10.1.0.3:9000".parse().unwrap(),
-            ],
+            endpoints: vec![([10, 1, 0, 2], 9000).into(), ([10, 1, 0, 3], 9000).into()],
         }
     }
 
@@ -182,11 +176,8 @@ mod tests {
         let text = whole(&shape());
 
         assert_eq!(text.matches("service-ips { 10.97.").count(), 3);
-        assert_eq!(
-            text.matches(" meta l4proto tcp dnat to 10.1.0.3:9000\n")
-                .count(),
-            3
-        );
+        let rule = " meta l4proto tcp dnat to 10.1.0.3:9000\n";
+        assert_eq!(text.matches(rule).count(), 3);
         assert!(text.contains(
             "numgen random mod 2 vmap { 0 : goto \
              endpoint-00000002-default/svc-2/tcp/http__10.1.0.2/9000 , 1 : goto \
@@ -197,15 +188,13 @@ mod tests {
     #[test]
     fn a_change_touches_the_chains_of_one_service() {
         let shape = shape();
-        let to = ["10.1.0.4:9000".parse().unwrap(), shape.endpoints[1]];
+        let to = [([10, 1, 0, 4], 9000).into(), shape.endpoints[1]];
 
         let text = change(1, &to, &shape.endpoints[..1], &[]);
 
         assert!(!text.contains("add element"));
-        assert!(
-            text.lines()
-                .all(|line| line.contains("-00000001-default/svc-1/"))
-        );
+        let is_its_own = |line: &str| line.contains("-00000001-default/svc-1/");
+        assert!(text.lines().all(is_its_own));
         assert!(text.contains(
             "flush chain ip kube-proxy endpoint-00000001-default/svc-1/tcp/http__10.1.0.2/9000\n"
         ));

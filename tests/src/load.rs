@@ -74,7 +74,9 @@ impl Enough {
         body()
     }
 
-    fn is_said(&self) -> bool {
+    /// Whether the body has ended.
+    #[must_use]
+    pub fn is_said(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

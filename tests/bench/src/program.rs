@@ -13,7 +13,6 @@ use tunnel_tests::{
 };
 
 use self::{
-    beside::Beside,
     few::Few,
     probe::Change,
     very_many::{OF_EACH, Sample, Way},
@@ -94,7 +93,7 @@ impl Times {
 /// The medians of a way of writing very many Services.
 #[derive(Clone, Debug, Serialize)]
 struct Line {
-    way: String,
+    way: &'static str,
     services: u32,
     whole_ns: u64,
     /// In thousandths of the first line, the median of the rounds' ratios.
@@ -120,20 +119,14 @@ struct Measured {
 
 /// Measures and prints; with `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let ways: Vec<_> = [Way::Json, Way::Yaml]
-        .into_iter()
-        .chain(options.rules.iter().copied().map(Way::Rules))
-        .collect();
+    let mut ways = vec![Way::Json, Way::Yaml];
+    ways.extend(options.rules.iter().copied().map(Way::Rules));
     let few = few::measure(options)?;
     let beside = beside::measure(options)?;
     let rounds = very_many::measure(options, &ways)?;
-    let lines: Vec<_> = if rounds.is_empty() {
-        Vec::new()
-    } else {
-        let line = |(at, way): (usize, &Way)| line(options, *way, at, &rounds);
-        ways.iter().enumerate().map(line).collect()
-    };
-    let (measured, verdicts) = conclude(options, &few, &beside, lines);
+    let ways = ways.iter().enumerate().filter(|_| !rounds.is_empty());
+    let lines = ways.map(|(at, way)| line(options.many, *way, at, &rounds));
+    let (measured, verdicts) = conclude(options, &few, beside, lines.collect());
     let text = text(&measured, options);
     options.common.report(&measured, &text, &verdicts)
 }
@@ -141,50 +134,34 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn conclude(
     options: &Options,
     few: &Few,
-    beside: &Beside,
+    beside: [Times; 3],
     lines: Vec<Line>,
 ) -> (Measured, Vec<Verdict>) {
-    let services = options.services;
+    let all = format!("{} services", options.services);
     let change = |of: fn(&Change) -> Duration| few.changes.iter().map(of).collect::<Vec<_>>();
-    let mut times = vec![
-        Times::of(
-            format!("{services} services × 3 endpoints, from the rename of their file"),
-            &few.from_rename,
-        ),
-        Times::of(
-            format!("{services} services × 3 endpoints, from the start of the daemon"),
-            &few.from_start,
-        ),
-        Times::of(
-            "one endpoint, from the rename of its slice".to_owned(),
-            &change(|change| change.reached),
-        ),
-        Times::of(
-            "one endpoint, how long the daemon runs for it".to_owned(),
-            &change(|change| change.work),
-        ),
-    ];
-    let targets = [PROGRAMMED, PROGRAMMED, CHANGED, WORK];
-    let mut verdicts: Vec<_> = times
-        .iter()
-        .zip(targets)
-        .map(|(times, target)| times.verdict(target))
-        .collect();
-    let beside = beside.times();
+    let (mut times, mut verdicts) = (Vec::new(), Vec::new());
+    let mut judge = |what: &str, measured: &[Duration], target| {
+        let measured = Times::of(what.to_owned(), measured);
+        verdicts.push(measured.verdict(target));
+        times.push(measured);
+    };
+    let appear = format!("{all} × 3 endpoints, from the");
+    let from_rename = format!("{appear} rename of their file");
+    judge(&from_rename, &few.from_rename, PROGRAMMED);
+    let from_start = format!("{appear} start of the daemon");
+    judge(&from_start, &few.from_start, PROGRAMMED);
+    let (reached, work) = (change(|it| it.reached), change(|it| it.work));
+    let one = "one endpoint, from the rename of its slice";
+    judge(one, &reached, CHANGED);
+    judge("one endpoint, how long the daemon runs for it", &work, WORK);
     verdicts.extend(beside::verdicts(&beside));
     times.extend(beside);
     let resident_bytes = median(few.resident.iter().copied());
     let maps_bytes = median(few.maps.iter().copied());
-    verdicts.push(at_most(
-        &format!("{services} services, resident at rest"),
-        resident_bytes,
-        IDLE,
-    ));
-    verdicts.push(at_most(
-        &format!("{services} services, memory of the maps"),
-        maps_bytes,
-        MAPS,
-    ));
+    let resident = format!("{all}, resident at rest");
+    verdicts.push(at_most(&resident, resident_bytes, IDLE));
+    let maps = format!("{all}, memory of the maps");
+    verdicts.push(at_most(&maps, maps_bytes, MAPS));
     verdicts.extend(lines.iter().flat_map(of_very_many));
     let measured = Measured {
         times,
@@ -197,33 +174,26 @@ fn conclude(
 
 /// The verdicts of a way; none of one that isn't ours.
 fn of_very_many(line: &Line) -> Vec<Verdict> {
-    let Line {
-        way,
-        services,
-        whole_ns,
-        write_ns,
-        work_ns,
-        peak_bytes,
-        ..
-    } = line;
-    let whole = match way.as_str() {
+    let whole = match line.way {
         JSON => FROM_JSON,
         YAML => FROM_YAML,
         _ => return Vec::new(),
     };
-    let what = format!("{services} services × {OF_EACH} endpoints, {way}");
+    let (way, services) = (line.way, line.services);
+    let all = format!("{services} services × {OF_EACH} endpoints, {way}");
+    let write = format!("{all}, from objects to maps");
     vec![
-        under(&format!("{what}, start"), *whole_ns, whole),
-        under(&format!("{what}, from objects to maps"), *write_ns, WRITTEN),
-        under(&format!("{what}, work for a change"), *work_ns, WORK),
-        at_most(&format!("{what}, most memory"), *peak_bytes, PEAK),
+        under(&format!("{all}, start"), line.whole_ns, whole),
+        under(&write, line.write_ns, WRITTEN),
+        under(&format!("{all}, work for a change"), line.work_ns, WORK),
+        at_most(&format!("{all}, most memory"), line.peak_bytes, PEAK),
     ]
 }
 
 const JSON: &str = "from JSON";
 const YAML: &str = "from YAML";
 
-fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line {
+fn line(many: u32, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line {
     let own = || rounds.iter().map(|samples| &samples[at]);
     let pairs = || rounds.iter().map(|samples| (&samples[0], &samples[at]));
     let middle = |sample: &Sample, of: fn(&Change) -> Duration| {
@@ -231,10 +201,11 @@ fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line 
     };
     let whole = |sample: &Sample| nanoseconds(sample.whole);
     let change = |sample: &Sample| middle(sample, |change| change.reached);
+    let work = |sample: &Sample| middle(sample, |change| change.work);
     let (way, services, is_ours) = match way {
-        Way::Json => (JSON.to_owned(), options.many, true),
-        Way::Yaml => (YAML.to_owned(), options.many, true),
-        Way::Rules(services) => ("nft -f".to_owned(), services, false),
+        Way::Json => (JSON, many, true),
+        Way::Yaml => (YAML, many, true),
+        Way::Rules(services) => ("nft -f", services, false),
     };
     let ours = |value: u64| if is_ours { value } else { 0 };
     Line {
@@ -245,9 +216,7 @@ fn line(options: &Options, way: Way, at: usize, rounds: &[Vec<Sample>]) -> Line 
         write_ns: ours(median(own().map(|sample| nanoseconds(sample.write)))),
         change_ns: median(own().map(change)),
         change_to_first: median(pairs().map(|(first, own)| ratio(change(own), change(first)))),
-        work_ns: ours(median(
-            own().map(|sample| middle(sample, |change| change.work)),
-        )),
+        work_ns: ours(median(own().map(work))),
         peak_bytes: ours(median(own().map(|sample| sample.peak))),
     }
 }
@@ -332,10 +301,8 @@ mod tests {
 
     #[test]
     fn a_median_at_the_target_misses_it() {
-        let times = Times::of(
-            "one".to_owned(),
-            &[CHANGED, CHANGED - Duration::from_millis(1), CHANGED],
-        );
+        let sooner = CHANGED - Duration::from_millis(1);
+        let times = Times::of("one".to_owned(), &[CHANGED, sooner, CHANGED]);
 
         let verdict = times.verdict(CHANGED);
 
@@ -343,28 +310,13 @@ mod tests {
         assert_eq!(verdict.measured, "50.0 ms");
     }
 
-    fn options() -> Options {
-        Options {
-            common: Common::default(),
-            services: 1000,
-            rounds: 1,
-            changes: 1,
-            many: 30_000,
-            starts: 3,
-            rules: vec![100],
-        }
-    }
-
     fn sample(whole: u64, change: u64) -> Sample {
-        let reached = Duration::from_millis(change);
+        let (reached, work) = (Duration::from_millis(change), Duration::from_millis(change));
         Sample {
             whole: Duration::from_millis(whole),
             write: Duration::from_millis(400),
             peak: PEAK,
-            changes: vec![Change {
-                reached,
-                work: reached,
-            }],
+            changes: vec![Change { reached, work }],
         }
     }
 
@@ -377,19 +329,15 @@ mod tests {
             vec![sample(950, 1), sample(1900, 40)],
         ];
 
-        let json = line(&options(), Way::Json, 0, &rounds);
-        let rules = line(&options(), Way::Rules(100), 1, &rounds);
+        let json = line(30_000, Way::Json, 0, &rounds);
+        let rules = line(30_000, Way::Rules(100), 1, &rounds);
 
-        assert_eq!(
-            (rules.whole_to_first, rules.change_to_first),
-            (2000, 50_000)
-        );
+        let to_first = [rules.whole_to_first, rules.change_to_first];
+        assert_eq!(to_first, [2000, 50_000]);
         assert_eq!((rules.work_ns, rules.peak_bytes), (0, 0));
-        let met = |line: &Line| -> Vec<bool> {
-            let verdicts = of_very_many(line);
-            verdicts.iter().map(|verdict| verdict.met).collect()
-        };
-        assert_eq!(met(&json), [true, false, true, true]);
+        let verdicts = of_very_many(&json).into_iter();
+        let met = verdicts.map(|verdict| verdict.met);
+        assert!(met.eq([true, false, true, true]));
         assert!(of_very_many(&rules).is_empty());
     }
 }

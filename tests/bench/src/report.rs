@@ -45,14 +45,9 @@ impl Common {
             println!("{}", serde_json::to_string_pretty(&outcome)?);
         } else {
             print!("{text}");
-            for Verdict {
-                target,
-                measured,
-                met,
-            } in verdicts
-            {
-                let word = if *met { "ok    " } else { "missed" };
-                println!("  {word}  {target}: {measured}");
+            for verdict in verdicts {
+                let word = if verdict.met { "ok    " } else { "missed" };
+                println!("  {word}  {}: {}", verdict.target, verdict.measured);
             }
         }
         judge(verdicts, self.check)
@@ -91,11 +86,8 @@ impl Verdict {
 /// Makes verdicts that aren't met an error if asked to.
 fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
-    let all = verdicts.len();
-    ensure!(
-        !check || missed == 0,
-        "{missed} of {all} targets are missed"
-    );
+    let (is_good, all) = (!check || missed == 0, verdicts.len());
+    ensure!(is_good, "{missed} of {all} targets are missed");
     Ok(())
 }
 

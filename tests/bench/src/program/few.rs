@@ -24,7 +24,10 @@ use super::{
     Options,
     probe::{self, Change, PORT},
 };
-use crate::services::{FIRST, many};
+use crate::{
+    report::Common,
+    services::{FIRST, many},
+};
 
 /// Endpoints of the Services.
 const ENDPOINTS: [IpAddr; 3] = [
@@ -54,14 +57,15 @@ pub(super) struct Few {
 pub(super) fn measure(options: &Options) -> Result<Few> {
     let mut few = Few::default();
     for round in 0..options.rounds.max(1) {
-        let node = probe::node(settings(options)?)?;
+        let node = probe::node(settings(&options.common, options.services)?)?;
         node.start()?;
         few.from_rename.push(appear(&node, options.services)?);
         if round == 0 {
             few.changes = probe::change(&node, options.changes)?;
         }
         probe::end(&node)?;
-        few.from_start.push(begin(&node, options.services)?);
+        let from_start = probe::begin(&node, vips(options.services))?;
+        few.from_start.push(from_start);
         clock::pause(SETTLING);
         let daemon = node.daemon_pid().context("the daemon doesn't run")?;
         few.resident.push(usage::resident(daemon)?);
@@ -71,9 +75,9 @@ pub(super) fn measure(options: &Options) -> Result<Few> {
 }
 
 /// The product's defaults, with more room only where more is needed.
-pub(super) fn settings(options: &Options) -> Result<Settings> {
-    let wanted = options.services.saturating_mul(2);
-    let mut settings = options.common.settings()?;
+pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
+    let wanted = services.saturating_mul(2);
+    let mut settings = common.settings()?;
     let maps = &mut settings.maps;
     maps.fronts = maps.fronts.max(wanted);
     maps.slots = maps.slots.max(wanted.saturating_mul(4));
@@ -91,17 +95,6 @@ fn appear(node: &Node, services: u32) -> Result<Duration> {
     }
     probe::until_all(&client, vips(services))?;
     Ok(start.elapsed())
-}
-
-/// The time from the start of the daemon until the kernel translates each of the Services.
-fn begin(node: &Node, services: u32) -> Result<Duration> {
-    let client = node.pod("client")?;
-    let start = Instant::now();
-    node.launch()?;
-    probe::until_all(&client, vips(services))?;
-    let took = start.elapsed();
-    node.wait_ready()?;
-    Ok(took)
 }
 
 fn vips(services: u32) -> impl Iterator<Item = IpAddr> {

@@ -3,12 +3,12 @@
 //! endpoint needs to be there.
 
 use std::{
-    io,
+    io::ErrorKind,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
     clock::{self, Instant},
@@ -29,6 +29,13 @@ const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99
 const SIDES: [(Ipv4Addr, Ipv4Addr); 2] = [
     (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
     (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
+];
+
+/// How a connect fails whose address isn't translated.
+const NOT_YET: [ErrorKind; 3] = [
+    ErrorKind::HostUnreachable,
+    ErrorKind::NetworkUnreachable,
+    ErrorKind::ConnectionRefused,
 ];
 
 /// How long to look before giving up.
@@ -80,6 +87,17 @@ fn slice(side: usize) -> Manifest {
     }
 }
 
+/// The time from the start of the daemon until the kernel translates each of the addresses.
+pub(super) fn begin(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<Duration> {
+    let client = node.pod("client")?;
+    let start = Instant::now();
+    node.launch()?;
+    until_all(&client, vips)?;
+    let took = start.elapsed();
+    node.wait_ready()?;
+    Ok(took)
+}
+
 /// Connects a UDP socket to each of the addresses in turn, waiting at the first that isn't
 /// translated.
 pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> Result<()> {
@@ -88,12 +106,8 @@ pub(super) fn until_all(client: &Place, vips: impl Iterator<Item = IpAddr>) -> R
     for vip in vips {
         let vip = SocketAddr::new(vip, PORT);
         while !is_translated(&socket, vip)? {
-            if start.elapsed() > LOOKING {
-                bail!(
-                    "{vip} is still not translated after {} s",
-                    LOOKING.as_secs()
-                );
-            }
+            let is_late = start.elapsed() > LOOKING;
+            ensure!(!is_late, "{vip} isn't translated after {LOOKING:?}");
             clock::pause(LOOK);
         }
     }
@@ -104,18 +118,9 @@ fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
     match socket.connect(vip) {
         // A Service that has no endpoints yet is refused by way of loopback.
         Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
-        Err(error) if is_not_yet(&error) => Ok(false),
+        Err(error) if NOT_YET.contains(&error.kind()) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
     }
-}
-
-fn is_not_yet(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::ConnectionRefused
-    )
 }
 
 /// Changes the endpoint again and again.
@@ -129,12 +134,9 @@ pub(super) fn change(node: &Node, changes: u32) -> Result<Vec<Change>> {
         let before = usage::work(daemon)?;
         let start = Instant::now();
         node.apply(slice(side))?;
-        let reached = || {
-            shows(&client, source)
-                .unwrap_or(false)
-                .then(|| start.elapsed())
-        };
-        let reached = wait::some(LOOKING, reached).context("a changed endpoint never came")?;
+        wait::until(LOOKING, || shows(&client, source).unwrap_or(false))
+            .context("a changed endpoint never came")?;
+        let reached = start.elapsed();
         clock::pause(REST);
         let work = usage::work(daemon)?.saturating_sub(before);
         times.push(Change { reached, work });
@@ -153,12 +155,7 @@ fn shows(client: &Place, source: Ipv4Addr) -> Result<bool> {
 pub(super) fn end(node: &Node) -> Result<()> {
     node.stop()?;
     let cleanup = node.culvert(&["cleanup"])?;
-    if !cleanup.exit.is_success() {
-        bail!(
-            "`culvert cleanup` failed: {}{}",
-            cleanup.stdout,
-            cleanup.stderr
-        );
-    }
+    let is_done = cleanup.exit.is_success();
+    ensure!(is_done, "`culvert cleanup` failed: {cleanup:?}");
     Ok(())
 }

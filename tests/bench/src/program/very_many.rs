@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tunnel_common::table::Sizes;
 use tunnel_tests::{
-    clock::{self, Instant},
+    clock,
     instance::Settings,
     load::race::offset,
     manifest::{Manifest, Protocol},
@@ -92,20 +92,13 @@ fn from_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
         ..options.common.settings()?
     };
     let node = probe::node(settings)?;
-    let client = node.pod("client")?;
     for file in files {
         node.apply(file)?;
     }
-    let start = Instant::now();
-    node.launch()?;
-    let apart = (options.many / ASKED).max(1);
+    let apart = usize::try_from((options.many / ASKED).max(1))?;
     let last = options.many.saturating_sub(1);
-    let asked = (0..options.many)
-        .step_by(usize::try_from(apart)?)
-        .chain([last]);
-    probe::until_all(&client, asked.map(|number| offset(FIRST, number)))?;
-    let whole = start.elapsed();
-    node.wait_ready()?;
+    let asked = (0..options.many).step_by(apart).chain([last]);
+    let whole = probe::begin(&node, asked.map(|number| offset(FIRST, number)))?;
     let seconds = node.status()?["start"]["write"].as_f64();
     let daemon = node.daemon_pid().context("the daemon doesn't run")?;
     let sample = Sample {

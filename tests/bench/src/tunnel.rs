@@ -10,8 +10,9 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 use tunnel_tests::{
-    flow::{Flood, per},
+    flow::{Flood, client::WARM_UP, per},
     load::{Latency, nanoseconds},
+    place::COMMAND,
     table::{in_columns, microseconds},
     usage,
 };
@@ -126,7 +127,7 @@ fn measure(stage: &Stage, variant: Variant, slot: Duration) -> Result<Sample> {
             let ends = nanoseconds(cpu(&way)?.saturating_sub(before));
             // The ends' own figure has the time before the measurement in it, and so as many more
             // bytes; a client that is an end tells of the measurement alone.
-            let whole = slot + tunnel_tests::flow::client::WARM_UP;
+            let whole = slot + WARM_UP;
             let share = u128::from(ends) * slot.as_nanos() / whole.as_nanos().max(1);
             let own = if way.client_is_end { flood.cpu_ns } else { 0 };
             let cpu = share + u128::from(own);
@@ -154,10 +155,9 @@ fn ask<T: DeserializeOwned>(
     connections: u32,
     slot: Duration,
 ) -> Result<T> {
-    let millis = ("--millis", slot.as_millis().to_string());
-    let output = stage.client(way, what, connections, &[millis])?;
-    let output = output.finish(tunnel_tests::place::COMMAND + slot)?;
-    output.report()
+    let client = stage.client(way, what, connections)?;
+    let client = client.option("--millis", slot.as_millis()).start()?;
+    client.finish(COMMAND + slot)?.report()
 }
 
 fn line(at: usize, rounds: &[Vec<Sample>]) -> Line {

@@ -3,8 +3,6 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -13,7 +11,7 @@ use tunnel_tests::{
     clock,
     edge::{AgentSettings, EDGE_V4, LINK_V4},
     manifest::objects::ConfigMap,
-    place::{COMMAND, Process},
+    place::{COMMAND, Command, Process},
     pod::text,
     site::{KUBELET, Site},
     wait,
@@ -47,7 +45,6 @@ pub(super) struct Stage {
     server: Process,
     site: Site,
     tunnel: Vec<i32>,
-    stalls: AtomicU32,
 }
 
 impl Stage {
@@ -72,36 +69,26 @@ impl Stage {
             site.edge().agent_pid().context("no agent runs")?,
         ];
         let files = site.edge().kubelet_files();
-        let ready = site.node().topology().lab().folder().join("flow.ready");
-        let server = site
-            .edge()
-            .place()
-            .lab_command(&["flow", "serve"])?
+        let server = site.edge().place().lab_command(&["flow", "serve"])?;
+        let server = server
             .option("--plain", plain)
             .option("--secure", secure)
             .option("--cert", text(&files.cert)?)
-            .option("--key", text(&files.key)?)
-            .option("--ready", text(&ready)?)
-            .start()?;
-        wait::until(COMMAND, || ready.exists()).context("the server doesn't listen")?;
+            .option("--key", text(&files.key)?);
         Ok(Self {
-            server,
+            server: ready(&site, server)?,
             site,
             tunnel,
-            stalls: AtomicU32::new(0),
         })
     }
 
     pub(super) fn way(&self, variant: Variant) -> Way {
         let [plain, secure] = PORTS;
-        let (address, port) = match variant {
-            Variant::Plain => (LINK_V4, plain),
-            Variant::Tls => (LINK_V4, secure),
-            Variant::Tunnel => (EDGE_V4, plain),
-        };
-        let ends = match variant {
-            Variant::Plain | Variant::Tls => vec![self.server.pid()],
-            Variant::Tunnel => self.tunnel.clone(),
+        let server = vec![self.server.pid()];
+        let (address, port, ends) = match variant {
+            Variant::Plain => (LINK_V4, plain, server),
+            Variant::Tls => (LINK_V4, secure, server),
+            Variant::Tunnel => (EDGE_V4, plain, self.tunnel.clone()),
         };
         Way {
             to: SocketAddr::new(IpAddr::V4(address), port),
@@ -111,43 +98,32 @@ impl Stage {
         }
     }
 
-    /// Starts a client on the cloud's host.
-    pub(super) fn client(
-        &self,
-        way: &Way,
-        what: &str,
-        connections: u32,
-        more: &[(&str, String)],
-    ) -> Result<Process> {
-        let mut command = self.site.node().host().lab_command(&["flow", what])?;
-        command = command
+    /// A client on the cloud's host.
+    pub(super) fn client(&self, way: &Way, what: &str, connections: u32) -> Result<Command<'_>> {
+        let command = self.site.node().host().lab_command(&["flow", what])?;
+        let command = command
             .option("--to", way.to)
             .option("--connections", connections);
-        if way.is_tls {
-            let ca = text(&self.site.edge().kubelet_ca())?;
-            command = command.option("--ca", ca).option("--address", EDGE_V4);
+        if !way.is_tls {
+            return Ok(command);
         }
-        let more = more.iter();
-        more.fold(command, |command, (name, value)| {
-            command.option(name, value)
-        })
-        .start()
+        let ca = text(&self.site.edge().kubelet_ca())?;
+        Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 
     /// Readers that read nothing; they go when the process is dropped.
     pub(super) fn stall(&self, way: &Way, count: u32) -> Result<Process> {
-        let number = self.stalls.fetch_add(1, Ordering::Relaxed);
-        let ready: PathBuf = self
-            .site
-            .node()
-            .topology()
-            .lab()
-            .folder()
-            .join(format!("stall-{number}"));
-        let stalled = self.client(way, "stall", count, &[("--ready", text(&ready)?)])?;
-        wait::until(COMMAND, || ready.exists()).context("stalled readers aren't open")?;
-        fs::remove_file(&ready)?;
+        let stalled = ready(&self.site, self.client(way, "stall", count)?)?;
         clock::pause(FILL);
         Ok(stalled)
     }
+}
+
+/// Starts a command, and waits until it has written the file that says that it is ready.
+fn ready(site: &Site, command: Command<'_>) -> Result<Process> {
+    let file = site.node().topology().lab().folder().join("flow.ready");
+    let process = command.option("--ready", text(&file)?).start()?;
+    wait::until(COMMAND, || file.exists()).context("streams aren't ready")?;
+    fs::remove_file(&file)?;
+    Ok(process)
 }

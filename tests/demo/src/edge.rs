@@ -18,7 +18,7 @@ use tunnel_tests::{
     site::{KUBELET, Site},
 };
 
-use crate::{Faults, finish_all, heading, now_ms, start_load, table::distribution};
+use crate::{Faults, finish_all, heading, start_load, table::distribution};
 
 /// Requests a second from each place, while the agent is cut off.
 const RATE: u32 = 20;
@@ -67,27 +67,21 @@ impl Act {
         heading("culvert nodes");
         let output = self.site.node().culvert(&["nodes"])?;
         print!("{}{}", output.stdout, output.stderr);
-        println!(
-            "\nthe second act took {:.1} s",
-            start.elapsed().as_secs_f64()
-        );
+        let took = start.elapsed().as_secs_f64();
+        println!("\nthe second act took {took:.1} s");
         self.faults.conclude()
     }
 
     fn begin(&self) -> Result<()> {
         let start = Instant::now();
         self.site.node().start()?;
-        println!(
-            "  culvert node, with gateway and ingress: ready {} ms after its start",
-            start.elapsed().as_millis()
-        );
+        let took = start.elapsed().as_millis();
+        println!("  culvert node, with gateway and ingress: ready {took} ms after its start");
         let start = Instant::now();
         self.site.edge().start_agent(&AgentSettings::default())?;
         self.site.until_served()?;
-        println!(
-            "  culvert agent: the kubelet is reached {} ms after its start",
-            start.elapsed().as_millis()
-        );
+        let took = start.elapsed().as_millis();
+        println!("  culvert agent: the kubelet is reached {took} ms after its start");
         Ok(())
     }
 
@@ -112,19 +106,10 @@ impl Act {
     }
 
     fn dialogs(&mut self) -> Result<()> {
-        let (bytes, sum, half) = (
-            format!("bytes={BODY}"),
-            format!("sum={BODY}"),
-            format!("until-end={BODY}"),
-        );
+        let [bytes, sum, half] = ["bytes", "sum", "until-end"].map(|ask| format!("{ask}={BODY}"));
         let exchange = ["healthz", &bytes, &sum, "echo=hello", "close"];
-        let upgrade = [
-            "upgrade",
-            "exchange=one",
-            "pause=300",
-            "exchange=two",
-            "close",
-        ];
+        let upgrade = "upgrade exchange=one pause=300 exchange=two close";
+        let upgrade: Vec<_> = upgrade.split(' ').collect();
         for (what, asks) in [
             ("a whole HTTP exchange", &exchange[..]),
             ("an upgrade that stays open", &upgrade[..]),
@@ -144,49 +129,32 @@ impl Act {
 
     /// Prints what both ends recorded of one connection, and compares it.
     fn compare(&mut self, name: &str, dialog: &Dialog, seen: &[Exchange]) {
-        let Dialog {
-            began_ms: _,
-            dialled,
-            peer,
-            subject,
-            steps,
-        } = dialog;
+        let (dialled, peer) = (&dialog.dialled, &dialog.peer);
+        let (subject, steps) = (&dialog.subject, &dialog.steps);
         println!("  {name}: connect({dialled}), getpeername() = {peer}, certificate of {subject}");
         for step in steps.iter().filter(|step| !step.ask.starts_with("pause")) {
-            let outcome = step
-                .outcome
-                .as_ref()
-                .map_or_else(Clone::clone, Clone::clone);
-            println!("    client: {} → {}", step.ask, shortened(&outcome));
-            if step.outcome.is_err() {
-                self.faults.add(format!("{name}: {}: {outcome}", step.ask));
-            }
+            let (Ok(outcome) | Err(outcome)) = &step.outcome;
+            println!("    client: {} → {}", step.ask, shortened(outcome));
+            let fault = || format!("{name}: {}: {outcome}", step.ask);
+            self.faults.expect(step.outcome.is_ok(), fault);
         }
-        if peer != dialled {
-            self.faults.add(format!(
-                "{name}: a socket connected to {dialled} shows {peer}"
-            ));
-        }
-        if !subject.contains(&format!("system:node:{EDGE}")) {
-            self.faults
-                .add(format!("{name}: the certificate is that of {subject}"));
-        }
+        self.faults.expect(peer == dialled, || {
+            format!("{name}: a socket connected to {dialled} shows {peer}")
+        });
+        let is_edge = subject.contains(&format!("system:node:{EDGE}"));
+        let fault = || format!("{name}: the certificate is that of {subject}");
+        self.faults.expect(is_edge, fault);
         let [exchange] = seen else {
-            return self.faults.add(format!(
-                "{name}: the kubelet saw {} connections",
-                seen.len()
-            ));
+            let fault = format!("{name}: the kubelet saw {} connections", seen.len());
+            return self.faults.add(fault);
         };
         let recorded: Vec<_> = exchange.steps.iter().map(|it| shortened(it)).collect();
         println!("    kubelet: {}", recorded.join("; "));
         for step in steps.iter().filter(|step| is_summed(&step.ask)) {
             let sum = step.outcome.as_deref().unwrap_or_default();
-            if !exchange.steps.iter().any(|it| it.contains(sum)) {
-                self.faults.add(format!(
-                    "{name}: the kubelet counted something else: {}",
-                    step.ask
-                ));
-            }
+            let is_counted = exchange.steps.iter().any(|it| it.contains(sum));
+            let fault = || format!("{name}: the kubelet counted something else: {}", step.ask);
+            self.faults.expect(is_counted, fault);
         }
     }
 
@@ -205,16 +173,14 @@ impl Act {
         let open = self.start_dialog(&host, to, &["upgrade", "pause=1500", "exchange=hello"])?;
         let mut loads = Vec::new();
         for (name, place, to) in self.clients()? {
-            loads.push((
-                format!("{name} → {to}"),
-                self.start_load(&place, to, lasting)?,
-            ));
+            let load = self.start_load(&place, to, lasting)?;
+            loads.push((format!("{name} → {to}"), load));
         }
         clock::pause(BEFORE);
-        let cut = now_ms();
+        let cut = load::since_epoch_ms();
         self.site.edge().cut()?;
         clock::pause(CUT);
-        let mended = now_ms();
+        let mended = load::since_epoch_ms();
         self.site.edge().mend()?;
         let output = open.finish(COMMAND)?;
         let dialog: Dialog = output.report()?;
@@ -241,10 +207,8 @@ impl Act {
         let recorded = healthy(&self.exchanges()?) - before;
         println!("  clients recorded {answered} answers, the kubelet {recorded} requests");
         // An answer may be lost that was on its way when the link was cut.
-        if recorded < answered {
-            self.faults
-                .add("clients were answered by somebody else".to_owned());
-        }
+        let fault = || "clients were answered by somebody else".to_owned();
+        self.faults.expect(recorded >= answered, fault);
         Ok(())
     }
 
@@ -256,10 +220,8 @@ impl Act {
 
     fn report(&mut self, name: &str, report: &Report, [cut, mended]: [u64; 2]) {
         let [cut, mended] = [cut, mended].map(|at| at.saturating_sub(report.began_ms));
-        println!(
-            "  {name}: {} connects; cut at {cut} ms, back at {mended} ms",
-            report.attempts
-        );
+        let attempts = report.attempts;
+        println!("  {name}: {attempts} connects; cut at {cut} ms, back at {mended} ms");
         println!("    answered: {}", distribution(report));
         for (failure, seen) in &report.failures {
             println!(
@@ -269,17 +231,12 @@ impl Act {
         }
         let last_failure = report.failures.values().map(|it| it.last_ms).max();
         let last_answer = report.servers.values().map(|it| it.last_ms).max();
-        if last_failure.is_none() || last_answer <= last_failure {
-            self.faults.add(format!(
-                "{name}: {last_failure:?} and {last_answer:?} are the last"
-            ));
-        }
-        if report.other_peer > 0 {
-            self.faults.add(format!(
-                "{name}: {} sockets show another peer",
-                report.other_peer
-            ));
-        }
+        let is_back = last_failure.is_some() && last_answer > last_failure;
+        let fault = || format!("{name}: {last_failure:?} and {last_answer:?} are the last");
+        self.faults.expect(is_back, fault);
+        let other = report.other_peer;
+        let fault = || format!("{name}: {other} sockets show another peer");
+        self.faults.expect(other == 0, fault);
     }
 }
 

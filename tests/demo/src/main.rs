@@ -19,7 +19,7 @@ use tunnel_tests::{
     environment,
     instance::Settings,
     interrupt,
-    load::{self, Report},
+    load::Report,
     place::{Place, Process},
 };
 
@@ -88,6 +88,12 @@ impl Faults {
         self.0.push(fault);
     }
 
+    fn expect(&mut self, holds: bool, fault: impl FnOnce() -> String) {
+        if !holds {
+            self.add(fault());
+        }
+    }
+
     fn conclude(&self) -> Result<()> {
         let (count, faults) = (self.0.len(), self.0.join("\n  "));
         ensure!(count == 0, "{count} things went wrong:\n  {faults}");
@@ -97,10 +103,6 @@ impl Faults {
 
 fn heading(text: &str) {
     println!("\n── {text}");
-}
-
-fn now_ms() -> u64 {
-    load::since_epoch_ms()
 }
 
 /// Starts a load process in a place.
@@ -125,8 +127,6 @@ fn finish(load: Process, lasting: Duration) -> Result<Report> {
 }
 
 fn finish_all(loads: Vec<(String, Process)>, lasting: Duration) -> Result<Vec<(String, Report)>> {
-    loads
-        .into_iter()
-        .map(|(name, load)| Ok((name, finish(load, lasting)?)))
-        .collect()
+    let finish = |(name, load)| Ok((name, finish(load, lasting)?));
+    loads.into_iter().map(finish).collect()
 }

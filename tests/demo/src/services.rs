@@ -4,19 +4,19 @@
     reason = "a demonstration speaks to the person who started it"
 )]
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use tunnel_tests::{
     clock::{self, Instant},
     instance::Settings,
     load::{self, Report},
-    place::{Place, Process, connect_within},
+    place::{Process, connect_within},
     table::microseconds,
 };
 
 use crate::{
-    Faults, finish, finish_all, heading, now_ms,
+    Faults, finish, finish_all, heading,
     stage::{Stage, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
     start_load,
     table::{distribution, rows},
@@ -25,6 +25,9 @@ use crate::{
 
 /// The load under which the node changes, in connects a second.
 const RATE: u32 = 500;
+
+/// The load of Service web.
+const HTTP: [&str; 3] = ["tcp", "--service", "web"];
 
 /// How long until a change, and from a change to the next: enough to see its effect.
 const BEAT: Duration = Duration::from_millis(500);
@@ -70,10 +73,8 @@ impl Act {
         println!("  {}", self.stage.manifests()?);
         let start = Instant::now();
         node.start()?;
-        println!(
-            "  culvert node: ready {} ms after its start",
-            start.elapsed().as_millis()
-        );
+        let took = start.elapsed().as_millis();
+        println!("  culvert node: ready {took} ms after its start");
         Ok(())
     }
 
@@ -83,15 +84,14 @@ impl Act {
         let [one, two] = &self.stage.clients;
         let host = self.stage.node.host();
         let quick = Duration::from_millis(300);
-        let sources: [(&str, &Place, SocketAddr); 4] = [
+        let mut loads = Vec::new();
+        for (name, place, to) in [
             ("host", host, VIP_WEB),
             ("host", host, VIP_WEB6),
             ("client-1", one, VIP_WEB),
             ("client-2", two, VIP_WEB6),
-        ];
-        let mut loads = Vec::new();
-        for (name, place, to) in sources {
-            let load = start_load(place, &["tcp", "--service", "web"], &[to], RATE, quick)?;
+        ] {
+            let load = start_load(place, &HTTP, &[to], RATE, quick)?;
             loads.push((format!("http {name} → {to}"), load));
         }
         self.settle_all(&tally, loads, quick)
@@ -102,40 +102,34 @@ impl Act {
         let tally = Tally::begin(&self.stage.servers)?;
         let [one, two] = self.stage.clients.clone();
         let quick = Duration::from_millis(200);
-        let connected: &[&str] = &["udp", "--service", "dns"];
-        let unconnected: &[&str] = &["udp", "--service", "dns", "--unconnected"];
-        let loads = vec![
-            (
-                format!("udp client-1 → {VIP_DNS}, connect and send"),
-                start_load(&one, connected, &[VIP_DNS], RATE, quick)?,
-            ),
-            (
-                format!("udp client-2 → {VIP_DNS6}, sendto"),
-                start_load(&two, unconnected, &[VIP_DNS6], RATE, quick)?,
-            ),
-        ];
+        let kind = ["udp", "--service", "dns", "--unconnected"];
+        let connected = start_load(&one, &kind[..3], &[VIP_DNS], RATE, quick)?;
+        let unconnected = start_load(&two, &kind, &[VIP_DNS6], RATE, quick)?;
+        let first = format!("udp client-1 → {VIP_DNS}, connect and send");
+        let second = format!("udp client-2 → {VIP_DNS6}, sendto");
+        let loads = vec![(first, connected), (second, unconnected)];
         self.settle_all(&tally, loads, quick)?;
 
         let socket = one.udp("0.0.0.0:0")?;
         let question = "dns please: who is there?";
         socket.send_to(question.as_bytes(), VIP_DNS)?;
         let mut answer = [0; 256];
-        let (length, from) = socket
-            .recv_from(&mut answer)
-            .context("no answer to a datagram")?;
+        let answered = socket.recv_from(&mut answer);
+        let (length, from) = answered.context("no answer to a datagram")?;
         let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
         println!("  client-1 asked {VIP_DNS} \"{question}\"");
         println!("  and got \"{answer}\" from {from}");
-        self.expect(from == VIP_DNS, || format!("an answer came from {from}"));
+        let fault = || format!("an answer came from {from}");
+        self.faults.expect(from == VIP_DNS, fault);
         Ok(())
     }
 
     fn peer(&mut self) -> Result<()> {
         heading("A connected socket shows the address that was dialled");
-        for (client, to) in self.stage.clients.clone().iter().zip([VIP_WEB, VIP_WEB6]) {
+        for (client, to) in self.stage.clients.iter().zip([VIP_WEB, VIP_WEB6]) {
             let peer = client.connect(to)?.peer_addr()?;
             println!("  {}: connect({to}), getpeername() = {peer}", client.name());
-            self.expect(peer == to, || {
+            self.faults.expect(peer == to, || {
                 format!("a socket connected to {to} shows {peer}")
             });
         }
@@ -148,7 +142,7 @@ impl Act {
         let lasting = BEAT * 3;
         let load = self.start_web_load(lasting)?;
         clock::pause(BEAT);
-        let changed = now_ms();
+        let changed = load::since_epoch_ms();
         self.stage.apply_web(&[2, 3, 4])?;
         let report = finish(load, lasting)?;
 
@@ -161,11 +155,13 @@ impl Act {
                 println!("  backend-4 answered first at {} ms", new.first_ms);
                 println!("  backend-1 answered last at {} ms", old.last_ms);
                 let late = Duration::from_millis(old.last_ms.saturating_sub(at));
-                self.expect(late < BEAT, || {
+                self.faults.expect(late < BEAT, || {
                     format!("backend-1 was used for {late:?} after it left")
                 });
             }
-            (old, new) => self.expect(false, || format!("backend-1: {old:?}, backend-4: {new:?}")),
+            (old, new) => self
+                .faults
+                .add(format!("backend-1: {old:?}, backend-4: {new:?}")),
         }
         self.settle(&tally, vec![("http, endpoints change".to_owned(), report)])
     }
@@ -177,46 +173,37 @@ impl Act {
         let load = self.start_web_load(lasting)?;
         clock::pause(BEAT);
         self.stage.node.kill9()?;
-        let killed = now_ms();
+        let killed = load::since_epoch_ms();
         clock::pause(BEAT);
         // A change that nobody is there to see.
         self.stage.apply_web(&[1, 2, 3, 4])?;
         clock::pause(BEAT);
-        let started = now_ms();
+        let started = load::since_epoch_ms();
         self.stage.node.start()?;
-        let ready = now_ms();
+        let ready = load::since_epoch_ms();
         let report = finish(load, lasting)?;
 
         println!("  {}", distribution(&report));
         let at = |moment: u64| moment.saturating_sub(report.began_ms);
-        println!(
-            "  killed at {} ms; started at {} ms, ready at {} ms",
-            at(killed),
-            at(started),
-            at(ready)
-        );
-        match report.servers.get("backend-1").copied() {
-            Some(back) => {
-                println!(
-                    "  backend-1, added while no daemon ran, answered first at {} ms",
-                    back.first_ms
-                );
-                self.expect(back.first_ms >= at(started), || {
-                    "a dead daemon saw a change".to_owned()
-                });
+        let [killed, started, ready] = [killed, started, ready].map(at);
+        println!("  killed at {killed} ms; started at {started} ms, ready at {ready} ms");
+        match report.servers.get("backend-1").map(|seen| seen.first_ms) {
+            Some(first) => {
+                println!("  backend-1, added while no daemon ran, answered first at {first} ms");
+                let fault = || "a dead daemon saw a change".to_owned();
+                self.faults.expect(first >= started, fault);
             }
-            None => self.expect(false, || "backend-1 didn't come back".to_owned()),
+            None => self.faults.add("backend-1 didn't come back".to_owned()),
         }
         self.settle(&tally, vec![("http, kill -9 and start".to_owned(), report)])
     }
 
     fn refuse(&mut self) -> Result<()> {
         heading("A Service without endpoints refuses at once");
-        let [one, _] = self.stage.clients.clone();
-        let host = self.stage.node.host().clone();
-        for (name, place) in [("host", &host), ("client-1", &*one)] {
+        let ([one, _], host) = (&self.stage.clients, self.stage.node.host());
+        for (name, place) in [("host", host), ("client-1", one)] {
             let mut times = Vec::new();
-            let mut outcomes = std::collections::BTreeSet::new();
+            let mut outcomes = BTreeSet::new();
             for _ in 0..REFUSALS {
                 let socket = place.socket(socket2::Domain::IPV4, socket2::Type::STREAM)?;
                 let start = Instant::now();
@@ -233,7 +220,7 @@ impl Act {
                 outcomes.join(" and "),
                 microseconds(load::percentile(&times, 50))
             );
-            self.expect(outcomes == ["ECONNREFUSED"], || {
+            self.faults.expect(outcomes == ["ECONNREFUSED"], || {
                 format!("{VIP_EMPTY} from {name}: {outcomes:?}")
             });
         }
@@ -243,7 +230,7 @@ impl Act {
     fn outside(&mut self) -> Result<()> {
         heading("The client outside is in another cgroup: nothing is translated for it");
         match self.stage.node.outside().connect(VIP_WEB) {
-            Ok(_) => self.expect(false, || format!("outside got through to {VIP_WEB}")),
+            Ok(_) => self.faults.add(format!("outside got through to {VIP_WEB}")),
             Err(error) => println!("  outside → {VIP_WEB}: {}", load::errno(&error)),
         }
         Ok(())
@@ -252,13 +239,7 @@ impl Act {
     /// A load of both families from a pod.
     fn start_web_load(&self, lasting: Duration) -> Result<Process> {
         let [one, _] = &self.stage.clients;
-        start_load(
-            one,
-            &["tcp", "--service", "web"],
-            &[VIP_WEB, VIP_WEB6],
-            RATE,
-            lasting,
-        )
+        start_load(one, &HTTP, &[VIP_WEB, VIP_WEB6], RATE, lasting)
     }
 
     /// Waits for loads, prints who answered, and settles their reports.
@@ -279,26 +260,20 @@ impl Act {
     fn settle(&mut self, tally: &Tally, reports: Vec<(String, Report)>) -> Result<()> {
         match tally.compare(&self.stage.servers, &reports)? {
             Ok(count) => println!("  clients and servers recorded the same {count} answers"),
-            Err(fault) => self.expect(false, || fault),
+            Err(fault) => self.faults.add(fault),
         }
         for (name, report) in &reports {
             let failed = report.failed();
-            self.expect(failed == 0, || {
+            self.faults.expect(failed == 0, || {
                 format!("{name}: {failed} failures: {:?}", report.failures)
             });
             let other = report.other_peer;
-            self.expect(other == 0, || {
+            self.faults.expect(other == 0, || {
                 format!("{name}: {other} sockets show another peer")
             });
         }
         self.rows.extend(reports);
         Ok(())
-    }
-
-    fn expect(&mut self, holds: bool, fault: impl FnOnce() -> String) {
-        if !holds {
-            self.faults.add(fault());
-        }
     }
 
     fn conclude(&self, start: Instant) -> Result<()> {
@@ -314,10 +289,8 @@ impl Act {
         }
         let attempts: u64 = self.rows.iter().map(|(_, report)| report.attempts).sum();
         let failed: u64 = self.rows.iter().map(|(_, report)| report.failed()).sum();
-        println!(
-            "\n{attempts} connections, {failed} failures, {:.1} s",
-            start.elapsed().as_secs_f64()
-        );
+        let took = start.elapsed().as_secs_f64();
+        println!("\n{attempts} connections, {failed} failures, {took:.1} s");
         self.faults.conclude()
     }
 }

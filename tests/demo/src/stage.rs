@@ -75,9 +75,8 @@ impl Stage {
         stage.apply_web(&[1, 2, 3])?;
         let dns = Service::new("dns", [VIP_DNS.ip(), VIP_DNS6.ip()]).port(Protocol::Udp, 53, UDP);
         stage.node.apply(stage.with_backends(dns, &[1, 2]))?;
-        stage
-            .node
-            .apply(Service::cluster_ip("empty", VIP_EMPTY, Protocol::Tcp))?;
+        let empty = Service::cluster_ip("empty", VIP_EMPTY, Protocol::Tcp);
+        stage.node.apply(empty)?;
         Ok(stage)
     }
 
@@ -88,12 +87,9 @@ impl Stage {
     }
 
     fn with_backends(&self, service: Service, backends: &[usize]) -> Service {
-        let chosen = backends
-            .iter()
-            .filter_map(|number| self.backends.get(number - 1));
-        chosen.fold(service, |service, pod| {
-            service.backends([pod.v4(), pod.v6()])
-        })
+        let chosen = backends.iter().map(|number| &self.backends[number - 1]);
+        let with = |service: Service, pod: &Arc<Pod>| service.backends([pod.v4(), pod.v6()]);
+        chosen.fold(service, with)
     }
 
     /// Which manifests there are.

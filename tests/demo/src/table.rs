@@ -22,9 +22,9 @@ pub(crate) fn rows(reports: &[(String, Report)]) -> String {
 
 /// Who answered how often.
 pub(crate) fn distribution(report: &Report) -> String {
-    let servers = report
-        .servers
-        .iter()
-        .map(|(name, seen)| format!("{name} {}", seen.count));
-    servers.collect::<Vec<_>>().join(", ")
+    let servers = report.servers.iter();
+    let told: Vec<_> = servers
+        .map(|(name, seen)| format!("{name} {}", seen.count))
+        .collect();
+    told.join(", ")
 }

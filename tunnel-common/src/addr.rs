@@ -316,59 +316,34 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn addresses_of_loopback_are_told_from_others() {
-        let is_loopback = |text: &str| {
-            let ip: IpAddr = text.parse().expect("an address");
-            Address::from_ip(ip).is_loopback()
-        };
+    fn address(text: &str) -> Address {
+        Address::from_ip(text.parse().expect("an address"))
+    }
 
-        for text in ["127.0.0.1", "127.255.0.9", "::1", "::ffff:127.0.0.1"] {
-            assert!(is_loopback(text), "{text}");
-        }
-        for text in [
-            "126.0.0.1",
-            "128.0.0.1",
-            "10.0.0.127",
-            "::",
-            "::2",
-            "fd00::1",
-            "1::1",
+    #[test]
+    fn addresses_of_loopback_and_of_a_link_are_told_from_others() {
+        for (texts, is_loopback, is_link_local) in [
+            ("127.0.0.1 127.255.0.9 ::1 ::ffff:127.0.0.1", true, false),
+            ("fe80::1 febf:ffff::", false, true),
+            ("126.0.0.1 128.0.0.1 10.0.0.127", false, false),
+            (":: ::2 1::1 fd00::1", false, false),
+            ("fe7f::1 fec0::1 254.128.0.1", false, false),
         ] {
-            assert!(!is_loopback(text), "{text}");
+            for text in texts.split(' ') {
+                let address = address(text);
+                assert_eq!(address.is_loopback(), is_loopback, "{text}");
+                assert_eq!(address.is_link_local(), is_link_local, "{text}");
+            }
         }
     }
 
     #[test]
-    fn addresses_of_a_link_are_told_from_others() {
-        let is_link_local = |text: &str| {
-            let ip: IpAddr = text.parse().expect("an address");
-            Address::from_ip(ip).is_link_local()
-        };
+    fn an_ipv4_address_is_its_mapped_form_and_not_its_compatible_one() {
+        let v4 = address("10.96.0.10");
 
-        for text in ["fe80::1", "febf:ffff::"] {
-            assert!(is_link_local(text), "{text}");
-        }
-        for text in ["fec0::1", "fe7f::1", "fd00::1", "::1", "254.128.0.1"] {
-            assert!(!is_link_local(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_ipv4_address_and_its_mapped_form_are_one_address() {
-        let v4: IpAddr = "10.96.0.10".parse().expect("an address");
-        let mapped: IpAddr = "::ffff:10.96.0.10".parse().expect("an address");
-
-        assert_eq!(Address::from_ip(v4), Address::from_ip(mapped));
-        assert!(Address::from_ip(v4).is_v4());
-        assert_eq!(Address::from_ip(mapped).to_ip(), v4);
-    }
-
-    #[test]
-    fn an_ipv4_compatible_address_is_not_ipv4() {
-        let compatible: IpAddr = "::10.96.0.10".parse().expect("an address");
-
-        assert!(!Address::from_ip(compatible).is_v4());
+        assert_eq!(v4, address("::ffff:10.96.0.10"));
+        assert!(v4.is_v4() && !address("::10.96.0.10").is_v4());
+        assert_eq!(v4.to_ip(), IpAddr::from([10, 96, 0, 10]));
     }
 
     #[test]

@@ -141,18 +141,6 @@ mod tests {
 
     const SECOND: u64 = NANOSECONDS;
 
-    fn affinity(state: State) -> Affinity {
-        Affinity {
-            used: 5 * SECOND,
-            index: 7,
-            state,
-            key: AffinityKey {
-                client: Client::of_namespace(9),
-                service: 3,
-            },
-        }
-    }
-
     #[test]
     fn a_client_is_made_of_its_parts() {
         for client in [
@@ -167,38 +155,35 @@ mod tests {
     }
 
     #[test]
-    fn a_client_keeps_its_backend_until_it_stayed_away_for_too_long() {
+    fn a_client_keeps_its_backend_while_it_comes_often_and_the_backend_serves_in_the_set() {
+        let (cluster, local, none) = (Membership::CLUSTER, Membership::LOCAL, Membership::NONE);
+        let (all, same) = (cluster.and(local), (cluster, cluster));
         let serving = State::default().next_use();
-        let both = (Membership::CLUSTER, Membership::CLUSTER);
-        let holds = |now| affinity(serving).holds(10, serving, both, now);
-
-        assert!(holds(5 * SECOND));
-        assert!(holds(15 * SECOND - 1));
-        assert!(!holds(15 * SECOND));
-        assert!(holds(5 * SECOND - 1), "another connection was quicker");
-    }
-
-    #[test]
-    fn a_client_keeps_no_backend_that_is_gone_or_another_by_now() {
-        let serving = State::default().next_use();
-        let both = (Membership::CLUSTER, Membership::CLUSTER);
-        let holds = |state| affinity(serving).holds(10, state, both, 5 * SECOND);
-
-        assert!(holds(serving));
-        assert!(!holds(serving.gone()));
-        assert!(!holds(serving.gone().next_use()));
-    }
-
-    #[test]
-    fn a_client_keeps_no_backend_outside_of_the_set_that_it_chooses_from() {
-        let serving = State::default().next_use();
-        let holds = |has, wanted| affinity(serving).holds(10, serving, (has, wanted), 5 * SECOND);
-        let (cluster, local) = (Membership::CLUSTER, Membership::LOCAL);
-
-        assert!(holds(cluster.and(local), local));
-        assert!(!holds(cluster, local));
-        assert!(!holds(local, cluster));
-        assert!(!holds(Membership::NONE, cluster));
+        let (gone, next) = (serving.gone(), serving.gone().next_use());
+        let (last, end) = (5 * SECOND, 15 * SECOND);
+        let affinity = Affinity {
+            used: last,
+            index: 7,
+            state: serving,
+            key: AffinityKey {
+                client: Client::of_namespace(9),
+                service: 3,
+            },
+        };
+        for (claim, state, sets, now, holds) in [
+            ("at once", serving, same, last, true),
+            ("in time", serving, same, end - 1, true),
+            ("too late", serving, same, end, false),
+            ("another was quicker", serving, same, last - 1, true),
+            ("it is gone", gone, same, last, false),
+            ("it is another by now", next, same, last, false),
+            ("it is in both sets", serving, (all, local), last, true),
+            ("not here", serving, (cluster, local), last, false),
+            ("only here", serving, (local, cluster), last, false),
+            ("in no set", serving, (none, cluster), last, false),
+        ] {
+            assert_eq!(affinity.holds(10, state, sets, now), holds, "{claim}");
+        }
     }
 
     #[test]

@@ -180,16 +180,11 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_set_has_no_place() {
-        assert_eq!(place(Set { base: 9, len: 0 }, 5), None);
-    }
+    fn a_counter_goes_round_the_whole_set_and_an_empty_one_has_no_place() {
+        let places = |len| [0, 1, 2, 3, 4, 5].map(|number| place(Set { base: 10, len }, number));
 
-    #[test]
-    fn a_counter_goes_round_the_whole_set() {
-        let set = Set { base: 10, len: 3 };
-        let places: Vec<_> = (0..6).filter_map(|number| place(set, number)).collect();
-
-        assert_eq!(places, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(places(3), [0, 1, 2, 0, 1, 2].map(Some));
+        assert_eq!(places(0), [None; 6]);
     }
 
     #[test]
@@ -209,22 +204,19 @@ mod tests {
         assert_ne!(hash(&[1, 0]), hash(&[0, 1]));
     }
 
+    fn address(bits: u128) -> Address {
+        Address::from_ip(Ipv6Addr::from_bits(bits).into())
+    }
+
     fn source(first: u128, last: u128) -> Source {
-        let address = |bits: u128| Address::from_ip(Ipv6Addr::from_bits(bits).into());
-        Source {
-            first: address(first),
-            last: address(last),
-        }
+        let [first, last] = [first, last].map(address);
+        Source { first, last }
     }
 
     fn is_found(sources: &[Source], base: u32, bits: u128) -> bool {
         let at = |index: u32| sources.get(index as usize);
         let len = u32::try_from(sources.len()).expect("few") - base;
-        is_among(
-            Set { base, len },
-            &Address::from_ip(Ipv6Addr::from_bits(bits).into()),
-            at,
-        )
+        is_among(Set { base, len }, &address(bits), at)
     }
 
     #[test]
@@ -285,11 +277,10 @@ mod tests {
             counts[first as usize][second as usize] += 1;
         }
 
-        for (first, row) in counts.into_iter().enumerate() {
-            for (second, count) in row.into_iter().enumerate() {
-                assert_eq!(count, u32::from(first != second));
-            }
-        }
+        assert_eq!(
+            counts,
+            [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
+        );
         assert_eq!(two(Set { base: 0, len: 1 }, 3, 3), None);
     }
 
@@ -300,10 +291,8 @@ mod tests {
                 .map(|number| source(number * 4 + 1, number * 4 + 2))
                 .collect();
             let first = u128::from(place) * 4;
-            prop_assert!(!is_found(&sources, 0, first));
-            prop_assert!(is_found(&sources, 0, first + 1));
-            prop_assert!(is_found(&sources, 0, first + 2));
-            prop_assert!(!is_found(&sources, 0, first + 3));
+            let found = [0, 1, 2, 3].map(|offset| is_found(&sources, 0, first + offset));
+            prop_assert_eq!(found, [false, true, true, false]);
         }
 
         #[test]

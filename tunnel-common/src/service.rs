@@ -387,9 +387,7 @@ mod tests {
                 prop_assert_ne!(state, first);
             }
         }
-    }
 
-    proptest! {
         #[test]
         fn an_index_of_a_new_map_begins_beyond_the_uses_that_it_had_in_the_old_one(
             made in 0..u64::from(u32::MAX),

@@ -231,28 +231,18 @@ mod tests {
     }
 
     #[test]
-    fn indices_begin_behind_the_network_address_in_both_families() {
-        assert_eq!(
-            prefix("198.19.0.0", 16).address(0),
-            Some(address("198.19.0.1"))
-        );
-        assert_eq!(
-            prefix("fd00:c01e::", 64).address(255),
-            Some(address("fd00:c01e::100"))
-        );
-    }
-
-    #[test]
-    fn the_network_and_the_broadcast_stand_for_nothing() {
+    fn indices_begin_behind_the_network_address_and_end_before_the_broadcast() {
         let range = prefix("198.19.0.0", 16);
 
         assert_eq!(range.room(), 65_534);
+        assert_eq!(range.address(0), Some(address("198.19.0.1")));
         assert_eq!(range.address(65_533), Some(address("198.19.255.254")));
         assert_eq!(range.address(65_534), None);
-        assert_eq!(range.index(&address("198.19.0.0")), None);
-        assert_eq!(range.index(&address("198.19.255.255")), None);
-        assert_eq!(range.index(&address("198.20.0.1")), None);
-        assert_eq!(range.index(&address("fd00::1")), None);
+        for outside in ["198.19.0.0", "198.19.255.255", "198.20.0.1", "fd00::1"] {
+            assert_eq!(range.index(&address(outside)), None, "{outside}");
+        }
+        let found = prefix("fd00:c01e::", 64).address(255);
+        assert_eq!(found, Some(address("fd00:c01e::100")));
     }
 
     #[test]

@@ -260,15 +260,9 @@ mod tests {
 
     #[test]
     fn what_is_kept_goes_through_a_word_unchanged() {
-        for kept in [
-            None,
-            Some((0, false)),
-            Some((u32::MAX, true)),
-            Some((7, true)),
-            Some((7, false)),
-        ] {
-            let kept = kept.map(|(index, is_old)| Kept { index, is_old });
-
+        let some = [(0, false), (u32::MAX, true), (7, true), (7, false)];
+        let some = some.map(|(index, is_old)| Some(Kept { index, is_old }));
+        for kept in some.into_iter().chain([None]) {
             assert_eq!(Kept::from_word(Kept::to_word(kept)), kept);
         }
     }

@@ -83,11 +83,21 @@ impl Maps for Memory {
 }
 
 /// A client: its address if that is known, and whether it is bound or on the host.
-#[derive(Default)]
 struct Client {
     address: Option<[u8; 4]>,
     is_bound: bool,
     is_host: bool,
+}
+
+const POD: Client = client(Some([10, 1, 0, 1]), false, false);
+const HOST: Client = client(None, false, true);
+
+const fn client(address: Option<[u8; 4]>, is_bound: bool, is_host: bool) -> Client {
+    Client {
+        address,
+        is_bound,
+        is_host,
+    }
 }
 
 impl Asker for Client {
@@ -111,17 +121,6 @@ impl Asker for Client {
         self.is_host
     }
 }
-
-const POD: Client = Client {
-    address: Some([10, 1, 0, 1]),
-    is_bound: false,
-    is_host: false,
-};
-const HOST: Client = Client {
-    address: None,
-    is_bound: false,
-    is_host: true,
-};
 
 fn key() -> FrontKey {
     key_of([10, 96, 0, 10])
@@ -239,20 +238,14 @@ fn a_record_of_another_key_is_never_taken() {
 }
 
 #[test]
-fn a_front_for_packets_only_leaves_sockets_alone() {
+fn a_front_for_packets_leaves_sockets_alone_and_one_at_loopback_all_but_the_host() {
     let mut memory = memory(1);
     memory.front.flags |= Front::NOT_SOCKETS;
-
     assert!(!has_front(&memory, &POD, &key(), Traffic::Sockets));
     assert!(has_front(&memory, &POD, &key(), Traffic::Packets));
-}
 
-#[test]
-fn loopback_has_fronts_on_the_host_only() {
-    let mut memory = memory(1);
     let loopback = key_of([127, 0, 0, 1]);
-    memory.front.key = loopback;
-
+    (memory.front.key, memory.front.flags) = (loopback, Front::HAS_ENDPOINTS);
     assert!(has_front(&memory, &HOST, &loopback, Traffic::Sockets));
     assert!(!has_front(&memory, &POD, &loopback, Traffic::Sockets));
 }
@@ -317,11 +310,6 @@ fn only_clients_of_the_ranges_may_use_a_front_that_has_some() {
         last: address([10, 1, 0, 255]),
     }];
     memory.front.sources = Set { base: 0, len: 1 };
-    let client = |address, is_bound, is_host| Client {
-        address,
-        is_bound,
-        is_host,
-    };
 
     assert_eq!(sent_for(&memory, &POD), Ok(0));
     let other = client(Some([10, 2, 0, 1]), false, false);
@@ -351,10 +339,7 @@ fn each_algorithm_chooses_in_its_way() {
         memory.front.algorithm = Algorithm::SOURCE_HASH;
         let by_client: Vec<_> = (0..32)
             .map(|last| {
-                let client = Client {
-                    address: Some([10, 1, 1, last]),
-                    ..Client::default()
-                };
+                let client = client(Some([10, 1, 1, last]), false, false);
                 let first = chosen(&memory, &client, Traffic::Sockets);
                 assert_eq!(first, chosen(&memory, &client, Traffic::Sockets));
                 first.expect("a backend").0

@@ -18,62 +18,35 @@ fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Front)>, usize) {
     let Ok::<_, Infallible>(found) = look_up(
         &key(80),
         |_| {
-            let look = looks.replace(looks.get() + 1);
-            Ok(*indices
-                .get(look)
-                .or_else(|| indices.last())
-                .expect("an index"))
+            let look = indices.get(looks.replace(looks.get() + 1));
+            Ok(*look.or_else(|| indices.last()).expect("an index"))
         },
         |index| {
-            Ok([record(key(81)), record(key(80))]
-                .into_iter()
-                .nth(index as usize))
+            let records = [record(key(81)), record(key(80))];
+            Ok(records.into_iter().nth(index as usize))
         },
     );
     (found, looks.get())
 }
 
 #[test]
-fn a_record_that_echoes_the_key_is_found_at_the_first_look() {
-    assert_eq!(found(&[Some(1)]), (Lookup::Found((1, record(key(80)))), 1));
-}
-
-#[test]
-fn a_stale_index_is_looked_up_again_up_to_four_times() {
-    for stale in 0..4 {
-        let indices: Vec<_> = [Some(0)]
-            .repeat(stale)
-            .into_iter()
-            .chain([Some(1)])
-            .collect();
-
-        assert_eq!(
-            found(&indices),
-            (Lookup::Found((1, record(key(80)))), stale + 1)
-        );
+fn a_key_is_looked_up_again_up_to_four_times_or_until_two_looks_miss_it() {
+    let ours = Lookup::Found((1, record(key(80))));
+    let stale = |times| [vec![Some(0); times], vec![Some(1)]].concat();
+    for (claim, indices, wanted, looks) in [
+        ("a record with the key", stale(0), ours, 1),
+        ("a stale index", stale(1), ours, 2),
+        ("two stale ones", stale(2), ours, 3),
+        ("three stale ones", stale(3), ours, 4),
+        ("four stale ones", stale(4), Lookup::Unstable, 4),
+        ("no such record", vec![Some(9), Some(1)], ours, 2),
+        ("never a record", vec![Some(9)], Lookup::Unstable, 4),
+        ("never an index", vec![None], Lookup::None, 2),
+        ("an index at last", vec![None, Some(1)], ours, 2),
+        ("no index again", vec![Some(0), None], Lookup::None, 3),
+    ] {
+        assert_eq!(found(&indices), (wanted, looks), "{claim}");
     }
-    let indices = [[Some(0)].repeat(4), vec![Some(1)]].concat();
-
-    assert_eq!(found(&indices), (Lookup::Unstable, 4));
-}
-
-#[test]
-fn an_index_beyond_the_records_is_looked_up_again_too() {
-    assert_eq!(
-        found(&[Some(9), Some(1)]).0,
-        Lookup::Found((1, record(key(80))))
-    );
-    assert_eq!(found(&[Some(9)]), (Lookup::Unstable, 4));
-}
-
-#[test]
-fn a_key_is_absent_when_two_looks_miss_it() {
-    assert_eq!(found(&[None]), (Lookup::None, 2));
-    assert_eq!(
-        found(&[None, Some(1)]),
-        (Lookup::Found((1, record(key(80)))), 2)
-    );
-    assert_eq!(found(&[Some(0), None, None]), (Lookup::None, 3));
 }
 
 #[test]

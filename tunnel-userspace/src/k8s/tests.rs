@@ -142,10 +142,8 @@ fn a_node_that_is_about_to_go_gets_no_traffic_from_load_balancers() {
 
     assert!(eligible(taint("other"), "/spec"));
     assert!(!eligible(taint("ToBeDeletedByClusterAutoscaler"), "/spec"));
-    assert!(!eligible(
-        json!("2024-05-01T10:00:00Z"),
-        "/metadata/deletionTimestamp"
-    ));
+    let deleted = json!("2024-05-01T10:00:00Z");
+    assert!(!eligible(deleted, "/metadata/deletionTimestamp"));
 }
 
 #[test]
@@ -159,10 +157,8 @@ fn a_config_map_is_read_with_its_text() {
         data: BTreeMap::from([("a".to_owned(), "1".to_owned())]),
     };
 
-    assert_eq!(
-        object(manifest.clone()),
-        Object::ConfigMap(Arc::new(expected))
-    );
+    let read = object(manifest.clone());
+    assert_eq!(read, Object::ConfigMap(Arc::new(expected)));
     let wrong = "data.a: invalid type: integer `1`, expected a string";
     assert_refused(with(manifest, "/data", json!({"a": 1})), wrong);
 }
@@ -179,10 +175,8 @@ fn a_service_cidr_is_read_in_both_versions() {
             cidrs: vec![(ip("10.96.0.0"), 12), (ip("fd00::"), 112)],
         };
 
-        assert_eq!(
-            object(manifest.clone()),
-            Object::ServiceCidr(Arc::new(expected))
-        );
+        let read = object(manifest.clone());
+        assert_eq!(read, Object::ServiceCidr(Arc::new(expected)));
         let wrong = "spec.cidrs[1]: \"10.96.0.0\" is not an address with a prefix length";
         let cidrs = json!(["10.96.0.0/12", "10.96.0.0"]);
         assert_refused(with(manifest, "/spec/cidrs", cidrs), wrong);
@@ -191,11 +185,8 @@ fn a_service_cidr_is_read_in_both_versions() {
 
 #[test]
 fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
-    let old = with(
-        slice(json!([]), json!([])),
-        "/apiVersion",
-        json!("discovery.k8s.io/v1beta1"),
-    );
+    let old = json!("discovery.k8s.io/v1beta1");
+    let old = with(slice(json!([]), json!([])), "/apiVersion", old);
 
     let refused = parse(old).expect_err("refused");
 
@@ -214,21 +205,16 @@ fn a_wrong_version_of_a_known_kind_is_refused_by_name() {
 
 #[test]
 fn kinds_that_are_not_read_are_named_and_so_are_namesakes_of_other_groups() {
-    let unknown = |version: &str, kind: &str| {
-        parse(json!({"apiVersion": version, "kind": kind, "metadata": 3}))
-    };
-    let named = |name: &str| Ok(Manifest::Unknown(name.to_owned()));
-
-    assert_eq!(
-        unknown("apps/v1", "Deployment"),
-        named("apps/v1 Deployment")
-    );
-    assert_eq!(
-        unknown("serving.knative.dev/v1", "Service"),
-        named("serving.knative.dev/v1 Service")
-    );
-    assert_eq!(unknown("v1", "PodList"), named("v1 PodList"));
-    assert_eq!(unknown("", "Thing"), named("Thing"));
+    for name in [
+        "apps/v1 Deployment",
+        "serving.knative.dev/v1 Service",
+        "v1 PodList",
+        "Thing",
+    ] {
+        let (version, kind) = name.split_once(' ').unwrap_or(("", name));
+        let parsed = parse(json!({"apiVersion": version, "kind": kind, "metadata": 3}));
+        assert_eq!(parsed, Ok(Manifest::Unknown(name.to_owned())));
+    }
 }
 
 #[test]
@@ -260,30 +246,22 @@ fn the_items_of_a_typed_list_get_its_kind() {
     let item = json!({"metadata": {"name": "web"}, "spec": http()});
     let list = json!({"apiVersion": "v1", "kind": "ServiceList", "items": [item]});
 
-    let Ok(Manifest::List(items)) = parse(list) else {
+    let Ok(Manifest::List(mut items)) = parse(list) else {
         panic!("no list")
     };
 
-    assert_eq!(
-        a_service(items.into_iter().next().expect("an item"))
-            .name
-            .to_string(),
-        "default/web"
-    );
+    let service = a_service(items.pop().expect("an item"));
+    assert_eq!(service.name.to_string(), "default/web");
 }
 
 #[test]
 fn a_list_keeps_the_kinds_of_its_items() {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [service(http()), 3]});
 
-    assert_eq!(
-        parse(list),
-        Ok(Manifest::List(vec![service(http()), json!(3)]))
-    );
-    assert_eq!(
-        parse(json!({"kind": "List"})),
-        Ok(Manifest::List(Vec::new()))
-    );
+    let items = vec![service(http()), json!(3)];
+    assert_eq!(parse(list), Ok(Manifest::List(items)));
+    let empty = parse(json!({"kind": "List"}));
+    assert_eq!(empty, Ok(Manifest::List(Vec::new())));
     assert_refused(json!({"kind": "List", "items": {}}), "items: is not a list");
 }
 

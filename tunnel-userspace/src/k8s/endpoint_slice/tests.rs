@@ -26,15 +26,10 @@ fn a_slice_is_read_with_its_owner_ports_and_endpoints() {
     assert_eq!(slice.name, ObjectName::new("shop", "web-1"));
     assert_eq!(slice.service, ObjectName::new("shop", "web"));
     assert_eq!(slice.family, Family::V4);
-    let ports: Vec<_> = slice
-        .ports
-        .iter()
-        .map(|p| (&*p.name, p.port, p.protocol))
-        .collect();
-    assert_eq!(
-        ports,
-        [("http", 8080, Protocol::TCP), ("dns", 53, Protocol::UDP)]
-    );
+    let ports = slice.ports.iter();
+    let ports: Vec<_> = ports.map(|p| (&*p.name, p.port, p.protocol)).collect();
+    let wanted = [("http", 8080, Protocol::TCP), ("dns", 53, Protocol::UDP)];
+    assert_eq!(ports, wanted);
     let endpoint = |address, ready, terminating, node: Option<&str>| Endpoint {
         ready,
         terminating,
@@ -81,13 +76,15 @@ fn a_slice_port_without_a_name_is_the_unnamed_one_and_one_without_a_number_is_le
 
 #[test]
 fn slices_that_say_nothing_of_a_served_service_are_skipped() {
-    let good = slice(json!([]), json!([]));
-    assert_skipped(with(good.clone(), "/metadata/labels", json!({})));
-    assert_skipped(with(good.clone(), "/addressType", json!("FQDN")));
-    let labels = json!({
-        "kubernetes.io/service-name": "web", "service.kubernetes.io/headless": "",
-    });
-    assert_skipped(with(good, "/metadata/labels", labels));
+    let headless =
+        json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
+    for (pointer, value) in [
+        ("/metadata/labels", json!({})),
+        ("/metadata/labels", headless),
+        ("/addressType", json!("FQDN")),
+    ] {
+        assert_skipped(with(slice(json!([]), json!([])), pointer, value));
+    }
 }
 
 /// Asserts for each row `JSON => what is wrong` that of the two entries of a list only the first is
@@ -137,12 +134,8 @@ fn an_endpoint_that_cannot_be_used_is_left_out_and_named() {
 
 #[test]
 fn a_port_of_a_slice_that_cannot_be_used_is_left_out_and_named() {
-    let second = |port: Value| {
-        slice(
-            json!([{"port": 80}, port]),
-            json!([{"addresses": ["10.1.0.1"]}]),
-        )
-    };
+    let endpoints = json!([{"addresses": ["10.1.0.1"]}]);
+    let second = |port: Value| slice(json!([{"port": 80}, port]), endpoints.clone());
     let rows = [
         r#"{"name": "b", "port": 70000} => ports[1].port: 70000 is not a port from 1 to 65535"#,
         r#"{"name": "b", "port": 80, "protocol": "ICMP"} => ports[1].protocol: "ICMP" is not TCP, UDP or SCTP"#,

@@ -52,22 +52,26 @@ fn a_service_is_read_with_its_addresses_ports_and_age() {
     );
 }
 
+fn with_port(mut spec: Value) -> Value {
+    spec["ports"] = json!([{"port": 80}]);
+    service(spec)
+}
+
 #[test]
 fn the_single_cluster_ip_counts_where_the_list_is_missing_and_zeros_are_decimal() {
-    let manifest = service(json!({"clusterIP": "172.30.0.041", "ports": [{"port": 80}]}));
-    assert_eq!(a_service(manifest).cluster_ips, [ip("172.30.0.41")]);
-
-    let manifest = service(json!({"clusterIPs": ["10.96.0.010"], "ports": [{"port": 80}]}));
-    assert_eq!(a_service(manifest).cluster_ips, [ip("10.96.0.10")]);
-
-    let manifest = service(json!({
-        "clusterIP": "10.96.0.010", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}],
-    }));
-    assert_eq!(a_service(manifest).cluster_ips, [ip("10.96.0.10")]);
+    for spec in [
+        json!({"clusterIP": "10.96.0.010"}),
+        json!({"clusterIPs": ["10.96.0.010"]}),
+        json!({"clusterIP": "10.96.0.010", "clusterIPs": ["10.96.0.10"]}),
+    ] {
+        let service = a_service(with_port(spec.clone()));
+        assert_eq!(service.cluster_ips, [ip("10.96.0.10")], "{spec}");
+    }
 }
 
 #[test]
 fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
+    let labelled = |label: &str| with(service(http()), "/metadata/labels", json!({label: ""}));
     let bad_ports = json!([{"port": 0}]);
     for spec in [
         json!({"type": "ExternalName", "clusterIP": "10.96.0.10", "externalName": "example.org"}),
@@ -80,8 +84,9 @@ fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
     ] {
         assert_skipped(service(spec));
     }
-    let labels = json!({"service.kubernetes.io/service-proxy-name": ""});
-    assert_skipped(with(service(http()), "/metadata/labels", labels));
+    assert_skipped(labelled("service.kubernetes.io/service-proxy-name"));
+    // Its cluster IP says that it isn't headless.
+    a_service(labelled("service.kubernetes.io/headless"));
 }
 
 #[test]
@@ -110,18 +115,7 @@ fn of_a_service_that_is_not_served_only_the_addresses_of_its_load_balancer_count
 }
 
 #[test]
-fn a_service_with_the_headless_label_and_a_cluster_ip_is_served() {
-    let labels = json!({"service.kubernetes.io/headless": ""});
-
-    a_service(with(service(http()), "/metadata/labels", labels));
-}
-
-#[test]
 fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
-    let with_ports = |mut spec: Value| {
-        spec["ports"] = json!([{"port": 80}]);
-        service(spec)
-    };
     let rows = [
         r#"{"clusterIPs": ["10.96.0.300"]} => spec.clusterIPs[0]: "10.96.0.300" is not an IP address"#,
         r#"{"clusterIPs": ["10.96.0.1", "10.96.0.2"]} => spec.clusterIPs[1]: 10.96.0.2 is a second address of its family"#,
@@ -131,7 +125,7 @@ fn a_service_is_refused_by_the_cluster_ip_that_is_wrong() {
         r#"{"clusterIP": "x"} => spec.clusterIP: "x" is not an IP address"#,
         r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"]} => spec.clusterIP: 10.96.0.1 is not one of spec.clusterIPs"#,
     ];
-    assert_all_refused(with_ports, &rows);
+    assert_all_refused(with_port, &rows);
 }
 
 #[test]

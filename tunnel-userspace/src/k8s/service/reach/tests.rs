@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -6,39 +8,35 @@ use crate::{
     model::Service,
 };
 
-fn spec(fields: &Value) -> Value {
-    let mut spec = http();
-    let all = spec.as_object_mut().expect("fields");
-    all.extend(fields.as_object().expect("fields").clone());
-    spec
+/// Reads a Service, and asserts that of all its fields these are left out.
+#[track_caller]
+fn read_without(wrong: &[&str], manifest: Value) -> Arc<Service> {
+    assert_eq!(ignored(manifest.clone()), wrong);
+    a_service(manifest)
 }
 
-/// The Service that is read, and what of it is left out.
-fn read(fields: &Value, status: Value) -> (Service, Vec<String>) {
-    let manifest = with(service(spec(fields)), "/status", status);
-    let service = a_service(manifest.clone());
-    (Service::clone(&service), ignored(manifest))
-}
-
-fn good(fields: &Value) -> Service {
-    let (service, ignored) = read(fields, json!({}));
-    assert!(ignored.is_empty(), "{ignored:?}");
-    service
+/// Reads a Service with more fields in its `spec`, and asserts that these are left out.
+#[track_caller]
+fn read(fields: Value, wrong: &[&str]) -> Arc<Service> {
+    let Value::Object(mut fields) = fields else {
+        panic!("no fields: {fields}")
+    };
+    let mut manifest = service(http());
+    let spec = manifest["spec"].as_object_mut().expect("fields");
+    spec.append(&mut fields);
+    read_without(wrong, manifest)
 }
 
 #[test]
 fn external_ips_are_read_sloppily_and_a_bad_one_leaves_the_others() {
     let texts = ["198.51.100.041", "x", "fd00::00010", "0.0.0.0"];
-    let (service, ignored) = read(&json!({ "externalIPs": texts }), json!({}));
+    let wrong = [
+        "spec.externalIPs[1]: \"x\" is not an IP address",
+        "spec.externalIPs[3]: 0.0.0.0 is the unspecified address, which can't be used here",
+    ];
+    let service = read(json!({ "externalIPs": texts }), &wrong);
 
     assert_eq!(service.external_ips, [ip("198.51.100.41"), ip("fd00::10")]);
-    assert_eq!(
-        ignored,
-        [
-            "spec.externalIPs[1]: \"x\" is not an IP address",
-            "spec.externalIPs[3]: 0.0.0.0 is the unspecified address, which can't be used here",
-        ]
-    );
 }
 
 #[test]
@@ -52,56 +50,41 @@ fn only_addresses_of_the_load_balancer_that_are_vips_are_served_here() {
         {"ip": "nowhere"},
         {"ip": "2001:db8:f::5", "ipMode": "Proxy"},
     ]);
-    let (service, ignored) = read(&json!({}), json!({"loadBalancer": {"ingress": ingress}}));
+    let wrong = [
+        "status.loadBalancer.ingress[4].ipMode: \"Other\" is not VIP or Proxy",
+        "status.loadBalancer.ingress[5].ip: \"nowhere\" is not an IP address",
+    ];
+    let status = json!({"loadBalancer": {"ingress": ingress}});
+    let service = read_without(&wrong, with(service(http()), "/status", status));
 
-    assert_eq!(
-        service.load_balancer_ips,
-        ["203.0.113.1", "203.0.113.2", "203.0.113.4"].map(ip)
-    );
-    assert_eq!(
-        service.unserved_ips,
-        ["203.0.113.3", "2001:db8:f::5"].map(ip)
-    );
-    assert_eq!(
-        ignored,
-        [
-            "status.loadBalancer.ingress[4].ipMode: \"Other\" is not VIP or Proxy",
-            "status.loadBalancer.ingress[5].ip: \"nowhere\" is not an IP address",
-        ]
-    );
+    let served = ["203.0.113.1", "203.0.113.2", "203.0.113.4"];
+    assert_eq!(service.load_balancer_ips, served.map(ip));
+    let unserved = ["203.0.113.3", "2001:db8:f::5"];
+    assert_eq!(service.unserved_ips, unserved.map(ip));
 }
 
 #[test]
 fn source_ranges_are_trimmed_and_a_bad_one_leaves_the_others() {
     let ranges = json!({"loadBalancerSourceRanges": [" 10.0.0.1/8 ", "all", "fd00::/8"]});
-    let (service, ignored) = read(&ranges, json!({}));
+    let wrong = "spec.loadBalancerSourceRanges[1]: \"all\" is not an address with a prefix length";
+    let wanted = [(ip("10.0.0.0"), 8), (ip("fd00::"), 8)];
 
-    assert_eq!(
-        service.source_ranges,
-        [(ip("10.0.0.0"), 8), (ip("fd00::"), 8)]
-    );
-    assert_eq!(
-        ignored,
-        ["spec.loadBalancerSourceRanges[1]: \"all\" is not an address with a prefix length"]
-    );
+    assert_eq!(read(ranges, &[wrong]).source_ranges, wanted);
 }
 
 #[test]
 fn policies_are_cluster_unless_they_are_local() {
-    let service = good(&json!({"internalTrafficPolicy": "Local"}));
-    assert_eq!(service.internal_policy, TrafficPolicy::Local);
-    assert_eq!(service.external_policy, TrafficPolicy::Cluster);
-    let service = good(&json!({"externalTrafficPolicy": "Local"}));
-    assert_eq!(service.internal_policy, TrafficPolicy::Cluster);
-    assert_eq!(service.external_policy, TrafficPolicy::Local);
+    use TrafficPolicy::{Cluster, Local};
 
-    let (service, ignored) = read(&json!({"internalTrafficPolicy": "Zone"}), json!({}));
-
-    assert_eq!(service.internal_policy, TrafficPolicy::Cluster);
-    assert_eq!(
-        ignored,
-        ["spec.internalTrafficPolicy: \"Zone\" is not Cluster or Local"]
-    );
+    let policies = |of: &str, policy: &str, wrong: &[&str]| {
+        let service = read(json!({ format!("{of}TrafficPolicy"): policy }), wrong);
+        (service.internal_policy, service.external_policy)
+    };
+    assert_eq!(policies("internal", "Local", &[]), (Local, Cluster));
+    assert_eq!(policies("external", "Local", &[]), (Cluster, Local));
+    let wrong = "spec.internalTrafficPolicy: \"Zone\" is not Cluster or Local";
+    let found = policies("internal", "Zone", &[wrong]);
+    assert_eq!(found, (Cluster, Cluster));
 }
 
 #[test]
@@ -112,21 +95,14 @@ fn affinity_lasts_for_three_hours_unless_the_service_says() {
             "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}},
         })
     };
-    let seconds = |fields: Value| good(&fields).affinity;
+    let seconds = |fields: Value| read(fields, &[]).affinity;
     assert_eq!(seconds(json!({})), 0);
     assert_eq!(seconds(json!({"sessionAffinity": "None"})), 0);
     assert_eq!(seconds(json!({"sessionAffinity": "ClientIP"})), 10_800);
     assert_eq!(seconds(config(60)), 60);
-
-    let (service, ignored) = read(&config(86_401), json!({}));
-
-    assert_eq!(service.affinity, 10_800);
-    assert_eq!(
-        ignored,
-        [
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not from 1 to 86400 seconds"
-        ]
-    );
+    let wrong =
+        "spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not from 1 to 86400 seconds";
+    assert_eq!(read(config(86_401), &[wrong]).affinity, 10_800);
 }
 
 #[test]
@@ -135,7 +111,7 @@ fn only_a_load_balancer_of_policy_local_has_a_port_for_health_checks() {
         let fields = json!({
             "type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": 30_900,
         });
-        good(&fields).health_check_port
+        read(fields, &[]).health_check_port
     };
 
     assert_eq!(port("LoadBalancer", "Local"), Some(30_900));
@@ -145,15 +121,13 @@ fn only_a_load_balancer_of_policy_local_has_a_port_for_health_checks() {
 
 #[test]
 fn a_node_port_of_zero_is_none_and_a_bad_one_is_left_out() {
-    let ports = |number: i64| json!({"ports": [{"port": 80, "nodePort": number}]});
-    assert_eq!(good(&ports(30_080)).ports[0].node_port, Some(30_080));
-    assert_eq!(good(&ports(0)).ports[0].node_port, None);
+    let port = |number: i64, wrong: &[&str]| {
+        let ports = json!({"ports": [{"port": 80, "nodePort": number}]});
+        read(ports, wrong).ports[0].node_port
+    };
 
-    let (service, ignored) = read(&ports(70_000), json!({}));
-
-    assert_eq!(service.ports[0].node_port, None);
-    assert_eq!(
-        ignored,
-        ["spec.ports[0].nodePort: 70000 is not a port from 1 to 65535"]
-    );
+    assert_eq!(port(30_080, &[]), Some(30_080));
+    assert_eq!(port(0, &[]), None);
+    let wrong = "spec.ports[0].nodePort: 70000 is not a port from 1 to 65535";
+    assert_eq!(port(70_000, &[wrong]), None);
 }

@@ -155,16 +155,8 @@ mod tests {
             internal_ips: ips(&["172.30.0.1", "172.30.0.2", "fd00:30::1"]),
             ..fixture::node("node-a")
         }));
-        let addresses = [
-            "127.0.0.1",
-            "::1",
-            "172.30.0.1",
-            "172.30.0.2",
-            "10.0.0.1",
-            "fd00:30::1",
-            "fe80::1",
-        ];
-        node.set_addresses(addresses.into_iter().map(ip).collect());
+        let addresses = "127.0.0.1 ::1 172.30.0.1 172.30.0.2 10.0.0.1 fd00:30::1 fe80::1";
+        node.set_addresses(addresses.split(' ').map(ip).collect());
         node
     }
 
@@ -181,10 +173,8 @@ mod tests {
         assert_eq!(chosen(&[All]), ["0.0.0.0", "::"]);
         assert_eq!(chosen(&[]), ["0.0.0.0", "::"]);
         assert_eq!(chosen(&[Range(ip("10.0.0.0"), 8)]), ["10.0.0.1", "::"]);
-        assert_eq!(
-            chosen(&[Range(ip("::"), 0), Localhost]),
-            ["127.0.0.1", "::"]
-        );
+        let all_v6 = Range(ip("::"), 0);
+        assert_eq!(chosen(&[all_v6, Localhost]), ["127.0.0.1", "::"]);
         let links = Range(ip("fe80::"), 10);
         assert_eq!(chosen(&[links, Localhost]), ["127.0.0.1", "::1"]);
     }

@@ -33,21 +33,16 @@ fn sources(ranges: &[&str], family: Family) -> Vec<String> {
     let here = here(&[], &[]);
     let sources = of_service(&service(ranges, &[]), family, &here);
     let shown = sources.iter();
-    shown
-        .map(|range| format!("{} {}", range.first, range.last))
-        .collect()
+    let shown = shown.map(|range| format!("{} {}", range.first, range.last));
+    shown.collect()
 }
 
 #[test]
 fn ranges_at_the_end_of_a_family_have_no_neighbour() {
-    assert_eq!(
-        sources(&["255.255.255.255/32", "128.0.0.0/1"], Family::V4),
-        ["128.0.0.0 255.255.255.255"]
-    );
-    assert_eq!(
-        sources(&["ffff::/16", "8000::/1"], Family::V6),
-        ["8000:: ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]
-    );
+    let v4 = sources(&["255.255.255.255/32", "128.0.0.0/1"], Family::V4);
+    assert_eq!(v4, ["128.0.0.0 255.255.255.255"]);
+    let v6 = sources(&["ffff::/16", "8000::/1"], Family::V6);
+    assert_eq!(v6, ["8000:: ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]);
 }
 
 #[test]

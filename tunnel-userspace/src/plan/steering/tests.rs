@@ -27,28 +27,24 @@ fn rules() -> SteeringRules {
 }
 
 fn config_map(entries: &[(&str, &str)]) -> ConfigMap {
-    let data = entries
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
     ConfigMap {
         name: rules().config_map,
-        data: data.collect(),
+        data: entries.iter().map(owned).collect(),
     }
 }
 
 fn plan(nodes: &[Arc<Node>], config_map: Option<&ConfigMap>) -> SteeringPlan {
-    let nodes = nodes
-        .iter()
-        .map(|node| (node.name.clone(), Arc::clone(node)));
-    steering(&nodes.collect(), config_map, &rules())
+    let named = |node: &Arc<Node>| (node.name.clone(), Arc::clone(node));
+    steering(&nodes.iter().map(named).collect(), config_map, &rules())
 }
 
 fn targets(plan: &SteeringPlan) -> Vec<String> {
-    let mut words: Vec<_> = plan
-        .targets
-        .values()
-        .map(|target| format!("{target}{}", if target.loopback { " loopback" } else { "" }))
-        .collect();
+    let in_words = |target: &Target| {
+        let loopback = if target.loopback { " loopback" } else { "" };
+        format!("{target}{loopback}")
+    };
+    let mut words: Vec<_> = plan.targets.values().map(in_words).collect();
     words.sort();
     words
 }
@@ -129,10 +125,8 @@ fn where_the_own_node_is_an_edge_node_nothing_is_steered() {
 
 #[test]
 fn without_a_prefix_of_its_family_an_address_is_not_steered() {
-    let nodes = BTreeMap::from([(
-        ObjectName::new("", "edge-7"),
-        node("edge-7", true, &["10.1.2.3", "fd00::3"]),
-    )]);
+    let node = node("edge-7", true, &["10.1.2.3", "fd00::3"]);
+    let nodes = BTreeMap::from([(node.name.clone(), node)]);
     let rules = SteeringRules {
         families: [true, false],
         ..rules()
@@ -143,19 +137,10 @@ fn without_a_prefix_of_its_family_an_address_is_not_steered() {
 
 #[test]
 fn a_node_without_an_address_of_its_own_is_named_and_the_rest_goes_on() {
+    let of_no_host = "127.0.0.1 fe80::1 169.254.1.1 0.0.0.0 224.0.0.1";
     let nodes = [
         node("edge-1", true, &[]),
-        node(
-            "edge-2",
-            true,
-            &[
-                "127.0.0.1",
-                "fe80::1",
-                "169.254.1.1",
-                "0.0.0.0",
-                "224.0.0.1",
-            ],
-        ),
+        node("edge-2", true, &Vec::from_iter(of_no_host.split(' '))),
         node("edge-3", true, &["10.1.2.3"]),
     ];
 
@@ -196,11 +181,9 @@ fn every_list_of_the_config_map_adds_ports_and_one_sends_them_to_loopback() {
 
 #[test]
 fn a_bad_entry_is_named_with_its_list_and_the_others_stand() {
+    let pairs = "9051=10263,9052,a=10264,9053=10264=1,9054=10264";
     let config_map = config_map(&[
-        (
-            "dnat-ports-pair",
-            "9051=10263,9052,a=10264,9053=10264=1,9054=10264",
-        ),
+        ("dnat-ports-pair", pairs),
         ("http-proxy-ports", "0,65536,x,,+80,9100, 9443"),
         ("https-proxy-ports", "9443"),
         ("localhost-proxy-ports", "-1"),
@@ -224,10 +207,8 @@ fn a_bad_entry_is_named_with_its_list_and_the_others_stand() {
         "[http-proxy-ports] 9443 is in https-proxy-ports too",
         "[localhost-proxy-ports] `-1` is no port",
     ] {
-        assert!(
-            text.contains(&format!("ports_refused: {object}{words}")),
-            "{words}:\n{text}"
-        );
+        let words = format!("ports_refused: {object}{words}");
+        assert!(text.contains(&words), "{words}:\n{text}");
     }
     assert_eq!(plan.problems.len(), 10);
 }

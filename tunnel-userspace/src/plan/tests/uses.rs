@@ -80,76 +80,73 @@ fn told(family: Family, service: &Service, kinds: &[(Kind, Why)]) -> Vec<Why> {
 
 #[test]
 fn each_endpoint_is_told_with_the_reason() {
+    use Why::{Going, HintedElsewhere, LastResort, NotReady, OnOtherNode, Ready, Weightless};
+
     let web = service_named("web", &[]);
     let local = Service {
         internal_policy: TrafficPolicy::Local,
         ..web.clone()
     };
     let gone: Kind = |endpoint| UNREADY(GOING(endpoint));
+    let hinted_here: Kind = |endpoint| HERE(FOR_ANOTHER_NODE(endpoint));
     let cases: [(_, _, &[(Kind, Why)]); 9] = [
         (
             "by its conditions",
             &web,
             &[
-                (READY, Why::Ready),
-                (UNREADY, Why::NotReady),
-                (GOING, Why::Going),
-                (gone, Why::NotReady),
+                (READY, Ready),
+                (UNREADY, NotReady),
+                (GOING, Going),
+                (gone, NotReady),
             ],
         ),
         (
             "one that is going is the last resort where no other is ready",
             &web,
-            &[(UNREADY, Why::NotReady), (GOING, Why::LastResort)],
+            &[(UNREADY, NotReady), (GOING, LastResort)],
         ),
         (
             "hints keep one away",
             &web,
-            &[
-                (FOR_THIS_NODE, Why::Ready),
-                (FOR_ANOTHER_NODE, Why::HintedElsewhere),
-            ],
+            &[(FOR_THIS_NODE, Ready), (FOR_ANOTHER_NODE, HintedElsewhere)],
         ),
         (
             "hints keep one of this node away",
             &web,
-            &[
-                (FOR_THIS_NODE, Why::Ready),
-                (|it| HERE(FOR_ANOTHER_NODE(it)), Why::HintedElsewhere),
-            ],
+            &[(FOR_THIS_NODE, Ready), (hinted_here, HintedElsewhere)],
         ),
         (
             "what only the policy Local would use goes by its conditions where none is Local",
             &web,
             &[
-                (READY, Why::Ready),
-                (|it| HERE(GOING(it)), Why::Going),
-                (|it| HERE(UNREADY(it)), Why::NotReady),
+                (READY, Ready),
+                (|it| HERE(GOING(it)), Going),
+                (|it| HERE(UNREADY(it)), NotReady),
             ],
         ),
         (
             "one is on another node where every policy is Local",
             &local,
-            &[(HERE, Why::Ready), (READY, Why::OnOtherNode)],
+            &[(HERE, Ready), (READY, OnOtherNode)],
         ),
         (
             "all are on other nodes where every policy is Local, if they serve",
             &local,
             &[
-                (READY, Why::OnOtherNode),
-                (GOING, Why::OnOtherNode),
-                (UNREADY, Why::NotReady),
+                (READY, OnOtherNode),
+                (GOING, OnOtherNode),
+                (UNREADY, NotReady),
             ],
         ),
         (
             "one has no weight",
             &weighted(1),
-            &[(NAMED, Why::Weightless), (READY, Why::Ready)],
+            &[(NAMED, Weightless), (READY, Ready)],
         ),
         (
             "one has no weight, as nobody has",
             &weighted(0),
-            &[(NAMED, Why::Ready), (READY, Why::Ready)],
+            &[(NAMED, Ready), (READY, Ready)],
         ),
     ];
     for (claim, service, kinds) in cases {

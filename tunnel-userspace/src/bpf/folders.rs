@@ -143,6 +143,13 @@ mod tests {
         is_whole: bool,
     }
 
+    const fn whole_maps(made: u32) -> Maps {
+        Maps {
+            made,
+            is_whole: true,
+        }
+    }
+
     /// The folders, and a process that is killed before one of its moves.
     #[derive(Clone, Debug, Default)]
     struct Disk {
@@ -192,8 +199,9 @@ mod tests {
             for layout in [0, LAYOUT] {
                 self.run(recovery(&self.found(), layout))?;
             }
+            let found = self.found();
             assert!(
-                self.folders.contains_key(&CURRENT) || self.folders.contains_key(&OLDER),
+                found.contains(&CURRENT) || found.contains(&OLDER),
                 "{self:?}"
             );
             let mut maps = Maps {
@@ -217,25 +225,17 @@ mod tests {
             let maps = found.and_then(|folder| self.folders.get(&folder));
             let maps = maps.unwrap_or_else(|| panic!("nothing to go on with: {self:?}"));
             assert!(maps.is_whole, "{self:?}");
-            assert!(
-                self.read.is_none_or(|read| read.made <= maps.made),
-                "{self:?}"
-            );
+            let is_new = self.read.is_none_or(|read| read.made <= maps.made);
+            assert!(is_new, "{self:?}");
         }
     }
 
     fn disks() -> [Disk; 2] {
-        [CURRENT, OLDER].map(|folder| {
-            let maps = Maps {
-                made: 0,
-                is_whole: true,
-            };
-            Disk {
-                folders: BTreeMap::from([(folder, maps)]),
-                read: Some(maps),
-                moves: 0,
-                limit: usize::MAX,
-            }
+        [CURRENT, OLDER].map(|folder| Disk {
+            folders: BTreeMap::from([(folder, whole_maps(0))]),
+            read: Some(whole_maps(0)),
+            moves: 0,
+            limit: usize::MAX,
         })
     }
 
@@ -252,10 +252,7 @@ mod tests {
                 (disk.moves, disk.limit) = (0, usize::MAX);
                 disk.start(3).expect("nobody kills it");
 
-                let maps = Maps {
-                    made: 3,
-                    is_whole: true,
-                };
+                let maps = whole_maps(3);
                 assert_eq!(disk.folders, BTreeMap::from([(CURRENT, maps)]));
                 assert_eq!(disk.read, Some(maps));
             }
@@ -267,10 +264,8 @@ mod tests {
         let found = Folders::from([CURRENT, OLD, OLDER]);
 
         assert_eq!(recovery(&found, LAYOUT), []);
-        assert_eq!(
-            leftovers(&found, LAYOUT),
-            [Step::Remove(OLDER), Step::Remove(OLD)]
-        );
+        let removed = [OLDER, OLD].map(Step::Remove);
+        assert_eq!(leftovers(&found, LAYOUT), removed);
     }
 
     #[test]

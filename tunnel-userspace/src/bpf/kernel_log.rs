@@ -325,10 +325,7 @@ mod tests {
             "sent on: destination=10.96.0.10 port=80 protocol=TCP \
              backend=fd00::5 backend_port=8080 reason=translated"
         );
-    }
-
-    #[test]
-    fn what_has_no_word_stays_a_number() {
+        // A number without a word stays.
         assert_eq!(readable("reason=63 protocol=132"), "reason=63 protocol=132");
     }
 

@@ -91,10 +91,8 @@ mod tests {
                 } else if matches!(section, ProgramSection::CgroupSock { .. }) {
                     Type::Socket
                 } else {
-                    assert!(
-                        matches!(section, ProgramSection::SchedClassifier),
-                        "{section:?}"
-                    );
+                    let is_classifier = matches!(section, ProgramSection::SchedClassifier);
+                    assert!(is_classifier, "{section:?}");
                     Type::Classifier
                 };
                 (name.as_str(), kind)
@@ -103,18 +101,12 @@ mod tests {
         }
     }
 
-    /// The rows of the document's tables, cell by cell, that are about a map.
-    fn rows() -> Vec<Vec<&'static str>> {
-        let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
-        rows.map(|row| row.split('|').map(str::trim).collect())
-            .collect()
-    }
-
     #[test]
     fn the_document_tells_of_every_map_its_kind_its_size_and_what_becomes_of_it() {
         assert!(DOCUMENT.contains(&format!("Layout {LAYOUT_VERSION}.")));
-        let rows = rows();
-        let (told, conversions): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.len() > 5);
+        let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
+        let rows = rows.map(|row| Vec::from_iter(row.split('|').map(str::trim)));
+        let (told, conversions): (Vec<_>, Vec<_>) = rows.partition(|row| row.len() > 5);
         let names: Vec<_> = told.iter().map(|row| row[1].trim_matches('`')).collect();
         let known: BTreeSet<_> = MAPS.iter().map(|map| map.name).collect();
         assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), known);
@@ -141,11 +133,8 @@ mod tests {
             let name = format!("`{}`", map.name);
             let row = conversions.iter().find(|row| row[1].contains(&name));
             let row = row.unwrap_or_else(|| panic!("no word of what becomes of {name}"));
-            assert_eq!(
-                row[3].starts_with("as ") || row[3].contains("the same"),
-                map.lasts,
-                "{row:?}"
-            );
+            let lasts = row[3].starts_with("as ") || row[3].contains("the same");
+            assert_eq!(lasts, map.lasts, "{row:?}");
         }
     }
 }

@@ -273,25 +273,20 @@ mod tests {
         let here = Place::here().expect("a place");
         let write = |place: Place| Record::of(&settings(&path), place).write(&path);
 
-        write(Place {
+        let at = |boot: &str| Place {
             namespace: 7,
-            ..here.clone()
-        })
-        .expect("written");
-        let error = remove(&path).await.expect_err("elsewhere");
-        assert!(
-            error.to_string().contains("another network namespace (7)"),
-            "{error}"
-        );
+            boot: boot.to_owned(),
+        };
+        write(at(&here.boot)).expect("written");
+        let error = remove(&path).await.expect_err("elsewhere").to_string();
+        assert!(error.contains("another network namespace (7)"), "{error}");
         assert!(path.exists());
 
-        let boot = "earlier".to_owned();
-        write(Place { namespace: 7, boot }).expect("written");
-        assert_eq!(remove(&path).await.expect("removed"), 0);
-        assert!(!path.exists());
-        write(here).expect("written");
-        assert_eq!(remove(&path).await.expect("removed"), 0);
-        assert!(!path.exists());
+        for place in [at("earlier"), here] {
+            write(place).expect("written");
+            assert_eq!(remove(&path).await.expect("removed"), 0);
+            assert!(!path.exists());
+        }
         let old = r#"{"protocol":176,"prefixes":["198.19.0.0/16"]}"#;
         fs::write(&path, old).expect("written");
         assert_eq!(remove(&path).await.expect("removed"), 0);

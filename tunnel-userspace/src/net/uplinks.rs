@@ -106,55 +106,35 @@ mod tests {
         }
     }
 
-    fn found(links: &[Link], gateways: &[u32]) -> Vec<u32> {
-        find(
-            links,
-            &gateways.iter().copied().collect(),
-            &[],
-            &BTreeSet::new(),
-        )
-        .uplinks
-        .into_keys()
-        .collect()
-    }
-
     #[test]
-    fn pairs_into_pods_and_loopback_are_inside_and_all_else_is_an_uplink() {
-        let links = [
+    fn loopback_and_ways_into_pods_are_inside_and_all_else_is_an_uplink() {
+        let known = [
             link(1, Kind::Loopback, None),
             link(2, Kind::Other, None),
             link(3, Kind::Pair, None),
+            link(4, Kind::Bridge, None),
+            link(5, Kind::Pair, Some(4)),
+            link(6, Kind::Other, Some(4)),
         ];
+        let rows: [(_, [&[u32]; 4]); 6] = [
+            ("loopback and a pair", [&[1, 2, 3], &[2], &[], &[2]]),
+            ("a pair before a gateway", [&[3, 5], &[3], &[], &[3]]),
+            ("a former uplink", [&[1, 3], &[], &[3], &[3]]),
+            ("a bridge of pods", [&[4, 5], &[], &[], &[]]),
+            ("a bridge with a way out", [&[4, 5, 6], &[], &[], &[4, 6]]),
+            ("a bridge at a gateway", [&[4, 5], &[4], &[], &[4, 5]]),
+        ];
+        for (claim, [there, gateways, former, uplinks]) in rows {
+            let set = |indices: &[u32]| BTreeSet::from_iter(indices.iter().copied());
+            let is_there = |link: &&Link| there.contains(&link.index);
+            let links: Vec<_> = known.iter().filter(is_there).cloned().collect();
 
-        assert_eq!(found(&links, &[2]), [2]);
-    }
+            let found = find(&links, &set(gateways), &[], &set(former));
 
-    #[test]
-    fn a_pair_that_a_gateway_is_behind_is_an_uplink() {
-        let links = [link(2, Kind::Pair, None), link(3, Kind::Pair, None)];
-
-        assert_eq!(found(&links, &[2]), [2]);
-    }
-
-    #[test]
-    fn a_bridge_is_inside_as_long_as_all_its_ports_are() {
-        let bridge = link(4, Kind::Bridge, None);
-        let pod = link(5, Kind::Pair, Some(4));
-        let card = link(6, Kind::Other, Some(4));
-
-        assert_eq!(found(&[bridge.clone(), pod.clone()], &[]), [0_u32; 0]);
-        assert_eq!(found(&[bridge.clone(), pod.clone(), card], &[]), [4, 6]);
-        assert_eq!(found(&[bridge, pod], &[4]), [4, 5]);
-    }
-
-    #[test]
-    fn a_link_that_was_an_uplink_stays_one_whatever_becomes_of_its_routes() {
-        let links = [link(1, Kind::Loopback, None), link(2, Kind::Pair, None)];
-
-        let found = find(&links, &BTreeSet::new(), &[], &BTreeSet::from([2]));
-
-        assert_eq!(found.uplinks.into_keys().collect::<Vec<_>>(), [2]);
-        assert_eq!(found.inside, BTreeSet::from([1]));
+            let found_uplinks: Vec<_> = found.uplinks.into_keys().collect();
+            assert_eq!(found_uplinks, uplinks, "{claim}");
+            assert_eq!(found.inside, &set(there) - &set(uplinks), "{claim}");
+        }
     }
 
     #[test]

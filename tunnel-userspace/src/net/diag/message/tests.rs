@@ -32,12 +32,10 @@ fn socket(family: u8) -> Vec<u8> {
     let mut body = vec![family, 1, 0, 0];
     body.extend(40_000_u16.to_be_bytes());
     body.extend(53_u16.to_be_bytes());
-    let mut source = [0_u8; 16];
-    source[..4].copy_from_slice(&[10, 0, 0, 1]);
-    body.extend(source);
-    let mut peer = [0_u8; 16];
-    peer[..4].copy_from_slice(&[10, 0, 0, 9]);
-    body.extend(peer);
+    for last in [1, 9] {
+        body.extend([10, 0, 0, last]);
+        body.extend([0; 12]);
+    }
     body.extend(3_u32.to_ne_bytes());
     body.extend(0x11_u32.to_ne_bytes());
     body.extend(0x22_u32.to_ne_bytes());
@@ -46,41 +44,28 @@ fn socket(family: u8) -> Vec<u8> {
     body
 }
 
-#[test]
-fn a_socket_is_read_with_its_peer_and_cookie() {
-    let body = socket(AF_INET);
-    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, &body);
-
+/// Reads the only socket of a list.
+fn read(body: &[u8]) -> Place {
+    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, body);
     let answers: Vec<_> = answers(&part, NUMBER).collect();
-
     let [Some(Answer::Socket(found))] = answers.as_slice() else {
         panic!("{answers:?}");
     };
-    assert_eq!(found.cookie(), 0x22_0000_0011);
-    let (address, port) = found.peer();
-    assert_eq!(address.to_ip().to_string(), "10.0.0.9");
-    assert_eq!(port.to_host(), 53);
-    let (address, port) = found.own();
-    assert_eq!(address.to_ip().to_string(), "10.0.0.1");
-    assert_eq!(port.to_host(), 40_000);
+    found.clone()
 }
 
 #[test]
-fn a_v4_mapped_peer_is_the_ipv4_address() {
+fn a_socket_is_read_with_its_addresses_and_cookie() {
+    let at = |ip: [u8; 4], port| (Address::from_ip(ip.into()), Port::from_host(port));
+    let found = read(&socket(AF_INET));
+    assert_eq!(found.cookie(), 0x22_0000_0011);
+    assert_eq!(found.peer(), at([10, 0, 0, 9], 53));
+    assert_eq!(found.own(), at([10, 0, 0, 1], 40_000));
+
     let mut body = socket(AF_INET6);
     // The peer's address lies after the ports and the own address.
     body[24..40].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9]);
-    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, &body);
-
-    let found = answers(&part, NUMBER).next();
-
-    let Some(Some(Answer::Socket(found))) = found else {
-        panic!("{found:?}");
-    };
-    assert_eq!(
-        found.peer().0,
-        Address::from_ip("10.0.0.9".parse().expect("an address"))
-    );
+    assert_eq!(read(&body).peer(), at([10, 0, 0, 9], 53));
 }
 
 #[test]
@@ -110,13 +95,8 @@ fn an_error_is_told_and_an_acknowledgement_is_none() {
 #[test]
 fn an_end_names_the_socket_as_it_was_listed() {
     let body = socket(AF_INET6);
-    let part = message(SOCK_DIAG_BY_FAMILY, NUMBER, &body);
-    let found = answers(&part, NUMBER).next();
-    let Some(Some(Answer::Socket(found))) = found else {
-        panic!("{found:?}");
-    };
 
-    let end = end(Protocol::UDP, &found, 1);
+    let end = end(Protocol::UDP, &read(&body), 1);
 
     assert_eq!(end.len(), HEADER + 8 + ID);
     assert_eq!(end[4..6], SOCK_DESTROY.to_ne_bytes());

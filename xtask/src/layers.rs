@@ -181,24 +181,19 @@ mod tests {
     fn a_module_without_a_row_is_named() {
         let found = complaints("helper.rs", "use std::fmt;");
 
-        assert_eq!(
-            found,
-            ["1: module `helper` has no row in the table of xtask/src/layers/table.rs"]
-        );
+        let wanted = "1: module `helper` has no row in the table of xtask/src/layers/table.rs";
+        assert_eq!(found, [wanted]);
     }
 
     #[test]
     fn the_kernel_side_uses_nothing_of_user_space() {
         let common = CLOSED.first().expect("tunnel-common comes first");
 
-        assert_eq!(
-            judge_closed(common, "use core::mem; use crate::addr::Port;"),
-            Vec::<String>::new()
-        );
-        assert_eq!(
-            judge_closed(common, "use tunnel_userspace_like::X;"),
-            ["1: `tunnel-common` may not use `tunnel_userspace_like::X`"]
-        );
+        let good = judge_closed(common, "use core::mem; use crate::addr::Port;");
+        assert_eq!(good, Vec::<String>::new());
+        let wanted = "1: `tunnel-common` may not use `tunnel_userspace_like::X`";
+        let bad = judge_closed(common, "use tunnel_userspace_like::X;");
+        assert_eq!(bad, [wanted]);
     }
 
     #[test]

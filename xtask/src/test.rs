@@ -169,19 +169,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_runs_every_tier() {
+    fn root_runs_every_tier_and_without_root_those_that_need_it_are_left_out_and_named() {
         assert_eq!(split(&Tier::ALL, true), (Tier::ALL.to_vec(), Vec::new()));
         assert_eq!(left_out_line(&[]), None);
-    }
 
-    #[test]
-    fn without_root_the_tiers_that_need_it_are_left_out_and_named() {
         let (able, left_out) = split(&Tier::ALL, false);
-
         assert_eq!(able, [Tier::Unit, Tier::Golden, Tier::Tunnel]);
-        assert_eq!(
-            left_out_line(&left_out).as_deref(),
-            Some("left out (need root): packet, netns")
-        );
+        let line = left_out_line(&left_out).expect("a line");
+        assert_eq!(line, "left out (need root): packet, netns");
     }
 }

@@ -179,11 +179,7 @@ mod tests {
         let said = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
 
-        let paths = paths(said);
-
-        assert_eq!(
-            paths,
-            ["/lib/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
-        );
+        let wanted = ["/lib/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
+        assert_eq!(paths(said), wanted.map(PathBuf::from));
     }
 }

@@ -264,69 +264,48 @@ impl Raw {
 mod tests {
     use super::*;
 
-    fn paths(source: &str, module: &[&str]) -> Vec<String> {
-        let module: Vec<String> = module.iter().map(|name| (*name).to_owned()).collect();
-        named(source, &module)
-            .into_iter()
-            .map(|named| named.path)
-            .collect()
-    }
-
     #[test]
-    fn a_use_tree_is_read_to_its_leaves() {
-        let source = "pub(crate) use crate::{a::{self, b as c}, d::*};\nuse ::aya::Pod;";
-
-        assert_eq!(
-            paths(source, &["x"]),
-            ["aya::Pod", "crate::a", "crate::a::b", "crate::d"]
-        );
-    }
-
-    #[test]
-    fn super_and_self_are_seen_from_the_root() {
-        let source =
-            "use super::front::id;\nmod inner { use super::super::other; }\nself::z::run();";
-
-        assert_eq!(
-            paths(source, &["plan", "endpoints"]),
-            [
-                "crate::plan::endpoints::z::run",
-                "crate::plan::front::id",
-                "crate::plan::other"
-            ]
-        );
-    }
-
-    #[test]
-    fn inline_paths_count_and_methods_do_not() {
-        let source =
-            "fn f(x: k8s_openapi::Api) { tokio::select! {} x.y::<u8>(); Vec::<u8>::new(); }";
-
-        assert_eq!(paths(source, &["x"]), ["k8s_openapi::Api", "tokio::select"]);
-    }
-
-    #[test]
-    fn names_of_the_file_are_judged_where_they_come_in() {
-        let source = "mod kube;\nuse crate::bpf;\nfn f() { kube::watch(); bpf::load(); }";
-
-        assert_eq!(paths(source, &["source"]), ["crate::bpf"]);
-    }
-
-    #[test]
-    fn what_only_tests_see_is_left_out() {
-        let source = "#[cfg(test)]\nmod tests { use aya::Pod; fn f() { { } } }\n#[cfg(test)]\nuse \
-                      kube::Client;\nuse tokio::net;";
-
-        assert_eq!(paths(source, &["x"]), ["tokio::net"]);
+    fn paths_are_read_from_uses_and_from_code_and_seen_from_the_root() {
+        let module = ["plan", "endpoints"].map(str::to_owned);
+        for (claim, source, wanted) in [
+            (
+                "a tree of uses, to its leaves",
+                "pub(crate) use crate::{a::{self, b as c}, d::*};\nuse ::aya::Pod;",
+                "aya::Pod crate::a crate::a::b crate::d",
+            ),
+            (
+                "super and self",
+                "use super::front::id;\nmod inner { use super::super::other; }\nself::z::run();",
+                "crate::plan::endpoints::z::run crate::plan::front::id crate::plan::other",
+            ),
+            (
+                "paths in code, but no methods",
+                "fn f(x: k8s_openapi::Api) { tokio::select! {} x.y::<u8>(); Vec::<u8>::new(); }",
+                "k8s_openapi::Api tokio::select",
+            ),
+            (
+                "names of the file, where they come in only",
+                "mod kube;\nuse crate::bpf;\nfn f() { kube::watch(); bpf::load(); }",
+                "crate::bpf",
+            ),
+            (
+                "nothing that only tests see",
+                "#[cfg(test)]\nmod tests { use aya::Pod; fn f() { { } } }\n#[cfg(test)]\nuse \
+                 kube::Client;\nuse tokio::net;",
+                "tokio::net",
+            ),
+        ] {
+            let found = named(source, &module);
+            let found: Vec<_> = found.iter().map(|named| &*named.path).collect();
+            assert_eq!(found.join(" "), wanted, "{claim}");
+        }
     }
 
     #[test]
     fn a_path_knows_its_line() {
         let found = named("\nuse a::{\n  b,\n  c,\n};", &[]);
 
-        assert_eq!(
-            found.iter().map(|named| named.line).collect::<Vec<_>>(),
-            [3, 4]
-        );
+        let lines: Vec<_> = found.iter().map(|named| named.line).collect();
+        assert_eq!(lines, [3, 4]);
     }
 }

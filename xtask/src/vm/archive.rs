@@ -227,9 +227,7 @@ mod tests {
 
         let error = check_hash(Path::new("/dev/null"), &"0".repeat(64)).expect_err("another");
 
-        assert!(
-            error.to_string().contains("/dev/null has the SHA-256 e3b0"),
-            "{error}"
-        );
+        let error = error.to_string();
+        assert!(error.contains("/dev/null has the SHA-256 e3b0"), "{error}");
     }
 }

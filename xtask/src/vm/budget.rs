@@ -271,19 +271,16 @@ pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -
 mod tests {
     use super::*;
 
-    fn reported(instructions: u64, stack: u64) -> Vec<Value> {
-        vec![json!({
+    fn report(instructions: u64, stack: u64) -> Report {
+        let program = json!({
             "program": "connect4",
             "variant": "plain",
             "instructions": instructions,
             "stack": stack,
             "loadMicroseconds": 100,
-        })]
-    }
-
-    fn report(instructions: u64, stack: u64) -> Report {
+        });
         Report {
-            verifier: reported(instructions, stack),
+            verifier: vec![program],
             ..Report::default()
         }
     }

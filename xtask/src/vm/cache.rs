@@ -91,17 +91,10 @@ mod tests {
 
     use super::*;
 
-    /// A folder of a test's own.
-    fn scratch(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("culvert-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).expect("a folder");
-        path
-    }
-
     #[test]
     fn a_folder_whose_filling_fails_is_not_there_and_the_next_try_starts_empty() {
-        let scratch = scratch("folder");
-        let path = scratch.join("kernel");
+        let scratch = tempfile::tempdir().expect("a folder");
+        let path = scratch.path().join("kernel");
 
         let failed = folder(&path, |partial| {
             fs::write(partial.join("half"), "")?;
@@ -113,13 +106,12 @@ mod tests {
         folder(&path, |partial| Ok(fs::write(partial.join("whole"), "")?)).expect("filled");
         assert!(path.join("whole").exists());
         assert!(!path.join("half").exists());
-        fs::remove_dir_all(scratch).expect("removed");
     }
 
     #[test]
     fn a_file_whose_writing_fails_leaves_the_old_one() {
-        let scratch = scratch("file");
-        let path = scratch.join("base");
+        let scratch = tempfile::tempdir().expect("a folder");
+        let path = scratch.path().join("base");
         file(&path, |out| Ok(out.write_all(b"old")?)).expect("written");
 
         let failed = file(&path, |out| {
@@ -129,6 +121,5 @@ mod tests {
 
         assert!(failed.is_err());
         assert_eq!(fs::read(&path).expect("the file"), b"old");
-        fs::remove_dir_all(scratch).expect("removed");
     }
 }

@@ -202,18 +202,11 @@ mod tests {
         let choice = newest.newest(shown).expect("a kernel");
 
         assert_eq!(choice.release, "7.3.4+deb13-cloud-amd64");
-        assert_eq!(
-            newest.packages(&choice),
-            [
-                "linux-binary-7.3.4+deb13-cloud-amd64=7.3.4-1~bpo13+1",
-                "linux-modules-7.3.4+deb13-cloud-amd64=7.3.4-1~bpo13+1",
-                "linux-base-7.3.4+deb13-cloud-amd64=7.3.4-1~bpo13+1",
-            ]
-        );
-        assert_eq!(
-            newest.folder(&choice),
-            "linux-binary-7.3.4+deb13-cloud-amd64_7.3.4-1~bpo13+1_amd64"
-        );
+        let package = |part| format!("linux-{part}-7.3.4+deb13-cloud-amd64=7.3.4-1~bpo13+1");
+        let packages = ["binary", "modules", "base"].map(package);
+        assert_eq!(newest.packages(&choice), packages);
+        let folder = "linux-binary-7.3.4+deb13-cloud-amd64_7.3.4-1~bpo13+1_amd64";
+        assert_eq!(newest.folder(&choice), folder);
     }
 
     #[test]

@@ -86,11 +86,9 @@ fn each_name_leads_to_the_config_and_the_layer() {
         ("tool:latest", "latest"),
     ];
     for (line, (name, tag)) in lines.iter().zip(names) {
-        assert_eq!(line["annotations"]["io.containerd.image.name"], name);
-        assert_eq!(
-            line["annotations"]["org.opencontainers.image.ref.name"],
-            tag
-        );
+        let annotations = &line["annotations"];
+        assert_eq!(annotations["io.containerd.image.name"], name);
+        assert_eq!(annotations["org.opencontainers.image.ref.name"], tag);
         assert_eq!(line["digest"], written.digest.as_str());
     }
     assert_eq!(lines.len(), names.len());
@@ -101,11 +99,9 @@ fn each_name_leads_to_the_config_and_the_layer() {
     assert_eq!(config["config"]["Entrypoint"], json!(["/tool"]));
     assert_eq!(config["config"]["Cmd"], json!(["run"]));
     assert_eq!(config["config"]["Env"], json!(["PATH=/bin"]));
-    assert_eq!(
-        config["rootfs"]["diff_ids"][0],
-        manifest["layers"][0]["digest"]
-    );
-    let (layer, _) = blob_of(&files, &manifest["layers"][0]);
+    let layer = &manifest["layers"][0];
+    assert_eq!(config["rootfs"]["diff_ids"][0], layer["digest"]);
+    let (layer, _) = blob_of(&files, layer);
     assert_eq!(read(layer), [("tool".to_owned(), b"binary".to_vec())]);
     assert_eq!(manifest["layers"].as_array().map(Vec::len), Some(1));
 }
@@ -127,15 +123,13 @@ fn modes_and_links_are_kept_and_owners_and_times_are_not() {
         |bytes: &&Vec<u8>| !bytes.is_empty() && serde_json::from_slice::<Value>(bytes).is_err();
     let layer = files.values().find(is_layer).expect("a layer");
     let mut entries = BTreeMap::new();
-    for entry in tar::Archive::new(layer.as_slice())
-        .entries()
-        .expect("a tar")
-    {
+    let mut archive = tar::Archive::new(layer.as_slice());
+    for entry in archive.entries().expect("a tar") {
         let entry = entry.expect("an entry");
         let header = entry.header();
-        assert_eq!(header.uid().expect("a number"), 0);
-        assert_eq!(header.gid().expect("a number"), 0);
-        assert_eq!(header.mtime().expect("a number"), 0);
+        for number in [header.uid(), header.gid(), header.mtime()] {
+            assert_eq!(number.expect("a number"), 0);
+        }
         let link = entry.link_name().expect("a name");
         let link = link.map(|link| link.display().to_string());
         let path = entry.path().expect("a path").display().to_string();

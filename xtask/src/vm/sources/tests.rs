@@ -54,7 +54,7 @@ fn stanzas_are_read_without_what_is_off_or_source_only() {
 }
 
 #[test]
-fn a_line_is_read_with_and_without_options() {
+fn a_line_is_read_with_and_without_options_unless_it_is_of_sources_or_a_comment() {
     let plain = one_line("deb http://mirror.example/debian bookworm main non-free # ours");
     let plain = plain.expect("an entry");
     assert_eq!(plain.uri, "http://mirror.example/debian");
@@ -63,10 +63,7 @@ fn a_line_is_read_with_and_without_options() {
 
     let signed = one_line("deb [ arch=amd64 signed-by=/a.gpg,/b.gpg ] http://x.example sid main");
     assert_eq!(signed.expect("an entry").keyrings, ["/a.gpg", "/b.gpg"]);
-}
 
-#[test]
-fn a_line_of_sources_or_a_comment_is_no_entry() {
     for line in [
         "deb-src http://mirror.example/debian sid main",
         "# deb http://mirror.example/debian sid main",
@@ -109,20 +106,13 @@ fn a_list_of_mirrors_in_a_file_is_found_by_its_suite() {
 }
 
 #[test]
-fn security_stands_beside_the_main_mirror_when_no_entry_names_it() {
-    let entries = [one_line("deb http://mirror.example/debian bookworm main").expect("an entry")];
+fn security_stands_beside_the_main_mirror_when_no_entry_names_it_and_no_mirror_is_an_error() {
+    let chosen = |line| Mirrors::choose(&[one_line(line).expect("an entry")], "bookworm");
 
-    let mirrors = Mirrors::choose(&entries, "bookworm").expect("mirrors");
-
+    let mirrors = chosen("deb http://mirror.example/debian bookworm main").expect("mirrors");
     let security = "http://mirror.example/debian-security";
     assert_eq!(mirrors.security.uri, security);
-}
-
-#[test]
-fn sources_without_debian_are_an_error() {
-    let entries = [one_line("deb http://other.example/apt nodistro main").expect("an entry")];
-
-    Mirrors::choose(&entries, "bookworm").expect_err("no mirror");
+    chosen("deb http://other.example/apt nodistro main").expect_err("no mirror");
 }
 
 #[test]

@@ -22,10 +22,7 @@ use tunnel_cluster::{
 };
 use tunnel_tests::{clock::Instant, interrupt};
 
-use self::{
-    table::{Row, Table},
-    upstream::Range,
-};
+use self::{table::Table, upstream::Range};
 
 /// How much of each log is shown when something failed.
 const TAIL: usize = 12;
@@ -147,26 +144,20 @@ fn run_specs(cluster: &Cluster, cli: &Cli, focus: Option<&Regex>, table: &mut Ta
     println!("run Kubernetes' own specs ...");
     let (cases, fates) = upstream::run(cluster, &range)?;
     for case in cases {
-        table.add(Row::from(upstream::judge(case, is_product, &fates)));
+        table.add(upstream::judge(case, is_product, &fates));
     }
     Ok(())
 }
 
 /// What helps to see why.
 fn show_failure(cluster: &Cluster) -> Result<()> {
-    let everything: [(&str, &[&str]); 3] = [
-        ("pods", &["get", "pods", "-A", "-o", "wide"]),
-        ("services", &["get", "services,endpointslices", "-A"]),
-        (
-            "events",
-            &["get", "events", "-A", "--sort-by=.lastTimestamp"],
-        ),
-    ];
-    for (name, words) in everything {
-        let said = cluster
-            .kubectl
-            .run(words)
-            .unwrap_or_else(|error| format!("{error:#}"));
+    for (name, kinds, option) in [
+        ("pods", "pods", "--output=wide"),
+        ("services", "services,endpointslices", "--output=wide"),
+        ("events", "events", "--sort-by=.lastTimestamp"),
+    ] {
+        let said = cluster.kubectl.run(&["get", kinds, "-A", option]);
+        let said = said.unwrap_or_else(|error| format!("{error:#}"));
         std::fs::write(cluster.site.logs.path(&format!("{name}.log")), said)?;
     }
     print!("{}", cluster.site.logs.tails(TAIL)?);

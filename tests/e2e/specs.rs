@@ -11,10 +11,13 @@ mod rolling;
 mod services;
 
 use anyhow::Result;
-use tunnel_cluster::{ginkgo::Verdict, proxy::Proxy};
+use tunnel_cluster::{
+    ginkgo::{Case, Verdict},
+    proxy::Proxy,
+};
 use tunnel_tests::clock::Instant;
 
-use crate::{stage::Stage, table::Row};
+use crate::stage::Stage;
 
 /// What a spec wants of the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -109,7 +112,7 @@ const fn spec(name: &'static str, wants: Wants, body: fn(&Stage<'_>) -> Result<(
 }
 
 /// Runs one, and tells of it.
-pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Row> {
+pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Case> {
     let start = Instant::now();
     let has_product = matches!(stage.cluster.proxy, Proxy::Culvert(_));
     let outcome = match spec.wants {
@@ -127,12 +130,7 @@ pub(crate) fn run(spec: &Spec, stage: &Stage<'_>) -> Result<Row> {
         Some(Ok(())) => (Verdict::Passed, String::new()),
         Some(Err(error)) => (Verdict::Failed, format!("{error:#}")),
     };
-    let row = Row {
-        name: spec.name.to_owned(),
-        verdict,
-        took: start.elapsed(),
-        message,
-    };
-    println!("{row}");
-    Ok(row)
+    let case = Case::new(spec.name, verdict, start.elapsed(), message);
+    println!("{case}");
+    Ok(case)
 }

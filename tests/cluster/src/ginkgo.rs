@@ -1,6 +1,6 @@
 //! Kubernetes' own specs: run by ginkgo on the cloud node, as several of them talk to nodes directly.
 
-use std::{fs, time::Duration};
+use std::{fmt, fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -48,6 +48,33 @@ pub enum Verdict {
     NotYet,
     /// It can't be asked here.
     Skipped,
+}
+
+impl Case {
+    /// What became of a spec that left no log.
+    #[must_use]
+    pub fn new(name: &str, verdict: Verdict, took: Duration, message: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            verdict,
+            took,
+            message,
+            log: String::new(),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.verdict {
+            Verdict::Passed => "ok",
+            Verdict::Failed => "FAILED",
+            Verdict::Skipped => "skipped",
+            Verdict::NotYet => "not yet",
+        };
+        let (seconds, name) = (self.took.as_secs_f32(), &self.name);
+        write!(out, "{word:<8} {seconds:>7.1}  {name}")
+    }
 }
 
 /// Runs specs.
@@ -128,11 +155,8 @@ fn case(name: &str, verdict: Verdict, took: Duration, rest: &str) -> Case {
         attribute(head, "message")
     });
     Case {
-        name: plain(name),
-        verdict,
-        took,
-        message: message.unwrap_or_default(),
         log: unescaped(rest),
+        ..Case::new(plain(name), verdict, took, message.unwrap_or_default())
     }
 }
 
@@ -162,12 +186,12 @@ fn unescaped(text: &str) -> String {
 }
 
 /// Without the labels that stand behind a name, each in brackets.
-fn plain(name: &str) -> String {
+fn plain(name: &str) -> &str {
     let mut rest = name.trim();
     while let Some((before, _)) = rest.strip_suffix(']').and_then(|it| it.rsplit_once(" [")) {
         rest = before.trim_end();
     }
-    rest.to_owned()
+    rest
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
@@ -27,7 +27,7 @@ use tunnel_tests::{
     load::{nanoseconds, percentile, race::offset},
     place::{Place, Process, connect_within},
     table::{in_columns, microseconds},
-    usage,
+    usage, wait,
 };
 
 use crate::report::{Common, Verdict, median, ratio, rounds, thousandths};
@@ -55,7 +55,6 @@ const CONNECT: Duration = Duration::from_millis(20);
 /// How long an answer may take, and how long to look before giving up.
 const ANSWER: Duration = Duration::from_secs(2);
 const LOOKING: Duration = Duration::from_secs(180);
-const LOOK: Duration = Duration::from_micros(200);
 /// How long between two changes: none meets the work of the one before.
 const REST: Duration = Duration::from_millis(20);
 
@@ -103,38 +102,30 @@ struct Outcome {
     measured: [Measured; 2],
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Proxy {
-    Culvert,
-    KubeProxy,
-}
-
-const PROXIES: [Proxy; 2] = [Proxy::Culvert, Proxy::KubeProxy];
-
 /// Measures and prints; with `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let kit = Kit::open(&options.kit)?;
     let logs = Logs::new(kit.logs())?;
-    let field = Field::new(Bare::start(kit, logs)?, options)?;
-    let mut measured = PROXIES.map(|proxy| Measured {
-        name: proxy.name(),
+    let bare = Bare::start(kit, logs)?;
+    let proxies = [culvert(&bare, options)?, kube_proxy(&bare, options)?];
+    fill(&bare, &proxies, options.services)?;
+    let mut measured = [0, 1].map(|at| Measured {
+        name: proxies[at].name,
         ..Measured::default()
     });
-    rounds(options.rounds.max(1), &PROXIES, |proxy| {
-        let [own, peer] = &mut measured;
-        let of = match proxy {
-            Proxy::Culvert => own,
-            Proxy::KubeProxy => peer,
-        };
+    rounds(options.rounds.max(1), &[0, 1], |at| {
+        let (proxy, of) = (&proxies[*at], &mut measured[*at]);
+        let place = &proxy.host.place;
+        let log = bare.site.logs.create(proxy.name)?;
         let began = Instant::now();
-        let process = field.start(*proxy)?;
-        field.until_all(*proxy)?;
+        let process = place.command(&proxy.start).log(log).start()?;
+        until_all(place, options.services)?;
         of.starts_ns.push(nanoseconds(began.elapsed()));
         if of.starts_ns.len() == 1 {
-            field.measure(*proxy, &process, of)?;
+            measure(&bare, proxy, &process, of)?;
         }
         drop(process);
-        field.clear(*proxy)
+        place.run(&proxy.clear)
     })?;
     for of in &mut measured {
         of.start_ns = median(of.starts_ns.iter().copied());
@@ -167,187 +158,124 @@ fn verdicts([own, peer]: &[Measured; 2]) -> Vec<Verdict> {
     ]
 }
 
-impl Proxy {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Culvert => "culvert",
-            Self::KubeProxy => "kube-proxy (nftables)",
-        }
-    }
+/// A proxy and its host, with what starts it and what removes the rest of one that ended.
+struct Proxy {
+    name: &'static str,
+    host: Host,
+    start: Vec<String>,
+    clear: Vec<String>,
+    changes: u32,
 }
 
-/// The API server with all objects, and the hosts.
-struct Field<'a> {
-    bare: Bare,
-    options: &'a Options,
-    hosts: [Host; 2],
+fn culvert(bare: &Bare, options: &Options) -> Result<Proxy> {
+    let (host, folder) = (host(bare, 0)?, bare.site.lab.folder());
+    let path = folder.join("culvert.yaml");
+    let config = format!(
+        "nodeName: {}\nsource: {{ kube: {{ kubeconfig: {} }} }}\n\
+         bpf: {{ cgroup: {} }}\nstateDir: {}\n",
+        host.name,
+        bare.kubeconfig(),
+        host.cgroup.display(),
+        folder.join("state").display(),
+    );
+    fs::write(&path, config)?;
+    let program = options.common.program()?.display().to_string();
+    let config = format!("--config={}", path.display());
+    let command = |word: &str| vec![program.clone(), word.to_owned(), config.clone()];
+    Ok(Proxy {
+        name: "culvert",
+        host,
+        start: command("node"),
+        clear: command("cleanup"),
+        changes: options.changes,
+    })
 }
 
-impl<'a> Field<'a> {
-    fn new(bare: Bare, options: &'a Options) -> Result<Self> {
-        let hosts = [bare.host(0)?, bare.host(1)?];
-        for host in &hosts {
-            host.place.ip(&format!("route add local {RANGE} dev lo"))?;
-            let listener = host
-                .place
-                .listen(SocketAddr::from(([0, 0, 0, 0], TARGET)))?;
-            // It ends with the process.
-            thread::spawn(move || {
-                for stream in listener.incoming().flatten() {
-                    drop(tell(stream));
-                }
-            });
+fn kube_proxy(bare: &Bare, options: &Options) -> Result<Proxy> {
+    let (host, kit) = (host(bare, 1)?, &bare.site.kit);
+    let path = bare.site.lab.folder().join("kube-proxy.yaml");
+    fs::write(&path, proxy::config(host.name, &bare.kubeconfig()))?;
+    let config = format!("--config={}", path.display());
+    Ok(Proxy {
+        name: "kube-proxy (nftables)",
+        host,
+        start: kit.command(&[&kit.program("kube-proxy"), &config]),
+        clear: kit.command(&["nft", "flush", "ruleset"]),
+        changes: options.changes / 10,
+    })
+}
+
+/// A host on which everything that an endpoint is asked for is answered.
+fn host(bare: &Bare, number: usize) -> Result<Host> {
+    let host = bare.host(number)?;
+    host.place.ip(&format!("route add local {RANGE} dev lo"))?;
+    let listener = host.place.listen((Ipv4Addr::UNSPECIFIED, TARGET))?;
+    // It ends with the process.
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            drop(tell(stream));
         }
-        let field = Self {
-            bare,
-            options,
-            hosts,
-        };
-        field.fill()?;
-        Ok(field)
-    }
+    });
+    Ok(host)
+}
 
-    /// Makes all objects.
-    fn fill(&self) -> Result<()> {
-        let mut api = self.bare.api()?;
-        for host in &self.hosts {
-            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": host.name}});
-            api.post("/api/v1/nodes", &node.to_string())?;
-            let addresses = [json!({"type": "InternalIP", "address": host.address})];
-            let status = json!({"status": {"addresses": addresses}});
-            let path = format!("/api/v1/nodes/{}/status", host.name);
-            api.patch(&path, &status.to_string())?;
+/// Makes all objects.
+fn fill(bare: &Bare, proxies: &[Proxy], services: u32) -> Result<()> {
+    let mut api = bare.api()?;
+    for Proxy { host, .. } in proxies {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": host.name}});
+        api.post("/api/v1/nodes", &node.to_string())?;
+        let addresses = [json!({"type": "InternalIP", "address": host.address})];
+        let status = json!({"status": {"addresses": addresses}});
+        let path = format!("/api/v1/nodes/{}/status", host.name);
+        api.patch(&path, &status.to_string())?;
+    }
+    make(&mut api, "probe", PROBE.ip(), &[SIDES[0].into()])?;
+    let maker = |first: u32| -> Result<()> {
+        let mut api = bare.api()?;
+        for number in (first..services).step_by(usize::try_from(MAKERS)?) {
+            let endpoint = |place| offset(ENDPOINTS, number * OF_EACH + place);
+            let endpoints: Vec<IpAddr> = (0..OF_EACH).map(endpoint).collect();
+            let name = format!("svc-{number}");
+            make(&mut api, &name, offset(FIRST, number), &endpoints)?;
         }
-        make(&mut api, "probe", PROBE.ip(), &[SIDES[0].into()])?;
-        let services = self.options.services;
-        thread::scope(|scope| {
-            let maker = |first: u32| {
-                let mut api = self.bare.api()?;
-                for number in (first..services).step_by(usize::try_from(MAKERS)?) {
-                    let endpoints: Vec<IpAddr> = (0..OF_EACH)
-                        .map(|place| offset(ENDPOINTS, number * OF_EACH + place))
-                        .collect();
-                    let name = format!("svc-{number}");
-                    make(&mut api, &name, offset(FIRST, number), &endpoints)?;
-                }
-                anyhow::Ok(())
-            };
-            let mut makers = Vec::new();
-            for first in 0..MAKERS {
-                makers.push(scope.spawn(move || maker(first)));
-            }
-            let panicked = |_| Err(anyhow!("a thread panicked"));
-            makers
-                .into_iter()
-                .try_for_each(|it| it.join().unwrap_or_else(panicked))
-        })
-    }
-
-    fn host(&self, proxy: Proxy) -> &Host {
-        let [first, second] = &self.hosts;
-        match proxy {
-            Proxy::Culvert => first,
-            Proxy::KubeProxy => second,
-        }
-    }
-
-    /// Starts a proxy on its host.
-    fn start(&self, proxy: Proxy) -> Result<Process> {
-        let (host, folder) = (self.host(proxy), self.bare.site.lab.folder());
-        let (config, command) = match proxy {
-            Proxy::Culvert => {
-                let path = folder.join("culvert.yaml");
-                let program = self.options.common.program()?.display().to_string();
-                (self.own_config(&path)?, vec![program, "node".to_owned()])
-            }
-            Proxy::KubeProxy => {
-                let path = folder.join("kube-proxy.yaml");
-                let mut command = self.bare.site.kit.environment();
-                command.push(self.bare.site.kit.program("kube-proxy"));
-                fs::write(&path, proxy::config(host.name, &self.bare.kubeconfig()))?;
-                (path.display().to_string(), command)
-            }
-        };
-        let log = self.bare.site.logs.create(proxy.name())?;
-        let command = [command, vec![format!("--config={config}")]].concat();
-        host.place.command(&command).log(log).start()
-    }
-
-    fn own_config(&self, path: &std::path::Path) -> Result<String> {
-        let host = self.host(Proxy::Culvert);
-        let text = format!(
-            "nodeName: {}\nsource: {{ kube: {{ kubeconfig: {} }} }}\n\
-             bpf: {{ cgroup: {} }}\nstateDir: {}\n",
-            host.name,
-            self.bare.kubeconfig(),
-            host.cgroup.display(),
-            self.bare.site.lab.folder().join("state").display(),
-        );
-        fs::write(path, text)?;
-        Ok(path.display().to_string())
-    }
-
-    /// Removes what a proxy that ended left.
-    fn clear(&self, proxy: Proxy) -> Result<()> {
-        let host = self.host(proxy);
-        let command = match proxy {
-            Proxy::Culvert => vec![
-                self.options.common.program()?.display().to_string(),
-                "cleanup".to_owned(),
-                format!(
-                    "--config={}",
-                    self.bare.site.lab.folder().join("culvert.yaml").display()
-                ),
-            ],
-            Proxy::KubeProxy => {
-                let mut command = self.bare.site.kit.environment();
-                command.extend(["nft", "flush", "ruleset"].map(str::to_owned));
-                command
-            }
-        };
-        host.place.run(&command).map(drop)
-    }
-
-    /// Waits until the Services that are asked answer.
-    fn until_all(&self, proxy: Proxy) -> Result<()> {
-        let place = &self.host(proxy).place;
-        let step = (self.options.services / ASKED).max(1);
-        let last = self.options.services.saturating_sub(1);
-        let numbers = (0..self.options.services).step_by(usize::try_from(step)?);
-        for number in numbers.chain([last]) {
-            let to = SocketAddr::new(offset(FIRST, number), PORT);
-            until(place, to, |_| true)?;
-        }
-        until(place, PROBE, |_| true).map(drop)
-    }
-
-    /// Changes the probe's endpoint again and again, and looks at the memory in the end.
-    fn measure(&self, proxy: Proxy, process: &Process, of: &mut Measured) -> Result<()> {
-        let place = &self.host(proxy).place;
-        let count = match proxy {
-            Proxy::Culvert => self.options.changes,
-            Proxy::KubeProxy => self.options.changes / 10,
-        };
-        let mut api = self.bare.api()?;
-        let mut times = Vec::new();
-        for number in 1..=usize::try_from(count.max(2))? {
-            let side = SIDES[number % SIDES.len()];
-            let patch = json!({"endpoints": [endpoint(side.into())]});
-            let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/probe-1";
-            api.patch(path, &patch.to_string())?;
-            let answered = Instant::now();
-            until(place, PROBE, |seen| seen == IpAddr::from(side))?;
-            times.push(nanoseconds(answered.elapsed()));
-            clock::pause(REST);
-        }
-        times.sort_unstable();
-        of.changes = times.len();
-        of.change_p50_ns = percentile(&times, 50);
-        of.change_p99_ns = percentile(&times, 99);
-        of.change_max_ns = times.last().copied().unwrap_or(0);
-        of.resident_bytes = usage::resident(process.pid())?;
         Ok(())
+    };
+    tunnel_cluster::at_once(0..MAKERS, maker).map(drop)
+}
+
+/// Waits until the Services that are asked answer.
+fn until_all(place: &Place, services: u32) -> Result<()> {
+    let step = usize::try_from((services / ASKED).max(1))?;
+    let numbers = (0..services).step_by(step);
+    for number in numbers.chain([services.saturating_sub(1)]) {
+        let to = SocketAddr::new(offset(FIRST, number), PORT);
+        until(place, to, |_| true)?;
     }
+    until(place, PROBE, |_| true)
+}
+
+/// Changes the probe's endpoint again and again, and looks at the memory in the end.
+fn measure(bare: &Bare, proxy: &Proxy, process: &Process, of: &mut Measured) -> Result<()> {
+    let mut api = bare.api()?;
+    let mut times = Vec::new();
+    for number in 1..=usize::try_from(proxy.changes.max(2))? {
+        let side = SIDES[number % SIDES.len()];
+        let patch = json!({"endpoints": [endpoint(side.into())]});
+        let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/probe-1";
+        api.patch(path, &patch.to_string())?;
+        let answered = Instant::now();
+        until(&proxy.host.place, PROBE, |seen| seen == IpAddr::from(side))?;
+        times.push(nanoseconds(answered.elapsed()));
+        clock::pause(REST);
+    }
+    times.sort_unstable();
+    of.changes = times.len();
+    of.change_p50_ns = percentile(&times, 50);
+    of.change_p99_ns = percentile(&times, 99);
+    of.change_max_ns = times.last().copied().unwrap_or(0);
+    of.resident_bytes = usage::resident(process.pid())?;
+    Ok(())
 }
 
 /// Tells a client which address it reached.
@@ -356,23 +284,10 @@ fn tell(mut stream: TcpStream) -> io::Result<()> {
     writeln!(stream, "{reached}")
 }
 
-/// Asks again and again until the answer is as wanted. What it was.
-fn until(place: &Place, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<IpAddr> {
-    let start = Instant::now();
-    loop {
-        if let Ok(seen) = ask(place, to)
-            && is_wanted(seen)
-        {
-            return Ok(seen);
-        }
-        if start.elapsed() > LOOKING {
-            bail!(
-                "{to} doesn't lead where it should after {} s",
-                LOOKING.as_secs()
-            );
-        }
-        clock::pause(LOOK);
-    }
+/// Asks again and again until the answer is as wanted.
+fn until(place: &Place, to: SocketAddr, is_wanted: impl Fn(IpAddr) -> bool) -> Result<()> {
+    wait::until_a_moment(LOOKING, || ask(place, to).is_ok_and(&is_wanted))
+        .with_context(|| format!("{to} doesn't lead where it should"))
 }
 
 fn ask(place: &Place, to: SocketAddr) -> Result<IpAddr> {

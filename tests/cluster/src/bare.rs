@@ -49,17 +49,12 @@ impl Bare {
 
     /// A host by its number.
     pub fn host(&self, number: usize) -> Result<Host> {
-        let place = self
-            .site
-            .network
-            .hosts()
-            .get(number)
-            .context("no such host")?;
+        let place = self.site.network.hosts.get(number);
         let (name, group) = NODES.get(number).copied().context("no such node")?;
         let [address, _] = network::addresses(number);
         Ok(Host {
             name,
-            place: place.clone(),
+            place: place.context("no such host")?.clone(),
             cgroup: self.site.lab.cgroup().join(group),
             address,
         })

@@ -1,7 +1,7 @@
 //! The control plane: etcd, the API server, the controllers and the scheduler.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -63,28 +63,27 @@ impl Control {
         let host = site.network.cloud();
         let config = site.pki.file("admin.kubeconfig");
         let folder = site.lab.folder().join("kubectl");
-        let kubectl = Kubectl::new(host, &site.kit, config, folder)?;
-        let etcd = daemon(site, host, "etcd", etcd(site))?;
-        let served = api_server(site)?;
-        let api_server = daemon(site, host, "kube-apiserver", served.clone())?;
-        wait::until(READY, || is_ready(&kubectl)).context("the API server doesn't get ready")?;
-        Ok(Self {
-            kubectl,
-            api_server: Mutex::new(Some(api_server)),
+        let data = site.lab.folder().join("etcd").display().to_string();
+        let etcd = site.kit.command(&["etcd", "--data-dir", &data]);
+        let control = Self {
+            kubectl: Kubectl::new(host, &site.kit, config, folder)?,
+            api_server: Mutex::default(),
             host: host.clone(),
-            command: command(site, "kube-apiserver", served),
+            command: command(site, "kube-apiserver", api_server(site)?),
             log: site.logs.path("kube-apiserver.log"),
-            daemons: vec![etcd],
-        })
+            daemons: vec![daemon(site, "etcd", &etcd)?],
+        };
+        control.start_api_server()?;
+        Ok(control)
     }
 
     /// Starts the controllers and the scheduler.
     fn start_rest(&mut self, site: &Site) -> Result<()> {
         for (name, arguments) in [
             ("kube-controller-manager", controllers(site)),
-            ("kube-scheduler", scheduler(site)),
+            ("kube-scheduler", client(site, "scheduler")),
         ] {
-            let started = daemon(site, &self.host, name, arguments)?;
+            let started = daemon(site, name, &command(site, name, arguments))?;
             self.daemons.push(started);
         }
         Ok(())
@@ -98,16 +97,14 @@ impl Control {
         process.wait(READY).map(drop)
     }
 
-    /// Starts the API server again, and waits until it answers.
+    /// Starts the API server, also again, and waits until it answers.
     pub fn start_api_server(&self) -> Result<()> {
-        let log = fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(&self.log)?;
+        let log = File::options().append(true).create(true).open(&self.log)?;
         let process = self.host.command(&self.command).log(log).start()?;
         *self.lock() = Some(process);
-        wait::until(READY, || is_ready(&self.kubectl))
-            .context("the API server doesn't get ready again")
+        let ready = ["get", "--raw", "/readyz"];
+        wait::until(READY, || self.kubectl.run(&ready).is_ok())
+            .context("the API server doesn't get ready")
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {
@@ -117,39 +114,27 @@ impl Control {
     }
 }
 
-fn is_ready(kubectl: &Kubectl) -> bool {
-    kubectl.run(&["get", "--raw", "/readyz"]).is_ok()
-}
-
 /// Starts a part, which writes a log of its name.
-fn daemon(site: &Site, host: &Place, name: &str, arguments: Vec<String>) -> Result<Process> {
+fn daemon(site: &Site, name: &str, command: &[String]) -> Result<Process> {
     let log = site.logs.create(name)?;
-    host.command(&command(site, name, arguments))
-        .log(log)
-        .start()
+    site.network.cloud().command(command).log(log).start()
 }
 
-fn command(site: &Site, name: &str, arguments: Vec<String>) -> Vec<String> {
-    let mut command = site.kit.environment();
-    command.push(match name {
-        "etcd" => name.to_owned(),
-        other => site.kit.program(other),
-    });
+/// The command of a program of Kubernetes' own.
+fn command(site: &Site, program: &str, arguments: Vec<String>) -> Vec<String> {
+    let mut command = site.kit.command(&[&site.kit.program(program)]);
     command.extend(arguments);
     command
-}
-
-fn etcd(site: &Site) -> Vec<String> {
-    let data = site.lab.folder().join("etcd");
-    vec![format!("--data-dir={}", data.display())]
 }
 
 fn api_server(site: &Site) -> Result<Vec<String>> {
     let pki = |name: &str| site.pki.file(name);
     let policy = site.lab.folder().join("audit.yaml");
     fs::write(&policy, AUDIT)?;
+    let audit = site.logs.path("audit.jsonl");
     let [address, _] = network::addresses(0);
     let issuer = "https://kubernetes.default.svc.cluster.local";
+    let kubelet = "--kubelet-client";
     Ok(vec![
         "--etcd-servers=http://127.0.0.1:2379".to_owned(),
         "--secure-port=6443".to_owned(),
@@ -164,18 +149,12 @@ fn api_server(site: &Site) -> Result<Vec<String>> {
         format!("--service-account-issuer={issuer}"),
         format!("--service-account-key-file={}", pki("accounts.pub")),
         format!("--service-account-signing-key-file={}", pki("accounts.key")),
-        format!(
-            "--kubelet-client-certificate={}",
-            pki("apiserver-kubelet.crt")
-        ),
-        format!("--kubelet-client-key={}", pki("apiserver-kubelet.key")),
+        format!("{kubelet}-certificate={}", pki("apiserver-kubelet.crt")),
+        format!("{kubelet}-key={}", pki("apiserver-kubelet.key")),
         format!("--kubelet-certificate-authority={}", pki("ca.crt")),
         "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
         format!("--audit-policy-file={}", policy.display()),
-        format!(
-            "--audit-log-path={}",
-            site.logs.path("audit.jsonl").display()
-        ),
+        format!("--audit-log-path={}", audit.display()),
     ])
 }
 
@@ -194,10 +173,6 @@ fn controllers(site: &Site) -> Vec<String> {
         format!("--flex-volume-plugin-dir={}", volumes.display()),
     ]);
     arguments
-}
-
-fn scheduler(site: &Site) -> Vec<String> {
-    client(site, "scheduler")
 }
 
 /// The arguments of a client that serves nobody but itself.

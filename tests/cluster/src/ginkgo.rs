@@ -80,11 +80,9 @@ impl fmt::Display for Case {
 /// Runs specs.
 pub fn run(cluster: &Cluster, choice: &Choice) -> Result<Vec<Case>> {
     let (kit, logs) = (&cluster.site.kit, &cluster.site.logs);
-    let mut command = kit.environment();
+    let mut command = kit.command(&[&kit.program("ginkgo"), "--no-color"]);
     command.extend([
-        kit.program("ginkgo"),
         format!("--procs={}", choice.side_by_side),
-        "--no-color".to_owned(),
         format!("--timeout={}s", choice.limit.as_secs()),
         format!("--output-dir={}", logs.folder().display()),
         "--junit-report=ginkgo.xml".to_owned(),
@@ -134,14 +132,11 @@ fn read(report: &str) -> Result<Vec<Case>> {
             _ => Verdict::Failed,
         };
         let full = value("name")?;
-        let Some(name) = full.strip_prefix("[It] ") else {
-            // What runs before and after all specs counts when it fails.
-            if verdict == Verdict::Failed {
-                cases.push(case(&full, verdict, took, rest));
-            }
-            continue;
-        };
-        cases.push(case(name, verdict, took, rest));
+        let name = full.strip_prefix("[It] ");
+        // What runs before and after all specs counts when it fails.
+        if name.is_some() || verdict == Verdict::Failed {
+            cases.push(case(name.unwrap_or(&full), verdict, took, rest));
+        }
     }
     Ok(cases)
 }

@@ -64,17 +64,19 @@ impl Kit {
         self.path("logs")
     }
 
-    /// The words before a command that is to find Debian's programs and their libraries first.
+    /// A command that finds Debian's programs and their libraries first.
     #[must_use]
-    pub fn environment(&self) -> Vec<String> {
+    pub fn command(&self, words: &[&str]) -> Vec<String> {
         let libraries = LIBRARIES.map(|part| self.path("debian").join(part).display().to_string());
         let [first, _] = &libraries;
-        vec![
+        let mut command = vec![
             "env".to_owned(),
             format!("PATH={}", self.search),
             format!("XTABLES_LIBDIR={first}/xtables"),
             format!("LD_LIBRARY_PATH={}", libraries.join(":")),
-        ]
+        ];
+        command.extend(words.iter().map(|&word| word.to_owned()));
+        command
     }
 
     fn path(&self, part: &str) -> PathBuf {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use tunnel_tests::{
     place::{Output, Place, Process},
     wait,
@@ -48,18 +48,13 @@ impl Kubectl {
     /// Runs it, which must succeed; what it printed.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.outcome(words, CALL)?;
-        if !output.exit.is_success() {
-            bail!(
-                "`kubectl {}` failed: {}",
-                words.join(" "),
-                output.stderr.trim()
-            );
-        }
+        let (words, why) = (words.join(" "), output.stderr.trim());
+        ensure!(output.exit.is_success(), "`kubectl {words}` failed: {why}");
         Ok(output.stdout)
     }
 
     /// Runs it to its end, whatever that is.
-    pub fn outcome(&self, words: &[&str], within: Duration) -> Result<Output> {
+    fn outcome(&self, words: &[&str], within: Duration) -> Result<Output> {
         self.start(words)?.finish(within)
     }
 
@@ -116,10 +111,8 @@ impl Kubectl {
             return Ok(());
         }
         let pods = self.run(&["-n", namespace, "get", "pods", "-o", "wide"])?;
-        bail!(
-            "{name} in {namespace} isn't there: {}\n{pods}",
-            output.stderr.trim()
-        )
+        let why = output.stderr.trim();
+        bail!("{name} in {namespace} isn't there: {why}\n{pods}")
     }
 
     /// How to call it from a shell.

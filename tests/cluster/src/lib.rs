@@ -29,13 +29,9 @@ pub mod product;
 pub mod proxy;
 pub mod trace;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    thread,
-    time::Duration,
-};
+use std::{net::SocketAddr, thread, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use tunnel_tests::{lab::Lab, wait};
 
 use self::{
@@ -148,13 +144,12 @@ impl Cluster {
     /// The addresses of a Service, IPv4 first, with a port.
     pub fn service(&self, namespace: &str, name: &str, port: u16) -> Result<Vec<SocketAddr>> {
         let path = "jsonpath={.spec.clusterIPs[*]}";
-        let said = self
-            .kubectl
-            .run(&["-n", namespace, "get", "service", name, "-o", path])?;
-        let mut addresses = said
-            .split_whitespace()
-            .map(|address| Ok(SocketAddr::new(address.parse::<IpAddr>()?, port)))
-            .collect::<Result<Vec<_>>>()?;
+        let words = ["-n", namespace, "get", "service", name, "-o", path];
+        let said = self.kubectl.run(&words)?;
+        let mut addresses = Vec::new();
+        for address in said.split_whitespace() {
+            addresses.push(SocketAddr::new(address.parse()?, port));
+        }
         addresses.sort();
         Ok(addresses)
     }
@@ -166,12 +161,8 @@ impl Cluster {
         for node in &self.nodes {
             text.push_str(&format!("  {:<8} {}\n", node.name, node.way_in()));
         }
-        text.push_str(&format!("  kubectl  {}\n", self.kubectl.way_in()));
-        text.push_str(&format!(
-            "  logs     {}\n",
-            self.site.logs.folder().display()
-        ));
-        text
+        let (kubectl, logs) = (self.kubectl.way_in(), self.site.logs.folder().display());
+        text + &format!("  kubectl  {kubectl}\n  logs     {logs}\n")
     }
 }
 
@@ -179,20 +170,25 @@ impl Cluster {
 fn start_parts(site: &Site) -> Result<(Control, Vec<Node>)> {
     thread::scope(|scope| {
         let control = scope.spawn(|| Control::start(site));
-        let mut starting = Vec::new();
-        for (number, host) in site.network.hosts().iter().enumerate() {
-            let host = host.clone();
-            starting.push(scope.spawn(move || Node::start(site, number, host)));
-        }
-        let mut nodes = Vec::new();
-        for node in starting {
-            nodes.push(node.join().unwrap_or_else(|_| Err(panicked()))?);
-        }
-        let control = control.join().unwrap_or_else(|_| Err(panicked()))?;
-        Ok((control, nodes))
+        let hosts = site.network.hosts.iter().enumerate();
+        let nodes = at_once(hosts, |(number, host)| Node::start(site, number, host));
+        let control = control.join().ok().context("a thread panicked")?;
+        Ok((control?, nodes?))
     })
 }
 
-fn panicked() -> anyhow::Error {
-    anyhow!("a thread of the start panicked")
+/// Does something with each of some items at the same time; any error is an error.
+pub fn at_once<I: Send, T: Send>(
+    items: impl IntoIterator<Item = I>,
+    act: impl Fn(I) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let act = &act;
+    thread::scope(|scope| {
+        let mut acting = Vec::new();
+        for item in items {
+            acting.push(scope.spawn(move || act(item)));
+        }
+        let ended = acting.into_iter().map(|thread| thread.join().ok());
+        ended.map(|it| it.context("a thread panicked")?).collect()
+    })
 }

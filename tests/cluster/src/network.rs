@@ -58,8 +58,10 @@ const OUTBOUND_ONLY: &str = "table inet edge {
 /// The places and what joins them.
 #[derive(Debug)]
 pub struct Network {
-    hosts: Vec<Place>,
-    wire: Place,
+    /// The hosts of the nodes.
+    pub hosts: Vec<Place>,
+    /// Passes all packets between nodes.
+    pub(super) router: Place,
     kit: Kit,
     folder: PathBuf,
 }
@@ -100,16 +102,10 @@ impl Network {
         wire.ip("route add unreachable 0.0.0.0/0\nroute add unreachable ::/0")?;
         Ok(Self {
             hosts,
-            wire,
+            router: wire,
             kit: kit.clone(),
             folder: lab.folder().to_owned(),
         })
-    }
-
-    /// The hosts of the nodes.
-    #[must_use]
-    pub fn hosts(&self) -> &[Place] {
-        &self.hosts
     }
 
     /// The host that has the control plane.
@@ -117,24 +113,17 @@ impl Network {
         &self.hosts[CLOUD]
     }
 
-    /// What all packets between nodes pass.
-    pub(super) const fn router(&self) -> &Place {
-        &self.wire
-    }
-
     /// Whether the edge can only open connections, and takes none.
     pub fn set_outbound_only(&self, is_so: bool) -> Result<()> {
         let path = self.folder.join("edge.nft");
         fs::write(&path, OUTBOUND_ONLY)?;
         let path = path.display().to_string();
-        let mut command = self.kit.environment();
         let words: &[&str] = if is_so {
             &["nft", "-f", &path]
         } else {
             &["nft", "delete", "table", "inet", "edge"]
         };
-        command.extend(words.iter().map(|&word| word.to_owned()));
-        self.wire.run(&command).map(drop)
+        self.router.run(&self.kit.command(words)).map(drop)
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use tunnel_tests::{
     admin,
@@ -19,6 +19,7 @@ use tunnel_tests::{
 
 use super::{
     DNS, Site, control_groups,
+    kit::Kit,
     kubectl::Kubectl,
     network::{self, EDGE, NODES},
 };
@@ -67,13 +68,13 @@ pub struct Node {
     pub unified: PathBuf,
     /// Where that shows on every node, and so on this one.
     pub(super) shown: PathBuf,
-    environment: Vec<String>,
+    kit: Kit,
     daemons: Vec<Process>,
 }
 
 impl Node {
     /// Starts the container runtime, and gives it all images.
-    pub(super) fn start(site: &Site, number: usize, host: Place) -> Result<Self> {
+    pub(super) fn start(site: &Site, number: usize, host: &Place) -> Result<Self> {
         let (name, group) = NODES[number];
         let folder = site.lab.folder().join(group);
         fs::create_dir_all(&folder)?;
@@ -81,12 +82,12 @@ impl Node {
             name,
             group,
             number,
-            host,
+            host: host.clone(),
             folder,
             cgroup: control_groups::make(&site.lab, group)?,
             unified: site.lab.cgroup().join(group),
             shown: site.lab.cgroup().join(SHOWN),
-            environment: site.kit.environment(),
+            kit: site.kit.clone(),
             daemons: Vec::new(),
         };
         node.set_apart()?;
@@ -129,21 +130,14 @@ impl Node {
     /// Gives the runtime an image from an archive.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let archive = archive.display().to_string();
-        let command = self.runtime_client(&[
-            "--namespace",
-            "k8s.io",
-            "images",
-            "import",
-            "--snapshotter",
-            "overlayfs",
-            &archive,
-        ]);
+        let import = "--namespace k8s.io images import --snapshotter overlayfs";
+        let words: Vec<_> = import.split(' ').chain([&*archive]).collect();
+        let command = self.runtime_client(&words);
         let output = self.host.command(&command).start()?.finish(IMPORT)?;
-        anyhow::ensure!(
+        let (name, why) = (self.name, output.stderr.trim());
+        ensure!(
             output.exit.is_success(),
-            "{} can't take {archive} in: {}",
-            self.name,
-            output.stderr.trim()
+            "{name} can't take {archive} in: {why}"
         );
         Ok(())
     }
@@ -178,9 +172,8 @@ impl Node {
         name: &str,
         argv: &[A],
     ) -> Result<()> {
-        let mut command = self.environment.clone();
         let named = ["unshare", "--uts", "sh", "-c", NAMED, self.name];
-        command.extend(named.map(str::to_owned));
+        let mut command = self.kit.command(&named);
         command.extend(argv.iter().map(|word| word.as_ref().to_owned()));
         let log = site.logs.create(&format!("{name}-{}", self.group))?;
         self.daemons
@@ -225,7 +218,7 @@ impl Node {
                 killed += 1;
             }
         }
-        anyhow::ensure!(killed > 0, "no {program} {argument} runs on {}", self.name);
+        ensure!(killed > 0, "no {program} {argument} runs on {}", self.name);
         Ok(())
     }
 
@@ -269,11 +262,9 @@ impl Node {
     }
 
     fn runtime_client(&self, words: &[&str]) -> Vec<String> {
-        let mut command = self.environment.clone();
-        command.extend(["ctr".to_owned(), "--address".to_owned()]);
-        command.push(self.path("containerd.sock"));
-        command.extend(words.iter().map(|&word| word.to_owned()));
-        command
+        let socket = self.path("containerd.sock");
+        let client = ["ctr", "--address", &socket];
+        self.kit.command(&[&client, words].concat())
     }
 
     fn runtime_config(&self, site: &Site) -> String {

@@ -58,12 +58,8 @@ impl Pki {
         for (number, (name, _)) in NODES.into_iter().enumerate() {
             let pair = authority.named_server(&[name], &network::ips(number)?)?;
             pki.pair(&format!("kubelet-{name}"), &pair)?;
-            pki.user(
-                &authority,
-                name,
-                &format!("system:node:{name}"),
-                "system:nodes",
-            )?;
+            let user = format!("system:node:{name}");
+            pki.user(&authority, name, &user, "system:nodes")?;
         }
         for (stem, user, group) in USERS {
             pki.user(&authority, stem, user, group)?;

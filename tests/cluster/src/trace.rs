@@ -57,20 +57,15 @@ pub struct Trace {
 impl Trace {
     /// Starts to capture.
     pub(super) fn start(site: &Site) -> Result<Self> {
-        let filter = format!(
-            "portrange {}-{} or icmp or icmp6",
-            PORTS.start(),
-            PORTS.end()
-        );
-        let mut command = site.kit.environment();
+        let [first, last] = [PORTS.start(), PORTS.end()];
+        let filter = format!("portrange {first}-{last} or icmp or icmp6");
         // By lines, without names, and each packet once: as it comes in.
         let words = ["tcpdump", "-Z", "root", "-l", "-n", "-i", "any", "-Q", "in"];
-        command.extend(words.map(str::to_owned));
-        command.push(filter);
+        let command = site.kit.command(&[&words[..], &[&filter]].concat());
         let name = "node-ports";
         let log = site.logs.create(name)?;
         let path = site.logs.path(&format!("{name}.log"));
-        let capture = site.network.router().command(&command).log(log).start()?;
+        let capture = site.network.router.command(&command).log(log).start()?;
         let is_begun = || fs::read_to_string(&path).is_ok_and(|text| text.contains("listening on"));
         wait::until(PATIENCE, is_begun).context("tcpdump doesn't begin")?;
         Ok(Self { capture, path })

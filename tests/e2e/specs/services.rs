@@ -1,9 +1,9 @@
 //! Services of real pods, asked by pods and hosts.
 
-use std::{io, net::SocketAddr, thread, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use tunnel_cluster::DNS;
+use anyhow::{Context as _, Result, ensure};
+use tunnel_cluster::{DNS, at_once};
 use tunnel_tests::wait;
 
 use crate::{
@@ -59,32 +59,19 @@ pub(super) fn all_backends_answer(stage: &Stage<'_>) -> Result<()> {
 }
 
 pub(super) fn no_endpoints_refuse(stage: &Stage<'_>) -> Result<()> {
-    stage
-        .kubectl()
-        .apply(&manifests::service("nobody", &["TCP"]))?;
+    let nobody = manifests::service("nobody", &["TCP"]);
+    stage.kubectl().apply(&nobody)?;
     let addresses = stage.addresses("nobody")?;
-    thread::scope(|scope| {
-        let ask = |client: &Client| {
-            for to in &addresses {
-                let refuses = || client.connect(*to, SECOND_TRY).is_err_and(is_refused);
-                wait::until(KNOWN, refuses)
-                    .with_context(|| format!("{to} never refused {}", client.name))?;
-            }
-            Ok(())
-        };
-        let mut asking = Vec::new();
-        for client in &stage.clients {
-            asking.push(scope.spawn(move || ask(client)));
+    let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    let ask = |client: &Client| {
+        for to in &addresses {
+            let refuses = || client.connect(*to, SECOND_TRY).is_err_and(is_refused);
+            wait::until(KNOWN, refuses)
+                .with_context(|| format!("{to} never refused {}", client.name))?;
         }
-        let panicked = |_| Err(anyhow!("a thread panicked"));
-        asking
-            .into_iter()
-            .try_for_each(|it| it.join().unwrap_or_else(panicked))
-    })
-}
-
-fn is_refused(error: io::Error) -> bool {
-    error.kind() == io::ErrorKind::ConnectionRefused
+        Ok(())
+    };
+    at_once(&stage.clients, ask).map(drop)
 }
 
 pub(super) fn two_protocols_on_one_port(stage: &Stage<'_>) -> Result<()> {
@@ -99,15 +86,10 @@ pub(super) fn two_protocols_on_one_port(stage: &Stage<'_>) -> Result<()> {
 }
 
 fn answers_datagrams(client: &Client, to: SocketAddr) -> Result<()> {
-    let mut last = String::new();
+    let mut last = Ok(String::new());
     wait::until(Duration::from_secs(10), || {
-        match client.ask_by_datagram(to) {
-            Ok(name) => name.starts_with("web-"),
-            Err(error) => {
-                last = format!("{error:#}");
-                false
-            }
-        }
+        last = client.ask_by_datagram(to);
+        last.as_ref().is_ok_and(|name| name.starts_with("web-"))
     })
-    .with_context(|| format!("{} → {to} by datagrams: {last}", client.name))
+    .with_context(|| format!("{} → {to} by datagrams: {last:?}", client.name))
 }

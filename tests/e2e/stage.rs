@@ -12,7 +12,7 @@ use socket2::{Domain, Type};
 use tunnel_cluster::{Cluster, kubectl::Kubectl};
 use tunnel_tests::{
     load::{Enough, Plan, Report, tcp},
-    place::{ANSWER, Place, connect_within},
+    place::{Place, connect_within},
     wait,
 };
 
@@ -60,15 +60,8 @@ impl<'a> Stage<'a> {
         let mut clients = Vec::new();
         for node in &cluster.nodes {
             let pod = pod_on(node.name);
-            let words = [
-                "-n",
-                NAMESPACE,
-                "wait",
-                "--for=condition=Ready",
-                "pod",
-                &pod,
-            ];
-            kubectl.run(&words)?;
+            let ready = "--for=condition=Ready";
+            kubectl.run(&["-n", NAMESPACE, "wait", ready, "pod", &pod])?;
             clients.push(Client {
                 place: node.pod(kubectl, NAMESPACE, &pod)?,
                 name: pod,
@@ -97,7 +90,7 @@ impl<'a> Stage<'a> {
 
     /// The addresses of a Service, once every client is answered by each.
     pub(crate) fn answering(&self, service: &str) -> Result<Vec<SocketAddr>> {
-        let addresses = self.cluster.service(NAMESPACE, service, PORT)?;
+        let addresses = self.addresses(service)?;
         for client in &self.clients {
             for to in &addresses {
                 wait::until(KNOWN, || client.ask(*to, 1).failed() == 0)
@@ -127,11 +120,9 @@ impl<'a> Stage<'a> {
                 }
             }
             let told = enough.after(story);
-            let reports: Vec<(String, Report)> = loads
-                .into_iter()
-                .map(|(name, load)| (name, load.join().unwrap_or_default()))
-                .collect();
-            (told, reports)
+            let loads = loads.into_iter();
+            let reports = loads.map(|(name, load)| (name, load.join().unwrap_or_default()));
+            (told, reports.collect::<Vec<(String, Report)>>())
         });
         told?;
         for (name, report) in &reports {
@@ -167,11 +158,15 @@ impl Client {
         tcp::run_at(plan, "/hostname", &sockets)
     }
 
+    /// A UDP socket of the family of an address.
+    pub(crate) fn udp(&self, to: SocketAddr) -> io::Result<UdpSocket> {
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        self.place.udp(any)
+    }
+
     /// Asks a Service for the name of its backend in a datagram.
     pub(crate) fn ask_by_datagram(&self, to: SocketAddr) -> Result<String> {
-        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket: UdpSocket = self.place.udp(any)?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        let socket = self.udp(to)?;
         socket.send_to(b"hostname", to)?;
         let mut answer = [0; 256];
         let (length, from) = socket.recv_from(&mut answer)?;

@@ -17,20 +17,12 @@ pub(super) fn to_their_own_group(stage: &Stage<'_>) -> Result<()> {
         // Every node has a name of its own for it; a group is known by its inode.
         let attached = fs::metadata(node.from_elsewhere(Path::new(cgroup)))?.ino();
         let own = fs::metadata(&node.unified)?.ino();
-        ensure!(
-            attached == own,
-            "{}: {cgroup} is not {}",
-            node.name,
-            node.unified.display()
-        );
+        let (name, unified) = (node.name, node.unified.display());
+        ensure!(attached == own, "{name}: {cgroup} is not {unified}");
         let named = status["node"].as_str();
-        ensure!(named == Some(node.name), "{named:?} on {}", node.name);
+        ensure!(named == Some(name), "{named:?} on {name}");
         let translated = status["reasons"]["translated"].as_u64();
-        ensure!(
-            translated > Some(0),
-            "{}: nothing was translated",
-            node.name
-        );
+        ensure!(translated > Some(0), "{name}: nothing was translated");
     }
     Ok(())
 }

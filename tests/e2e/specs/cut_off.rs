@@ -47,23 +47,14 @@ fn without_api_server(stage: &Stage<'_>) -> Result<()> {
         ensure!(answer.status == 503, "stale, and ready: {}", answer.body);
         let is_ready = status(node).context("no status")?["ready"] == true;
         ensure!(!is_ready, "status and /readyz differ");
-        let answer = node.ask_daemon("/healthz")?;
-        ensure!(
-            answer.status == 200,
-            "stale, and not healthy: {}",
-            answer.body
-        );
+        ensure!(is_fine(node, "/healthz"), "stale, and not healthy");
     }
     if let Some(rest) = AWAY.checked_sub(began.elapsed()) {
         clock::pause(rest);
     }
     stage.cluster.control.start_api_server()?;
     for node in &stage.cluster.nodes {
-        let is_ready = || {
-            node.ask_daemon("/readyz")
-                .is_ok_and(|answer| answer.status == 200)
-        };
-        wait::until(BACK, is_ready)
+        wait::until(BACK, || is_fine(node, "/readyz"))
             .with_context(|| format!("{} doesn't get ready again", node.name))?;
     }
     Ok(())
@@ -84,9 +75,12 @@ fn started_again(node: &Node, before: &str) -> bool {
 }
 
 fn is_stale(node: &Node) -> bool {
-    let is_healthy = |node: &Node| node.ask_daemon("/healthz").is_ok_and(|it| it.status == 200);
     status(node).is_some_and(|status| status["source"]["server"]["stale"].is_string())
-        && is_healthy(node)
+        && is_fine(node, "/healthz")
+}
+
+fn is_fine(node: &Node, path: &str) -> bool {
+    node.ask_daemon(path).is_ok_and(|it| it.status == 200)
 }
 
 /// Whether a daemon has written down what it knows.

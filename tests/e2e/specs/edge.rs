@@ -12,7 +12,7 @@ use tunnel_tests::wait;
 
 use crate::{
     manifests::NAMESPACE,
-    stage::{Client, Stage, pod_on},
+    stage::{Stage, pod_on},
 };
 
 /// How long an agent may take until it has dialled again.
@@ -36,10 +36,7 @@ pub(super) fn logs(stage: &Stage<'_>) -> Result<()> {
         let path = stage.cluster.site.lab.folder().join("followed");
         let follow = ["-n", NAMESPACE, "logs", "--follow", &pod];
         let following = stage.kubectl().start_into(&follow, File::create(&path)?)?;
-        let is_followed = |word: &str| {
-            let said = fs::read_to_string(&path).unwrap_or_default();
-            said.contains(word)
-        };
+        let is_followed = |word| fs::read_to_string(&path).is_ok_and(|said| said.contains(word));
         // It says so at its start.
         wait::until(CONNECTED, || is_followed("Started HTTP server"))
             .context("the log doesn't come")?;
@@ -59,16 +56,12 @@ pub(super) fn port_forward(stage: &Stage<'_>) -> Result<()> {
         let words = ["-n", NAMESPACE, "port-forward", &pod, &ports];
         let forwarding = stage.kubectl().start(&words)?;
         let cloud = stage.cluster.nodes.first().context("no node")?;
-        let client = Client {
-            name: cloud.name.to_owned(),
-            place: cloud.host.clone(),
-        };
+        let mut clients = stage.clients.iter();
+        let client = clients.find(|client| client.name == cloud.name);
+        let client = client.context("no client on its host")?;
         let to = SocketAddr::from(([127, 0, 0, 1], FORWARDED));
-        wait::until(CONNECTED, || {
-            let report = client.ask(to, 1);
-            report.servers.contains_key(&pod_on(node))
-        })
-        .context("the forwarded port doesn't answer")?;
+        let answers = || client.ask(to, 1).servers.contains_key(&pod_on(node));
+        wait::until(CONNECTED, answers).context("the forwarded port doesn't answer")?;
         ensure!(forwarding.ended()?.is_none(), "port-forward ended");
         Ok(())
     })

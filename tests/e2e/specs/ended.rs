@@ -21,9 +21,8 @@ pub(super) fn with_their_backend(stage: &Stage<'_>) -> Result<()> {
     let service = manifests::service(NAME, &["UDP"]);
     let own = format!("{{app: {NAME}}}");
     ensure!(service.contains(&own), "{service}");
-    stage
-        .kubectl()
-        .apply(&service.replace(&own, "{app: web}"))?;
+    let service = service.replace(&own, "{app: web}");
+    stage.kubectl().apply(&service)?;
     let mut sockets = Vec::new();
     for client in &stage.clients {
         for to in stage.addresses(NAME)? {
@@ -45,20 +44,12 @@ pub(super) fn with_their_backend(stage: &Stage<'_>) -> Result<()> {
 
 /// A connected socket that was answered.
 fn answered(client: &Client, to: SocketAddr) -> Result<UdpSocket> {
-    let mut last = None;
-    wait::until(KNOWN, || {
-        last = ask(client, to).ok();
-        last.is_some()
-    })
-    .with_context(|| format!("{} → {to}", client.name))?;
-    last.context("no socket")
-}
-
-fn ask(client: &Client, to: SocketAddr) -> Result<UdpSocket> {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = client.place.udp(any)?;
-    socket.connect(to)?;
-    socket.send(b"hostname")?;
-    socket.recv(&mut [0; 256])?;
-    Ok(socket)
+    let ask = || -> Result<UdpSocket> {
+        let socket = client.udp(to)?;
+        socket.connect(to)?;
+        socket.send(b"hostname")?;
+        socket.recv(&mut [0; 256])?;
+        Ok(socket)
+    };
+    wait::some(KNOWN, || ask().ok()).with_context(|| format!("{} → {to}", client.name))
 }

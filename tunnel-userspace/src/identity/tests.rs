@@ -3,12 +3,25 @@
 mod handshake;
 mod set;
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use jiff::{SignedDuration, Timestamp};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair,
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    version::TLS13,
+};
 use tempfile::TempDir;
 
-use super::{Files, Identity, Rejected, Role, ca, files::Contents};
+use super::{ALPN, Files, Identity, Rejected, Role, ca, files::Contents};
 
 pub(crate) struct Site {
     pub(super) dir: TempDir,
@@ -39,9 +52,69 @@ impl Site {
             .files
     }
 
+    /// Issues from now on as of another time.
+    pub(super) fn later(self, now: Timestamp) -> Self {
+        Self { now, ..self }
+    }
+
+    /// Signs the certificate of a client that `culvert ca` would not issue.
+    pub(crate) fn forged(&self, subject: [&str; 2], usages: &[ExtendedKeyUsagePurpose]) -> Files {
+        let of_ca = ["ca.pem", "ca-key.pem"].map(|name| fs::read_to_string(self.path(name)));
+        let [cert, key] = of_ca.map(|pem| pem.expect("a CA"));
+        let issuer = KeyPair::from_pem(&key).and_then(|key| Issuer::from_ca_cert_pem(&cert, key));
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name(subject);
+        params.extended_key_usages = usages.to_vec();
+        let own = KeyPair::generate().expect("a key");
+        let signed = params.signed_by(&own, &issuer.expect("a CA"));
+        let [ca, cert, key] =
+            ["ca.pem", "forged.pem", "forged-key.pem"].map(|name| self.path(name));
+        fs::write(&cert, signed.expect("a certificate").pem()).expect("written");
+        fs::write(&key, own.serialize_pem()).expect("written");
+        Files { ca, cert, key }
+    }
+
+    /// The settings of a client that trusts this CA, with any certificate or none.
+    pub(crate) fn client(&self, files: Option<&Files>) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        roots.add(leaf(&self.path("ca.pem"))).expect("a CA");
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_protocol_versions(&[&TLS13])
+            .expect("settings")
+            .with_root_certificates(roots);
+        let mut config = if let Some(files) = files {
+            let key = PrivateKeyDer::from_pem_file(&files.key).expect("a key");
+            let config = builder.with_client_auth_cert(vec![leaf(&files.cert)], key);
+            config.expect("a pair")
+        } else {
+            builder.with_no_client_auth()
+        };
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config
+    }
+
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
+}
+
+pub(super) fn name([organization, common_name]: [&str; 2]) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, organization);
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+/// The first certificate of a file.
+pub(super) fn leaf(path: &Path) -> CertificateDer<'static> {
+    CertificateDer::from_pem_file(path).expect("a certificate")
+}
+
+/// The certificates of both CAs, for one file.
+pub(super) fn both(one: &Site, other: &Site) -> String {
+    [one, other]
+        .map(|site| fs::read_to_string(site.path("ca.pem")).expect("a CA"))
+        .concat()
 }
 
 pub(super) fn verified(files: &Files, role: Role, now: Timestamp) -> Result<Identity, Rejected> {

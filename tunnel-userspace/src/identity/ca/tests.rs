@@ -11,37 +11,18 @@ use std::{
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
 use super::{
-    super::tests::{assert_has, copy, days, then},
+    super::tests::{Site, assert_has, both, copy, days, leaf, then},
     *,
 };
-
-fn ca() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().expect("a folder");
-    init(dir.path(), CA_DAYS, then()).expect("a CA");
-    dir
-}
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("there").permissions().mode() & 0o777
 }
 
 fn names(dir: &Path) -> BTreeSet<String> {
-    let entries = fs::read_dir(dir).expect("a folder");
-    entries
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect()
-}
-
-fn der(path: &Path) -> Vec<u8> {
-    let (bytes, _) = super::super::files::read(path).expect("read");
-    let mut found = super::super::files::certificates(path, &bytes).expect("certificates");
-    found.remove(0).0.to_vec()
+    let name = |entry: io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+    let entries = fs::read_dir(dir).expect("a folder").map(name);
+    entries.map(|it| it.into_string().expect("UTF-8")).collect()
 }
 
 #[test]
@@ -69,11 +50,11 @@ fn init_makes_a_ca_in_a_folder_of_its_own() {
 
 #[test]
 fn init_never_overwrites_a_ca_nor_a_part_of_one() {
-    let dir = ca();
-    let before = fs::read(dir.path().join("ca.pem")).expect("read");
-    let refused = init(dir.path(), CA_DAYS, then()).expect_err("there is one");
+    let site = Site::at(then());
+    let before = fs::read(site.path("ca.pem")).expect("read");
+    let refused = init(site.dir.path(), CA_DAYS, then()).expect_err("there is one");
     assert_has(&refused.to_string(), "a CA is never overwritten");
-    assert_eq!(fs::read(dir.path().join("ca.pem")).expect("read"), before);
+    assert_eq!(fs::read(site.path("ca.pem")).expect("read"), before);
 
     for part in ["ca.pem", "ca-key.pem"] {
         let dir = tempfile::tempdir().expect("a folder");
@@ -112,20 +93,17 @@ fn two_that_init_at_once_make_one_ca() {
 
 #[test]
 fn issue_writes_three_files_that_only_their_owner_can_use() {
-    let dir = ca();
+    let site = Site::at(then());
 
-    let issued = issue_agent(dir.path(), "edge-1", None, DAYS, then()).expect("issued");
+    let issued = issue_agent(site.dir.path(), "edge-1", None, DAYS, then()).expect("issued");
 
-    let folder = dir.path().join("agents/edge-1");
+    let folder = site.path("agents/edge-1");
     assert_eq!(
         names(&folder),
         ["ca.pem", "cert.pem", "key.pem"].map(str::to_owned).into()
     );
     assert_eq!((mode(&folder), mode(&issued.files.key)), (0o700, 0o600));
-    assert_eq!(
-        fs::read(&issued.files.ca).expect("read"),
-        fs::read(dir.path().join("ca.pem")).expect("read")
-    );
+    assert_eq!(leaf(&issued.files.ca), leaf(&site.path("ca.pem")));
     assert_eq!(
         (issued.expires, issued.is_shortened),
         (then() + days(365), false)
@@ -175,29 +153,29 @@ fn what_cannot_be_written_whole_changes_nothing() {
 
 #[test]
 fn the_pair_of_another_is_not_replaced() {
-    let dir = ca();
-    let out = dir.path().join("out");
+    let site = Site::at(then());
+    let (dir, out) = (site.dir.path(), site.path("out"));
     let to = Some(&*out);
-    issue_agent(dir.path(), "edge-1", to, DAYS, then()).expect("issued");
+    issue_agent(dir, "edge-1", to, DAYS, then()).expect("issued");
 
-    let other = issue_agent(dir.path(), "edge-2", to, DAYS, then()).expect_err("taken");
-    let gateway = issue_gateway(dir.path(), to, DAYS, then()).expect_err("taken");
+    let other = issue_agent(dir, "edge-2", to, DAYS, then()).expect_err("taken");
+    let gateway = issue_gateway(dir, to, DAYS, then()).expect_err("taken");
 
     assert_has(&other.to_string(), "is the certificate of node edge-1");
     assert_has(&gateway.to_string(), "replaced by that of a gateway");
     fs::write(out.join("cert.pem"), "damaged").expect("written");
-    issue_agent(dir.path(), "edge-2", to, DAYS, then()).expect("a damaged one is nobody's");
+    issue_agent(dir, "edge-2", to, DAYS, then()).expect("a damaged one is nobody's");
 }
 
 #[test]
 fn names_that_no_node_can_have_are_refused_before_anything_is_written() {
-    let dir = ca();
+    let site = Site::at(then());
     for name in ["", "../../etc", "Edge", "a b", &"a".repeat(65)] {
-        let refused = issue_agent(dir.path(), name, None, DAYS, then());
+        let refused = issue_agent(site.dir.path(), name, None, DAYS, then());
         assert!(matches!(refused, Err(CaError::Name(_))), "{refused:?}");
     }
-    issue_agent(dir.path(), &"a".repeat(64), None, DAYS, then()).expect("the longest");
-    assert_eq!(names(&dir.path().join("agents")).len(), 1);
+    site.agent(&"a".repeat(64));
+    assert_eq!(names(&site.path("agents")).len(), 1);
 }
 
 #[test]
@@ -238,84 +216,64 @@ fn a_folder_without_ca_and_a_key_of_another_ca_are_told() {
     let refused = issue_gateway(empty.path(), None, DAYS, then()).expect_err("no CA");
     assert_has(&refused.to_string(), "culvert ca init --dir");
 
-    let (dir, other) = (ca(), ca());
-    copy(
-        &other.path().join("ca-key.pem"),
-        &dir.path().join("ca-key.pem"),
-    );
-    let refused = issue_gateway(dir.path(), None, DAYS, then()).expect_err("another's");
+    let (site, other) = (Site::at(then()), Site::at(then()));
+    copy(&other.path("ca-key.pem"), &site.path("ca-key.pem"));
+    let refused = issue_gateway(site.dir.path(), None, DAYS, then()).expect_err("another's");
     assert!(matches!(refused, CaError::OtherKey { .. }), "{refused}");
 }
 
 #[test]
 fn a_ca_that_takes_over_hands_out_both_certificates() {
-    let (old, new) = (ca(), ca());
-    let [one, two] =
-        [&old, &new].map(|dir| fs::read_to_string(dir.path().join("ca.pem")).expect("a CA"));
-    let both = format!("{one}{two}");
-    fs::write(new.path().join("ca.pem"), &both).expect("written");
+    let (old, new) = (Site::at(then()), Site::at(then()));
+    let both = both(&old, &new);
+    fs::write(new.path("ca.pem"), &both).expect("written");
 
-    let issued = issue_gateway(new.path(), None, DAYS, then()).expect("issued");
+    let issued = new.gateway();
 
-    assert_eq!(fs::read_to_string(&issued.files.ca).expect("read"), both);
-    let views = show(&issued.files.cert, then()).expect("shown");
-    let issuers = show(&new.path().join("ca.pem"), then()).expect("shown");
+    assert_eq!(fs::read_to_string(&issued.ca).expect("read"), both);
+    let views = show(&issued.cert, then()).expect("shown");
+    let issuers = show(&new.path("ca.pem"), then()).expect("shown");
     assert_eq!(views[0].issuer, issuers[1].subject);
+}
+
+/// The identifiers of a certificate's own key and of its issuer's.
+fn key_ids<'a>(cert: &'a X509Certificate<'_>) -> [Option<&'a [u8]>; 2] {
+    let [mut own, mut issuer] = [None; 2];
+    for extension in cert.extensions() {
+        if let ParsedExtension::SubjectKeyIdentifier(id) = extension.parsed_extension() {
+            own = Some(id.0);
+        }
+        if let ParsedExtension::AuthorityKeyIdentifier(id) = extension.parsed_extension() {
+            issuer = id.key_identifier.as_ref().map(|id| id.0);
+        }
+    }
+    [own, issuer]
 }
 
 #[test]
 fn certificates_carry_what_x_509_asks_for() {
-    let dir = ca();
-    let agent = issue_agent(dir.path(), "edge-1", None, DAYS, then()).expect("issued");
-    let gateway = issue_gateway(dir.path(), None, DAYS, then()).expect("issued");
-    let ders = [
-        dir.path().join("ca.pem"),
-        agent.files.cert,
-        gateway.files.cert,
-    ]
-    .map(|it| der(&it));
-    let [ca, agent, gateway] = [0, 1, 2].map(|index: usize| {
-        X509Certificate::from_der(&ders[index])
-            .expect("a certificate")
-            .1
-    });
+    let site = Site::at(then());
+    let (agent, gateway) = (site.agent("edge-1"), site.gateway());
+    let ders = [&agent.ca, &agent.cert, &gateway.cert].map(|path| leaf(path));
+    let parsed = ders.each_ref().map(|der| X509Certificate::from_der(der));
+    let [ca, agent, gateway] = &parsed.map(|it| it.expect("a certificate").1);
 
     let constraints = ca.basic_constraints().expect("sound").expect("there");
     assert!(constraints.critical && constraints.value.ca);
     assert_eq!(constraints.value.path_len_constraint, Some(0));
     let usage = ca.key_usage().expect("sound").expect("there");
     assert!(usage.critical && usage.value.key_cert_sign() && !usage.value.digital_signature());
-    for leaf in [&agent, &gateway] {
+    for leaf in [agent, gateway] {
         let constraints = leaf.basic_constraints().expect("sound").expect("there");
         assert!(!constraints.value.ca);
         let usage = leaf.key_usage().expect("sound").expect("there");
         assert!(usage.critical && usage.value.digital_signature());
         assert!(!usage.value.key_cert_sign());
-        let key_id = |cert: &X509Certificate<'_>| {
-            let mut parsed = cert.iter_extensions().map(|it| it.parsed_extension());
-            parsed.find_map(|it| {
-                if let ParsedExtension::SubjectKeyIdentifier(id) = it {
-                    Some(id.0.to_vec())
-                } else {
-                    None
-                }
-            })
-        };
-        let mut parsed = leaf.iter_extensions().map(|it| it.parsed_extension());
-        let authority = parsed.find_map(|it| {
-            if let ParsedExtension::AuthorityKeyIdentifier(id) = it {
-                id.key_identifier.clone()
-            } else {
-                None
-            }
-        });
-        assert_eq!(authority.map(|id| id.0.to_vec()), key_id(&ca));
-        assert!(key_id(leaf).is_some());
-        assert_ne!(key_id(leaf), key_id(&ca));
+        let ([of_ca, _], [own, issuer]) = (key_ids(ca), key_ids(leaf));
+        assert!(own.is_some() && of_ca.is_some() && own != of_ca);
+        assert_eq!(issuer, of_ca);
     }
-    let serials: BTreeSet<_> = [&ca, &agent, &gateway]
-        .map(|it| it.raw_serial().to_vec())
-        .into();
+    let serials = BTreeSet::from([ca, agent, gateway].map(|it| it.raw_serial()));
     assert_eq!(serials.len(), 3);
     assert!(serials.iter().all(|serial| serial.len() == 16));
     assert_eq!(agent.subject().to_string(), "O=culvert:agents, CN=edge-1");
@@ -328,12 +286,12 @@ fn certificates_carry_what_x_509_asks_for() {
 
 #[test]
 fn show_tells_what_a_certificate_is() {
-    let dir = ca();
-    issue_agent(dir.path(), "edge-2", None, DAYS, then()).expect("issued");
-    issue_agent(dir.path(), "edge-1", None, 1, then()).expect("issued");
-    issue_gateway(dir.path(), None, DAYS, then()).expect("issued");
+    let site = Site::at(then());
+    site.agent("edge-2");
+    issue_agent(site.dir.path(), "edge-1", None, 1, then()).expect("issued");
+    site.gateway();
 
-    let files = issued(dir.path()).expect("a CA");
+    let files = issued(site.dir.path()).expect("a CA");
     let views: Vec<_> = files
         .iter()
         .flat_map(|file| show(file, then() + days(2)).expect("shown"))

@@ -3,11 +3,16 @@
 use std::{fs, os::unix::fs::symlink};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    BasicConstraints, CertificateParams,
+    ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth},
+    IsCa, KeyPair,
 };
 
-use super::{Site, assert_has, copy, days, refusal, then, verified};
-use crate::identity::{Files, Role, agent_of, ca, files};
+use super::{Site, assert_has, both, copy, days, leaf, name, refusal, then, verified};
+use crate::identity::{AGENTS, Files, Role, agent_of, certificate::Facts};
+
+/// How a file is damaged that was cut or glued within a line.
+const NO_LINE: &str = "is damaged: a BEGIN or END is not a line of its own, and whole";
 
 /// An agent's files are refused with this.
 fn assert_refused(files: &Files, wanted: &str) {
@@ -37,35 +42,27 @@ fn what_the_ca_issues_is_a_good_set_for_its_own_role_only() {
 }
 
 #[test]
-fn an_expired_certificate_is_refused_with_the_date_to_the_second() {
-    let site = Site::at(then());
-    let agent = site.agent("edge-1");
-    let second = jiff::SignedDuration::from_secs(1);
-
-    verified(&agent, Role::Agent, then() + days(365)).expect("its last second");
-    assert_eq!(
-        refusal(&agent, Role::Agent, then() + days(365) + second),
-        "cert.pem: expired on 2027-03-01T12:00:00Z"
-    );
-}
-
-#[test]
-fn a_certificate_is_valid_an_hour_before_it_was_issued_and_no_sooner() {
+fn a_certificate_is_valid_from_an_hour_before_it_was_issued_to_its_last_second() {
     let site = Site::at(then());
     let agent = site.agent("edge-1");
     let hour = jiff::SignedDuration::from_hours(1);
     let second = jiff::SignedDuration::from_secs(1);
 
     verified(&agent, Role::Agent, then() - hour).expect("an hour before");
+    verified(&agent, Role::Agent, then() + days(365)).expect("its last second");
+
+    assert_eq!(
+        refusal(&agent, Role::Agent, then() + days(365) + second),
+        "cert.pem: expired on 2027-03-01T12:00:00Z"
+    );
     assert!(
         refusal(&agent, Role::Agent, then() - hour - second)
             .ends_with("ca.pem: is not valid before 2026-03-01T11:00:00Z")
     );
-
-    let later = ca::issue_agent(site.dir.path(), "edge-2", None, 1, then() + days(9));
-    assert_eq!(
-        refusal(&later.expect("issued").files, Role::Agent, then()),
-        "cert.pem: is not valid before 2026-03-10T11:00:00Z"
+    let later = site.later(then() + days(9));
+    assert_refused(
+        &later.agent("edge-2"),
+        "cert.pem: is not valid before 2026-03-10T11:00:00Z",
     );
 }
 
@@ -74,14 +71,11 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
     let old = Site::at(then() - days(3651));
     let new = Site::at(then());
     let agent = new.agent("edge-1");
-    let both = [old.path("ca.pem"), new.path("ca.pem")]
-        .map(|path| fs::read_to_string(path).expect("a CA"))
-        .concat();
 
     copy(&old.path("ca.pem"), &agent.ca);
     assert_refused(&agent, "ca.pem: expired on 2026-02-28T12:00:00Z");
 
-    fs::write(&agent.ca, both).expect("written");
+    fs::write(&agent.ca, both(&old, &new)).expect("written");
     let good = verified(&agent, Role::Agent, then()).expect("one of them is valid");
     assert_eq!(good.ca_expires, then() + days(3650));
 }
@@ -90,27 +84,18 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
 fn a_certificate_of_another_ca_is_refused_with_its_issuer() {
     let (site, other) = (Site::at(then()), Site::at(then()));
     let agent = site.agent("edge-1");
+    let issuer = Facts::read(&leaf(&agent.ca)).expect("a CA").subject;
+    let mut namesake = CertificateParams::default();
+    let (_, own_name) = issuer.split_once("CN=").expect("a name");
+    namesake.distinguished_name = name(["culvert", own_name]);
+    namesake.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let namesake = namesake.self_signed(&KeyPair::generate().expect("a key"));
+    let refused = format!("cert.pem: was issued by another CA: {issuer}");
+
     copy(&other.path("ca.pem"), &agent.ca);
-
-    let refused = refusal(&agent, Role::Agent, then());
-
-    assert_has(
-        &refused,
-        "cert.pem: was issued by another CA: O=culvert, CN=culvert CA ",
-    );
-}
-
-#[test]
-fn a_ca_of_the_same_name_with_another_key_is_another_ca() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let agent = forged(&dir, "edge-1", &[ExtendedKeyUsagePurpose::ClientAuth]);
-    let twin = tempfile::tempdir().expect("a folder");
-    forged(&twin, "edge-1", &[ExtendedKeyUsagePurpose::ClientAuth]);
-
-    verified(&agent, Role::Agent, then()).expect("good by itself");
-    copy(&twin.path().join("ca.pem"), &agent.ca);
-
-    assert_refused(&agent, "cert.pem: was issued by another CA: CN=foreign");
+    assert_refused(&agent, &refused);
+    fs::write(&agent.ca, namesake.expect("a CA").pem()).expect("written");
+    assert_refused(&agent, &refused);
 }
 
 #[test]
@@ -155,7 +140,7 @@ fn damaged_files_are_named_with_how() {
     let torn = good.replacen(lines[2], &lines[2][..12], 1);
     let glued = format!("{}{}", good.trim_end(), good);
     let twice = format!("{good}{cut}");
-    let trailing = format!("{good}garbage\n");
+    let more = format!("{good}garbage\n");
     let no_base64 = good.replacen(&lines[2][..4], "!!!!", 1);
     for (content, how) in [
         ("", "is empty"),
@@ -166,14 +151,8 @@ fn damaged_files_are_named_with_how() {
         (&twice, "is damaged: the last BEGIN has no END"),
         (&torn, "is damaged: not a certificate: "),
         (&no_base64, "is damaged: base64 decode error: "),
-        (
-            &glued,
-            "is damaged: a BEGIN or END is not a line of its own, and whole",
-        ),
-        (
-            &trailing,
-            "is damaged: there is something after the last END",
-        ),
+        (&glued, NO_LINE),
+        (&more, "is damaged: there is something after the last END"),
     ] {
         fs::write(&agent.cert, content).expect("written");
 
@@ -192,13 +171,10 @@ fn damaged_files_are_named_with_how() {
 #[test]
 fn bytes_after_the_certificate_in_its_section_are_damage() {
     let site = Site::at(then());
-    let agent = site.agent("edge-1");
-    let (bytes, _) = files::read(&agent.cert).expect("read");
-    let mut chain = files::certificates(&agent.cert, &bytes).expect("certificates");
-    let mut der = chain.remove(0).0.to_vec();
+    let mut der = leaf(&site.agent("edge-1").cert).to_vec();
     der.push(0);
 
-    let facts = crate::identity::certificate::Facts::read(&der.into());
+    let facts = Facts::read(&der.into());
 
     assert_eq!(
         facts.expect_err("damaged"),
@@ -221,10 +197,7 @@ fn keys_that_cannot_be_used_are_told_apart() {
         (&*twice, "has more than one private key in it"),
         (&*renamed, "is damaged: a BEGIN and its END differ"),
         (hollow, "has a key that can't be used: "),
-        (
-            &good[..good.len() - 9],
-            "is damaged: a BEGIN or END is not a line of its own, and whole",
-        ),
+        (&good[..good.len() - 9], NO_LINE),
     ] {
         fs::write(&agent.key, content).expect("written");
 
@@ -253,47 +226,11 @@ fn what_is_no_file_or_too_large_is_refused_without_waiting() {
     assert!(refused().starts_with("key.pem: is too large"));
 }
 
-/// The certificate of an agent, as another CA than ours might make it.
-fn forged(dir: &tempfile::TempDir, common_name: &str, usages: &[ExtendedKeyUsagePurpose]) -> Files {
-    let from = rcgen::date_time_ymd(2026, 1, 1);
-    let until = rcgen::date_time_ymd(2027, 1, 1);
-    let ca_key = KeyPair::generate().expect("a key");
-    let mut ca = CertificateParams::default();
-    (ca.not_before, ca.not_after) = (from, until);
-    ca.distinguished_name = rcgen::DistinguishedName::new();
-    ca.distinguished_name.push(DnType::CommonName, "foreign");
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca_cert = ca.self_signed(&ca_key).expect("a CA");
-    let key = KeyPair::generate().expect("a key");
-    let mut leaf = CertificateParams::default();
-    (leaf.not_before, leaf.not_after) = (from, until);
-    leaf.distinguished_name = rcgen::DistinguishedName::new();
-    for (kind, value) in [
-        (DnType::OrganizationName, "culvert:agents"),
-        (DnType::CommonName, common_name),
-    ] {
-        leaf.distinguished_name.push(kind, value);
-    }
-    leaf.extended_key_usages = usages.to_vec();
-    let issuer = Issuer::from_params(&ca, &ca_key);
-    let cert = leaf.signed_by(&key, &issuer).expect("a certificate");
-    let files = Files {
-        ca: dir.path().join("ca.pem"),
-        cert: dir.path().join("cert.pem"),
-        key: dir.path().join("key.pem"),
-    };
-    fs::write(&files.ca, ca_cert.pem()).expect("written");
-    fs::write(&files.cert, cert.pem()).expect("written");
-    fs::write(&files.key, key.serialize_pem()).expect("written");
-    files
-}
-
 #[test]
 fn a_certificate_for_more_or_less_than_its_role_is_refused() {
-    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    let site = Site::at(then());
     for usages in [&[][..], &[ServerAuth], &[ClientAuth, ServerAuth]] {
-        let dir = tempfile::tempdir().expect("a folder");
-        let agent = forged(&dir, "edge-1", usages);
+        let agent = site.forged([AGENTS, "edge-1"], usages);
 
         let refused = refusal(&agent, Role::Agent, then());
 
@@ -306,31 +243,23 @@ fn a_certificate_for_more_or_less_than_its_role_is_refused() {
 
 #[test]
 fn a_peer_is_named_by_its_certificate_and_refused_if_that_names_no_node() {
-    let leaf = |files: &Files| {
-        let (bytes, _) = files::read(&files.cert).expect("read");
-        files::certificates(&files.cert, &bytes)
-            .expect("certificates")
-            .remove(0)
-            .0
-    };
     let site = Site::at(then());
-    let dir = tempfile::tempdir().expect("a folder");
 
-    let peer = agent_of(&leaf(&site.agent("edge-1.site"))).expect("an agent");
+    let peer = agent_of(&leaf(&site.agent("edge-1.site").cert)).expect("an agent");
     assert_eq!(&*peer.node, "edge-1.site");
     assert_eq!(peer.expires, then() + days(365));
 
-    let refused = agent_of(&leaf(&site.gateway())).expect_err("a gateway");
+    let refused = agent_of(&leaf(&site.gateway().cert)).expect_err("a gateway");
     assert_eq!(
         refused.to_string(),
         "not the certificate of an agent: it is a gateway's"
     );
-    let client = [ExtendedKeyUsagePurpose::ClientAuth];
-    for name in ["Edge_1", "", "a/b", "edge-1\u{0}", "x\u{1b}[2J"] {
-        let forged = leaf(&forged(&dir, name, &client));
-        let refused = agent_of(&forged).expect_err("no node").to_string();
+    for node in ["Edge_1", "", "a/b", "edge-1\u{0}", "x\u{1b}[2J"] {
+        let forged = site.forged([AGENTS, node], &[ClientAuth]);
+        let refused = agent_of(&leaf(&forged.cert)).expect_err("no node");
+        let refused = refused.to_string();
         assert!(!refused.contains(char::is_control), "{refused:?}");
     }
-    let forged = leaf(&forged(&dir, "edge-1", &[]));
-    agent_of(&forged).expect_err("not for a client");
+    let forged = site.forged([AGENTS, "edge-1"], &[]);
+    agent_of(&leaf(&forged.cert)).expect_err("not for a client");
 }

@@ -101,24 +101,15 @@ mod tests {
         }
 
         assert!(handshakes.end(0), "the good one is still there");
+        // From now on there is one source only.
+        assert_eq!(begin(1000, 9), None);
+        assert_eq!(begin(1001, 9), Some(from(9)));
         assert!(!handshakes.end(1));
-        assert!(!handshakes.end(996));
-        assert!(handshakes.end(997));
-        for _ in 4..1000 {
+        assert!(!handshakes.end(997));
+        assert!(handshakes.end(998));
+        for _ in 4..=1000 {
             let ended = tasks.join_next().await.expect("one that gave way");
             assert!(ended.is_err_and(|error| error.is_cancelled()));
         }
-    }
-
-    #[tokio::test]
-    async fn from_one_source_the_oldest_gives_way() {
-        let (handshakes, mut tasks) = (Handshakes::new(2), JoinSet::<()>::new());
-        for id in 0..3 {
-            handshakes.begin(id, from(1), || tasks.spawn(pending()));
-        }
-
-        assert!(!handshakes.end(0));
-        assert!(handshakes.end(1));
-        assert!(handshakes.end(2));
     }
 }

@@ -206,25 +206,21 @@ impl AsyncWrite for Socket {
 #[cfg(test)]
 mod tests {
     use futures_util::future::poll_fn;
-    use tokio::{
-        io::AsyncWriteExt as _,
-        net::{TcpListener, TcpSocket},
-        time::timeout,
-    };
+    use tokio::{io::AsyncWriteExt as _, net::TcpSocket, time::timeout};
 
     use super::*;
 
     /// Two ends with little room between them.
     async fn pair() -> (Socket, TcpStream) {
-        let listener = TcpSocket::new_v4().expect("a socket");
-        listener.set_recv_buffer_size(8192).expect("set");
-        listener.set_send_buffer_size(8192).expect("set");
+        let [listener, dialler] = [(); 2].map(|()| {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.set_recv_buffer_size(8192).expect("set");
+            socket.set_send_buffer_size(8192).expect("set");
+            socket
+        });
         let any = "127.0.0.1:0".parse().expect("an address");
         listener.bind(any).expect("bound");
-        let listener: TcpListener = listener.listen(1).expect("listening");
-        let dialler = TcpSocket::new_v4().expect("a socket");
-        dialler.set_recv_buffer_size(8192).expect("set");
-        dialler.set_send_buffer_size(8192).expect("set");
+        let listener = listener.listen(1).expect("listening");
         let address = listener.local_addr().expect("an address");
         let here = dialler.connect(address).await.expect("connected");
         let (there, _) = listener.accept().await.expect("accepted");

@@ -21,8 +21,12 @@ async fn stuff(stream: &mut TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_is_noticed_while_the_stream_has_no_window() {
+async fn a_reset_is_passed_on_even_while_the_stream_has_no_window() {
     let world = World::new().await;
+    let (mut client, target) = world.pair().await;
+    reset(target);
+    until_reset(&mut client).await;
+
     let (mut client, mut target) = world.pair().await;
     stuff(&mut client).await;
     reset(client);
@@ -32,8 +36,8 @@ async fn a_reset_is_noticed_while_the_stream_has_no_window() {
     let (mut client, mut target) = world.pair().await;
     stuff(&mut target).await;
     reset(target);
-    world.edge.counted(Reason::TargetReset, 1).await;
-    world.cloud.counted(Reason::TargetReset, 1).await;
+    world.edge.counted(Reason::TargetReset, 2).await;
+    world.cloud.counted(Reason::TargetReset, 2).await;
     until_reset(&mut client).await;
 }
 

@@ -62,7 +62,7 @@ pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A CA and what it issued.
-pub(super) struct Pki(Site);
+pub(super) struct Pki(pub(super) Site);
 
 impl Pki {
     pub(super) fn new() -> Self {
@@ -314,6 +314,14 @@ impl World {
         assert_eq!(read(&mut target, 1).await, b"!");
         (client, target)
     }
+}
+
+/// Both ends of a TCP connection; who dialled comes first.
+pub(super) async fn connected() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("an address");
+    let dialler = TcpStream::connect(address).await.expect("connected");
+    (dialler, listener.accept().await.expect("accepted").0)
 }
 
 /// Reads so many bytes.

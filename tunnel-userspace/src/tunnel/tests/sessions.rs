@@ -12,8 +12,8 @@ use tokio::{
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, gateway_settings, limits, read, rest,
-    until, until_reset,
+    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, connected, gateway_settings, limits, read,
+    rest, until, until_reset,
 };
 use crate::{
     model::Target,
@@ -47,7 +47,7 @@ async fn a_session_shows_whose_it_is_and_what_it_carries() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_connection_stands_beside_the_first_and_takes_its_share() {
+async fn a_second_connection_stands_beside_the_first() {
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
@@ -176,10 +176,7 @@ async fn a_connect_keeps_the_slot_that_it_was_given_while_its_client_is_silent()
         port: world.target.local_addr().expect("an address").port(),
         loopback: false,
     };
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-    let at = listener.local_addr().expect("an address");
-    let mut client = TcpStream::connect(at).await.expect("connected");
-    let (accepted, _) = listener.accept().await.expect("accepted");
+    let (mut client, accepted) = connected().await;
     let (_stop, stopped) = watch::channel(false);
     let streams = || world.cloud.session().traffic.streams;
     assert_eq!(streams(), 0);

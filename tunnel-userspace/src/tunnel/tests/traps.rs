@@ -9,19 +9,18 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{
     RecvStream, SendStream,
-    client::{self, SendRequest},
+    client::{self, ResponseFuture, SendRequest},
     server::{self, SendResponse},
 };
 use http::{HeaderValue, Request, Response, StatusCode};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt as _, DuplexStream},
-    net::{TcpListener, TcpStream},
     task::{JoinSet, unconstrained},
     time::timeout,
 };
 
-use super::harness::{SOON, limits};
+use super::harness::{SOON, connected, limits};
 use crate::tunnel::{
     copy::{self, Stream},
     error_code::End,
@@ -30,35 +29,70 @@ use crate::tunnel::{
     wire,
 };
 
-type Server = server::Connection<DuplexStream, Bytes>;
-type Client = client::Connection<DuplexStream, Bytes>;
-
 /// Both ends of a session, without TLS.
-async fn ends() -> (SendRequest<Bytes>, Client, Server) {
-    let (here, there) = tokio::io::duplex(16 << 20);
-    let (of_client, of_server) = (wire::client(&limits()), wire::server(&limits()));
-    let (client, server) = tokio::join!(of_client.handshake(here), of_server.handshake(there));
-    let (sender, client) = client.expect("a client");
-    let (mut client, mut server) = (client, server.expect("a server"));
-    // The settings go both ways.
-    for _ in 0..4 {
-        assert!(is_alive(&mut client) && poll(&mut server).is_pending());
-    }
-    (sender, client, server)
-}
-
-/// Has a connection do what there is to do.
-fn is_alive(client: &mut Client) -> bool {
-    let mut cx = Context::from_waker(Waker::noop());
-    // Not held back by tokio, which would have a task stop now and then.
-    pin!(unconstrained(client)).poll(&mut cx).is_pending()
+struct Session {
+    sender: SendRequest<Bytes>,
+    client: client::Connection<DuplexStream, Bytes>,
+    server: server::Connection<DuplexStream, Bytes>,
 }
 
 type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
-fn poll(server: &mut Server) -> Poll<Accepted> {
-    let accepted = unconstrained(poll_fn(|cx| server.poll_accept(cx)));
-    pin!(accepted).poll(&mut Context::from_waker(Waker::noop()))
+impl Session {
+    async fn new() -> Self {
+        let (here, there) = tokio::io::duplex(16 << 20);
+        let (of_client, of_server) = (wire::client(&limits()), wire::server(&limits()));
+        let (client, server) = tokio::join!(of_client.handshake(here), of_server.handshake(there));
+        let ((sender, client), server) = (client.expect("a client"), server.expect("a server"));
+        let mut session = Self {
+            sender,
+            client,
+            server,
+        };
+        // The settings go both ways.
+        (0..2).for_each(|_| session.exchange());
+        session
+    }
+
+    /// Has the client do what there is to do; it must not end.
+    fn drive_client(&mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        // Not held back by tokio, which would have a task stop now and then.
+        let polled = pin!(unconstrained(&mut self.client)).poll(&mut cx);
+        assert!(polled.is_pending(), "the client is alive");
+    }
+
+    /// Has the server do what there is to do.
+    fn accept(&mut self) -> Poll<Accepted> {
+        let accepted = unconstrained(poll_fn(|cx| self.server.poll_accept(cx)));
+        pin!(accepted).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// Has both ends do what there is to do; neither must end, and no request come.
+    fn exchange(&mut self) {
+        self.drive_client();
+        assert!(self.accept().is_pending(), "the server is alive");
+        self.drive_client();
+    }
+
+    /// Opens a stream, which nobody accepts yet.
+    fn request(&mut self) -> (ResponseFuture, SendStream<Bytes>) {
+        let sent = self.sender.send_request(connect(), false).expect("sent");
+        self.drive_client();
+        sent
+    }
+
+    /// An open stream: its end at the client, and both of the server.
+    async fn stream(&mut self) -> (SendStream<Bytes>, RecvStream, SendStream<Bytes>) {
+        let (response, send) = self.request();
+        let Poll::Ready(Some(Ok((request, mut respond)))) = self.accept() else {
+            panic!("a request");
+        };
+        let answer = respond.send_response(Response::new(()), false);
+        self.exchange();
+        assert_eq!(response.await.expect("an answer").status(), StatusCode::OK);
+        (send, request.into_body(), answer.expect("answered"))
+    }
 }
 
 fn connect() -> Request<()> {
@@ -67,39 +101,15 @@ fn connect() -> Request<()> {
         .expect("a request")
 }
 
-/// An open stream: its end at the client, and both of the server.
-async fn stream(
-    sender: &mut SendRequest<Bytes>,
-    client: &mut Client,
-    server: &mut Server,
-) -> (SendStream<Bytes>, RecvStream, SendStream<Bytes>) {
-    let (response, send) = sender.send_request(connect(), false).expect("sent");
-    assert!(is_alive(client));
-    let Poll::Ready(Some(Ok((request, mut respond)))) = poll(server) else {
-        panic!("a request");
-    };
-    let answer = respond
-        .send_response(Response::new(()), false)
-        .expect("answered");
-    assert!(poll(server).is_pending());
-    assert!(is_alive(client));
-    assert_eq!(response.await.expect("an answer").status(), StatusCode::OK);
-    (send, request.into_body(), answer)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_session() {
     const FRAMES: usize = 400_000;
-    let (mut sender, mut client, mut server) = ends().await;
-    let (mut send, recv, answer) = stream(&mut sender, &mut client, &mut server).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-    let address = listener.local_addr().expect("an address");
-    let mut tcp = TcpStream::connect(address).await.expect("connected");
+    let mut session = Session::new().await;
+    let (mut send, recv, answer) = session.stream().await;
+    let (mut tcp, mut peer) = connected().await;
     SockRef::from(&tcp).set_send_buffer_size(4096).expect("set");
-    let (mut peer, _) = listener.accept().await.expect("accepted");
-    SockRef::from(&peer)
-        .set_recv_buffer_size(4096)
-        .expect("set");
+    let peer_buffer = |size| SockRef::from(&peer).set_recv_buffer_size(size);
+    peer_buffer(4096).expect("set");
     prepare_end(&tcp).expect("prepared");
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -117,6 +127,9 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
         )
         .await;
     });
+    let Session {
+        client, mut server, ..
+    } = session;
     tasks.spawn(async move { while server.accept().await.is_some() {} });
     tasks.spawn(async move { client.await.expect("it lives on") });
 
@@ -128,9 +141,7 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
         }
     }
 
-    SockRef::from(&peer)
-        .set_recv_buffer_size(1 << 20)
-        .expect("set");
+    peer_buffer(1 << 20).expect("set");
     let mut got = vec![0; FRAMES];
     let read = timeout(SOON, peer.read_exact(&mut got)).await;
     read.expect("soon").expect("all of it");
@@ -138,36 +149,28 @@ async fn frames_of_a_byte_for_a_socket_that_takes_nothing_do_not_close_the_sessi
 
 #[tokio::test]
 async fn streams_that_are_reset_before_anybody_looked_at_them_do_not_close_the_session() {
-    let (mut sender, mut client, mut server) = ends().await;
-    let mut streams = Vec::new();
-    for _ in 0..250 {
-        streams.push(sender.send_request(connect(), false).expect("sent"));
-        assert!(is_alive(&mut client));
-    }
+    let mut session = Session::new().await;
+    let mut streams: Vec<_> = (0..250).map(|_| session.request()).collect();
     for (_, send) in &mut streams {
         send.send_reset(h2::Reason::CANCEL);
     }
-    assert!(is_alive(&mut client));
+    session.drive_client();
 
     for _ in 0..250 {
-        let accepted = poll(&mut server);
+        let accepted = session.accept();
         assert!(matches!(accepted, Poll::Ready(Some(Ok(_)))), "{accepted:?}");
     }
-    assert!(poll(&mut server).is_pending(), "alive");
-    drop(stream(&mut sender, &mut client, &mut server).await);
+    session.exchange();
+    drop(session.stream().await);
 }
 
 #[tokio::test]
 async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session() {
-    let (mut sender, mut client, mut server) = ends().await;
+    let mut session = Session::new().await;
     for _ in 0..30 {
-        let mut streams = Vec::new();
+        let mut streams: Vec<_> = (0..100).map(|_| session.request()).collect();
         for _ in 0..100 {
-            streams.push(sender.send_request(connect(), false).expect("sent"));
-        }
-        assert!(is_alive(&mut client));
-        for _ in 0..100 {
-            let Poll::Ready(Some(Ok((_, mut respond)))) = poll(&mut server) else {
+            let Poll::Ready(Some(Ok((_, mut respond)))) = session.accept() else {
                 panic!("a request");
             };
             respond.send_reset(h2::Reason::REFUSED_STREAM);
@@ -177,47 +180,42 @@ async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session()
             send.send_data(Bytes::from_static(b"late"), false)
                 .expect("not known yet");
         }
-        assert!(is_alive(&mut client));
-        assert!(poll(&mut server).is_pending(), "alive");
-        assert!(is_alive(&mut client));
+        session.exchange();
     }
 }
 
 #[tokio::test]
 async fn headers_that_are_too_long_are_refused_and_the_session_lives_on() {
-    let (mut sender, mut client, mut server) = ends().await;
+    let mut session = Session::new().await;
     let mut request = connect();
     let long = HeaderValue::from_bytes(&[b'x'; 20 << 10]).expect("a value");
     request.headers_mut().insert("culvert-target", long);
 
-    let sent = sender.send_request(request, false);
+    let sent = session.sender.send_request(request, false);
     let refused = match sent {
         Err(_) => true,
         Ok((response, _send)) => {
-            assert!(is_alive(&mut client));
-            assert!(poll(&mut server).is_pending(), "nobody gets to see it");
-            assert!(is_alive(&mut client));
+            session.exchange();
             let answer = timeout(SOON, response).await.expect("soon");
             answer.map_or(true, |answer| answer.status() == 431)
         }
     };
 
     assert!(refused);
-    drop(stream(&mut sender, &mut client, &mut server).await);
+    drop(session.stream().await);
 }
 
 #[tokio::test]
 async fn what_waits_to_be_sent_is_bounded_and_goes_out_in_large_frames() {
-    let (mut sender, mut client, mut server) = ends().await;
-    let (mut send, mut recv, _answer) = stream(&mut sender, &mut client, &mut server).await;
+    let mut session = Session::new().await;
+    let (mut send, mut recv, _answer) = session.stream().await;
     send.reserve_capacity(1 << 20);
     assert_eq!(send.capacity(), 256 << 10);
 
     send.send_data(vec![0; 256 << 10].into(), false)
         .expect("sent");
     assert_eq!(send.capacity(), 0);
-    assert!(is_alive(&mut client));
-    assert!(poll(&mut server).is_pending());
+    session.exchange();
     let data = poll_fn(|cx| recv.poll_data(cx)).await;
     assert_eq!(data.expect("data").expect("no error").len(), 128 << 10);
     assert_eq!(send.capacity(), 256 << 10, "room again once it is out");
@@ -225,16 +223,15 @@ async fn what_waits_to_be_sent_is_bounded_and_goes_out_in_large_frames() {
 
 #[tokio::test]
 async fn a_stream_takes_its_own_window_and_no_other() {
-    let (mut sender, mut client, mut server) = ends().await;
+    let mut session = Session::new().await;
     let mut all = Vec::new();
     // As many as there may be, and each one fills its window.
     for _ in 0..250 {
-        let mut stalled = stream(&mut sender, &mut client, &mut server).await;
+        let mut stalled = session.stream().await;
         let chunk = Bytes::from(vec![0; 128 << 10]);
         for _ in 0..8 {
             stalled.0.send_data(chunk.clone(), false).expect("sent");
-            assert!(is_alive(&mut client));
-            assert!(poll(&mut server).is_pending());
+            session.exchange();
         }
         stalled.0.reserve_capacity(1);
         assert_eq!(stalled.0.capacity(), 0, "its window is full");
@@ -249,7 +246,6 @@ async fn a_stream_takes_its_own_window_and_no_other() {
         recv.flow_control().release_capacity(length).expect("known");
         freed += length;
     }
-    assert!(poll(&mut server).is_pending());
-    assert!(is_alive(&mut client));
+    session.exchange();
     assert!(send.capacity() > 0, "it goes on beside 249 that stall");
 }

@@ -9,9 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{clock::Instant, pki::Validity, scale::Scale, usage, wait};
 
-use crate::{
-    support::{ANSWER, BACK, HANDSHAKE_TIMEOUT, HANDSHAKES, Plan, dial, echo, expect_live},
-    targets::{Act, Server},
+use crate::support::{
+    ANSWER, BACK, HANDSHAKE_TIMEOUT, HANDSHAKES, dial, echo, echoing, expect_live,
 };
 
 /// How many handshakes are begun and not ended.
@@ -22,10 +21,7 @@ const BEGINNING: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252];
 
 #[test]
 fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let mut tunnel = Plan::of(&[server.at()]).start()?;
-    let mut live = tunnel.connect(server.at())?;
-    echo(&mut live, b"hello")?;
+    let (server, mut tunnel, mut live) = echoing(&[])?;
     let pid = tunnel.cloud()?.pid();
     let files = usage::open_files(pid)?;
 
@@ -74,10 +70,7 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
 
 #[test]
 fn garbage_ends_its_own_connection_only() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let tunnel = Plan::of(&[server.at()]).start()?;
-    let mut live = tunnel.connect(server.at())?;
-    echo(&mut live, b"hello")?;
+    let (_server, tunnel, mut live) = echoing(&[])?;
 
     let garbage: [&[u8]; 4] = [
         b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",

@@ -12,7 +12,7 @@ use tunnel_tests::{clock::Instant, scale::Scale, usage, wait};
 
 use crate::{
     support::{
-        ANSWER, BACK, Plan, Tunnel, dial, echo, expect_live, expect_refused, expect_reset, stuff,
+        BACK, Plan, Tunnel, dial, echo, echoing, expect_live, expect_refused, expect_reset, stuff,
     },
     targets::{Act, Server, closed},
 };
@@ -22,12 +22,6 @@ const DIALS: [u32; 2] = [1000, 5000];
 
 /// How much memory an end may gain by failed dials: less than a kilobyte for each.
 const GROWTH: u64 = 3 << 20;
-
-fn echoing() -> Result<(Server, Tunnel)> {
-    let server = Server::start(Act::Echo)?;
-    let tunnel = Plan::of(&[server.at()]).start()?;
-    Ok((server, tunnel))
-}
 
 /// Waits until a new client is served.
 fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
@@ -42,9 +36,7 @@ fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
 
 #[test]
 fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
-    let (server, mut tunnel) = echoing()?;
-    let mut old = tunnel.connect(server.at())?;
-    echo(&mut old, b"hello")?;
+    let (server, mut tunnel, mut old) = echoing(&[])?;
 
     tunnel.kill_cloud()?;
     let error = dial(tunnel.way_to(server.at())?).expect_err("nobody listens");
@@ -53,8 +45,7 @@ fn after_a_kill_of_the_gateway_its_agent_comes_back() -> Result<()> {
         "{error}"
     );
     echo(&mut old, b"hello").expect_err("its stream has ended");
-    wait::until(ANSWER, || server.reset() == 1)
-        .with_context(|| format!("the target saw {} ends and no reset", server.ended()))?;
+    server.until_reset()?;
 
     tunnel.start_cloud()?;
     let took = until_served(&tunnel, server.at())?;
@@ -71,7 +62,9 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut plan = Plan::nodes(nodes);
     // Long enough for the echoes, also on a busy machine.
-    plan.session.ping_timeout = Duration::from_secs(5);
+    for limits in [&mut plan.session, &mut plan.of_agents] {
+        limits.ping_timeout = Duration::from_secs(5);
+    }
     let mut tunnel = plan.start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
@@ -101,9 +94,7 @@ fn a_frozen_agent_delays_no_other_and_its_clients_are_told() -> Result<()> {
 
 #[test]
 fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
-    let (server, mut tunnel) = echoing()?;
-    let mut old = tunnel.connect(server.at())?;
-    echo(&mut old, b"hello")?;
+    let (server, mut tunnel, mut old) = echoing(&[])?;
 
     let start = Instant::now();
     tunnel.kill_agent("a")?;
@@ -114,8 +105,7 @@ fn clients_of_a_killed_agent_are_told_at_once() -> Result<()> {
         "{:?}",
         start.elapsed()
     );
-    wait::until(ANSWER, || server.reset() == 1)
-        .with_context(|| format!("the target saw {} ends and no reset", server.ended()))?;
+    server.until_reset()?;
     tunnel.until_counted("agent_lost", 1)?;
     tunnel.until_disconnected("a")?;
     tunnel.start_agent("a")?;

@@ -87,22 +87,20 @@ fn four_streams_at_most(plan: Plan, server: &Server) -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-#[test]
-fn more_streams_than_a_gateway_allows_are_refused_and_the_others_live_on() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let mut plan = Plan::of(&[server.at()]);
-    plan.of_agents = Some(plan.session.clone());
-    plan.session.streams = 4;
-    four_streams_at_most(plan, &server)
-}
+/// The bounds of one end.
+type Bounds = fn(&mut Plan) -> &mut Limits;
 
 #[test]
-fn more_streams_than_an_agent_allows_are_refused_and_the_others_live_on() -> Result<()> {
-    let server = Server::start(Act::Echo)?;
-    let mut plan = Plan::of(&[server.at()]);
-    plan.of_agents = Some(Limits {
-        streams: 4,
-        ..plan.session.clone()
-    });
-    four_streams_at_most(plan, &server)
+fn more_streams_than_an_end_allows_are_refused_and_the_others_live_on() -> Result<()> {
+    let ends: [(_, Bounds); 2] = [
+        ("gateway", |plan| &mut plan.session),
+        ("agent", |plan| &mut plan.of_agents),
+    ];
+    for (end, limits) in ends {
+        let server = Server::start(Act::Echo)?;
+        let mut plan = Plan::of(&[server.at()]);
+        limits(&mut plan).streams = 4;
+        four_streams_at_most(plan, &server).with_context(|| format!("those of the {end}"))?;
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::SockRef;
 
 use crate::{
-    support::{Plan, Tunnel, echo, expect_live, expect_reset, stuff, until_still},
+    support::{Tunnel, echo, echoing, expect_live, expect_reset, stuff, until_still},
     targets::{Act, Blackhole, LITTLE, Server},
 };
 
@@ -32,10 +32,8 @@ fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>
 
 #[test]
 fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
-    let (server, flood) = (Server::start(Act::Echo)?, Server::start(Act::Flood)?);
-    let tunnel = Plan::of(&[server.at(), flood.at()]).start()?;
-    let mut live = tunnel.connect(server.at())?;
-    echo(&mut live, b"hello")?;
+    let flood = Server::start(Act::Flood)?;
+    let (server, tunnel, mut live) = echoing(&[flood.at()])?;
     expect_live("beside no stalled reader", &mut live)?;
 
     let readers = stall(&tunnel, &flood, STALLED)?;
@@ -55,10 +53,8 @@ fn two_hundred_stalled_readers_do_not_delay_another_stream() -> Result<()> {
 
 #[test]
 fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
-    let (server, silent) = (Server::start(Act::Echo)?, Server::start(Act::Silence)?);
-    let tunnel = Plan::of(&[server.at(), silent.at()]).start()?;
-    let mut live = tunnel.connect(server.at())?;
-    echo(&mut live, b"hello")?;
+    let silent = Server::start(Act::Silence)?;
+    let (_server, tunnel, mut live) = echoing(&[silent.at()])?;
 
     // More than there are sessions, so that there is one beside the live stream.
     let mut writers = Vec::new();
@@ -82,10 +78,8 @@ fn stalled_writers_do_not_delay_another_stream() -> Result<()> {
 
 #[test]
 fn a_dial_that_nobody_answers_does_not_delay_another_stream() -> Result<()> {
-    let (server, hole) = (Server::start(Act::Echo)?, Blackhole::new()?);
-    let tunnel = Plan::of(&[server.at(), hole.at()]).start()?;
-    let mut live = tunnel.connect(server.at())?;
-    echo(&mut live, b"hello")?;
+    let hole = Blackhole::new()?;
+    let (server, tunnel, mut live) = echoing(&[hole.at()])?;
 
     let mut lost = tunnel.connect(hole.at())?;
     lost.write_all(b"anybody?")?;

@@ -23,6 +23,8 @@ use tunnel_tests::{
 };
 use tunnel_userspace::tunnel::{Limits, agent, gateway};
 
+use crate::targets::{Act, Server};
+
 /// How long an answer, or a change that needs no timeout, may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
@@ -55,9 +57,9 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
     /// What agents may dial beside or instead of where clients go.
     pub(crate) allow: Option<Vec<SocketAddr>>,
+    /// The bounds of the gateway, and those of agents.
     pub(crate) session: Limits,
-    /// The bounds of agents, where they are others.
-    pub(crate) of_agents: Option<Limits>,
+    pub(crate) of_agents: Limits,
 }
 
 impl Plan {
@@ -67,16 +69,17 @@ impl Plan {
     }
 
     pub(crate) fn nodes(nodes: Vec<(&'static str, Vec<SocketAddr>)>) -> Self {
+        let session = Limits {
+            ping_every: Duration::from_secs(1),
+            ping_timeout: Duration::from_secs(2),
+            drain: Duration::from_secs(1),
+            ..Limits::default()
+        };
         Self {
             nodes,
             allow: None,
-            session: Limits {
-                ping_every: Duration::from_secs(1),
-                ping_timeout: Duration::from_secs(2),
-                drain: Duration::from_secs(1),
-                ..Limits::default()
-            },
-            of_agents: None,
+            of_agents: session.clone(),
+            session,
         }
     }
 
@@ -179,12 +182,7 @@ impl Tunnel {
                 ..agent::Settings::default()
             },
             certificate: (&files).into(),
-            session: self
-                .plan
-                .of_agents
-                .as_ref()
-                .unwrap_or(&self.plan.session)
-                .clone(),
+            session: self.plan.of_agents.clone(),
         };
         let agent = End::start("agent", &self.folder.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));
@@ -312,6 +310,15 @@ impl Tunnel {
     pub(crate) const fn ingress(&self) -> u16 {
         self.settings.ingress.port()
     }
+}
+
+/// A tunnel to an echoing server and to other targets, and a client that was answered.
+pub(crate) fn echoing(others: &[SocketAddr]) -> Result<(Server, Tunnel, TcpStream)> {
+    let server = Server::start(Act::Echo)?;
+    let tunnel = Plan::of(&[&[server.at()], others].concat()).start()?;
+    let mut live = tunnel.connect(server.at())?;
+    echo(&mut live, b"hello")?;
+    Ok((server, tunnel, live))
 }
 
 /// A connection whose reads and writes end after [`ANSWER`].

@@ -11,9 +11,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use socket2::{Domain, SockRef, Socket, Type};
-use tunnel_tests::kubelet::{Summing, pattern};
+use tunnel_tests::wait;
+
+use crate::support::ANSWER;
 
 /// How many connections wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -26,10 +28,6 @@ pub(crate) const LITTLE: usize = 64 * 1024;
 pub(crate) enum Act {
     /// What comes is sent back, until the end.
     Echo,
-    /// At the client's end, tells how many bytes came and their digest, and ends.
-    Sum,
-    /// Sends so many bytes, and ends.
-    Send(u64),
     /// Sends for ever, whether anybody reads or not.
     Flood,
     /// Reads nothing and sends nothing.
@@ -86,14 +84,10 @@ impl Server {
         self.seen.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many of them broke.
-    pub(crate) fn reset(&self) -> u64 {
-        self.seen.reset.load(Ordering::Relaxed)
-    }
-
-    /// How many of them ended well.
-    pub(crate) fn ended(&self) -> u64 {
-        self.seen.ended.load(Ordering::Relaxed)
+    /// Waits until one of them broke.
+    pub(crate) fn until_reset(&self) -> Result<()> {
+        let broke = || self.seen.reset.load(Ordering::Relaxed) == 1;
+        wait::until(ANSWER, broke).with_context(|| format!("no reset, but {:?}", self.seen))
     }
 
     /// How many bytes were sent over all of them.
@@ -114,16 +108,14 @@ fn serve(mut stream: TcpStream, act: Act, seen: &Seen) -> io::Result<()> {
     stream.set_nodelay(true)?;
     match act {
         Act::Echo => echo(stream),
-        Act::Sum => sum(stream),
-        Act::Send(length) => {
-            send(&mut stream, length, seen)?;
-            stream.shutdown(Shutdown::Write)?;
-            until_end(&mut stream).map(drop)
-        }
         Act::Flood => {
             // Little of the kernel's memory for TCP is to be the test's own.
             SockRef::from(&stream).set_send_buffer_size(LITTLE)?;
-            send(&mut stream, u64::MAX, seen)
+            let chunk = vec![0; LITTLE];
+            loop {
+                let written = u64::try_from(stream.write(&chunk)?).unwrap_or(u64::MAX);
+                seen.sent.fetch_add(written, Ordering::Relaxed);
+            }
         }
         Act::Silence => {
             // An error on the connection wakes no reader that never reads: look at it now and then.
@@ -144,39 +136,6 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
         }
         stream.write_all(&buffer[..length])?;
     }
-}
-
-fn sum(mut stream: TcpStream) -> io::Result<()> {
-    let sum = until_end(&mut stream)?.sum();
-    stream.write_all(sum.to_string().as_bytes())
-}
-
-/// Reads until the other end has ended its half.
-pub(crate) fn until_end(stream: &mut TcpStream) -> io::Result<Summing> {
-    let mut summing = Summing::default();
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        let length = stream.read(&mut buffer)?;
-        if length == 0 {
-            return Ok(summing);
-        }
-        summing.add(&buffer[..length]);
-    }
-}
-
-fn send(stream: &mut TcpStream, length: u64, seen: &Seen) -> io::Result<()> {
-    let pattern = pattern();
-    let mut left = length;
-    while left > 0 {
-        let part = usize::try_from(left).map_or(pattern.len(), |left| left.min(pattern.len()));
-        let written = stream.write(&pattern[..part])?;
-        // The pattern begins anew only after a whole one, so that digests can be compared.
-        stream.write_all(&pattern[written..part])?;
-        let part = u64::try_from(part).unwrap_or(u64::MAX);
-        seen.sent.fetch_add(part, Ordering::Relaxed);
-        left -= part;
-    }
-    Ok(())
 }
 
 /// An address that answers no connect: its listener has room for one connection, which is taken.
@@ -201,9 +160,7 @@ impl Blackhole {
             Ok(socket)
         };
         let held = (0..4).map(|_| fill()).collect::<io::Result<Vec<_>>>()?;
-        let at = address
-            .as_socket()
-            .ok_or_else(|| anyhow::anyhow!("no address"))?;
+        let at = address.as_socket().context("no address")?;
         Ok(Self {
             at,
             _held: (listener, held),

@@ -1,5 +1,5 @@
 //! Certificates of the laboratory's own: those of servers behind the edge, and those of the tunnel's
-//! ends, good and bad ones.
+//! ends.
 
 use std::{
     fs,

@@ -3,16 +3,19 @@
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use nix::net::if_::if_nametoindex;
+use rcgen::ExtendedKeyUsagePurpose::ClientAuth;
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    time::timeout,
 };
+use tokio_rustls::TlsConnector;
 use tunnel_common::reason::Reason;
 
 use super::harness::{
-    Cloud, Edge, NODE, Pki, World, agent_settings, gateway_settings, limits, read, until,
-    until_reset,
+    Cloud, Edge, NODE, Pki, SOON, World, agent_settings, limits, read, until, until_reset,
 };
+use crate::identity::Identity;
 
 async fn refused(at: std::net::SocketAddr) {
     let mut client = match TcpStream::connect(at).await {
@@ -68,7 +71,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     // A link that becomes known in time is that of a new pod.
     let pair = world.pair();
     tokio::pin!(pair);
-    let early = tokio::time::timeout(Duration::from_millis(100), &mut pair).await;
+    let early = timeout(Duration::from_millis(100), &mut pair).await;
     assert!(early.is_err(), "not known yet");
     world.cloud.inside.send_replace(Arc::new([loopback].into()));
     pair.await;
@@ -77,29 +80,49 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_meets_no_gateway_of_its_ca_says_that_tls_failed() {
     let (own, foreign) = (Pki::new(), Pki::new());
-    for (what, identity, why) in [
-        (
-            "a gateway of another CA",
-            foreign.gateway(),
-            "UnknownIssuer",
-        ),
-        (
-            "another agent",
-            own.agent("edge-8"),
-            "certificate does not allow extended key usage for server",
-        ),
+    let cloud = Cloud::new(&foreign, &limits());
+    let edge = Edge::new(agent_settings(&[cloud.gateway], &[]), own.agent(NODE));
+
+    until("an error", || !edge.last_error().is_empty()).await;
+
+    let (at, error) = (cloud.gateway, edge.last_error());
+    let start = format!("TLS with {at} failed: invalid peer certificate: UnknownIssuer");
+    assert!(error.starts_with(&start), "{error}");
+    assert_eq!(cloud.node(NODE).sessions, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
+    use Reason::{HandshakeFailed, IdentityRefused};
+    let (Pki(own), Pki(foreign)) = (Pki::new(), Pki::new());
+    let with = |files| own.client(Some(&files));
+    let of_other_ca = with(foreign.agent(NODE));
+    let of_no_node = with(own.forged(["culvert:agents", "Not a name!"], &[ClientAuth]));
+    let of_no_agent = with(own.forged(["system:nodes", NODE], &[ClientAuth]));
+    let mut without_protocol = with(own.agent(NODE));
+    without_protocol.alpn_protocols = Vec::new();
+    let nobody = own.client(None);
+    let cloud = Cloud::new(&Pki(own), &limits());
+
+    for (what, client, reason) in [
+        ("without a certificate", nobody, HandshakeFailed),
+        ("of another CA", of_other_ca, HandshakeFailed),
+        ("of no agent", of_no_agent, IdentityRefused),
+        ("of no node", of_no_node, IdentityRefused),
+        ("without a protocol", without_protocol, HandshakeFailed),
     ] {
-        let cloud = Cloud::with(gateway_settings(), &limits(), identity);
-        let edge = Edge::new(agent_settings(&[cloud.gateway], &[]), own.agent(NODE));
-
-        until(what, || !edge.last_error().is_empty()).await;
-
-        let at = cloud.gateway;
-        let start = format!("TLS with {at} failed: invalid peer certificate: {why}");
-        let error = edge.last_error();
-        assert!(error.starts_with(&start), "{what}: {error}");
-        assert_eq!(cloud.node(NODE).sessions, [], "{what}");
+        let before = cloud.count(reason);
+        let tcp = TcpStream::connect(cloud.gateway).await.expect("connected");
+        let connector = TlsConnector::from(Arc::new(client));
+        let tls = connector.connect(Identity::gateway_name(), tcp).await;
+        let (mut tls, mut told) = (tls.expect(what), Vec::new());
+        let read = timeout(SOON, tls.read_to_end(&mut told)).await;
+        // It may end by an alert or without a word.
+        drop(read.expect(what));
+        assert_eq!(told, b"", "{what}: the gateway began to speak HTTP/2");
+        cloud.counted(reason, before + 1).await;
     }
+    assert_eq!(cloud.sessions.nodes(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -172,10 +172,6 @@ impl MapReader for KernelMaps {
         self.source.get(&index)
     }
 
-    fn backend(&self, index: u32) -> Result<Backend, ReadError> {
-        self.services.be.get(&index)
-    }
-
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
         self.services.be.first(entries)
     }
@@ -226,10 +222,6 @@ impl KernelSteering {
 impl SteeringMaps for KernelSteering {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
         self.steer.all()
-    }
-
-    fn record(&self, index: u32) -> Result<Steered, ReadError> {
-        self.steered.get(&index)
     }
 
     fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {

@@ -72,10 +72,11 @@ impl Memory for SocketMemory {
     }
 
     fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
-        if index >= self.maps.services.be.entries() {
+        let backends = &self.maps.services.be;
+        if index >= backends.entries() {
             return Ok(None);
         }
-        self.maps.backend(index).map(Some).map_err(cause)
+        backends.get(&index).map(Some).map_err(cause)
     }
 
     fn backends(&self) -> io::Result<Vec<Backend>> {

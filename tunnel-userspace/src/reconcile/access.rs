@@ -70,15 +70,13 @@ pub trait MapWriter: Send {
     /// Lets writes wait from now on, so that many go with one call: those of what nothing leads to, and
     /// of keys. They are made in an order in which nothing leads to what isn't written, and before
     /// anything that is in use changes. After one was refused, no other may be made.
-    fn hold(&mut self) {}
+    fn hold(&mut self);
     /// Makes the writes that wait; those that follow don't.
     ///
     /// # Errors
     ///
     /// The kernel refused some of them; which of them were made is not known.
-    fn flush(&mut self) -> Result<(), WriteError> {
-        Ok(())
-    }
+    fn flush(&mut self) -> Result<(), WriteError>;
     /// Lets the counts of a service port begin anew.
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
 }
@@ -98,9 +96,7 @@ pub trait Counts {
 /// Reads the service maps.
 pub trait MapReader: Counts {
     /// Whether the maps were made for this process and hold nothing; asked before it writes.
-    fn is_new(&self) -> bool {
-        false
-    }
+    fn is_new(&self) -> bool;
     /// Every front key and the index of its record.
     ///
     /// # Errors
@@ -113,16 +109,10 @@ pub trait MapReader: Counts {
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
     /// A range of clients.
     fn source(&self, index: u32) -> Result<Source, ReadError>;
-    /// A backend.
-    fn backend(&self, index: u32) -> Result<Backend, ReadError>;
-    /// What the programs counted of the service ports from the first id on.
-    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
-        (0..entries).map(|service| self.tally(service)).collect()
-    }
     /// The backends from the first on, by index.
-    fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
-        (0..entries).map(|index| self.backend(index)).collect()
-    }
+    fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError>;
+    /// What the programs counted of the service ports from the first id on.
+    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError>;
 }
 
 /// Reads and writes single entries of the steering maps.
@@ -133,12 +123,8 @@ pub trait SteeringMaps: Send {
     ///
     /// The kernel refused the read. So for the others that read.
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
-    /// A record.
-    fn record(&self, index: u32) -> Result<Steered, ReadError>;
     /// The records from the first on, by index.
-    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
-        (0..entries).map(|index| self.record(index)).collect()
-    }
+    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError>;
     /// The cookie of the network namespace that the canary was seen in; 0 for none.
     fn host(&self) -> Result<u64, ReadError>;
     /// Forgets that cookie.

@@ -36,7 +36,7 @@ impl Held {
 }
 
 /// The maps, and what programs could be reading since the last grace period.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) sizes: Sizes,
     pub(crate) svc: BTreeMap<FrontKey, u32>,
@@ -81,19 +81,9 @@ impl Memory {
     pub(crate) fn new(sizes: Sizes) -> Self {
         Self {
             sizes,
-            svc: BTreeMap::new(),
-            front: BTreeMap::new(),
-            slot: BTreeMap::new(),
-            source: BTreeMap::new(),
-            be: BTreeMap::new(),
-            conns: Conns::default(),
-            tallies: BTreeMap::new(),
-            held: None,
-            refused: None,
-            writes: 0,
             limit: usize::MAX,
             is_watched: true,
-            seen: Seen::default(),
+            ..Self::default()
         }
     }
 
@@ -109,9 +99,8 @@ impl Memory {
         assert_eq!(front.key, *key, "a record of another front");
         let set = Traffic::Sockets.set(front);
         let places = set.base..set.base + set.len;
-        let backends = places
-            .map(|place| self.be[&self.slot[&place].backend])
-            .collect::<Vec<_>>();
+        let backends = places.map(|place| self.be[&self.slot[&place].backend]);
+        let backends: Vec<_> = backends.collect();
         if (1..=NEAR).contains(&backends.len()) {
             for (near, backend) in front.near.iter().zip(&backends) {
                 assert_eq!((near.address, near.port), (backend.address, backend.port));
@@ -119,10 +108,7 @@ impl Memory {
             }
         }
         for backend in &backends {
-            assert_eq!(
-                backend.service, front.service,
-                "a backend of another service port"
-            );
+            assert_eq!(backend.service, front.service, "another port's backend");
             assert!(backend.state.is_serving(), "a backend that is gone");
         }
         Some(backends)
@@ -176,10 +162,7 @@ impl Memory {
     }
 
     fn write(&mut self, map: &'static str, is_free: bool) -> Result<(), WriteError> {
-        assert!(
-            is_free,
-            "a write to an entry of {map} that a program could be reading"
-        );
+        assert!(is_free, "a program could be reading that entry of {map}");
         if self.writes >= self.limit {
             return Err(refused(map, "killed"));
         }
@@ -211,18 +194,16 @@ impl Memory {
             return Ok(());
         }
         match write {
-            Held::Backend(index, backend) => self.write_backend(index, &backend),
+            Held::Backend(index, backend) => self.write_backend(index, &backend)?,
             Held::Slot(index, slot) => {
                 assert!(index < self.sizes.slot_entries());
                 self.write("slot", !self.seen.slots.contains(&index))?;
                 self.slot.insert(index, slot);
-                Ok(())
             }
             Held::Front(index, front) => {
                 assert!(index < self.sizes.front_entries());
                 self.write("front", !self.seen.fronts.contains(&index))?;
                 self.front.insert(index, *front);
-                Ok(())
             }
             Held::Key(key, index) => {
                 self.write("svc", true)?;
@@ -231,9 +212,9 @@ impl Memory {
                 }
                 self.svc.insert(key, index);
                 self.watch();
-                Ok(())
             }
         }
+        Ok(())
     }
 
     fn write_backend(&mut self, index: u32, backend: &Backend) -> Result<(), WriteError> {
@@ -246,6 +227,21 @@ impl Memory {
         assert_ne!(old, backend.state);
         self.write("be", !self.seen.backends.contains(&index))?;
         self.be.insert(index, *backend);
+        Ok(())
+    }
+
+    fn change_backend(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut Backend),
+    ) -> Result<(), WriteError> {
+        if !self.write_held() {
+            return Ok(());
+        }
+        self.write("be", true)?;
+        let changed = self.be.get_mut(&index).map(change);
+        assert!(changed.is_some(), "a backend that was never written");
+        self.watch();
         Ok(())
     }
 }
@@ -290,31 +286,14 @@ impl MapWriter for Memory {
     }
 
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError> {
-        if !self.write_held() {
-            return Ok(());
-        }
-        self.write("be", true)?;
-        let backend = self.be.get_mut(&index);
-        assert!(backend.is_some(), "a backend that was never written moves");
-        if let Some(backend) = backend {
+        self.change_backend(index, |backend| {
             assert!(backend.state.is_serving(), "a backend that is gone moves");
             backend.sets = sets;
-        }
-        Ok(())
+        })
     }
 
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError> {
-        if !self.write_held() {
-            return Ok(());
-        }
-        self.write("be", true)?;
-        let backend = self.be.get_mut(&index);
-        assert!(backend.is_some(), "a backend that was never written goes");
-        if let Some(backend) = backend {
-            backend.state = backend.state.gone();
-        }
-        self.watch();
-        Ok(())
+        self.change_backend(index, |backend| backend.state = backend.state.gone())
     }
 
     fn hold(&mut self) {
@@ -366,8 +345,13 @@ impl MapReader for Memory {
         Ok(entry(&self.source, index))
     }
 
-    fn backend(&self, index: u32) -> Result<Backend, ReadError> {
-        Ok(entry(&self.be, index))
+    fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError> {
+        let backend = |index| entry(&self.be, index);
+        Ok((0..entries).map(backend).collect())
+    }
+
+    fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError> {
+        (0..entries).map(|service| self.tally(service)).collect()
     }
 }
 

@@ -40,16 +40,14 @@ impl Memory {
 
 impl SteeringMaps for Memory {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError> {
-        Ok(self
-            .keys
-            .iter()
-            .map(|(key, index)| (*key, *index))
-            .collect())
+        let keys = self.keys.iter();
+        Ok(keys.map(|(key, index)| (*key, *index)).collect())
     }
 
-    fn record(&self, index: u32) -> Result<Steered, ReadError> {
-        let record = self.records.get(&index).copied();
-        Ok(record.unwrap_or_else(Steered::new_zeroed))
+    fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError> {
+        let known = |index| self.records.get(&index).copied();
+        let record = |index| known(index).unwrap_or_else(Steered::new_zeroed);
+        Ok((0..entries).map(record).collect())
     }
 
     fn host(&self) -> Result<u64, ReadError> {
@@ -63,10 +61,8 @@ impl SteeringMaps for Memory {
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {
         self.spend()?;
         if let Some(told) = &self.told {
-            assert!(
-                told.borrow().contains_key(&index),
-                "{index} is not known yet"
-            );
+            let is_known = told.borrow().contains_key(&index);
+            assert!(is_known, "{index} is not known yet");
         }
         self.keys.insert(*key, index);
         assert!(self.keys.len() <= self.capacity, "the hash is full");
@@ -83,14 +79,11 @@ impl SteeringMaps for Memory {
         self.spend()?;
         let old = self.records.insert(index, *record);
         let is_led_to = self.keys.values().any(|led| *led == index);
-        if is_led_to
-            && old.is_some_and(|old| {
-                Steered {
-                    removed: record.removed,
-                    ..old
-                } != *record
-            })
-        {
+        let removed = |old| Steered {
+            removed: record.removed,
+            ..old
+        };
+        if is_led_to && old.is_some_and(|old| removed(old) != *record) {
             self.torn += 1;
         }
         Ok(())

@@ -20,18 +20,19 @@ use std::{
     time::Duration,
 };
 
-use memory::Memory;
+use memory::{Conns, Memory};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     reason::Reason,
     service::{Backend, FrontKey},
+    table::Size,
 };
 
 use super::*;
 use crate::{
     model::{
-        Algorithm, Endpoint, ExternalIps, Family, ObjectName, Service, ServiceState, TopologyKeys,
-        Update, fixture,
+        Algorithm, Endpoint, ExternalIps, Family, Node, ObjectName, Service, ServiceState,
+        TopologyKeys, Update, fixture,
     },
     plan::NodePortAddresses,
 };
@@ -43,6 +44,9 @@ impl Grace for NoGrace {
         Ok(())
     }
 }
+
+/// A Service as a source tells of it; nothing for one that is gone.
+type Change<'a> = (&'a str, Option<ServiceState>);
 
 const ROOMY: Sizes = Sizes {
     fronts: 64,
@@ -105,9 +109,13 @@ fn pod_ip(vip: u8, last: u8) -> IpAddr {
     }
 }
 
+/// The front at an address for the port of every Service.
+fn http_at(ip: IpAddr) -> FrontKey {
+    FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
+}
+
 fn vip(last: u8) -> FrontKey {
-    let address = Address::from_ip(cluster_ip(last));
-    FrontKey::new(address, Port::from_host(80), Protocol::TCP)
+    http_at(cluster_ip(last))
 }
 
 /// Whether an endpoint takes new connections for a VIP: the seventh only for even ones, so that it
@@ -136,7 +144,7 @@ fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     }
 }
 
-fn update(services: Vec<(&str, Option<ServiceState>)>) -> Update {
+fn update(services: Vec<Change<'_>>) -> Update {
     let named = |(name, state)| (ObjectName::new("default", name), state);
     Update {
         services: services.into_iter().map(named).collect(),
@@ -146,11 +154,16 @@ fn update(services: Vec<(&str, Option<ServiceState>)>) -> Update {
     }
 }
 
-fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> (&'static str, Option<ServiceState>) {
-    (
-        name,
-        Some(state(name, vip, &endpoints.iter().copied().collect())),
-    )
+fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> Change<'static> {
+    let endpoints = endpoints.iter().copied().collect();
+    (name, Some(state(name, vip, &endpoints)))
+}
+
+/// The same Service with something else in its object.
+fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Change<'a> {
+    let mut state = state.expect("a Service");
+    change(Arc::make_mut(&mut state.service));
+    (name, Some(state))
 }
 
 /// Writes, waits a grace period and frees, until nothing is left to do.
@@ -166,18 +179,32 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
 }
 
 /// New maps of these sizes with some Services.
-fn serving<const N: usize>(
-    sizes: Sizes,
-    services: [(&str, Option<ServiceState>); N],
-) -> Reconciler<Memory> {
+fn serving<const N: usize>(sizes: Sizes, services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = adopt(Memory::new(sizes));
     apply(&mut reconciler, services.into());
     reconciler
 }
 
-fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<(&str, Option<ServiceState>)>) {
+fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     reconciler.update(update(services));
     settle(reconciler);
+}
+
+/// Tells of Nodes. Nothing is written.
+fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
+    reconciler.update(Update {
+        nodes,
+        ..update(Vec::new())
+    });
+}
+
+/// Compares the maps with what is known of them, and writes what differs. Gives the number of
+/// differences.
+fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
+    let differences = reconciler.audit(&NoGrace).expect("read");
+    reconciler.sync.ports.maps.grace();
+    settle(reconciler);
+    differences
 }
 
 /// The last octets of the backends that a VIP leads to.
@@ -188,6 +215,25 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     };
     let found = reconciler.maps().read(&vip(last))?;
     Some(found.into_iter().map(octet).collect())
+}
+
+/// The last use of the address of an endpoint of VIP 1, and its index.
+fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
+    let ip = Address::from_ip(pod_ip(1, last));
+    let mut all = reconciler.maps().be.iter();
+    let found = all.rfind(|(_, backend)| backend.address == ip);
+    let (index, backend) = found.expect("was written");
+    (*index, *backend)
+}
+
+/// What is shown of Services: of those of a name, or of all.
+fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
+    reconciler.services(name)
+}
+
+/// Lets programs count so many open sockets at a backend from now on.
+fn open(conns: &Conns, index: u32, count: u64) {
+    conns.0.lock().unwrap().insert(index, count);
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
@@ -214,8 +260,13 @@ fn nothing_is_written_or_deleted_before_every_source_has_told_its_list() {
 
 #[test]
 fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
-    let endpoints: [(_, _, &[u8]); 3] = [("web", 1, &[1, 2, 3]), ("dns", 2, &[]), ("db", 3, &[4])];
-    let all = || endpoints.map(|(name, vip, endpoints)| set(name, vip, endpoints));
+    let all = || {
+        [
+            set("web", 1, &[1, 2, 3]),
+            set("dns", 2, &[]),
+            set("db", 3, &[4]),
+        ]
+    };
     let first = serving(ROOMY, all());
     let mut second = adopt(first.sync.ports.maps);
     let before = second.maps().writes;
@@ -228,39 +279,27 @@ fn a_restart_finds_everything_in_its_place_and_writes_nothing() {
 
 #[test]
 fn a_backend_keeps_its_index_while_it_serves() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    let index = |reconciler: &Reconciler<Memory>, last: u8| {
-        let ip = Address::from_ip(pod_ip(1, last));
-        let mut found = reconciler.maps().be.iter();
-        found
-            .find(|(_, backend)| backend.address == ip)
-            .map(|(index, backend)| (*index, *backend))
-    };
-    apply(&mut reconciler, vec![set("web", 1, &[1, 2])]);
-    let before = index(&reconciler, 1);
+    let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2])]);
+    let before = written(&reconciler, 1);
 
     apply(&mut reconciler, vec![set("web", 1, &[1, 3])]);
 
-    assert_eq!(index(&reconciler, 1), before);
-    assert!(index(&reconciler, 2).is_some_and(|(_, backend)| !backend.state.is_serving()));
+    assert_eq!(written(&reconciler, 1), before);
+    assert!(!written(&reconciler, 2).1.state.is_serving());
 }
 
 #[test]
 fn an_address_moves_from_one_service_to_another_without_a_gap() {
-    let mut reconciler = serving(ROOMY, [set("old", 1, &[1])]);
-    reconciler.update(update(vec![("old", None), set("new", 1, &[2])]));
-    let writes = reconciler.maps().writes;
-
-    for limit in writes.. {
+    let reconciler = serving(ROOMY, [set("old", 1, &[1])]);
+    for limit in reconciler.maps().writes.. {
         let mut killed = reconciler.sync.ports.maps.clone();
         killed.limit = limit;
         let mut copy = adopt(killed);
         copy.update(update(vec![("old", None), set("new", 1, &[2])]));
-        let retired = copy.pass();
+        copy.pass();
         let found = backends(&copy, 1).expect("an owner at every moment");
         assert!(found == [1] || found == [2]);
         if found == [2] && !copy.is_dirty() {
-            drop(retired);
             break;
         }
     }
@@ -300,15 +339,11 @@ fn what_a_foreign_hand_changed_is_found_and_written_anew() {
     let dns = reconciler.maps().svc[&vip(2)];
     reconciler.sync.ports.maps.svc.insert(vip(9), dns);
 
-    let differences = reconciler.audit(&NoGrace).expect("read");
-    reconciler.sync.ports.maps.grace();
-    settle(&mut reconciler);
-
-    assert!(differences >= 2);
+    assert!(audit(&mut reconciler) >= 2);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(backends(&reconciler, 2), Some(vec![2]));
     assert_eq!(backends(&reconciler, 9), None);
-    assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
+    assert_eq!(audit(&mut reconciler), 0);
 }
 
 #[test]

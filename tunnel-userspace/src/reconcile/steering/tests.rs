@@ -1,6 +1,8 @@
 mod memory;
 mod migrate;
 
+use tunnel_common::table::Size;
+
 use self::memory::Memory;
 use super::*;
 use crate::model::fixture;
@@ -27,11 +29,12 @@ fn settings() -> SteeringSettings {
     }
 }
 
+fn sizes(steering: u32) -> Sizes {
+    Sizes::each(1).with(Size::Steering, steering)
+}
+
 fn adopt(maps: Memory, capacity: u32, now: Duration) -> Steering<Memory> {
-    let sizes = Sizes {
-        steering: capacity,
-        ..Sizes::each(1)
-    };
+    let sizes = sizes(capacity);
     let maps = Memory {
         capacity: count(sizes.steer_entries()),
         ..maps
@@ -97,6 +100,15 @@ fn apply(steering: &mut Steering<Memory>, nodes: Vec<Told>, now: Duration) {
     steering.pass(now);
 }
 
+/// Applies nodes while something that the sources were told was refused.
+fn apply_part(steering: &mut Steering<Memory>, nodes: Vec<Told>) {
+    steering.update(&Update {
+        whole: false,
+        ..update(nodes)
+    });
+    steering.pass(NOW);
+}
+
 /// What is steered where, and what the ingress is told of it.
 fn shown(steering: &Steering<Memory>) -> Vec<String> {
     let targets = steering.targets.borrow();
@@ -104,9 +116,7 @@ fn shown(steering: &Steering<Memory>) -> Vec<String> {
         let record = steering.maps.records[index];
         assert_eq!(record.key, *key);
         assert_eq!(record.removed, 0);
-        let target = targets
-            .get(index)
-            .map_or_else(|| "unknown".to_owned(), ToString::to_string);
+        let target = targets.get(index).expect("the ingress knows it");
         format!("{} {target}", record.to.to_ip())
     };
     steering.maps.keys.iter().map(word).collect()
@@ -167,10 +177,8 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
     apply(&mut steering, nodes(["c"]), almost);
 
     assert_eq!(shown(&steering), Vec::<String>::new());
-    assert!(
-        steering.is_incomplete(),
-        "what found no room is tried again"
-    );
+    // What found no room is tried again.
+    assert!(steering.is_incomplete());
     assert_eq!(steering.counts[&Reason::SteeringFull], 1);
 
     steering.pass(NOW + QUARANTINE);
@@ -229,19 +237,10 @@ fn a_node_that_is_known_to_be_none_of_the_edge_is_let_go_while_others_can_not_be
     let mut a = Node::clone(&a.expect("a Node"));
     a.labels.clear();
 
-    steering.update(&Update {
-        whole: false,
-        ..update(vec![(name, Some(Arc::new(a)))])
-    });
-    steering.pass(NOW);
+    apply_part(&mut steering, vec![(name, Some(Arc::new(a)))]);
 
-    let keys: Vec<_> = steering
-        .maps
-        .keys
-        .keys()
-        .map(|key| key.address.to_ip().to_string())
-        .collect();
-    assert_eq!(keys, ["10.0.0.2", "10.0.0.2"]);
+    let left = steering.maps.keys.keys().map(|key| key.address.to_ip());
+    assert!(left.eq(fixture::ips(&["10.0.0.2", "10.0.0.2"])));
 }
 
 #[test]
@@ -256,12 +255,8 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
     let (end, prefixes) = (steering.canary_index(), &steering.settings.prefixes);
     let free = Free::new(&steering.records, end, prefixes, later + QUARANTINE);
 
-    assert!(
-        free.indices
-            .into_iter()
-            .map(|(_, index)| index)
-            .eq([2, 3, 1, 0])
-    );
+    let order = free.indices.into_iter().map(|(_, index)| index);
+    assert!(order.eq([2, 3, 1, 0]));
 }
 
 #[test]
@@ -271,31 +266,23 @@ fn full_maps_keep_what_is_there_and_name_what_found_no_room() {
     apply(&mut steering, nodes(["a"]), NOW);
 
     assert_eq!(shown(&steering), led(1, "b"));
-    let view = steering.view();
-    assert_eq!(
-        view.problems,
-        [
-            "a (10.0.0.1:10250) and 1 more: not steered: bpf.maps.steering or a steering prefix is used up"
-        ]
-    );
+    let why = "not steered: bpf.maps.steering or a steering prefix is used up";
+    let problem = format!("a (10.0.0.1:10250) and 1 more: {why}");
+    assert_eq!(steering.view().problems, [problem]);
 }
 
 #[test]
 fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
     let mut steering = steered(2, ["b"]);
     let before = (steering.maps.keys.clone(), shown(&steering));
-    let key = SteeringKey::new(
-        Address::from_ip("192.0.0.8".parse().expect("an address")),
-        Port::from_host(9),
-    );
+    let address = Address::from_ip(fixture::ip("192.0.0.8"));
+    let key = SteeringKey::new(address, Port::from_host(9));
 
     steering.put_canary(&key).expect("written");
     assert_eq!(steering.maps.keys.len(), 3);
+    // One that was left is removed.
     let killed = adopt(steering.maps.clone(), 2, NOW);
-    assert!(
-        !killed.maps.keys.contains_key(&key),
-        "one that was left is removed"
-    );
+    assert!(!killed.maps.keys.contains_key(&key));
     steering.take_canary(&key).expect("removed");
 
     assert_eq!((steering.maps.keys.clone(), shown(&steering)), before);
@@ -305,14 +292,11 @@ fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
 fn a_restart_keeps_every_index_and_writes_nothing() {
     let steering = steered(16, ["a", "b"]);
     let before = shown(&steering);
-    let mut again = adopt(
-        Memory {
-            writes: Some(0),
-            ..steering.maps
-        },
-        16,
-        NOW,
-    );
+    let maps = Memory {
+        writes: Some(0),
+        ..steering.maps
+    };
+    let mut again = adopt(maps, 16, NOW);
 
     apply(&mut again, nodes(["a", "b"]), NOW);
 
@@ -324,17 +308,11 @@ fn a_restart_keeps_every_index_and_writes_nothing() {
 fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
     let steering = steered(16, ["a", "b"]);
     let mut again = adopt(steering.maps, 16, NOW);
-    let part = |nodes| Update {
-        whole: false,
-        ..update(nodes)
-    };
 
-    again.update(&part(nodes(["b"])));
-    again.pass(NOW);
+    apply_part(&mut again, nodes(["b"]));
     assert_eq!(again.maps.keys.len(), 4);
     // What this process planned itself is let go at once.
-    again.update(&part(vec![gone("b")]));
-    again.pass(NOW);
+    apply_part(&mut again, vec![gone("b")]);
     assert_eq!(again.maps.keys.len(), 2);
     apply(&mut again, Vec::new(), NOW);
 
@@ -363,32 +341,25 @@ fn another_prefix_moves_every_key_to_a_new_index() {
 fn the_ports_of_the_config_map_are_followed_and_go_with_it() {
     let mut steering = steered(16, ["a"]);
     let name = ObjectName::new("kube-system", "ports");
-    let with = |config_map: Option<Arc<ConfigMap>>| Update {
-        config_maps: vec![(name.clone(), config_map)],
-        ..update(Vec::new())
-    };
-    let data = BTreeMap::from([("http-proxy-ports".to_owned(), "9100".to_owned())]);
-
-    steering.update(&with(Some(Arc::new(ConfigMap {
+    let config_map = ConfigMap {
         name: name.clone(),
-        data,
-    }))));
-    steering.pass(NOW);
-    assert_eq!(steering.maps.keys.len(), 3);
-    steering.update(&with(None));
-    steering.pass(NOW);
+        data: BTreeMap::from([("http-proxy-ports".to_owned(), "9100".to_owned())]),
+    };
 
-    assert_eq!(steering.maps.keys.len(), 2);
+    for (told, steered) in [(Some(Arc::new(config_map)), 3), (None, 2)] {
+        steering.update(&Update {
+            config_maps: vec![(name.clone(), told)],
+            ..update(Vec::new())
+        });
+        steering.pass(NOW);
+        assert_eq!(steering.maps.keys.len(), steered);
+    }
 }
 
 #[test]
 fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
     let first = steered(8, ["a", "b"]);
-    let change = || {
-        let mut change = exchanged("a", "c");
-        change.extend(nodes(["b"]));
-        change
-    };
+    let change = || [exchanged("a", "c"), nodes(["b"])].concat();
     for writes in 0..16 {
         let maps = Memory {
             writes: Some(writes),
@@ -415,13 +386,10 @@ fn a_kill_between_any_two_writes_leaves_every_key_with_its_own_record() {
                 "after {writes} writes: {index}"
             );
         }
-        let targets = |words: &[String]| -> Vec<String> {
-            let words = words.iter().filter_map(|word| word.split_once(' '));
-            words.map(|(_, target)| target.to_owned()).collect()
-        };
-        let wanted = ["b", "c"].map(|name| led(1, name)).concat();
-        let words = (targets(&shown(&again)), targets(&wanted));
-        assert_eq!(words.0, words.1, "after {writes} writes");
+        let target = |word: &str| word.split_once(' ').map(|(_, target)| target.to_owned());
+        let targets = |words: &[String]| words.iter().map(|word| target(word)).collect::<Vec<_>>();
+        let wanted = targets(&["b", "c"].map(|name| led(1, name)).concat());
+        assert_eq!(targets(&shown(&again)), wanted, "after {writes} writes");
     }
 }
 

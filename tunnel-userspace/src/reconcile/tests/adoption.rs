@@ -1,8 +1,8 @@
 //! What a start makes of what an earlier process programmed.
 
 use super::{
-    Arc, Memory, NoGrace, ROOMY, Reason, Reconciler, ServiceState, Sizes, Update, adopt, apply,
-    backends, problem, serving, set, settle, update, vip,
+    Arc, Change, Memory, ROOMY, Reason, Reconciler, Size, Update, adopt, apply, audit, backends,
+    problem, serving, set, settle, update, vip,
 };
 use crate::model::TrafficPolicy;
 
@@ -13,7 +13,7 @@ fn second() -> Reconciler<Memory> {
 }
 
 /// What sources tell that some object was refused of.
-fn apply_part(second: &mut Reconciler<Memory>, services: Vec<(&str, Option<ServiceState>)>) {
+fn apply_part(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     second.update(Update {
         whole: false,
         ..update(services)
@@ -27,11 +27,7 @@ fn what_was_programmed_stays_while_something_is_refused_though_maps_are_not_as_t
     apply_part(&mut second, vec![set("web", 1, &[1, 2])]);
     second.sync.ports.maps.svc.remove(&vip(1));
 
-    let differences = second.audit(&NoGrace).expect("read");
-    second.sync.ports.maps.grace();
-    settle(&mut second);
-
-    assert!(differences > 0);
+    assert!(audit(&mut second) > 0);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
     assert_eq!(backends(&second, 2), Some(vec![3]));
 
@@ -56,6 +52,9 @@ fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
     let mut second = second();
     apply_part(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
+    // Those that this process heard of go at once.
+    apply_part(&mut second, vec![set("dns", 2, &[])]);
+    assert_eq!(backends(&second, 2), Some(Vec::new()));
 
     apply(&mut second, Vec::new());
 
@@ -63,24 +62,9 @@ fn endpoints_stay_while_what_names_them_may_be_what_was_refused() {
 }
 
 #[test]
-fn a_service_that_lost_its_endpoints_while_something_is_refused_refuses() {
-    let mut second = second();
-    apply_part(
-        &mut second,
-        vec![set("web", 1, &[1, 2]), set("dns", 2, &[3])],
-    );
-
-    apply_part(&mut second, vec![set("web", 1, &[])]);
-
-    assert_eq!(backends(&second, 1), Some(Vec::new()));
-}
-
-#[test]
 fn full_maps_name_a_service_also_while_the_old_is_not_freed_yet() {
-    let mut reconciler = serving(
-        Sizes { slots: 4, ..ROOMY },
-        [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])],
-    );
+    let services = [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])];
+    let mut reconciler = serving(ROOMY.with(Size::Slots, 4), services);
     reconciler.update(update(vec![set("a", 1, &[1, 5])]));
     let held = reconciler.pass();
     assert!(!held.0.is_empty());
@@ -109,8 +93,7 @@ fn a_service_for_this_node_follows_its_endpoints_while_something_is_refused() {
         (name, Some(state))
     };
     for vip in [1, 2] {
-        let mut first = adopt(Memory::new(ROOMY));
-        apply(&mut first, vec![local(vip, 1)]);
+        let first = serving(ROOMY, [local(vip, 1)]);
         let mut second = adopt(first.sync.ports.maps);
         apply_part(&mut second, vec![local(vip, 2)]);
 

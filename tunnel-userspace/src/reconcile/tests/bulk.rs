@@ -9,7 +9,7 @@ const SERVICES: [(&str, u8, &[u8]); 4] = [
     ("d", 4, &[6]),
 ];
 
-fn all() -> Vec<(&'static str, Option<ServiceState>)> {
+fn all() -> Vec<Change<'static>> {
     SERVICES
         .map(|(name, vip, endpoints)| set(name, vip, endpoints))
         .into()
@@ -35,74 +35,56 @@ fn many_services_are_written_as_a_few_are() {
     assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 
-/// The first life of a process, of which writes were refused after so many, and then no more.
-fn refused_after(limit: usize, maps: Memory) -> Reconciler<Memory> {
-    let mut reconciler = adopt(maps);
-    reconciler.sync.ports.maps.limit = limit;
-    apply(&mut reconciler, all());
-    assert!(reconciler.sync.is_in_doubt(), "after {limit} writes");
-    assert!(reconciler.is_dirty());
-    let writes = reconciler.maps().writes;
-
-    // Nothing is written before it is known what is there.
+/// Lets writes succeed again, and finds out which did.
+fn begin_anew(reconciler: &mut Reconciler<Memory>) {
     reconciler.sync.ports.maps.limit = usize::MAX;
-    settle(&mut reconciler);
-    assert_eq!(reconciler.maps().writes, writes);
     reconciler.sync.begin_anew(&NoGrace).expect("read");
     reconciler.sync.ports.maps.grace();
-    settle(&mut reconciler);
-    assert!(!reconciler.sync.is_in_doubt() && !reconciler.is_dirty());
-    reconciler
-}
-
-#[test]
-fn a_write_that_is_refused_among_many_is_found_and_made_again() {
-    let mut whole = adopt(Memory::new(ROOMY));
-    apply(&mut whole, all());
-
-    for limit in 0..whole.maps().writes {
-        let mut reconciler = refused_after(limit, Memory::new(ROOMY));
-
-        assert!(is_whole(&reconciler), "after {limit} writes");
-        // It knows what it has: another reading finds the same.
-        assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
-    }
+    settle(reconciler);
 }
 
 /// What an earlier process left: addresses that others have now, and backends that are gone.
 fn earlier() -> Memory {
-    let first = serving(
-        ROOMY,
-        [
-            set("a", 2, &[1]),
-            set("b", 1, &[7, 8]),
-            set("old", 9, &[5, 6]),
-        ],
-    );
+    let (a, b) = (set("a", 2, &[1]), set("b", 1, &[7, 8]));
+    let first = serving(ROOMY, [a, b, set("old", 9, &[5, 6])]);
     first.sync.ports.maps
 }
 
 #[test]
-fn what_an_earlier_process_left_is_replaced_though_writes_are_refused() {
-    let mut whole = adopt(earlier());
-    let before = whole.maps().writes;
-    apply(&mut whole, all());
+fn a_write_that_is_refused_among_many_is_found_and_made_again() {
+    for kind in ["new maps", "maps of an earlier process"] {
+        let maps = || match kind {
+            "new maps" => Memory::new(ROOMY),
+            _ => earlier(),
+        };
+        let mut whole = adopt(maps());
+        let before = whole.maps().writes;
+        apply(&mut whole, all());
 
-    for limit in before..whole.maps().writes {
-        let mut maps = earlier();
-        maps.limit = limit;
-        let mut reconciler = adopt(maps);
-        apply(&mut reconciler, all());
-        reconciler.sync.ports.maps.limit = usize::MAX;
-        if reconciler.sync.is_in_doubt() {
-            reconciler.sync.begin_anew(&NoGrace).expect("read");
-            reconciler.sync.ports.maps.grace();
+        for limit in before..whole.maps().writes {
+            let place = format!("{kind}, after {limit} writes");
+            let mut reconciler = adopt(maps());
+            reconciler.sync.ports.maps.limit = limit;
+            apply(&mut reconciler, all());
+            let is_in_doubt = reconciler.sync.is_in_doubt();
+            // What is left of others is removed by single writes; new maps have nothing of that.
+            let is_left_dirty = is_in_doubt && reconciler.is_dirty();
+            assert!(is_left_dirty || before > 0, "{place}");
+            let writes = reconciler.maps().writes;
+            reconciler.sync.ports.maps.limit = usize::MAX;
+            settle(&mut reconciler);
+            if is_in_doubt {
+                let made = reconciler.maps().writes;
+                assert_eq!(made, writes, "{place}: before it is known what is there");
+                begin_anew(&mut reconciler);
+            }
+
+            assert!(!reconciler.sync.is_in_doubt() && !reconciler.is_dirty());
+            assert!(is_whole(&reconciler), "{place}");
+            assert_eq!(backends(&reconciler, 9), None, "{place}");
+            // It knows what it has: another reading finds the same.
+            assert_eq!(audit(&mut reconciler), 0, "{place}");
         }
-        settle(&mut reconciler);
-
-        assert!(is_whole(&reconciler), "after {limit} writes");
-        assert_eq!(backends(&reconciler, 9), None, "after {limit} writes");
-        assert_eq!(reconciler.audit(&NoGrace).expect("read"), 0);
     }
 }
 
@@ -117,14 +99,10 @@ fn what_an_earlier_process_left_stays_through_it_while_the_sources_are_not_whole
     settle(&mut reconciler);
     assert!(reconciler.sync.is_in_doubt());
 
-    reconciler.sync.ports.maps.limit = usize::MAX;
-    reconciler.sync.begin_anew(&NoGrace).expect("read");
-    reconciler.sync.ports.maps.grace();
-    settle(&mut reconciler);
+    begin_anew(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 9), Some(vec![5, 6]));
-    reconciler.update(update(vec![]));
-    settle(&mut reconciler);
+    apply(&mut reconciler, Vec::new());
     assert_eq!(backends(&reconciler, 9), None);
     assert!(is_whole(&reconciler));
 }

@@ -1,7 +1,6 @@
 //! External IPs that must be owned.
 
 use super::*;
-use crate::model::Node;
 
 const PAIR: [&str; 2] = ["198.51.100.1", "2001:db8::1"];
 
@@ -13,29 +12,25 @@ fn adopt_owned() -> Reconciler<Memory> {
     adopt_with(Memory::new(ROOMY), settings)
 }
 
-fn ips() -> Vec<IpAddr> {
-    PAIR.map(|text| text.parse().expect("an address")).into()
-}
-
 /// A Service of both families with external IPs.
-fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> (&'static str, ServiceState) {
-    let mut state = state(name, last, &BTreeSet::from([last]));
-    let service = Arc::make_mut(&mut state.service);
-    service.cluster_ips.push(other_ip(last));
-    service.external_ips = external;
-    (name, state)
+fn wanting(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'static> {
+    with(set(name, last, &[last]), |service| {
+        service.cluster_ips.push(other_ip(last));
+        service.external_ips = external;
+    })
 }
 
 /// A Service of another proxy, whose load balancer has addresses.
-fn unserved(ips: Vec<IpAddr>) -> ServiceState {
+fn unserved(ips: Vec<IpAddr>) -> Change<'static> {
     let service = Service {
         unserved_ips: ips,
         ..Service::named(ObjectName::new("default", "balancer"))
     };
-    ServiceState {
+    let state = ServiceState {
         service: Arc::new(service),
         slices: Vec::new(),
-    }
+    };
+    ("balancer", Some(state))
 }
 
 fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
@@ -47,20 +42,14 @@ fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
 
 /// Of the external IPs, those that are translated.
 fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
-    let is_served = |text: &&str| {
-        let ip = text.parse().expect("an address");
-        let key = FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP);
-        reconciler.maps().svc.contains_key(&key)
-    };
+    let fronts = &reconciler.maps().svc;
+    let is_served = |text: &&str| fronts.contains_key(&http_at(fixture::ip(text)));
     PAIR.into_iter().filter(is_served).collect()
 }
 
 fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
-    let ports = reconciler
-        .sync
-        .faults
-        .problems
-        .get(&ObjectName::new("default", name));
+    let all = &reconciler.sync.faults.problems;
+    let ports = all.get(&ObjectName::new("default", name));
     let problems = ports.into_iter().flat_map(BTreeMap::values);
     problems
         .map(|problem| format!("{}: {}", problem.reason.label(), problem.text))
@@ -70,12 +59,9 @@ fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
 #[test]
 fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
     let mut reconciler = adopt_owned();
-    let (name, state) = wanting("web", 1, ips());
-    let (other, second) = wanting("other", 2, Vec::new());
-    apply(
-        &mut reconciler,
-        vec![(name, Some(state)), (other, Some(second))],
-    );
+    let ips = || fixture::ips(&PAIR);
+    let services = vec![wanting("web", 1, ips()), wanting("other", 2, Vec::new())];
+    apply(&mut reconciler, services);
     assert!(served(&reconciler).is_empty());
     let left_out = |ip| {
         format!(
@@ -84,31 +70,20 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
         )
     };
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));
-    let about =
-        |concern: &crate::model::Concern| (concern.about.name.name.to_string(), concern.reason);
-    assert_eq!(
-        reconciler
-            .concerns(&BTreeSet::new())
-            .iter()
-            .map(about)
-            .collect::<Vec<_>>(),
-        PAIR.map(|_| ("web".to_owned(), Reason::ExternalIpNotOwned))
-    );
+    let concerns = reconciler.concerns(&BTreeSet::new());
+    let told = concerns.iter().map(|it| (&*it.about.name.name, it.reason));
+    let wanted = PAIR.map(|_| ("web", Reason::ExternalIpNotOwned));
+    assert_eq!(told.collect::<Vec<_>>(), wanted);
 
     // Another node than this one.
-    let mut update = update(Vec::new());
-    update.nodes = vec![node("node-b", ips())];
-    reconciler.update(update.clone());
-    assert_eq!(
-        reconciler.sync.dirty,
-        BTreeSet::from([ObjectName::new("default", "web")])
-    );
+    tell_nodes(&mut reconciler, vec![node("node-b", ips())]);
+    let web = ObjectName::new("default", "web");
+    assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(served(&reconciler), PAIR);
     assert!(problems(&reconciler, "web").is_empty());
 
-    update.nodes = vec![node("node-b", Vec::new())];
-    reconciler.update(update);
+    tell_nodes(&mut reconciler, vec![node("node-b", Vec::new())]);
     settle(&mut reconciler);
     assert!(served(&reconciler).is_empty());
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));
@@ -117,22 +92,16 @@ fn an_external_ip_is_served_as_soon_as_a_node_has_it_and_no_longer_than_that() {
 #[test]
 fn the_load_balancer_of_a_service_that_is_not_served_owns_its_addresses_and_nothing_else() {
     let mut reconciler = adopt_owned();
-    let (name, state) = wanting("web", 1, ips());
+    let web = || wanting("web", 1, fixture::ips(&PAIR));
+    let balancer = || unserved(fixture::ips(&PAIR));
     // It comes first in the update by chance, or not: what is wanted is known of both.
-    for balancer_first in [true, false] {
-        let mut services = vec![
-            ("balancer", Some(unserved(ips()))),
-            (name, Some(state.clone())),
-        ];
-        if !balancer_first {
-            services.reverse();
-        }
-        apply(&mut reconciler, services);
+    for both in [vec![balancer(), web()], vec![web(), balancer()]] {
+        apply(&mut reconciler, both);
         assert_eq!(served(&reconciler), PAIR);
-        let shown = reconciler.services(None);
+        let shown = services(&reconciler, None);
         assert_eq!(shown.len(), 1, "{shown:?}");
 
-        apply(&mut reconciler, vec![("balancer", None), (name, None)]);
+        apply(&mut reconciler, vec![("balancer", None), ("web", None)]);
         assert!(served(&reconciler).is_empty() && reconciler.maps().svc.is_empty());
     }
 }

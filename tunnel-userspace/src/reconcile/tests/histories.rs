@@ -30,18 +30,13 @@ pub(super) fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): 
 
 /// What each VIP should lead to after a history, by the rule that the first name wins.
 fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
-    let mut last: BTreeMap<usize, (u8, Option<BTreeSet<u8>>)> = BTreeMap::new();
-    for (name, vip, endpoints) in history {
-        last.insert(*name, (*vip, endpoints.clone()));
-    }
-    let mut wanted = BTreeMap::new();
-    for (vip, endpoints) in last.into_values().rev() {
-        if let Some(endpoints) = endpoints {
-            let ready = endpoints.into_iter().filter(|last| is_ready(vip, *last));
-            wanted.insert(vip, ready.collect());
-        }
-    }
-    wanted
+    let last = history.iter().map(|(name, vip, it)| (name, (vip, it)));
+    let last: BTreeMap<_, _> = last.collect();
+    let wanted = last.into_values().rev().filter_map(|(vip, endpoints)| {
+        let all = endpoints.as_ref()?.iter().copied();
+        Some((*vip, all.filter(|last| is_ready(*vip, *last)).collect()))
+    });
+    wanted.collect()
 }
 
 pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
@@ -52,11 +47,6 @@ pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
 
 /// What the next start makes of a process that was killed after so many writes of a history.
 /// `Memory` checks at each write that no front leads to another's backend.
-pub(super) fn killed_after(history: &[Step], cut: usize) -> Reconciler<Memory> {
-    killed(history, cut, take)
-}
-
-/// The same of any history, with what its steps do.
 pub(super) fn killed<T>(
     history: &[T],
     cut: usize,
@@ -113,7 +103,7 @@ proptest! {
         history in history(),
         cut in 0..200_usize,
     ) {
-        let second = killed_after(&history, cut);
+        let second = killed(&history, cut, take);
         prop_assert_eq!(found(&second), wanted(&history));
         prop_assert_eq!(second.maps().misplaced(), Vec::<u32>::new());
         let usage = second.sync.ports.actual.usage();
@@ -123,7 +113,6 @@ proptest! {
             .map(|plan| plan.serving.len()).sum();
         prop_assert!(usize::try_from(usage.backends).expect("small") <= backends);
     }
-
 }
 
 #[test]
@@ -142,7 +131,7 @@ fn a_kill_at_each_write_of_a_long_history_is_mended() {
         (0, 2, set(&[1])),
     ];
     for cut in 0..120 {
-        let second = killed_after(&history, cut);
+        let second = killed(&history, cut, take);
         assert_eq!(found(&second), wanted(&history), "after {cut} writes");
     }
 }

@@ -1,7 +1,7 @@
 //! Fronts where something of this node listens itself.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use crate::reconcile::listener_poll::ListenerPoll;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What a kernel would say, and how often it was asked.
+/// What a kernel would say, and the fronts that it was asked about.
 #[derive(Default)]
 struct Kernel {
     listeners: BTreeSet<FrontKey>,
@@ -21,36 +21,61 @@ struct Kernel {
     asked: Vec<BTreeSet<FrontKey>>,
 }
 
-fn looks(kernel: &Arc<Mutex<Kernel>>) -> ListenerPoll {
-    let kernel = Arc::clone(kernel);
-    let find = move |wanted: &BTreeSet<FrontKey>| {
-        let mut kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
-        kernel.asked.push(wanted.clone());
-        match kernel.fails {
-            None => Ok(kernel.listeners.clone()),
-            Some(is_retryable) => Err(LookError {
-                is_retryable,
-                source: "no kernel".into(),
-            }),
+/// A reconciler that looks for listeners in a kernel.
+struct Scene {
+    reconciler: Reconciler<Memory>,
+    kernel: Arc<Mutex<Kernel>>,
+    looks: ListenerPoll,
+}
+
+impl Scene {
+    /// On a node that has these addresses, with some Services.
+    fn new<const N: usize>(fronts: [FrontKey; N], services: Vec<Change<'_>>) -> Self {
+        let kernel = Arc::<Mutex<Kernel>>::default();
+        let asked = Arc::clone(&kernel);
+        let find = move |wanted: &BTreeSet<FrontKey>| {
+            let mut kernel = asked.lock().unwrap();
+            kernel.asked.push(wanted.clone());
+            match kernel.fails {
+                None => Ok(kernel.listeners.clone()),
+                Some(is_retryable) => Err(LookError {
+                    is_retryable,
+                    source: "no kernel".into(),
+                }),
+            }
+        };
+        let mut reconciler = adopt(Memory::new(ROOMY));
+        reconciler.set_addresses(fronts.iter().map(ip).collect());
+        reconciler.update(update(services));
+        Self {
+            reconciler,
+            kernel,
+            looks: ListenerPoll::new(Some(Box::new(find)), EVERY),
         }
-    };
-    ListenerPoll::new(Some(Box::new(find)), EVERY)
-}
-
-/// ListenerPoll, if it is time, and takes what was found.
-async fn look(looks: &mut ListenerPoll, reconciler: &mut Reconciler<Memory>) {
-    if looks.look(reconciler) {
-        let looked = looks.ended().await.expect("a look");
-        looks.end(looked, reconciler);
     }
-}
 
-fn change<T>(kernel: &Arc<Mutex<Kernel>>, change: impl FnOnce(&mut Kernel) -> T) -> T {
-    change(&mut kernel.lock().unwrap_or_else(PoisonError::into_inner))
-}
+    /// Looks, if it is time, and writes what follows from that.
+    async fn look(&mut self) {
+        if self.looks.look(&mut self.reconciler) {
+            let looked = self.looks.ended().await.expect("a look");
+            self.looks.end(looked, &mut self.reconciler);
+        }
+        settle(&mut self.reconciler);
+    }
 
-fn asked(kernel: &Arc<Mutex<Kernel>>) -> Vec<BTreeSet<FrontKey>> {
-    change(kernel, |kernel| std::mem::take(&mut kernel.asked))
+    /// Looks when the next look is due.
+    async fn look_later(&mut self) {
+        advance(EVERY).await;
+        self.look().await;
+    }
+
+    fn kernel(&self) -> MutexGuard<'_, Kernel> {
+        self.kernel.lock().unwrap()
+    }
+
+    fn asked(&self) -> Vec<BTreeSet<FrontKey>> {
+        std::mem::take(&mut self.kernel().asked)
+    }
 }
 
 fn ip(key: &FrontKey) -> IpAddr {
@@ -59,17 +84,15 @@ fn ip(key: &FrontKey) -> IpAddr {
 
 /// The front of a Service in its other family.
 fn other(last: u8) -> FrontKey {
-    let address = Address::from_ip(other_ip(last));
-    FrontKey::new(address, Port::from_host(80), Protocol::TCP)
+    http_at(other_ip(last))
 }
 
 /// A Service of both families, with a node port.
-fn both(name: &'static str, last: u8) -> (&'static str, Option<ServiceState>) {
-    let mut state = state(name, last, &BTreeSet::from([1]));
-    let service = Arc::make_mut(&mut state.service);
-    service.cluster_ips.push(other_ip(last));
-    service.ports[0].node_port = Some(30_000 + u16::from(last));
-    (name, Some(state))
+fn both(name: &'static str, last: u8) -> Change<'static> {
+    with(set(name, last, &[1]), |service| {
+        service.cluster_ips.push(other_ip(last));
+        service.ports[0].node_port = Some(30_000 + u16::from(last));
+    })
 }
 
 /// The fronts that are programmed as not for sockets.
@@ -97,7 +120,7 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(left_alone(&reconciler), [vip(1), other(1)].into());
-    let shown = reconciler.services(Some("web"));
+    let shown = services(&reconciler, Some("web"));
     let fronts = shown[0].ports.iter().flat_map(|port| &port.fronts);
     let told = fronts.filter(|front| front.has_listener);
     let told: BTreeSet<_> = told.map(|front| front.front.clone()).collect();
@@ -111,105 +134,84 @@ fn a_front_is_left_alone_while_this_node_listens_there_and_no_other_front_is() {
 
 #[test]
 fn only_cluster_ips_give_way_to_a_listener() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    let (name, mut web) = both("web", 1);
-    let service = web.as_mut().map(|web| Arc::make_mut(&mut web.service));
-    let service = service.expect("a Service");
-    service.external_ips = vec![ip(&vip(7))];
-    service.load_balancer_ips = vec![ip(&vip(8))];
-    apply(&mut reconciler, vec![(name, web)]);
+    let web = with(both("web", 1), |service| {
+        service.external_ips = vec![ip(&vip(7))];
+        service.load_balancer_ips = vec![ip(&vip(8))];
+    });
+    let mut reconciler = serving(ROOMY, [web]);
     reconciler.set_addresses([1, 7, 8].map(|last| ip(&vip(last))).into());
 
     reconciler.set_listeners([1, 7, 8].map(vip).into());
     settle(&mut reconciler);
 
     assert!(
-        reconciler.maps().svc.contains_key(&vip(7)) && reconciler.maps().svc.contains_key(&vip(8))
+        [7, 8]
+            .iter()
+            .all(|last| reconciler.maps().svc.contains_key(&vip(*last)))
     );
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    let kernel = Arc::default();
-    let mut looks = looks(&kernel);
-    apply(&mut reconciler, vec![both("web", 1)]);
-    reconciler.set_addresses([ip(&vip(9))].into());
+    let mut scene = Scene::new([vip(9)], vec![both("web", 1)]);
 
-    look(&mut looks, &mut reconciler).await;
-    advance(EVERY).await;
-    look(&mut looks, &mut reconciler).await;
-    assert!(asked(&kernel).is_empty() && looks.at.is_none());
+    scene.look().await;
+    scene.look_later().await;
+    assert!(scene.asked().is_empty() && scene.looks.at.is_none());
 
     // A Service comes to the address, and goes again.
-    apply(&mut reconciler, vec![both("cache", 9)]);
-    look(&mut looks, &mut reconciler).await;
-    assert_eq!(asked(&kernel), [[vip(9)].into()]);
-    assert!(looks.at.is_some());
-    apply(&mut reconciler, vec![("cache", None)]);
-    look(&mut looks, &mut reconciler).await;
-    assert!(asked(&kernel).is_empty() && looks.at.is_none());
+    apply(&mut scene.reconciler, vec![both("cache", 9)]);
+    scene.look().await;
+    assert_eq!(scene.asked(), [[vip(9)].into()]);
+    assert!(scene.looks.at.is_some());
+    apply(&mut scene.reconciler, vec![("cache", None)]);
+    scene.look().await;
+    assert!(scene.asked().is_empty() && scene.looks.at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    let kernel = Arc::default();
-    let mut looks = looks(&kernel);
-    reconciler.set_addresses([ip(&vip(1))].into());
-    reconciler.update(update(vec![both("web", 1)]));
-    change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
+    let mut scene = Scene::new([vip(1)], vec![both("web", 1)]);
+    scene.kernel().listeners = [vip(1)].into();
 
     // Before anything is written.
-    look(&mut looks, &mut reconciler).await;
-    settle(&mut reconciler);
-    assert_eq!(left_alone(&reconciler), [vip(1)].into());
-    look(&mut looks, &mut reconciler).await;
-    assert_eq!(asked(&kernel).len(), 1);
+    scene.look().await;
+    assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
+    scene.look().await;
+    assert_eq!(scene.asked().len(), 1);
 
-    change(&kernel, |kernel| kernel.listeners.clear());
-    advance(EVERY).await;
-    look(&mut looks, &mut reconciler).await;
-    settle(&mut reconciler);
-    assert!(left_alone(&reconciler).is_empty());
-    assert_eq!(asked(&kernel).len(), 1);
+    scene.kernel().listeners.clear();
+    scene.look_later().await;
+    assert!(left_alone(&scene.reconciler).is_empty());
+    assert_eq!(scene.asked().len(), 1);
 
     // The address goes from the link while something listens.
-    change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
-    advance(EVERY).await;
-    look(&mut looks, &mut reconciler).await;
-    reconciler.set_addresses(BTreeSet::new());
-    look(&mut looks, &mut reconciler).await;
-    settle(&mut reconciler);
-    assert!(left_alone(&reconciler).is_empty() && looks.at.is_none());
+    scene.kernel().listeners = [vip(1)].into();
+    scene.look_later().await;
+    scene.reconciler.set_addresses(BTreeSet::new());
+    scene.look().await;
+    assert!(left_alone(&scene.reconciler).is_empty() && scene.looks.at.is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_known_stays_while_the_kernel_does_not_answer() {
-    let mut reconciler = adopt(Memory::new(ROOMY));
-    let kernel = Arc::default();
-    let mut looks = looks(&kernel);
-    reconciler.set_addresses([ip(&vip(1)), ip(&vip(2))].into());
-    apply(&mut reconciler, vec![both("web", 1)]);
-    change(&kernel, |kernel| kernel.listeners = [vip(1)].into());
-    look(&mut looks, &mut reconciler).await;
+    let mut scene = Scene::new([vip(1), vip(2)], vec![both("web", 1)]);
+    scene.kernel().listeners = [vip(1)].into();
+    scene.look().await;
 
-    change(&kernel, |kernel| kernel.fails = Some(true));
-    advance(EVERY).await;
-    look(&mut looks, &mut reconciler).await;
-    settle(&mut reconciler);
-    assert_eq!(left_alone(&reconciler), [vip(1)].into());
-    assert!(looks.at.is_some(), "it is tried again");
+    scene.kernel().fails = Some(true);
+    scene.look_later().await;
+    assert_eq!(left_alone(&scene.reconciler), [vip(1)].into());
+    assert!(scene.looks.at.is_some(), "it is tried again");
 
-    change(&kernel, |kernel| kernel.fails = Some(false));
-    advance(EVERY).await;
-    look(&mut looks, &mut reconciler).await;
-    assert!(looks.at.is_none(), "in vain");
-    apply(&mut reconciler, vec![both("dns", 2)]);
-    change(&kernel, |kernel| kernel.fails = None);
-    look(&mut looks, &mut reconciler).await;
-    assert!(looks.at.is_some());
+    scene.kernel().fails = Some(false);
+    scene.look_later().await;
+    assert!(scene.looks.at.is_none(), "in vain");
+    apply(&mut scene.reconciler, vec![both("dns", 2)]);
+    scene.kernel().fails = None;
+    scene.look().await;
+    assert!(scene.looks.at.is_some());
 }
 
 #[tokio::test]

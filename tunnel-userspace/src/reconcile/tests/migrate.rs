@@ -7,9 +7,9 @@ use tunnel_common::service::State;
 
 use super::{
     super::{Misfit, ServiceSnapshot, write_unused},
-    Memory, ROOMY, Sizes, adopt, apply,
-    histories::{found, history, killed_after, take},
-    serving, set, settle,
+    Memory, ROOMY, Size, Sizes, adopt, apply,
+    histories::{found, history, killed, take},
+    serving, set, settle, vip,
 };
 
 /// The state in which an index begins that the old maps did not have.
@@ -18,7 +18,7 @@ fn unused() -> State {
 }
 
 /// The same in maps of these sizes.
-fn migrate(from: &Memory, sizes: Sizes) -> Result<Memory, Misfit> {
+pub(super) fn migrate(from: &Memory, sizes: Sizes) -> Result<Memory, Misfit> {
     let snapshot = ServiceSnapshot::read(from, from.sizes).expect("read");
     snapshot.fits(sizes)?;
     let mut to = Memory::new(sizes);
@@ -30,31 +30,20 @@ fn migrate(from: &Memory, sizes: Sizes) -> Result<Memory, Misfit> {
 
 /// The smallest sizes that a memory's contents fit into.
 fn smallest(from: &Memory) -> Sizes {
-    let mut sizes = Sizes {
-        fronts: 0,
-        slots: 0,
-        backends: 0,
-        ..Sizes::each(64)
-    };
+    let mut sizes = Sizes::each(0);
     while let Err(Misfit { size, needed, .. }) = migrate(from, sizes) {
-        match size {
-            "fronts" => sizes.fronts = needed,
-            "slots" => sizes.slots = needed,
-            _ => sizes.backends = needed,
-        }
+        let mut all = Size::ALL.into_iter();
+        let small = all.find(|it| it.word() == size).expect("a size");
+        sizes = sizes.with(small, needed);
     }
     sizes
 }
 
 /// What sockets may remember: the indices and states of backends that serve, and their owners.
 fn remembered(maps: &Memory) -> BTreeMap<u32, (u32, State)> {
-    let serving = maps
-        .be
-        .iter()
-        .filter(|(_, backend)| backend.state.is_serving());
-    serving
-        .map(|(index, backend)| (*index, (backend.service, backend.state)))
-        .collect()
+    let serving = maps.be.iter().filter(|(_, it)| it.state.is_serving());
+    let known = serving.map(|(index, it)| (*index, (it.service, it.state)));
+    known.collect()
 }
 
 proptest! {
@@ -66,14 +55,10 @@ proptest! {
         cut in 0..400_usize,
         more in 0..100_u32,
     ) {
-        let first = killed_after(&history, cut);
+        let first = killed(&history, cut, take);
         let small = smallest(&first.sync.ports.maps);
-        let sizes = Sizes {
-            fronts: small.fronts + more,
-            slots: small.slots + more,
-            backends: small.backends + more,
-            ..Sizes::each(64)
-        };
+        let grown = |sizes: Sizes, size| sizes.with(size, sizes.of(size) + more);
+        let sizes = Size::ALL.into_iter().fold(small, grown);
         let migrated = migrate(&first.sync.ports.maps, sizes).expect("it fits");
         prop_assert_eq!(remembered(&migrated), remembered(&first.sync.ports.maps));
 
@@ -91,15 +76,12 @@ proptest! {
 #[test]
 fn an_index_that_was_in_use_goes_on_from_its_last_use_and_a_new_one_from_nobodys() {
     let mut first = serving(ROOMY, [set("a", 1, &[1, 2]), set("b", 2, &[3])]);
-    apply(&mut first, vec![set("a", 1, &[]), set("b", 2, &[3])]);
+    apply(&mut first, vec![set("a", 1, &[])]);
     let old = first.maps().sizes.backend_entries();
     let gone = first.maps().be[&0].state;
     assert!(!gone.is_serving());
 
-    let sizes = Sizes {
-        backends: 512,
-        ..ROOMY
-    };
+    let sizes = ROOMY.with(Size::Backends, 512);
     let migrated = migrate(&first.sync.ports.maps, sizes).expect("it fits");
 
     assert_eq!(migrated.be[&0].state, gone);
@@ -121,40 +103,26 @@ fn maps_that_begin_with_nothing_use_no_index_as_an_older_layout_may_have() {
 
 #[test]
 fn each_size_that_is_too_small_is_named_with_what_is_needed() {
-    let mut first = adopt(Memory::new(ROOMY));
     // The indices of what stays are higher than there would be room for.
     let crowd: Vec<u8> = (1..=120).collect();
-    apply(&mut first, vec![set("crowd", 1, &crowd)]);
-    apply(
-        &mut first,
-        vec![set("a", 2, &[1, 2, 3, 4]), set("b", 3, &[5])],
-    );
+    let mut first = serving(ROOMY, [set("crowd", 1, &crowd)]);
+    let stays = vec![set("a", 2, &[1, 2, 3, 4]), set("b", 3, &[5])];
+    apply(&mut first, stays);
     apply(&mut first, vec![("crowd", None)]);
 
-    let refused = |sizes| migrate(&first.sync.ports.maps, sizes).expect_err("it doesn't fit");
-    let misfit = |size, wanted, needed| Misfit {
-        size,
-        wanted,
-        needed,
-    };
-    assert_eq!(
-        refused(Sizes { fronts: 1, ..ROOMY }),
-        misfit("fronts", 1, 2)
-    );
-    assert_eq!(refused(Sizes { slots: 4, ..ROOMY }), misfit("slots", 4, 5));
-    // 125 places, of which 64 and an eighth are beyond the size.
-    let small = Sizes {
-        backends: 54,
-        ..ROOMY
-    };
-    assert_eq!(refused(small), misfit("backends", 54, 55));
-    assert!(small.backend_entries() < 125);
-    let enough = Sizes {
-        backends: 55,
-        ..ROOMY
-    };
-    assert!(enough.backend_entries() >= 125);
-    migrate(&first.sync.ports.maps, enough).expect("it fits");
+    // Of backends 125 places, of which 64 and an eighth are beyond the size.
+    assert!(ROOMY.with(Size::Backends, 54).backend_entries() < 125);
+    assert!(ROOMY.with(Size::Backends, 55).backend_entries() >= 125);
+    for (size, needed) in [(Size::Fronts, 2), (Size::Slots, 5), (Size::Backends, 55)] {
+        let to = |number| migrate(&first.sync.ports.maps, ROOMY.with(size, number));
+        let misfit = Misfit {
+            size: size.word(),
+            wanted: needed - 1,
+            needed,
+        };
+        assert_eq!(to(needed - 1).expect_err("it doesn't fit"), misfit);
+        to(needed).expect("it fits");
+    }
 }
 
 #[test]
@@ -162,13 +130,13 @@ fn what_makes_no_sense_is_left_behind() {
     let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
     let mut maps = first.sync.ports.maps;
     // The record of `b` is another key's.
-    let index = maps.svc[&super::vip(2)];
-    maps.front.get_mut(&index).expect("a record").key = super::vip(9);
+    let index = maps.svc[&vip(2)];
+    maps.front.get_mut(&index).expect("a record").key = vip(9);
     maps.writes = 0;
 
     let migrated = migrate(&maps, ROOMY).expect("it fits");
 
-    assert!(migrated.svc.contains_key(&super::vip(1)));
-    assert!(!migrated.svc.contains_key(&super::vip(2)));
+    assert!(migrated.svc.contains_key(&vip(1)));
+    assert!(!migrated.svc.contains_key(&vip(2)));
     assert_eq!(remembered(&migrated).len(), 1);
 }

@@ -1,26 +1,12 @@
 //! Backends that are gone, and sockets that were sent there and are still open.
 
-use super::{memory::Conns, *};
-
-/// What programs count there from now on.
-fn open(conns: &Conns, index: u32, count: u64) {
-    conns.0.lock().unwrap().insert(index, count);
-}
-
-/// The index of the last use of the address of an endpoint of `web`, and whether it serves.
-fn index(reconciler: &Reconciler<Memory>, last: u8) -> (u32, bool) {
-    let ip = Address::from_ip(pod_ip(1, last));
-    let mut all = reconciler.maps().be.iter();
-    let found = all.rfind(|(_, backend)| backend.address == ip);
-    let (index, backend) = found.expect("was written");
-    (*index, backend.state.is_serving())
-}
+use super::*;
 
 /// A Service whose endpoints 1 and 2 went while this many sockets were open at each, and one that is
 /// left.
 fn gone(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
-    let indices = [1, 2].map(|last| index(&reconciler, last).0);
+    let indices = [1, 2].map(|last| written(&reconciler, last).0);
     for (index, count) in indices.into_iter().zip(counts) {
         open(&reconciler.maps().conns, index, count);
     }
@@ -35,7 +21,7 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
 
     // The memory refuses a write to an index that counts connections.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
-    let [fourth, fifth] = [4, 5].map(|last| index(&reconciler, last).0);
+    let [fourth, fifth] = [4, 5].map(|last| written(&reconciler, last).0);
     assert!(fourth == second || fifth == second, "a free index rests");
     assert!(fourth != first && fifth != first);
 
@@ -46,7 +32,8 @@ fn an_index_is_used_again_only_once_the_last_connection_there_has_closed() {
     reconciler.sync.look_at_occupied();
     assert_eq!(reconciler.sync.ports.actual.occupied.len(), 0);
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5, 6])]);
-    assert_eq!(index(&reconciler, 6), (first, true));
+    let (sixth, backend) = written(&reconciler, 6);
+    assert!(sixth == first && backend.state.is_serving());
 }
 
 #[test]
@@ -58,8 +45,8 @@ fn a_restart_finds_which_indices_open_connections_keep() {
     apply(&mut second_life, vec![set("web", 1, &[3, 4, 5])]);
 
     for last in [4, 5] {
-        let (taken, is_serving) = index(&second_life, last);
-        assert!(is_serving && taken != first && taken != second);
+        let (taken, backend) = written(&second_life, last);
+        assert!(backend.state.is_serving() && taken != first && taken != second);
     }
 }
 
@@ -85,18 +72,14 @@ fn a_program_that_runs_during_the_start_may_still_count() {
 
 #[test]
 fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_close() {
-    const SMALL: Sizes = Sizes {
-        backends: 8,
-        ..ROOMY
-    };
-    let mut reconciler = adopt(Memory::new(SMALL));
+    let mut reconciler = adopt(Memory::new(ROOMY.with(Size::Backends, 8)));
     // The array has 73 places, and each use of one is kept from the next.
     let mut kept = Vec::new();
     for round in 0..9 {
         let endpoints: Vec<u8> = (0..8).map(|number| 10 + 8 * round + number).collect();
         apply(&mut reconciler, vec![set("web", 1, &endpoints)]);
         for last in endpoints {
-            let (index, _) = index(&reconciler, last);
+            let (index, _) = written(&reconciler, last);
             open(&reconciler.maps().conns, index, 1);
             kept.push(index);
         }
@@ -108,10 +91,8 @@ fn where_open_connections_leave_no_room_that_is_said_and_tried_again_when_they_c
     let problems = &reconciler.sync.faults.problems[&ObjectName::new("default", "db")];
     let told = problems.values().next().expect("no room");
     assert_eq!(told.reason, Reason::BackendsFull);
-    assert!(
-        told.text.contains("keep the indices of 72 backends"),
-        "{told:?}"
-    );
+    let text = "keep the indices of 72 backends";
+    assert!(told.text.contains(text), "{told:?}");
     assert_eq!(backends(&reconciler, 2), None);
 
     open(&reconciler.maps().conns, kept[0], 0);

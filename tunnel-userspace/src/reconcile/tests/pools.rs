@@ -1,7 +1,7 @@
 //! Services that keep to this node or its node pool.
 
 use super::*;
-use crate::model::{KeepTo, NODE_POOL, Node};
+use crate::model::{KeepTo, NODE_POOL};
 
 fn adopt_honouring() -> Reconciler<Memory> {
     let settings = Settings {
@@ -13,65 +13,48 @@ fn adopt_honouring() -> Reconciler<Memory> {
 
 /// A Service with an endpoint on each of the nodes `node-a`, `node-b` and `node-c`, the last octet of
 /// whose address is 1, 2 and 3.
-fn keeping(vip: u8, keep_to: Option<KeepTo>) -> ServiceState {
+fn keeping(vip: u8, keep_to: KeepTo) -> Change<'static> {
     let mut state = state("web", vip, &BTreeSet::from([1, 2, 3]));
-    Arc::make_mut(&mut state.service).keep_to = keep_to;
+    Arc::make_mut(&mut state.service).keep_to = Some(keep_to);
     let slice = Arc::make_mut(&mut state.slices[0]);
-    for (endpoint, node) in slice
-        .endpoints
-        .iter_mut()
-        .zip(["node-a", "node-b", "node-c"])
-    {
+    let endpoints = slice.endpoints.iter_mut();
+    for (endpoint, node) in endpoints.zip(["node-a", "node-b", "node-c"]) {
         endpoint.node = Some(node.into());
     }
-    state
+    ("web", Some(state))
 }
 
-fn node(name: &str, pool: Option<&str>) -> (ObjectName, Option<Arc<Node>>) {
-    let label = |pool: &str| (NODE_POOL.to_owned(), pool.to_owned());
+fn node(name: &str, pool: &str) -> (ObjectName, Option<Arc<Node>>) {
     fixture::told(Node {
-        labels: pool.map(label).into_iter().collect(),
+        labels: BTreeMap::from([(NODE_POOL.to_owned(), pool.to_owned())]),
         ..fixture::node(name)
     })
-}
-
-fn move_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
-    reconciler.update(Update {
-        nodes,
-        ..update(Vec::new())
-    });
 }
 
 #[test]
 fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     let mut reconciler = adopt_honouring();
-    let web = keeping(1, Some(KeepTo::Pool));
-    let nodes = vec![node("node-a", Some("edge")), node("node-b", Some("edge"))];
+    let nodes = vec![node("node-a", "edge"), node("node-b", "edge")];
     reconciler.update(Update {
         nodes,
-        ..update(vec![("web", Some(web)), set("other", 2, &[4])])
+        ..update(vec![keeping(1, KeepTo::Pool), set("other", 2, &[4])])
     });
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2]));
 
-    move_nodes(&mut reconciler, vec![node("node-c", Some("edge"))]);
+    tell_nodes(&mut reconciler, vec![node("node-c", "edge")]);
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2, 3]));
 
     // This node's own pool.
-    move_nodes(&mut reconciler, vec![node("node-a", Some("cloud"))]);
+    tell_nodes(&mut reconciler, vec![node("node-a", "cloud")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
 
-    move_nodes(
-        &mut reconciler,
-        vec![
-            (ObjectName::new("", "node-b"), None),
-            node("node-a", Some("edge")),
-        ],
-    );
+    let gone = (ObjectName::new("", "node-b"), None);
+    tell_nodes(&mut reconciler, vec![gone, node("node-a", "edge")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 3]));
 }
@@ -79,12 +62,9 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
 #[test]
 fn endpoints_that_are_kept_away_are_shown_with_the_reason() {
     let mut reconciler = adopt_honouring();
-    apply(
-        &mut reconciler,
-        vec![("web", Some(keeping(1, Some(KeepTo::Node))))],
-    );
+    apply(&mut reconciler, vec![keeping(1, KeepTo::Node)]);
 
-    let shown = reconciler.services(Some("web")).remove(0).ports.remove(0);
+    let shown = services(&reconciler, Some("web")).remove(0).ports.remove(0);
     let whys: Vec<&str> = shown.endpoints.iter().map(|it| &*it.why).collect();
     let away = "not used: openyurt.io/topologyKeys lead this node elsewhere";
     assert_eq!(whys, ["used: ready", away, away]);

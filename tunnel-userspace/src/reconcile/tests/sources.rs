@@ -6,13 +6,10 @@ use proptest::prelude::*;
 use tunnel_common::service::Source;
 
 use super::{
-    super::{Reconciler, ServiceSnapshot, Sizes},
-    Arc, BTreeSet, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, ROOMY, Reason, Service, adopt,
-    apply, family,
-    histories::killed,
-    problem, serving, state, update, vip,
+    super::Reconciler, BTreeSet, Change, Family, Ipv4Addr, Ipv6Addr, Memory, NoGrace, Node, ROOMY,
+    Reason, Size, Update, adopt, apply, family, fixture, histories::killed, http_at,
+    migrate::migrate, problem, serving, tell_nodes, update, vip, with,
 };
-use crate::model::{Node, ServiceState, Update, fixture};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -41,46 +38,27 @@ fn at(of: Family, number: u8) -> u8 {
 }
 
 /// A Service on one VIP, whose load balancer only these clients may use; all without any.
-fn restricted(name: &str, last: u8, clients: &BTreeSet<u8>) -> ServiceState {
-    let known = state(name, last, &BTreeSet::from([1]));
-    let ranges = clients.iter();
-    let ranges = ranges.map(|client| network(family(last), *client));
-    let service = Service {
-        load_balancer_ips: vec![balancer(last)],
-        source_ranges: ranges.collect(),
-        ..Service::clone(&known.service)
-    };
-    ServiceState {
-        service: Arc::new(service),
-        ..known
-    }
-}
-
-fn clients(clients: &[u8]) -> BTreeSet<u8> {
-    clients.iter().copied().collect()
-}
-
-fn set(name: &'static str, last: u8, of: &[u8]) -> (&'static str, Option<ServiceState>) {
-    (name, Some(restricted(name, last, &clients(of))))
+fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
+    let ranges = clients.iter().map(|it| network(family(last), *it));
+    with(super::set(name, last, &[1]), |service| {
+        service.load_balancer_ips = vec![balancer(last)];
+        service.source_ranges = ranges.collect();
+    })
 }
 
 /// The clients that may use the address of a load balancer; none where there is
 /// no such front.
-fn admitted(maps: &Memory, last: u8) -> Option<Vec<u8>> {
-    let mut key = vip(last);
-    key.address = tunnel_common::addr::Address::from_ip(balancer(last));
-    let front = maps.front[maps.svc.get(&key)?];
+fn admitted(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
+    let maps = reconciler.maps();
+    let front = maps.front[maps.svc.get(&http_at(balancer(last)))?];
     let places = front.sources.base..front.sources.base + front.sources.len;
     let client = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[2],
         IpAddr::V6(ip) => ip.octets()[7],
     };
     let networks = |range: &Source| client(range.first.to_ip())..=client(range.last.to_ip());
-    Some(
-        places
-            .flat_map(|place| networks(&maps.source[&place]))
-            .collect(),
-    )
+    let ranges = places.map(|place| &maps.source[&place]);
+    Some(ranges.flat_map(networks).collect())
 }
 
 type Step = (usize, Option<BTreeSet<u8>>);
@@ -94,27 +72,26 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
 
 fn told(of: Family, (name, clients): &Step) -> Update {
     let vip = at(of, u8::try_from(*name).expect("few") + 1);
-    let state = clients
-        .as_ref()
-        .map(|clients| restricted(NAMES[*name], vip, clients));
-    update(vec![(NAMES[*name], state)])
+    let name = NAMES[*name];
+    let change = clients.as_ref().map_or((name, None), |clients| {
+        let clients: Vec<u8> = clients.iter().copied().collect();
+        set(name, vip, &clients)
+    });
+    update(vec![change])
 }
 
 fn wanted(history: &[Step]) -> BTreeMap<u8, Option<Vec<u8>>> {
     let mut last = BTreeMap::from([(1, None), (2, None), (3, None)]);
     for (name, clients) in history {
-        let clients = clients
-            .as_ref()
-            .map(|clients| clients.iter().copied().collect());
+        let clients = clients.as_ref().map(|all| all.iter().copied().collect());
         last.insert(u8::try_from(*name).expect("few") + 1, clients);
     }
     last
 }
 
-fn found(of: Family, maps: &Memory) -> BTreeMap<u8, Option<Vec<u8>>> {
-    (1..4)
-        .map(|number| (number, admitted(maps, at(of, number))))
-        .collect()
+fn found(of: Family, reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Option<Vec<u8>>> {
+    let admitted = |number| (number, admitted(reconciler, at(of, number)));
+    (1..4).map(admitted).collect()
 }
 
 /// How many entries the lists that are wanted take, each once.
@@ -135,10 +112,8 @@ fn used(reconciler: &Reconciler<Memory>) -> usize {
 fn free(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
     let entries = reconciler.maps().sizes.source_entries();
-    let has = |len: &u32| {
-        let room = reconciler.sync.ports.actual.sources.take(*len as usize);
-        room.is_some()
-    };
+    let sources = &mut reconciler.sync.ports.actual.sources;
+    let has = |len: &u32| sources.take(*len as usize).is_some();
     (0..=entries).rev().find(has).unwrap_or(0)
 }
 
@@ -155,20 +130,16 @@ proptest! {
         let of = if is_v6 { Family::V6 } else { Family::V4 };
         let tell = |reconciler: &mut Reconciler<Memory>, step: &Step| reconciler.update(told(of, step));
         let mut second = killed(&history, cut, tell);
-        prop_assert_eq!(found(of, &second.sync.ports.maps), wanted(&history));
+        prop_assert_eq!(found(of, &second), wanted(&history));
         prop_assert_eq!(used(&second), entries(&history));
         prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);
 
         // In maps of other sizes it is the same.
-        let sizes = Sizes { sources: second.sync.ports.actual.usage().sources + grown, ..ROOMY };
-        let snapshot = ServiceSnapshot::read(&second.sync.ports.maps, ROOMY).expect("read");
-        prop_assert_eq!(snapshot.fits(sizes), Ok(()));
-        let mut maps = Memory::new(sizes);
-        let unused = tunnel_common::service::State::unused_since(1000);
-        snapshot.write(&second.sync.ports.maps, &mut maps, sizes, unused).expect("written");
-        let third = adopt(maps);
+        let used_sources = second.sync.ports.actual.usage().sources;
+        let sizes = ROOMY.with(Size::Sources, used_sources + grown);
+        let third = adopt(migrate(&second.sync.ports.maps, sizes).expect("it fits"));
         prop_assert_eq!(third.sync.drift, 0);
-        prop_assert_eq!(found(of, &third.sync.ports.maps), wanted(&history));
+        prop_assert_eq!(found(of, &third), wanted(&history));
         prop_assert_eq!(used(&third), entries(&history));
         prop_assert_eq!(free(second), ROOMY.source_entries());
     }
@@ -182,71 +153,45 @@ fn an_address_that_was_for_all_is_for_some_and_for_all_again() {
         internal_ips: fixture::ips(&["192.0.2.1", "2001:db8:1::1"]),
         ..fixture::node("node-a")
     };
-    reconciler.update(Update {
-        nodes: vec![fixture::told(node)],
-        ..update(Vec::new())
-    });
+    tell_nodes(&mut reconciler, vec![fixture::told(node)]);
     for of in [&[][..], &[1, 3], &[3], &[]] {
         apply(&mut reconciler, vec![set("a", 1, of), set("b", 2, of)]);
         for vip in [1, 2] {
-            assert_eq!(
-                admitted(&reconciler.sync.ports.maps, vip).as_deref(),
-                Some(of)
-            );
+            assert_eq!(admitted(&reconciler, vip).as_deref(), Some(of));
         }
     }
 }
 
 #[test]
 fn ranges_that_find_no_room_are_named_and_what_is_programmed_stays() {
-    find_no_room(Family::V4);
-    find_no_room(Family::V6);
-}
+    for of in [Family::V4, Family::V6] {
+        let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
+        let services = [set("a", a, &[1, 3]), set("b", b, &[5])];
+        let mut reconciler = serving(ROOMY.with(Size::Sources, 3), services);
+        apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
+        assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
+        // It is not open to all, and the cluster IP is served.
+        assert_eq!(admitted(&reconciler, c), None, "{of:?}");
+        assert!(reconciler.maps().read(&vip(c)).is_some(), "{of:?}");
 
-fn find_no_room(of: Family) {
-    let [a, b, c] = [1, 2, 3].map(|number| at(of, number));
-    let mut reconciler = serving(
-        Sizes {
-            sources: 3,
-            ..ROOMY
-        },
-        [set("a", a, &[1, 3]), set("b", b, &[5])],
-    );
-    apply(&mut reconciler, vec![set("c", c, &[1, 5])]);
-    assert_eq!(problem(&reconciler, "c"), Some(Reason::SourcesFull));
-    assert_eq!(
-        admitted(&reconciler.sync.ports.maps, c),
-        None,
-        "it is not open to all"
-    );
-    assert!(
-        reconciler.maps().read(&vip(c)).is_some(),
-        "the cluster IP is served"
-    );
+        // A list that is there takes no room.
+        apply(&mut reconciler, vec![set("c", c, &[5])]);
+        assert_eq!(problem(&reconciler, "c"), None);
+        assert_eq!(admitted(&reconciler, c), Some(vec![5]));
 
-    // A list that is there takes no room.
-    apply(&mut reconciler, vec![set("c", c, &[5])]);
-    assert_eq!(problem(&reconciler, "c"), None);
-    assert_eq!(admitted(&reconciler.sync.ports.maps, c), Some(vec![5]));
+        // One that finds none leaves what was there.
+        apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
+        assert_eq!(problem(&reconciler, "b"), Some(Reason::SourcesFull));
+        assert_eq!(admitted(&reconciler, b), Some(vec![5]));
 
-    // One that finds none leaves what was there.
-    apply(&mut reconciler, vec![set("b", b, &[1, 3, 5])]);
-    assert_eq!(problem(&reconciler, "b"), Some(Reason::SourcesFull));
-    assert_eq!(admitted(&reconciler.sync.ports.maps, b), Some(vec![5]));
+        apply(&mut reconciler, vec![("a", None), ("c", None)]);
+        assert_eq!(problem(&reconciler, "b"), None);
+        assert_eq!(admitted(&reconciler, b), Some(vec![1, 3, 5]));
 
-    apply(&mut reconciler, vec![("a", None), ("c", None)]);
-    assert_eq!(problem(&reconciler, "b"), None);
-    assert_eq!(
-        admitted(&reconciler.sync.ports.maps, b),
-        Some(vec![1, 3, 5])
-    );
-
-    // Who may changes in full maps, too, once what it was is not in use.
-    apply(&mut reconciler, vec![set("b", b, &[2, 4, 6])]);
-    assert_eq!(
-        admitted(&reconciler.sync.ports.maps, b),
-        Some(vec![2, 4, 6])
-    );
+        // Who may changes in full maps, too, once what it was is not in use.
+        apply(&mut reconciler, vec![set("b", b, &[2, 4, 6])]);
+        assert_eq!(admitted(&reconciler, b), Some(vec![2, 4, 6]));
+    }
 }
 
 #[test]
@@ -254,21 +199,12 @@ fn services_may_have_more_ranges_together_than_one_front_may_have() {
     // Apart from each other, so that each stays one.
     let many = |name, vip: u8, first: u32| {
         let places = (0..40_000).map(|number| Ipv4Addr::from_bits(first + 2 * number));
-        let known = restricted(name, vip, &clients(&[]));
-        let service = Service {
-            source_ranges: places.map(|ip| (ip.into(), 32)).collect(),
-            ..Service::clone(&known.service)
-        };
-        let state = ServiceState {
-            service: Arc::new(service),
-            ..known
-        };
-        (name, Some(state))
+        let ranges = places.map(|ip| (ip.into(), 32)).collect();
+        with(set(name, vip, &[]), |service| {
+            service.source_ranges = ranges
+        })
     };
-    let mut maps = Memory::new(Sizes {
-        sources: 80_000,
-        ..ROOMY
-    });
+    let mut maps = Memory::new(ROOMY.with(Size::Sources, 80_000));
     maps.is_watched = false;
     let mut reconciler = adopt(maps);
 

@@ -53,13 +53,10 @@ pub fn parse(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         return Some(text.parse::<Ipv6Addr>().ok()?.to_canonical());
     }
+    let octet = |text| u8::try_from(decimal(text)?).ok();
     let octets: Vec<u8> = text.split('.').map(octet).collect::<Option<_>>()?;
     let octets: [u8; 4] = octets.try_into().ok()?;
     Some(IpAddr::from(octets))
-}
-
-fn octet(text: &str) -> Option<u8> {
-    u8::try_from(decimal(text)?).ok()
 }
 
 /// Digits alone, however many zeros stand before the others.
@@ -83,6 +80,12 @@ impl Cidr {
         let address = parse(address)?;
         let length = decimal(length)?;
         (length <= Family::of(address).bits()).then(|| Self::new(address, length))
+    }
+
+    /// All addresses of a family.
+    #[must_use]
+    pub fn everything(family: Family) -> Self {
+        Self::new(family.unspecified(), 0)
     }
 
     /// The range of one address.

@@ -42,13 +42,8 @@ pub(super) fn destinations(
     let external = external_ips(cluster, here, service, family);
     add(Kind::ExternalIp, external, port.port);
     // Contract 2, "NodePort": used whenever it is not 0, whatever the type.
-    if let Some(node_port) = port.node_port {
-        add(
-            Kind::NodePort,
-            node_port_ips(cluster, here, family),
-            node_port,
-        );
-    }
+    let node_ports = node_port_ips(cluster, here, family);
+    add(Kind::NodePort, node_ports, port.node_port.unwrap_or(0));
     found
 }
 
@@ -63,12 +58,9 @@ fn external_ips(
     let texts = spec.and_then(|spec| spec.external_ips.as_deref());
     let parsed = texts.unwrap_or_default().iter().filter_map(|t| parse(t));
     let mut addresses: BTreeSet<IpAddr> = of_family(parsed, family);
-    match here.external_ips {
-        ExternalIps::Any => {}
-        ExternalIps::Owned => {
-            let owned = owned_addresses(cluster);
-            addresses.retain(|address| owned.contains(address));
-        }
+    if here.external_ips == ExternalIps::Owned {
+        let owned = owned_addresses(cluster);
+        addresses.retain(|address| owned.contains(address));
     }
     addresses
 }
@@ -85,31 +77,25 @@ fn owned_addresses(cluster: &Cluster) -> BTreeSet<IpAddr> {
 /// Contract 2, `status.loadBalancer.ingress[].ip`: addresses of mode VIP, or of none. Host names and
 /// addresses of mode Proxy have no front.
 pub(super) fn load_balancer_ips(service: &Service, family: Family) -> BTreeSet<IpAddr> {
-    let vips = ingress(service).filter(|ingress| is_vip(ingress));
+    let is_vip = |it: &&LoadBalancerIngress| matches!(it.ip_mode.as_deref(), None | Some("VIP"));
+    let vips = ingress(service).filter(is_vip);
     let parsed = vips.filter_map(|ingress| parse(ingress.ip.as_deref()?));
     of_family(parsed, family)
-}
-
-fn is_vip(ingress: &LoadBalancerIngress) -> bool {
-    matches!(ingress.ip_mode.as_deref(), None | Some("VIP"))
 }
 
 fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
     let status = service.status.as_ref();
     let load_balancer = status.and_then(|status| status.load_balancer.as_ref());
-    load_balancer
-        .and_then(|load_balancer| load_balancer.ingress.as_ref())
-        .into_iter()
-        .flatten()
+    let ingress = load_balancer.and_then(|it| it.ingress.as_ref());
+    ingress.into_iter().flatten()
 }
 
 /// Contract 6a, "applies to" and "parsing": load balancer addresses only; if nothing of the family is
 /// left, or one range is everything, there is no restriction (kube-proxy `pkg/proxy/serviceport.go`,
 /// `IsZeroCIDR`).
 pub(super) fn source_ranges(service: &Service, kind: Kind, family: Family) -> Vec<Cidr> {
-    match kind {
-        Kind::LoadBalancerIp => {}
-        Kind::ClusterIp | Kind::ExternalIp | Kind::NodePort => return Vec::new(),
+    if kind != Kind::LoadBalancerIp {
+        return Vec::new();
     }
     let spec = service.spec.as_ref();
     let texts = spec.and_then(|spec| spec.load_balancer_source_ranges.as_deref());
@@ -147,7 +133,7 @@ fn node_port_ranges(cluster: &Cluster, here: &Here, family: Family) -> Vec<Cidr>
     // it (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, which is given
     // the primary addresses as CIDRs).
     if ranges.is_empty() {
-        ranges.extend(everything(family));
+        ranges.push(Cidr::everything(family));
     }
     ranges
 }
@@ -160,14 +146,7 @@ fn range_of(entry: Entry, cluster: &Cluster, here: &Here, family: Family) -> Opt
             Family::Ipv4 => Cidr::parse("127.0.0.0/8"),
             Family::Ipv6 => Cidr::parse("::1/128"),
         },
-        Entry::All => everything(family),
-    }
-}
-
-fn everything(family: Family) -> Option<Cidr> {
-    match family {
-        Family::Ipv4 => Cidr::parse("0.0.0.0/0"),
-        Family::Ipv6 => Cidr::parse("::/0"),
+        Entry::All => Some(Cidr::everything(family)),
     }
 }
 

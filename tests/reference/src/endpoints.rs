@@ -10,7 +10,6 @@ use k8s_openapi::api::discovery::v1::{self, EndpointPort, EndpointSlice};
 use super::{
     Cluster, Here, Owner, Set,
     address::{Family, parse},
-    node::Topology,
     objects, pools,
 };
 
@@ -102,12 +101,12 @@ const fn is_fallback(endpoint: &Endpoint) -> bool {
 }
 
 /// Contract 4.2: the ready endpoints, filtered by topology; without any, all fallback endpoints.
-pub(super) fn cluster_set(endpoints: &Endpoints, here: &Topology) -> Set {
+pub(super) fn cluster_set(endpoints: &Endpoints, here: &Here, zone: Option<&str>) -> Set {
     let ready = only(endpoints, |endpoint| endpoint.ready);
     if ready.is_empty() {
         return addresses(&only(endpoints, is_fallback));
     }
-    addresses(&near(ready, here))
+    addresses(&near(ready, here, zone))
 }
 
 /// Contract 4.4: the local ready endpoints; without any, the local fallback endpoints. Hints play no
@@ -122,13 +121,13 @@ pub(super) fn local_set(endpoints: &Endpoints) -> Set {
 }
 
 /// Contract 4.3: the topology filter.
-fn near(ready: Endpoints, here: &Topology) -> Endpoints {
+fn near(ready: Endpoints, here: &Here, zone: Option<&str>) -> Endpoints {
     let for_node = only(&ready, |endpoint| endpoint.nodes.contains(&here.node));
     let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());
     if all_name_nodes && !for_node.is_empty() {
         return for_node;
     }
-    let Some(zone) = &here.zone else {
+    let Some(zone) = zone else {
         return ready;
     };
     let for_zone = only(&ready, |endpoint| endpoint.zones.contains(zone));

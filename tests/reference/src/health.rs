@@ -1,13 +1,10 @@
 //! Health check node ports (contract 7).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointPort};
+use k8s_openapi::api::core::v1::Service;
 
-use super::{Cluster, Here, Kind, Owner, Policy, address::Family, endpoints, objects};
+use super::{Cluster, Here, Kind, Policy, address::Family, endpoints, objects};
 
 /// What a health check node port answers about a Service.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -32,7 +29,7 @@ pub fn health_check_node_ports(cluster: &Cluster, here: &Here) -> BTreeMap<u16, 
         let mut local_ready = BTreeMap::new();
         for family in Family::BOTH {
             if objects::cluster_ip(service, family).is_some() {
-                let count = local_ready_ips(cluster, here, service, family).len();
+                let count = count_local_ready(cluster, here, service, family);
                 local_ready.insert(family, count);
             }
         }
@@ -59,36 +56,20 @@ fn health_check_node_port(service: &Service) -> Option<u16> {
 /// Contract 7, "N": distinct addresses of local ready endpoints over all ports: over those that the
 /// slices have, whether or not the Service has them too (kube-proxy
 /// `pkg/proxy/endpointschangetracker.go`, getLocalReadyEndpointIPs).
-fn local_ready_ips(
-    cluster: &Cluster,
-    here: &Here,
-    service: &Service,
-    family: Family,
-) -> BTreeSet<IpAddr> {
+fn count_local_ready(cluster: &Cluster, here: &Here, service: &Service, family: Family) -> usize {
     let namespace = objects::namespace(&service.metadata);
     let name = objects::name(&service.metadata);
     let mut addresses = BTreeSet::new();
     for slice in objects::slices(cluster, (namespace, name), family) {
         for port in slice.ports.iter().flatten() {
-            let Some(owner) = owner_of(port, (namespace, name)) else {
+            let Some(protocol) = objects::protocol(port.protocol.as_deref()) else {
                 continue;
             };
-            for (at, endpoint) in endpoints::endpoints(cluster, here, &owner, family) {
-                if endpoint.local && endpoint.ready {
-                    addresses.insert(at.ip());
-                }
-            }
+            let owner = objects::owner(service, port.name.as_deref(), protocol);
+            let mut endpoints = endpoints::endpoints(cluster, here, &owner, family);
+            endpoints.retain(|_, endpoint| endpoint.local && endpoint.ready);
+            addresses.extend(endpoints.into_keys().map(|at| at.ip()));
         }
     }
-    addresses
-}
-
-/// The Service port that the port of a slice would belong to.
-fn owner_of(port: &EndpointPort, (namespace, service): (&str, &str)) -> Option<Owner> {
-    Some(Owner {
-        namespace: namespace.to_owned(),
-        service: service.to_owned(),
-        port: port.name.clone()?,
-        protocol: objects::protocol(port.protocol.as_deref())?,
-    })
+    addresses.len()
 }

@@ -10,7 +10,6 @@
 //! - `objects`: which Services, ports and slices count
 //! - `endpoints`: which endpoints a Service port has, and which of them it uses
 //! - `destinations`: the addresses that a Service port is reached at
-//! - `precedence`: which of two Services has an address that both claim
 //! - `node`: what a Node object says
 //! - `pools`: which endpoints OpenYurt keeps from a node
 //! - `health`: health check node ports
@@ -28,7 +27,6 @@ mod health;
 mod node;
 mod objects;
 mod pools;
-mod precedence;
 pub mod random;
 mod verdict;
 
@@ -37,15 +35,17 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use k8s_openapi::api::{
-    core::v1::{Node, Service, ServicePort},
-    discovery::v1::EndpointSlice,
+use k8s_openapi::{
+    api::{
+        core::v1::{Node, Service, ServicePort},
+        discovery::v1::EndpointSlice,
+    },
+    jiff::Timestamp,
 };
 
 use self::{
     address::{Cidr, Family},
     destinations::Destination,
-    precedence::Precedence,
 };
 pub use self::{
     health::{HealthCheck, health_check_node_ports},
@@ -170,26 +170,32 @@ pub struct Front {
     pub node_ip: Option<IpAddr>,
 }
 
+/// Which of two Services has an address that both claim: the least one wins. That is by the kind of
+/// address, then the older Service, of which one that doesn't say when it was made is the youngest, then
+/// by names. The name of the port is last; the API server admits no two ports of a Service that come to it.
+type Precedence = (Kind, bool, Option<Timestamp>, Owner);
+
+fn precedence(service: &Service, front: &Front) -> Precedence {
+    let created = service.metadata.creation_timestamp.as_ref();
+    let created = created.map(|time| time.0);
+    (front.kind, created.is_none(), created, front.owner.clone())
+}
+
 /// All fronts of a node: of each address that several Service ports claim, the one that has it.
 #[must_use]
 pub fn fronts(cluster: &Cluster, here: &Here) -> BTreeMap<Key, Front> {
-    let mut claims = BTreeMap::<Key, Vec<(Precedence, Front)>>::new();
+    let mut claims = Vec::new();
     for service in objects::counted_services(cluster) {
         for family in Family::BOTH {
             for port in objects::ports(service, family) {
-                for (key, claim) in claims_of(cluster, here, (service, port), family) {
-                    claims.entry(key).or_default().push(claim);
-                }
+                claims.extend(claims_of(cluster, here, (service, port), family));
             }
         }
     }
-    let mut winners = BTreeMap::new();
-    for (key, claims) in claims {
-        if let Some((_, front)) = claims.into_iter().min_by(|a, b| a.0.cmp(&b.0)) {
-            winners.insert(key, front);
-        }
-    }
-    winners
+    claims.sort_by(|(_, a), (_, b)| a.0.cmp(&b.0));
+    // The one that wins an address comes last, in the place of the others.
+    let claims = claims.into_iter().rev();
+    claims.map(|(key, (_, front))| (key, front)).collect()
 }
 
 /// What one port of a Service would be reached at, were it alone, for one family.
@@ -202,14 +208,14 @@ fn claims_of(
     let Some(protocol) = objects::protocol(port.protocol.as_deref()) else {
         return Vec::new();
     };
-    let owner = objects::owner(service, port, protocol);
+    let owner = objects::owner(service, port.name.as_deref(), protocol);
     let usable = endpoints::endpoints(cluster, here, &owner, family);
-    let topology = node::topology(cluster, here);
+    let zone = node::zone(cluster, here);
     let blank = Front {
         owner,
         kind: Kind::ClusterIp,
         address: family.unspecified(),
-        cluster: endpoints::cluster_set(&usable, &topology),
+        cluster: endpoints::cluster_set(&usable, here, zone),
         local: endpoints::local_set(&usable),
         policy: Policy::Cluster,
         affinity: objects::affinity(service),
@@ -220,7 +226,7 @@ fn claims_of(
     let mut claims = Vec::new();
     for to in destinations::destinations(cluster, here, (service, port), family) {
         let front = front_at(blank.clone(), service, to);
-        let precedence = Precedence::of(service, &front);
+        let precedence = precedence(service, &front);
         claims.push(((to.address, to.port, protocol), (precedence, front)));
     }
     claims

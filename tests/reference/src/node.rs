@@ -7,24 +7,14 @@ use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use super::{
     Cluster, Here,
     address::{Family, parse},
+    objects,
 };
 
-/// What hints are compared with.
-#[derive(Clone, Debug)]
-pub(super) struct Topology {
-    pub(super) node: String,
-    /// The zone of the node, if it has a label that is not empty.
-    pub(super) zone: Option<String>,
-}
-
-/// The node's place. A node without an object has a name only.
-pub(super) fn topology(cluster: &Cluster, here: &Here) -> Topology {
-    let labels = own(cluster, here).and_then(|node| node.metadata.labels.as_ref());
-    let zone = labels.and_then(|labels| labels.get("topology.kubernetes.io/zone"));
-    Topology {
-        node: here.node.clone(),
-        zone: zone.filter(|zone| !zone.is_empty()).cloned(),
-    }
+/// The zone of the node, if it has an object with a label that is not empty.
+pub(super) fn zone<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a str> {
+    let node = own(cluster, here)?;
+    let zone = objects::label(&node.metadata, "topology.kubernetes.io/zone");
+    zone.filter(|zone| !zone.is_empty())
 }
 
 /// The primary address: the first `InternalIP` of the family. A loopback address is none (kube-proxy
@@ -40,10 +30,8 @@ pub(super) fn primary(cluster: &Cluster, here: &Here, family: Family) -> Option<
 /// The addresses in a Node object, of all types.
 pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
     let status = node.status.as_ref();
-    status
-        .and_then(|status| status.addresses.as_ref())
-        .into_iter()
-        .flatten()
+    let addresses = status.and_then(|status| status.addresses.as_ref());
+    addresses.into_iter().flatten()
 }
 
 pub(super) fn own<'a>(cluster: &'a Cluster, here: &Here) -> Option<&'a Node> {

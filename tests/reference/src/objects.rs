@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::{
     api::{
-        core::v1::{Service, ServicePort, ServiceSpec},
+        core::v1::{Service, ServicePort},
         discovery::v1::EndpointSlice,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -17,44 +17,29 @@ use super::{
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS: &str = "service.kubernetes.io/headless";
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// The timeout that the API server fills in (contract 3).
 const AFFINITY_SECONDS: i32 = 10_800;
 
 /// The Services that are proxied at all.
 pub(super) fn counted_services(cluster: &Cluster) -> impl Iterator<Item = &Service> {
-    cluster
-        .services
-        .iter()
-        .filter(|service| service_counts(service))
+    let services = cluster.services.iter();
+    services.filter(|service| service_counts(service))
 }
 
-/// Contract 1, "the same since 1.36", "ExternalName" and "headless". The headless label of a
-/// *Service* is not looked at.
+/// Contract 1, "the same since 1.36" (a label, whatever its value), "ExternalName" (even with a stored
+/// cluster IP) and "headless" (`None` or nothing). The headless label of a *Service* is not looked at.
 fn service_counts(service: &Service) -> bool {
     let Some(spec) = &service.spec else {
         return false;
     };
-    !has_label(&service.metadata, PROXY_NAME) && !is_headless(spec) && !is_external_name(spec)
+    label(&service.metadata, PROXY_NAME).is_none()
+        && spec.type_.as_deref() != Some("ExternalName")
+        && !matches!(spec.cluster_ip.as_deref(), None | Some("" | "None"))
 }
 
-/// Contract 1, "headless": `None` or nothing.
-fn is_headless(spec: &ServiceSpec) -> bool {
-    matches!(spec.cluster_ip.as_deref(), None | Some("" | "None"))
-}
-
-/// Contract 1, "ExternalName": even with a stored cluster IP.
-fn is_external_name(spec: &ServiceSpec) -> bool {
-    spec.type_.as_deref() == Some("ExternalName")
-}
-
-/// The key is present, whatever its value.
-fn has_label(metadata: &ObjectMeta, key: &str) -> bool {
-    label(metadata, key).is_some()
-}
-
-fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+pub(super) fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
@@ -98,11 +83,11 @@ pub(super) fn port_number(number: i32) -> Option<u16> {
 }
 
 /// Contract 1, "service port identity".
-pub(super) fn owner(service: &Service, port: &ServicePort, protocol: Protocol) -> Owner {
+pub(super) fn owner(service: &Service, port: Option<&str>, protocol: Protocol) -> Owner {
     Owner {
         namespace: namespace(&service.metadata).to_owned(),
         service: name(&service.metadata).to_owned(),
-        port: port.name.clone().unwrap_or_default(),
+        port: port.unwrap_or_default().to_owned(),
         protocol,
     }
 }
@@ -132,13 +117,12 @@ pub(super) fn affinity(service: &Service) -> u32 {
 /// Contract 4.5: the internal policy applies to the cluster IP only, the external one to all
 /// others; without those it applies to nothing.
 pub(super) fn policy(service: &Service, kind: Kind) -> Policy {
-    let spec = service.spec.as_ref();
-    let text = match kind {
-        Kind::ClusterIp => spec.and_then(|spec| spec.internal_traffic_policy.as_deref()),
+    let text = service.spec.as_ref().and_then(|spec| match kind {
+        Kind::ClusterIp => spec.internal_traffic_policy.as_deref(),
         Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort => {
-            spec.and_then(|spec| spec.external_traffic_policy.as_deref())
+            spec.external_traffic_policy.as_deref()
         }
-    };
+    });
     match text {
         Some("Local") => Policy::Local,
         None | Some(_) => Policy::Cluster,
@@ -154,16 +138,13 @@ pub(super) fn slices<'a>(
     family: Family,
 ) -> Vec<&'a EndpointSlice> {
     let (service_namespace, service_name) = of;
-    let mut slices = Vec::new();
-    for slice in &cluster.slices {
-        if !has_label(&slice.metadata, HEADLESS)
+    let is_of_service = |slice: &&EndpointSlice| {
+        label(&slice.metadata, HEADLESS).is_none()
             && label(&slice.metadata, SERVICE_NAME) == Some(service_name)
             && namespace(&slice.metadata) == service_namespace
             && slice.address_type == family.address_type()
-        {
-            slices.push(slice);
-        }
-    }
+    };
+    let mut slices: Vec<_> = cluster.slices.iter().filter(is_of_service).collect();
     slices.sort_by(|a, b| name(&a.metadata).cmp(name(&b.metadata)));
     slices
 }

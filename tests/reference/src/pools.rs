@@ -6,7 +6,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 
-use super::{Cluster, Here, TopologyKeys, node};
+use super::{Cluster, Here, TopologyKeys, node, objects};
 
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 const NODE_POOL: &str = "apps.openyurt.io/nodepool";
@@ -19,9 +19,10 @@ pub(super) fn passed(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> E
     };
     if let Some(endpoints) = &mut slice.endpoints {
         // An endpoint without a node is let pass by no list of nodes.
-        endpoints.retain(|endpoint| {
-            let node = endpoint.node_name.as_ref();
-            node.is_some_and(|node| nodes.contains(node))
+        endpoints.retain(|it| {
+            it.node_name
+                .as_ref()
+                .is_some_and(|node| nodes.contains(node))
         });
     }
     slice
@@ -29,21 +30,17 @@ pub(super) fn passed(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> E
 
 /// The nodes whose endpoints pass; nothing where all endpoints do (`serviceTopologyHandler`).
 fn nodes_let_pass(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> Option<Vec<String>> {
-    match here.topology_keys {
-        TopologyKeys::Ignore => return None,
-        TopologyKeys::Honour => {}
+    if here.topology_keys == TopologyKeys::Ignore {
+        return None;
     }
     let annotations = owner(cluster, slice)?.metadata.annotations.as_ref()?;
     let only_here = vec![here.node.clone()];
     match annotations.get(TOPOLOGY_KEYS)?.as_str() {
         "kubernetes.io/hostname" => Some(only_here),
+        // `nodePoolTopologyHandler`: a node of no pool falls back to itself.
         "openyurt.io/nodepool" | "kubernetes.io/zone" => {
-            // `nodePoolTopologyHandler`: a node of no pool falls back to itself.
-            Some(
-                node::own(cluster, here)
-                    .and_then(pool)
-                    .map_or(only_here, |pool| members(cluster, pool)),
-            )
+            let pool = node::own(cluster, here).and_then(pool);
+            Some(pool.map_or(only_here, |pool| members(cluster, pool)))
         }
         _ => None,
     }
@@ -51,28 +48,22 @@ fn nodes_let_pass(cluster: &Cluster, here: &Here, slice: &EndpointSlice) -> Opti
 
 /// The Service that the label of a slice names (`resolveServiceTopologyType`).
 fn owner<'a>(cluster: &'a Cluster, slice: &EndpointSlice) -> Option<&'a Service> {
-    let name = slice
-        .metadata
-        .labels
-        .as_ref()?
-        .get("kubernetes.io/service-name")?;
+    let name = objects::label(&slice.metadata, objects::SERVICE_NAME);
     let mut services = cluster.services.iter();
     services.find(|service| {
         service.metadata.namespace == slice.metadata.namespace
-            && service.metadata.name.as_ref() == Some(name)
+            && service.metadata.name.as_deref() == name
     })
 }
 
 /// The pool of a Node, by its label; an empty one is none.
 fn pool(node: &Node) -> Option<&str> {
-    let pool = node.metadata.labels.as_ref()?.get(NODE_POOL)?;
-    Some(pool.as_str()).filter(|pool| !pool.is_empty())
+    objects::label(&node.metadata, NODE_POOL).filter(|pool| !pool.is_empty())
 }
 
 /// The names of the Nodes in a pool.
 fn members(cluster: &Cluster, of: &str) -> Vec<String> {
     let members = cluster.nodes.iter().filter(|node| pool(node) == Some(of));
-    members
-        .filter_map(|node| node.metadata.name.clone())
-        .collect()
+    let names = members.filter_map(|node| node.metadata.name.clone());
+    names.collect()
 }

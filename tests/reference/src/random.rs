@@ -18,13 +18,7 @@ mod tests;
 use std::{collections::BTreeSet, net::IpAddr};
 
 use fastrand::Rng;
-use k8s_openapi::{
-    api::{
-        core::v1::{Node, Service},
-        discovery::v1::EndpointSlice,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{Cluster, Front, Here, Source, address::Family};
 
@@ -41,21 +35,21 @@ const ZONES: [&str; 3] = ["a", "b", "c"];
 /// A random cluster and the node to look from. The same generator state gives the same.
 #[must_use]
 pub fn cluster(rng: &mut Rng) -> (Cluster, Here) {
-    let nodes = node::nodes(rng);
-    let here = node::here(rng, &nodes);
     let mut draw = Draw {
         rng,
-        nodes,
+        nodes: Vec::new(),
         node_ports: 30_000,
         health_check_node_ports: 31_000,
         endpoints: 0,
         host_addresses: BTreeSet::new(),
     };
+    draw.nodes = node::nodes(&mut draw);
+    let here = node::here(&mut draw);
     let mut services = Vec::new();
     let mut slices = Vec::new();
     for number in 0..draw.rng.u16(1..=6) {
-        let service = draw.service(number);
-        slices.extend(draw.slices(&service));
+        let service = service::draw(&mut draw, number);
+        slices.extend(slice::draw(&mut draw, &service));
         services.push(service);
     }
     // The order of objects decides nothing.
@@ -108,40 +102,22 @@ struct Draw<'a> {
 
 impl Draw<'_> {
     fn chance(&mut self, one_in: u32) -> bool {
-        chance(self.rng, one_in)
+        self.rng.u32(0..one_in) == 0
     }
 
     fn pick<T: Copy, const N: usize>(&mut self, items: [T; N]) -> T {
-        pick(self.rng, items)
+        items[self.rng.usize(0..N)]
+    }
+
+    fn node(&mut self) -> &Node {
+        &self.nodes[self.rng.usize(0..self.nodes.len())]
     }
 
     /// Some of the items, each once, in their order.
     fn some<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
-        let mut some = Vec::new();
-        for item in items {
-            if self.chance(one_in) {
-                some.push(item.to_owned());
-            }
-        }
-        some
+        let some = items.into_iter().filter(|_| self.chance(one_in));
+        some.map(str::to_owned).collect()
     }
-
-    /// A Service with its slices.
-    fn service(&mut self, number: u16) -> Service {
-        service::draw(self, number)
-    }
-
-    fn slices(&mut self, service: &Service) -> Vec<EndpointSlice> {
-        slice::draw(self, service)
-    }
-}
-
-fn chance(rng: &mut Rng, one_in: u32) -> bool {
-    rng.u32(0..one_in) == 0
-}
-
-fn pick<T: Copy, const N: usize>(rng: &mut Rng, items: [T; N]) -> T {
-    items[rng.usize(0..N)]
 }
 
 fn add_label(metadata: &mut ObjectMeta, key: &str, value: &str) {

@@ -39,7 +39,9 @@ pub fn verdict(front: &Front, source: &Source, here: &Here) -> Verdict {
     if !is_admitted(front, source, here) {
         return Verdict::Dropped;
     }
-    if !has_endpoints(front) {
+    // Contract 4.6: any usable endpoint on any node. The cluster set is never empty then: hints only
+    // apply where they leave something.
+    if front.cluster.is_empty() {
         return Verdict::Refused;
     }
     let set = match policy_for(front, source, here) {
@@ -60,31 +62,17 @@ fn is_foreign_loopback(front: &Front, source: &Source) -> bool {
     }
 }
 
-/// Contract 4.6: any usable endpoint on any node. The cluster set is never empty then: hints only
-/// apply where they leave something.
-fn has_endpoints(front: &Front) -> bool {
-    !front.cluster.is_empty()
-}
-
 /// Contract 4, the rows about short-circuits: the external policy Local is not applied to sources on
 /// this node; the internal one is applied to all.
 fn policy_for(front: &Front, source: &Source, here: &Here) -> Policy {
-    match front.kind {
-        Kind::ClusterIp => front.policy,
-        Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort => {
-            if is_on_this_node(source, here) {
-                return Policy::Cluster;
-            }
-            front.policy
-        }
-    }
-}
-
-fn is_on_this_node(source: &Source, here: &Here) -> bool {
-    match source {
+    let is_on_this_node = match source {
         Source::NodeSocket | Source::PodSocket(_) => true,
         Source::Outside(address) => is_own(*address, here),
+    };
+    if front.kind != Kind::ClusterIp && is_on_this_node {
+        return Policy::Cluster;
     }
+    front.policy
 }
 
 fn is_own(address: IpAddr, here: &Here) -> bool {
@@ -96,7 +84,11 @@ fn is_admitted(front: &Front, source: &Source, here: &Here) -> bool {
     if front.source_ranges.is_empty() {
         return true;
     }
-    let Some(address) = source_address(front, source, here) else {
+    let address = match source {
+        Source::NodeSocket => node_source(front, here),
+        Source::PodSocket(address) | Source::Outside(address) => Some(*address),
+    };
+    let Some(address) = address else {
         return false;
     };
     in_ranges(front, address) || is_admitted_vip(front, address)
@@ -112,13 +104,6 @@ fn is_admitted_vip(front: &Front, address: IpAddr) -> bool {
 fn in_ranges(front: &Front, address: IpAddr) -> bool {
     let mut ranges = front.source_ranges.iter();
     ranges.any(|range| range.contains(address))
-}
-
-fn source_address(front: &Front, source: &Source, here: &Here) -> Option<IpAddr> {
-    match source {
-        Source::NodeSocket => node_source(front, here),
-        Source::PodSocket(address) | Source::Outside(address) => Some(*address),
-    }
 }
 
 /// The address that the node's own packets to a front come from: the front's, if an interface holds

@@ -2,13 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fastrand::Rng;
 use k8s_openapi::{
     api::core::v1::{Node, NodeAddress, NodeStatus},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::{ZONES, add_label, chance, pick};
+use super::{Draw, ZONES, add_label};
 use crate::{
     Entry, ExternalIps, Here, TopologyKeys,
     address::{Cidr, parse},
@@ -29,41 +28,42 @@ const NODE_PORT_RANGES: [&str; 11] = [
     "::/0",
 ];
 
-pub(super) fn nodes(rng: &mut Rng) -> Vec<Node> {
-    (0..rng.u8(1..=4)).map(|number| node(rng, number)).collect()
+pub(super) fn nodes(draw: &mut Draw<'_>) -> Vec<Node> {
+    let count = draw.rng.u8(1..=4);
+    (0..count).map(|number| node(draw, number)).collect()
 }
 
-fn node(rng: &mut Rng, number: u8) -> Node {
+fn node(draw: &mut Draw<'_>, number: u8) -> Node {
     let mut metadata = ObjectMeta {
         name: Some(format!("node-{number}")),
         ..ObjectMeta::default()
     };
-    match rng.u8(0..8) {
+    match draw.rng.u8(0..8) {
         0 => {}
         1 => add_label(&mut metadata, "topology.kubernetes.io/zone", ""),
         _ => {
-            let zone = pick(rng, ZONES);
+            let zone = draw.pick(ZONES);
             add_label(&mut metadata, "topology.kubernetes.io/zone", zone);
         }
     }
-    if let Some(pool) = pick(rng, [Some("p"), Some("p"), Some("q"), Some(""), None]) {
+    if let Some(pool) = draw.pick([Some("p"), Some("p"), Some("q"), Some(""), None]) {
         add_label(&mut metadata, "apps.openyurt.io/nodepool", pool);
     }
     let host = 10 + number;
     let v4 = ("InternalIP", format!("192.168.0.{host}"));
     let v6 = ("InternalIP", format!("fd00::{host}"));
     let mut addresses = vec![("Hostname", format!("node-{number}"))];
-    addresses.extend(match rng.u8(0..10) {
+    addresses.extend(match draw.rng.u8(0..10) {
         0 | 1 => vec![v4],
         2 => vec![v6],
         3 | 4 => vec![v6, v4],
         _ => vec![v4, v6],
     });
     if addresses[1].1.contains('.') {
-        if chance(rng, 4) {
+        if draw.chance(4) {
             addresses.push(("InternalIP", format!("192.168.1.{host}")));
         }
-        if chance(rng, 4) {
+        if draw.chance(4) {
             addresses.push(("ExternalIP", format!("198.18.0.{host}")));
         }
     }
@@ -82,31 +82,28 @@ fn node(rng: &mut Rng, number: u8) -> Node {
 }
 
 /// A node of the cluster, rarely one that has no object yet.
-pub(super) fn here(rng: &mut Rng, nodes: &[Node]) -> Here {
-    let node = &nodes[rng.usize(0..nodes.len())];
+pub(super) fn here(draw: &mut Draw<'_>) -> Here {
+    let node = draw.node().clone();
     let name = node.metadata.name.clone().unwrap_or_default();
-    let known = !chance(rng, 40);
+    let known = !draw.chance(40);
     Here {
         node: if known { name } else { "new".to_owned() },
-        addresses: addresses(rng, node),
-        node_port_addresses: node_port_addresses(rng),
-        external_ips: pick(
-            rng,
-            [ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned],
-        ),
-        topology_keys: pick(rng, [TopologyKeys::Ignore, TopologyKeys::Honour]),
+        addresses: addresses(draw, &node),
+        node_port_addresses: node_port_addresses(draw),
+        external_ips: draw.pick([ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned]),
+        topology_keys: draw.pick([TopologyKeys::Ignore, TopologyKeys::Honour]),
     }
 }
 
 /// Loopback, what the Node object says (rarely not, behind a NAT), a bridge, and now and then the
 /// address of a load balancer.
-fn addresses(rng: &mut Rng, node: &Node) -> Vec<IpAddr> {
+fn addresses(draw: &mut Draw<'_>, node: &Node) -> Vec<IpAddr> {
     let mut addresses = vec![
         IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(Ipv6Addr::LOCALHOST),
     ];
     for address in crate::node::addresses(node) {
-        if address.type_ == "InternalIP" && !chance(rng, 40) {
+        if address.type_ == "InternalIP" && !draw.chance(40) {
             addresses.extend(parse(&address.address));
         }
     }
@@ -116,27 +113,27 @@ fn addresses(rng: &mut Rng, node: &Node) -> Vec<IpAddr> {
         ("203.0.113.1", 5),
         ("2001:db8:f::1", 5),
     ] {
-        if chance(rng, one_in) {
+        if draw.chance(one_in) {
             addresses.extend(parse(address));
         }
     }
     addresses
 }
 
-fn node_port_addresses(rng: &mut Rng) -> Option<Vec<Entry>> {
-    let count = match rng.u8(0..6) {
+fn node_port_addresses(draw: &mut Draw<'_>) -> Option<Vec<Entry>> {
+    let count = match draw.rng.u8(0..6) {
         0 | 1 => return None,
         2 => 0,
-        _ => rng.u8(1..=3),
+        _ => draw.rng.u8(1..=3),
     };
-    Some((0..count).map(|_| entry(rng)).collect())
+    Some((0..count).map(|_| entry(draw)).collect())
 }
 
-fn entry(rng: &mut Rng) -> Entry {
-    match rng.u8(0..8) {
+fn entry(draw: &mut Draw<'_>) -> Entry {
+    match draw.rng.u8(0..8) {
         0 => Entry::All,
         1 | 2 => Entry::Primary,
         3 => Entry::Localhost,
-        _ => Cidr::parse(pick(rng, NODE_PORT_RANGES)).map_or(Entry::Primary, Entry::Cidr),
+        _ => Cidr::parse(draw.pick(NODE_PORT_RANGES)).map_or(Entry::Primary, Entry::Cidr),
     }
 }

@@ -115,11 +115,8 @@ fn metadata(draw: &mut Draw<'_>, number: u16) -> ObjectMeta {
 
 fn set_addresses(draw: &mut Draw<'_>, spec: &mut ServiceSpec, number: u16) {
     let host = number + 1;
-    let v4 = if draw.chance(12) {
-        format!("10.96.000.0{host}")
-    } else {
-        format!("10.96.0.{host}")
-    };
+    let third = if draw.chance(12) { "000.0" } else { "0." };
+    let v4 = format!("10.96.{third}{host}");
     let v6 = format!("fd96::{host}");
     let (families, addresses) = match draw.rng.u8(0..10) {
         0..4 => (vec!["IPv4"], vec![v4]),
@@ -235,24 +232,20 @@ fn set_affinity(draw: &mut Draw<'_>, spec: &mut ServiceSpec) {
     }
     let timeout_seconds = draw.pick([None, Some(1), Some(60), Some(86_400)]);
     let client_ip = Some(ClientIPConfig { timeout_seconds });
-    spec.session_affinity_config = draw
-        .rng
-        .bool()
-        .then_some(SessionAffinityConfig { client_ip });
+    let config = SessionAffinityConfig { client_ip };
+    spec.session_affinity_config = draw.rng.bool().then_some(config);
 }
 
 fn status(draw: &mut Draw<'_>) -> ServiceStatus {
     let one_in = draw.pick([2, 3, 100]);
     let addresses = draw.some(LOAD_BALANCER_IPS, one_in);
-    let mut ingress = Vec::new();
-    for address in addresses {
-        let mode = draw.pick([None, Some("VIP"), Some("VIP"), Some("Proxy")]);
-        ingress.push(LoadBalancerIngress {
-            ip: Some(address),
-            ip_mode: mode.map(str::to_owned),
-            ..LoadBalancerIngress::default()
-        });
-    }
+    let mut modes = || draw.pick([None, Some("VIP"), Some("VIP"), Some("Proxy")]);
+    let at = |address| LoadBalancerIngress {
+        ip: Some(address),
+        ip_mode: modes().map(str::to_owned),
+        ..LoadBalancerIngress::default()
+    };
+    let mut ingress: Vec<_> = addresses.into_iter().map(at).collect();
     if draw.chance(6) {
         ingress.push(LoadBalancerIngress {
             hostname: Some("lb.example.org".to_owned()),

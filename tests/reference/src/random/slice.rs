@@ -46,14 +46,12 @@ pub(super) fn draw(draw: &mut Draw<'_>, service: &Service) -> Vec<EndpointSlice>
 
 fn slice(draw: &mut Draw<'_>, service: &Service, mood: Mood, number: usize) -> EndpointSlice {
     let address_type = address_type(draw, service);
-    let mut endpoints = Vec::new();
-    for _ in 0..draw.rng.usize(0..=4) {
-        endpoints.push(endpoint(draw, address_type, mood));
-    }
+    let count = draw.rng.usize(0..=4);
+    let endpoints = (0..count).map(|_| endpoint(draw, address_type, mood));
     EndpointSlice {
+        endpoints: Some(endpoints.collect()),
         metadata: metadata(draw, service, number),
         address_type: address_type.to_owned(),
-        endpoints: Some(endpoints),
         ports: Some(ports(draw, service)),
     }
 }
@@ -162,10 +160,7 @@ fn endpoint(draw: &mut Draw<'_>, address_type: &str, mood: Mood) -> Endpoint {
     let node_name = match draw.rng.u8(0..10) {
         0 => None,
         1 => Some("gone".to_owned()),
-        _ => {
-            let node = draw.rng.usize(0..draw.nodes.len());
-            draw.nodes[node].metadata.name.clone()
-        }
+        _ => draw.node().metadata.name.clone(),
     };
     Endpoint {
         addresses,
@@ -212,8 +207,7 @@ fn conditions(draw: &mut Draw<'_>, mood: Mood) -> Option<EndpointConditions> {
 fn hints(draw: &mut Draw<'_>, mood: Mood) -> Option<EndpointHints> {
     let mut hints = EndpointHints::default();
     if !draw.chance(mood.unhinted_nodes) {
-        let node = draw.rng.usize(0..draw.nodes.len());
-        let name = draw.nodes[node].metadata.name.clone().unwrap_or_default();
+        let name = draw.node().metadata.name.clone().unwrap_or_default();
         hints.for_nodes = Some(vec![ForNode { name }]);
     }
     if !draw.chance(mood.unhinted_zones) {

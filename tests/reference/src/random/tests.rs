@@ -63,18 +63,15 @@ fn neither_the_order_of_objects_nor_the_names_of_slices_decide_anything() {
             fronts(&cluster, &here),
             health_check_node_ports(&cluster, &here),
         );
-        let mut other = cluster.clone();
+        let mut other = cluster;
         other.services.reverse();
         other.slices.reverse();
         let count = other.slices.len();
-        for (number, slice) in other.slices.iter_mut().enumerate() {
-            slice.metadata.name = Some(format!("{:03}", count - number));
-        }
-        let mut renamed = other.clone();
-        for (number, slice) in renamed.slices.iter_mut().enumerate() {
-            slice.metadata.name = Some(format!("{number:03}"));
-        }
-        for other in [other, renamed] {
+        for is_rising in [false, true] {
+            for (number, slice) in other.slices.iter_mut().enumerate() {
+                let place = if is_rising { number } else { count - number };
+                slice.metadata.name = Some(format!("{place:03}"));
+            }
             assert_eq!(fronts(&other, &here), expected.0);
             assert_eq!(health_check_node_ports(&other, &here), expected.1);
         }
@@ -86,11 +83,12 @@ fn every_corner_is_in_some_cluster() {
     let mut seen = BTreeMap::<String, u64>::new();
     let mut see = |what: String| *seen.entry(what).or_default() += 1;
     for (cluster, here) in clusters() {
-        for front in fronts(&cluster, &here).into_values() {
-            for source in random::sources(&front) {
-                see(verdict_of(&front, &source, &here));
+        let all = fronts(&cluster, &here);
+        for front in all.values() {
+            for source in random::sources(front) {
+                see(verdict_of(front, &source, &here));
             }
-            for trait_ in traits(&front) {
+            for trait_ in traits(front) {
                 see(format!("{:?}, {trait_}", front.kind));
             }
         }
@@ -103,18 +101,21 @@ fn every_corner_is_in_some_cluster() {
         for conflict in conflicts(&cluster, &here) {
             see(conflict);
         }
-        if fronts(&cluster, &here) != fronts(&without_hints(&cluster), &here) {
-            see("hints decide".to_owned());
-        }
-        if fronts(&cluster, &here) != fronts(&without_moved_slices(&cluster), &here) {
-            see("a moved slice decides".to_owned());
-        }
         let unfiltered = Here {
             topology_keys: TopologyKeys::Ignore,
             ..here.clone()
         };
-        if fronts(&cluster, &here) != fronts(&cluster, &unfiltered) {
-            see("topology keys decide".to_owned());
+        for (what, other) in [
+            ("hints decide", fronts(&without_hints(&cluster), &here)),
+            (
+                "a moved slice decides",
+                fronts(&without_moved_slices(&cluster), &here),
+            ),
+            ("topology keys decide", fronts(&cluster, &unfiltered)),
+        ] {
+            if all != other {
+                see(what.to_owned());
+            }
         }
         for check in health_check_node_ports(&cluster, &here).into_values() {
             for (family, count) in check.local_ready {
@@ -122,12 +123,8 @@ fn every_corner_is_in_some_cluster() {
             }
         }
     }
-    let mut missing = Vec::new();
-    for expected in expected_corners() {
-        if seen.get(&expected).is_none_or(|count| *count < 3) {
-            missing.push(expected);
-        }
-    }
+    let mut missing = expected_corners();
+    missing.retain(|expected| seen.get(expected).is_none_or(|count| *count < 3));
     assert!(missing.is_empty(), "too rare: {missing:#?} in {seen:#?}");
 }
 
@@ -199,25 +196,18 @@ fn without_moved_slices(cluster: &Cluster) -> Cluster {
     cluster
 }
 
-fn traits(front: &Front) -> Vec<&'static str> {
-    let mut traits = vec![if front.address.is_ipv4() {
-        "IPv4"
-    } else {
-        "IPv6"
-    }];
-    if front.affinity != 0 {
-        traits.push("affinity");
-    }
-    if front.cluster.len() > 1 {
-        traits.push("several backends");
-    }
-    if front.cluster.is_empty() {
-        traits.push("no backend");
-    }
-    if !front.local.is_subset(&front.cluster) {
-        traits.push("local backends that the cluster set lacks");
-    }
-    traits
+fn traits(front: &Front) -> impl Iterator<Item = &'static str> {
+    let lacks_local = !front.local.is_subset(&front.cluster);
+    let traits = [
+        (front.address.is_ipv4(), "IPv4"),
+        (front.address.is_ipv6(), "IPv6"),
+        (front.affinity != 0, "affinity"),
+        (front.cluster.len() > 1, "several backends"),
+        (front.cluster.is_empty(), "no backend"),
+        (lacks_local, "local backends that the cluster set lacks"),
+    ];
+    let traits = traits.into_iter().filter(|(has_it, _)| *has_it);
+    traits.map(|(_, word)| word)
 }
 
 fn expected_corners() -> Vec<String> {
@@ -227,55 +217,54 @@ fn expected_corners() -> Vec<String> {
         Kind::ExternalIp,
         Kind::NodePort,
     ];
-    let mut expected = Vec::new();
+    let mut expected: Vec<String> = [
+        "ClusterIp, Local, pod: dropped",
+        "NodePort, Local, pod: untouched",
+        "ClusterIp before ExternalIp",
+        "LoadBalancerIp before LoadBalancerIp",
+        "LoadBalancerIp before ExternalIp",
+        "ExternalIp before ExternalIp",
+        "ExternalIp before NodePort",
+        "hints decide",
+        "topology keys decide",
+        "a moved slice decides",
+        "health check Ipv4, true",
+        "health check Ipv4, false",
+        "health check Ipv6, true",
+        "health check Ipv6, false",
+    ]
+    .map(str::to_owned)
+    .into();
     for kind in kinds {
-        for trait_ in [
+        for corner in [
             "IPv4",
             "IPv6",
             "affinity",
             "several backends",
             "no backend",
             "local backends that the cluster set lacks",
+            "Cluster, outside: the cluster set",
+            "Local, outside: the local set",
+            "Local, outside: dropped",
         ] {
-            expected.push(format!("{kind:?}, {trait_}"));
+            expected.push(format!("{kind:?}, {corner}"));
         }
         for policy in [Policy::Cluster, Policy::Local] {
             for source in ["node", "pod", "outside"] {
                 expected.push(format!("{kind:?}, {policy:?}, {source}: refused"));
             }
         }
-        expected.push(format!("{kind:?}, Cluster, outside: the cluster set"));
-        expected.push(format!("{kind:?}, Local, outside: the local set"));
-        expected.push(format!("{kind:?}, Local, outside: dropped"));
     }
-    expected.push("ClusterIp, Local, pod: dropped".to_owned());
     for source in ["node", "pod", "outside"] {
         for met in ["dropped", "refused", "the cluster set"] {
             expected.push(format!("LoadBalancerIp, Cluster, ranges, {source}: {met}"));
         }
-    }
-    for pair in [
-        "ClusterIp before ExternalIp",
-        "LoadBalancerIp before LoadBalancerIp",
-        "LoadBalancerIp before ExternalIp",
-        "ExternalIp before ExternalIp",
-        "ExternalIp before NodePort",
-    ] {
-        expected.push(pair.to_owned());
     }
     let any = [None, Some(true), Some(false)];
     for ready in any {
         for serving in any {
             expected.extend(any.map(|terminating| conditions(ready, serving, terminating)));
         }
-    }
-    expected.push("hints decide".to_owned());
-    expected.push("topology keys decide".to_owned());
-    expected.push("a moved slice decides".to_owned());
-    expected.push("NodePort, Local, pod: untouched".to_owned());
-    for family in ["Ipv4", "Ipv6"] {
-        expected.push(format!("health check {family}, true"));
-        expected.push(format!("health check {family}, false"));
     }
     expected
 }

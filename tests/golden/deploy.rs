@@ -13,7 +13,7 @@ use k8s_openapi::api::{
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 
 /// The name of the image, as `cargo xtask package` gives it.
@@ -114,7 +114,7 @@ fn every_field_of_a_manifest_is_one_of_kubernetes() -> Result<()> {
 
 #[test]
 fn a_field_that_kubernetes_does_not_have_is_found() {
-    let value = serde_json::json!({
+    let value = json!({
         "kind": "DaemonSet",
         "apiVersion": "apps/v1",
         "spec": { "template": { "spec": { "containers": [{ "name": "a", "imagePullpolicy": "x" }] } } },
@@ -154,16 +154,21 @@ fn pods() -> Result<Vec<PodSpec>> {
     Ok(pods)
 }
 
+/// That a container starts this Culvert by a command that it has.
+fn starts_culvert(container: &Container) -> Result<()> {
+    let Container { name, image, .. } = container;
+    ensure!(image.as_deref() == Some(IMAGE), "{name}: {image:?}");
+    ensure!(container.command.is_none(), "{name}: the image has one");
+    let args = container.args.iter().flatten().map(String::as_str);
+    Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
+    Ok(())
+}
+
 #[test]
 fn every_container_starts_this_culvert_by_a_command_that_it_has() -> Result<()> {
     for pod in pods()? {
-        for container in pod.init_containers.iter().flatten().chain(&pod.containers) {
-            let Container { name, image, .. } = container;
-            ensure!(image.as_deref() == Some(IMAGE), "{name}: {image:?}");
-            ensure!(container.command.is_none(), "{name}: the image has one");
-            let args = container.args.iter().flatten().map(String::as_str);
-            Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
-        }
+        let mut all = pod.init_containers.iter().flatten().chain(&pod.containers);
+        all.try_for_each(starts_culvert)?;
     }
     Ok(())
 }
@@ -212,37 +217,28 @@ fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
     Ok(())
 }
 
-/// The terms that say on which nodes a patch puts its pods, each with its expressions: label and operator.
-fn terms(patch: &str) -> Result<Vec<Vec<(String, String)>>> {
+/// The terms that say on which nodes a patch puts its pods.
+fn terms(patch: &str) -> Result<Value> {
     let mut objects = objects()?.into_iter();
     let patch = objects.find(|(path, _)| path.ends_with(patch));
     let (_, patch) = patch.context("no such patch")?;
     let affinity = &patch["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
-    let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
-    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let expression = |it: &Value| (word(&it["key"]), word(&it["operator"]));
-    let terms = required["nodeSelectorTerms"]
-        .as_array()
-        .into_iter()
-        .flatten();
-    let expressions = |term: &Value| {
-        let all = term["matchExpressions"].as_array().into_iter().flatten();
-        all.map(expression).collect()
-    };
-    Ok(terms.map(expressions).collect())
+    Ok(affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone())
 }
 
 #[test]
 fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<()> {
     const ROLE: &str = "node-role.kubernetes.io/control-plane";
     const LABEL: &str = "node-restriction.kubernetes.io/culvert-gateway";
-    let owned = |label: &str, operator: &str| (label.to_owned(), operator.to_owned());
+    let role = |operator: &str| json!({ "key": ROLE, "operator": operator });
+    let label = |operator: &str| json!({ "key": LABEL, "operator": operator, "values": ["true"] });
+    let term = |expressions: &[Value]| json!({ "matchExpressions": expressions });
 
     // Either, and neither. Kubelets may set labels of kubernetes.io only below kubelet. and node. (KEP-279).
-    let cloud = [[owned(ROLE, "Exists")], [owned(LABEL, "In")]];
-    ensure!(terms("tunnel/cloud/node.yaml")? == cloud.map(Vec::from));
-    let others = vec![owned(ROLE, "DoesNotExist"), owned(LABEL, "NotIn")];
-    ensure!(terms("tunnel/others/node.yaml")? == [others]);
+    let cloud = [term(&[role("Exists")]), term(&[label("In")])];
+    ensure!(terms("tunnel/cloud/node.yaml")? == Value::from_iter(cloud));
+    let others = term(&[role("DoesNotExist"), label("NotIn")]);
+    ensure!(terms("tunnel/others/node.yaml")? == Value::from_iter([others]));
     Ok(())
 }
 
@@ -300,9 +296,7 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
     keeps::<Container>(&value)?;
     ensure!(added("sockets", "/spec/template/spec/hostPID")? == true);
     let helper: Container = serde_json::from_value(value)?;
-    ensure!(helper.image.as_deref() == Some(IMAGE), "{:?}", helper.image);
-    let args = helper.args.iter().flatten().map(String::as_str);
-    Cli::try_parse_from(std::iter::once("culvert").chain(args))?;
+    starts_culvert(&helper)?;
     let rights = helper.security_context.as_ref().context("no rights")?;
     ensure!(rights.privileged != Some(true));
     ensure!(rights.read_only_root_filesystem == Some(true));
@@ -326,16 +320,13 @@ fn the_helper_for_sockets_is_started_by_a_command_and_has_what_the_daemon_shares
 }
 
 /// The service accounts that are bound to a role.
-fn accounts_of(role: &str) -> Result<Vec<String>> {
+fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
-        let is_of_role = format!(
-            "{}/{}",
-            value["roleRef"]["kind"].as_str().unwrap_or_default(),
-            value["roleRef"]["name"].as_str().unwrap_or_default()
-        ) == role;
         let subjects = value["subjects"].as_array().into_iter().flatten();
         let names = subjects.filter_map(|subject| subject["name"].as_str());
+        let of = &value["roleRef"];
+        let is_of_role = of["kind"] == kind && of["name"] == role;
         accounts.extend(names.filter(|_| is_of_role).map(str::to_owned));
     }
     accounts.sort();
@@ -358,8 +349,8 @@ fn each_daemon_has_an_account_of_its_own_with_the_rights_that_it_uses() -> Resul
     let nodes = ["culvert-cloud", "culvert-node"];
 
     ensure!(accounts_of_daemons()? == ["culvert-agent", "culvert-cloud", "culvert-node"]);
-    ensure!(accounts_of("ClusterRole/culvert-node")? == nodes);
+    ensure!(accounts_of("ClusterRole", "culvert-node")? == nodes);
     // The ports of kubelets are read where they are steered, and nowhere else.
-    ensure!(accounts_of("Role/culvert-cloud")? == ["culvert-cloud"]);
+    ensure!(accounts_of("Role", "culvert-cloud")? == ["culvert-cloud"]);
     Ok(())
 }

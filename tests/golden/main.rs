@@ -16,11 +16,11 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_common::{
     decide::Traffic,
-    service::{Backend, Front, Set},
+    service::{Backend, Front, FrontKey, Set},
 };
 use tunnel_userspace::{
     config::{self, Config},
-    model::Algorithm,
+    model::{Algorithm, Update},
     plan::NodePortAddresses,
     reconcile::{
         Counts, Grace, MapReader, MapWriter, ReadError, Reconciler, Settings, Sizes, WriteError,
@@ -40,9 +40,9 @@ mod model;
 use memory::Memory;
 
 const SIZES: Sizes = Sizes {
-    fronts: 128,
-    slots: 256,
-    backends: 256,
+    fronts: 1024,
+    slots: 2048,
+    backends: 1024,
     ..Sizes::each(64)
 };
 
@@ -64,6 +64,21 @@ impl Grace for NoGrace {
     }
 }
 
+/// Programs what sources tell into new maps, as a node with these addresses does.
+fn programmed(
+    settings: Settings,
+    addresses: &[IpAddr],
+    update: Update,
+) -> Result<Reconciler<Memory>> {
+    let mut maps = Memory::new(SIZES);
+    maps.grace();
+    let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
+    reconciler.set_addresses(addresses.iter().copied().collect());
+    reconciler.update(update);
+    reconciler.pass();
+    Ok(reconciler)
+}
+
 /// Programs the objects of a case and gives the lines of what came of it.
 fn program(objects: &Path) -> Result<Vec<String>> {
     let (update, problems) = file::read(objects)?;
@@ -82,27 +97,18 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         external_ips: config.external_ips,
         topology_keys: config.topology_keys,
     };
-    let mut maps = Memory::new(SIZES);
-    maps.grace();
-    let mut reconciler = Reconciler::adopt(maps, SIZES, &NoGrace, settings)?;
-    reconciler.set_addresses(ADDRESSES.into());
-    reconciler.update(update);
-    reconciler.pass();
-    let mut lines: Vec<String> = problems
-        .into_iter()
-        .map(|problem| {
-            let file = objects.display().to_string();
-            let word = if problem.ignored {
-                "ignored"
-            } else {
-                "refused"
-            };
-            format!(
-                "{word} {}",
-                problem.to_string().replace(&file, "objects.yaml")
-            )
-        })
-        .collect();
+    let reconciler = programmed(settings, &ADDRESSES, update)?;
+    let mut lines = Vec::new();
+    for problem in problems {
+        let word = if problem.ignored {
+            "ignored"
+        } else {
+            "refused"
+        };
+        let file = objects.display().to_string();
+        let problem = problem.to_string().replace(&file, "objects.yaml");
+        lines.push(format!("{word} {problem}"));
+    }
     let mut owners = BTreeMap::new();
     for service in reconciler.services(None) {
         for port in service.ports {
@@ -213,23 +219,17 @@ fn sources(maps: &Memory, front: &Front) -> String {
 }
 
 fn shown(backend: &Backend) -> String {
-    let key =
-        tunnel_common::service::FrontKey::new(backend.address, backend.port, backend.protocol);
-    key.to_string()
+    FrontKey::new(backend.address, backend.port, backend.protocol).to_string()
 }
 
 fn check(case: &Path) -> Result<()> {
     let found = program(&case.join("objects.yaml"))?.join("\n");
     let wanted = fs::read_to_string(case.join("maps.txt"))
         .with_context(|| format!("{} has no maps.txt", case.display()))?;
-    let name = case
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
     ensure!(
         found == wanted.trim_end(),
-        "{name}: the maps hold\n{found}\nnot\n{wanted}"
+        "{}: the maps hold\n{found}\nnot\n{wanted}",
+        case.display()
     );
     Ok(())
 }

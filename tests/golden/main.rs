@@ -110,7 +110,8 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         lines.push(format!("{word} {problem}"));
     }
     let mut owners = BTreeMap::new();
-    for service in reconciler.services(None) {
+    let maps = reconciler.maps();
+    for service in reconciler.published().services(maps, None) {
         for port in service.ports {
             let mut owner = format!("{}/{}", service.namespace, service.name);
             if !port.port.is_empty() {

@@ -4,10 +4,10 @@ use jiff::Timestamp;
 use tunnel_common::{service::FrontKey, table::Sizes};
 
 use super::{
-    access::{AdoptError, Counts, MapReader, MapWriter},
+    access::{AdoptError, MapReader, MapWriter},
     desired::{Changed, Desired, Settings, served},
     grace::{Grace, Retired},
-    observe::{Measures, Published, ServiceView, Stats, SyncStats, concerns, show},
+    observe::{Measures, Published, Stats, SyncStats, concerns, show},
     sync::MapSync,
 };
 use crate::{
@@ -21,7 +21,7 @@ pub struct Reconciler<M> {
     pub(super) sync: MapSync<M>,
     pub(super) measures: Measures,
     /// The Services, for others to read.
-    pub(super) published: Published,
+    published: Published,
     /// Whether a source was not heard of since the start.
     stale: bool,
     /// Services that wait until it is known whether something listens at their fronts; nothing where
@@ -77,20 +77,17 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     }
 }
 
-impl<M: Counts> Reconciler<M> {
-    /// The Services that were read and what is programmed of them: those of a name, which may begin
-    /// with the namespace and a slash, or all.
-    #[must_use]
-    pub fn services(&self, name: Option<&str>) -> Vec<ServiceView> {
-        self.published.services(self.maps(), name)
-    }
-}
-
 impl<M> Reconciler<M> {
     /// The maps.
     #[must_use]
     pub const fn maps(&self) -> &M {
         &self.sync.ports.maps
+    }
+
+    /// What is shown of Services, for others to read.
+    #[must_use]
+    pub const fn published(&self) -> &Published {
+        &self.published
     }
 
     /// Plans what changed. Nothing is written.

@@ -121,7 +121,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
 
     /// What is shown of Services, for others to read.
     pub const fn published(&self) -> &Published {
-        &self.reconciler.published
+        self.reconciler.published()
     }
 
     /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its

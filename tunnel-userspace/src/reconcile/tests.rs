@@ -228,7 +228,7 @@ fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
 
 /// What is shown of Services: of those of a name, or of all.
 fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
-    reconciler.services(name)
+    reconciler.published().services(reconciler.maps(), name)
 }
 
 /// Lets programs count so many open sockets at a backend from now on.

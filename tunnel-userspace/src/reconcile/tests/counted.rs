@@ -24,7 +24,7 @@ fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
 }
 
 fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
-    reconciler.published.counted(reconciler.maps(), most)
+    reconciler.published().counted(reconciler.maps(), most)
 }
 
 /// What is shown of each Service: its name, what was sent, refused, and is open.

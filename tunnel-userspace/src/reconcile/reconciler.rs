@@ -117,13 +117,13 @@ impl<M> Reconciler<M> {
         let changed = self.desired.set_listeners(&found);
         self.touch(changed);
         if let Some(held_back) = &mut self.held_back {
-            self.sync.touch(std::mem::take(held_back));
+            self.sync.dirty.append(held_back);
         }
     }
 
-    fn touch(&mut self, changed: Changed) {
+    fn touch(&mut self, mut changed: Changed) {
         self.measures.is_full |= changed.is_all;
-        self.sync.touch(changed.services);
+        self.sync.dirty.append(&mut changed.services);
     }
 
     /// The health checks of Services; nothing before anything is programmed.

@@ -131,9 +131,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let (actual, unclaimed) = (&mut self.ports.actual, &mut self.unclaimed);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
         for (name, plan) in desired.plans.values().flatten() {
-            let mut holders = actual.holders(plan.fronts.keys());
-            let holder = holders.find(|id| !taken.contains(id));
-            drop(holders);
+            let holder = actual.holder(plan, |id| !taken.contains(id));
             let is_owner = |key| desired.claims.owner(key) == Some(name);
             if let Some(id) = holder
                 && plan.fronts.keys().any(is_owner)
@@ -244,9 +242,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         if let Some(id) = actual.id(name) {
             return Some(id);
         }
-        let mut holders = actual.holders(plan.fronts.keys());
-        let claimed = holders.find(|id| self.unclaimed.claim(*id));
-        drop(holders);
+        let claimed = actual.holder(plan, |id| self.unclaimed.claim(*id));
         let id = claimed.or_else(|| actual.free_ids.take())?;
         actual.set_id(name.clone(), id);
         Some(id)
@@ -372,11 +368,6 @@ impl<M> MapSync<M> {
             self.mode = Mode::Starting;
         }
         self.dirty.extend(self.unclaimed.heard(whole));
-    }
-
-    /// Lets some Services be written again.
-    pub(super) fn touch(&mut self, mut services: BTreeSet<ObjectName>) {
-        self.dirty.append(&mut services);
     }
 
     /// Whether every source has told its first list.

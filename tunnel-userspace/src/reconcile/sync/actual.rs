@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     model::ObjectName,
-    plan::{PortName, Target},
+    plan::{PortName, PortPlan, Target},
     reconcile::{
         access::Counts,
         grace::{Entry, Retired},
@@ -121,14 +121,14 @@ impl Actual {
             .insert(name, id);
     }
 
-    /// The ids that hold some of these fronts.
-    pub(crate) fn holders<'a>(
-        &'a self,
-        fronts: impl Iterator<Item = &'a FrontKey> + 'a,
-    ) -> impl Iterator<Item = u32> + 'a {
-        fronts
-            .filter_map(|key| self.fronts.get(key))
-            .map(|front| front.record.service)
+    /// The first wanted one of the ids that hold fronts of a plan.
+    pub(super) fn holder(
+        &self,
+        plan: &PortPlan,
+        is_wanted: impl FnMut(&u32) -> bool,
+    ) -> Option<u32> {
+        let known = plan.fronts.keys().filter_map(|key| self.fronts.get(key));
+        known.map(|front| front.record.service).find(is_wanted)
     }
 
     /// The index of a backend of a service that serves there.
@@ -200,19 +200,6 @@ impl Actual {
             nameless.remove(&id);
         }
         nameless
-    }
-
-    /// Gives back what no program can reach any more.
-    pub(crate) fn free(&mut self, entry: Entry, reader: &impl Counts) {
-        match entry {
-            Entry::Front(index) => self.free_fronts.give(index),
-            Entry::Slots(set) => self.sets.give(set),
-            Entry::Sources(set) => self.sources.give(set),
-            Entry::Backend(index) => {
-                self.occupied.free(index, reader, &mut self.free_backends);
-            }
-            Entry::Id(id) => self.free_ids.give(id),
-        }
     }
 
     /// How much is in use.

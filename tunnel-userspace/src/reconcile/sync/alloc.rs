@@ -49,7 +49,7 @@ impl Indices {
 
 /// Contiguous ranges below a limit: the smallest free range that fits is used, and neighbours that
 /// are given back grow together.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ranges {
     by_base: BTreeMap<u32, u32>,
     by_length: BTreeSet<(u32, u32)>,
@@ -58,10 +58,7 @@ pub(crate) struct Ranges {
 impl Ranges {
     /// One free range from 0 to the limit.
     pub(crate) fn new(limit: u32) -> Self {
-        let mut ranges = Self {
-            by_base: BTreeMap::new(),
-            by_length: BTreeSet::new(),
-        };
+        let mut ranges = Self::default();
         ranges.insert(0, limit);
         ranges
     }
@@ -129,14 +126,9 @@ impl Ranges {
 }
 
 /// A count of map entries as the standard library counts.
+#[expect(clippy::as_conversions, reason = "usize has 32 bits or more")]
 pub(crate) const fn count(entries: u32) -> usize {
-    #[expect(
-        clippy::as_conversions,
-        reason = "usize has at least 32 bits on every target"
-    )]
-    {
-        entries as usize
-    }
+    entries as usize
 }
 
 #[cfg(test)]

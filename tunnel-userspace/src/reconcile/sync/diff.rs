@@ -8,11 +8,7 @@ use tunnel_common::{
     service::{Front, FrontKey, Membership, NEAR, Near, Set, Source},
 };
 
-use super::{
-    actual::Actual,
-    alloc::count,
-    entries::{near, slots},
-};
+use super::{actual::Actual, alloc::count, entries::near};
 use crate::{
     model::TrafficPolicy,
     plan::{FrontPlan, PortPlan, Target},
@@ -215,16 +211,10 @@ pub(crate) fn record(
 
 /// The backends that a record holds itself: all of a small set, none of a larger one.
 fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
-    let mut held = [Near::NONE; NEAR];
-    if targets.len() <= NEAR {
-        let index = |target| actual.backend(id, target).unwrap_or_default();
-        let indices: Vec<_> = targets.iter().map(index).collect();
-        let backends = targets.iter().zip(slots(&indices));
-        for (place, (target, slot)) in held.iter_mut().zip(backends) {
-            *place = near(target, slot);
-        }
-    }
-    held
+    let targets = if targets.len() > NEAR { &[] } else { targets };
+    let index = |target| actual.backend(id, target).unwrap_or_default();
+    let indices: Vec<_> = targets.iter().map(index).collect();
+    near(targets, &indices)
 }
 
 /// The set of these backends that a front of the port leads to, if there is one.

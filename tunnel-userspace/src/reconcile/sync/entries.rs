@@ -1,5 +1,5 @@
 use foldhash::{HashMap, HashMapExt as _};
-use tunnel_common::service::{Near, Slot};
+use tunnel_common::service::{NEAR, Near, Slot};
 
 use crate::plan::Target;
 
@@ -11,8 +11,7 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     let mut shares: HashMap<u32, u32> = HashMap::new();
     let looked_up = if backends.len() > FEW { backends } else { &[] };
     for backend in looked_up {
-        let share = shares.entry(*backend).or_default();
-        *share += 1;
+        *shares.entry(*backend).or_default() += 1;
     }
     let counted = |backend: &u32| backends.iter().filter(|other| *other == backend).count();
     let slot = move |backend: &u32| Slot {
@@ -25,12 +24,17 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     backends.iter().map(slot)
 }
 
-/// A backend as a record holds it.
-pub(super) fn near(target: &Target, slot: Slot) -> Near {
-    Near {
-        address: target.address,
-        port: target.port,
-        share: u16::try_from(slot.share).unwrap_or(u16::MAX),
-        index: slot.backend,
+/// The few backends of a set as a record holds them, which have these indices.
+pub(super) fn near(targets: &[Target], indices: &[u32]) -> [Near; NEAR] {
+    let mut held = [Near::NONE; NEAR];
+    let backends = targets.iter().zip(slots(indices));
+    for (place, (target, slot)) in held.iter_mut().zip(backends) {
+        *place = Near {
+            address: target.address,
+            port: target.port,
+            share: u16::try_from(slot.share).unwrap_or(u16::MAX),
+            index: slot.backend,
+        };
     }
+    held
 }

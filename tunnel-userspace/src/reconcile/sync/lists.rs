@@ -155,8 +155,7 @@ impl<T: Eq + Hash> Lists<T> {
     pub(super) fn left(&self, of_records: impl Iterator<Item = Set>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
         for set in of_records {
-            let known = records.entry((set.base, set.len)).or_default();
-            *known += 1;
+            *records.entry((set.base, set.len)).or_default() += 1;
         }
         let is_left = |((base, len), records): ((u32, u32), u32)| {
             let used = self.used(Set { base, len })?;

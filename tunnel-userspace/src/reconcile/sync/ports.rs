@@ -117,10 +117,20 @@ impl<M: MapReader + MapWriter> Ports<M> {
     /// says whether more is on its way.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
         for entry in &retired.0 {
-            if let Entry::Id(id) = entry {
-                self.count_anew(*id);
+            let actual = &mut self.actual;
+            match *entry {
+                Entry::Front(index) => actual.free_fronts.give(index),
+                Entry::Slots(set) => actual.sets.give(set),
+                Entry::Sources(set) => actual.sources.give(set),
+                Entry::Backend(index) => {
+                    let free = &mut actual.free_backends;
+                    actual.occupied.free(index, &self.maps, free);
+                }
+                Entry::Id(id) => {
+                    actual.free_ids.give(id);
+                    self.count_anew(id);
+                }
             }
-            self.actual.free(*entry, &self.maps);
         }
         self.waiting = more;
     }
@@ -261,9 +271,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
             return Ok(kept);
         }
         let backends = targets.iter().map(|target| self.actual.backend(id, target));
-        let Some(backends) = backends.collect::<Option<Vec<_>>>() else {
-            return Err(full(Reason::BackendsFull));
-        };
+        let backends: Option<Vec<_>> = backends.collect();
+        let backends = backends.ok_or_else(|| full(Reason::BackendsFull))?;
         let room = self.actual.sets.take(backends.len());
         let set = room.ok_or_else(|| full(Reason::SlotsFull))?;
         let slots: Vec<_> = slots(&backends).collect();

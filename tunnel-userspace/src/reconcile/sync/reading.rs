@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tunnel_common::{
     decide::Traffic,
     select::SOURCES_OF_FRONT,
-    service::{Backend, Front, FrontKey, NEAR, Near, Set},
+    service::{Backend, Front, FrontKey, NEAR, Set},
     table::Sizes,
 };
 
@@ -39,8 +39,8 @@ struct Reading<'a, R> {
 }
 
 /// Reads the maps. What they hold that makes no sense is left out of the result and named in
-/// its second part. Indices of backends that are gone count as free, until
-/// [`Actual::find_occupied`] was asked.
+/// its second part. Every index of backends counts as free, until [`Actual::find_occupied`] was
+/// asked.
 pub(in crate::reconcile) fn read(
     reader: &impl MapReader,
     sizes: Sizes,
@@ -71,11 +71,10 @@ pub(in crate::reconcile) fn read(
     stray.backends = reading.adopt_backends();
     let Reading { mut actual, .. } = reading;
     let used_fronts = actual.fronts.values().map(|front| front.index).collect();
-    let used_backends = actual.used_backends();
     let used_ids = actual.ports.keys().copied().collect();
-    actual.used_backends = u32::try_from(used_backends.len()).unwrap_or(u32::MAX);
+    let used_backends = actual.used_backends().len();
+    actual.used_backends = u32::try_from(used_backends).unwrap_or(u32::MAX);
     actual.free_fronts = Indices::new(sizes.front_entries(), &used_fronts);
-    actual.free_backends = Indices::new(sizes.backend_entries(), &used_backends);
     actual.free_ids = Indices::new(sizes.front_entries(), &used_ids);
     Ok((actual, stray))
 }
@@ -135,14 +134,9 @@ impl<R: MapReader> Reading<'_, R> {
     fn is_near(&self, record: &Front) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
         let indices = if indices.len() > NEAR { &[] } else { indices };
-        let mut wanted = [Near::NONE; NEAR];
-        for (place, slot) in wanted.iter_mut().zip(slots(indices)) {
-            let Some(backend) = self.backends.get(&slot.backend) else {
-                return false;
-            };
-            *place = near(&target(backend), slot);
-        }
-        record.near == wanted
+        let backends = indices.iter().map(|index| self.backends.get(index));
+        let targets: Vec<_> = backends.flatten().map(target).collect();
+        record.near == near(&targets, indices)
     }
 
     /// Takes over the backends that serve a front; gives the others.

@@ -40,8 +40,7 @@ pub(super) struct Faults {
 impl Faults {
     /// Counts a reason.
     pub(super) fn count(&mut self, reason: Reason) {
-        let count = self.counts.entry(reason).or_default();
-        *count += 1;
+        *self.counts.entry(reason).or_default() += 1;
     }
 
     /// Takes the problems of a Service as they are now, and logs those that were not known before. Where

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tunnel_common::reason::Reason;
 
 use crate::{
-    model::{Concern, Kind, ObjectId},
+    model::{Concern, Kind, ObjectId, ObjectName},
     plan::SteeringProblem,
     reconcile::{desired::Desired, sync::MapSync},
 };
@@ -30,17 +30,11 @@ pub(in crate::reconcile) fn concerns<M>(
             )
         })
         .collect();
-    let problems = sync.faults.problems.iter();
-    let problems = problems.flat_map(|(service, problems)| {
-        let named = problems.iter();
-        named.map(move |(port, problem)| (service, port, problem))
-    });
-    let of_services = problems.take(MOST).map(|(service, port, problem)| Concern {
-        about: ObjectId::new(Kind::Service, service.clone()),
-        uid: desired
-            .states
-            .get(service)
-            .and_then(|state| state.service.uid.clone()),
+    let problems = sync.faults.problems.values().flatten();
+    let uid = |service: &ObjectName| desired.states.get(service)?.service.uid.clone();
+    let of_services = problems.take(MOST).map(|(port, problem)| Concern {
+        about: ObjectId::new(Kind::Service, port.service.clone()),
+        uid: uid(&port.service),
         reason: problem.reason,
         note: format!("{port}: {}", problem.text),
     });

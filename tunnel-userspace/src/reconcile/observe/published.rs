@@ -35,23 +35,19 @@ impl Published {
             .collect();
         let mut replaced = Vec::with_capacity(services.len());
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Table {
-            services: known,
-            ports,
-        } = &mut *table;
-        if known.is_empty() {
+        if table.services.is_empty() {
             let all = services.into_iter();
-            *known = all.filter_map(|(name, it)| Some((name, it?))).collect();
-            *ports = known.values().map(|shown| shown.ports.len()).sum();
+            table.services = all.filter_map(|(name, it)| Some((name, it?))).collect();
+            table.ports = table.services.values().map(|shown| shown.ports.len()).sum();
             return;
         }
         for (name, shown) in services {
-            *ports += shown.as_ref().map_or(0, |shown| shown.ports.len());
+            table.ports += shown.as_ref().map_or(0, |shown| shown.ports.len());
             let old = match shown {
-                Some(shown) => known.insert(name, shown),
-                None => known.remove(&name),
+                Some(shown) => table.services.insert(name, shown),
+                None => table.services.remove(&name),
             };
-            *ports -= old.as_ref().map_or(0, |old| old.ports.len());
+            table.ports -= old.as_ref().map_or(0, |old| old.ports.len());
             // Its end is not the readers' to wait for.
             replaced.extend(old);
         }

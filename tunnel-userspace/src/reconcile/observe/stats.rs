@@ -81,8 +81,7 @@ impl Stats {
         self.problems = BTreeMap::new();
         for problem in sync.problems() {
             let label = problem.reason.label().to_owned();
-            let count = self.problems.entry(label).or_default();
-            *count += 1;
+            *self.problems.entry(label).or_default() += 1;
         }
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
         self.counts = sync.faults.counts.iter().map(counted).collect();

@@ -132,12 +132,8 @@ impl Shown {
     }
 
     fn port_view(&self, port: &ShownPort, counts: &impl Counts) -> PortView {
-        let ShownPort {
-            name,
-            plan,
-            problem,
-            ..
-        } = port;
+        let (name, plan) = (&port.name, &port.plan);
+        let problem = port.problem.as_ref();
         let backends = port.backends.iter();
         let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_placed);
         let in_words = |backend: &ShownBackend| backend.target.to_string();
@@ -166,10 +162,8 @@ impl Shown {
             leaving,
             has_endpoints: plan.has_endpoints,
             endpoints,
-            reason: problem
-                .as_ref()
-                .map(|problem| problem.reason.label().to_owned()),
-            problem: problem.as_ref().map(|problem| problem.text.clone()),
+            reason: problem.map(|problem| problem.reason.label().to_owned()),
+            problem: problem.map(|problem| problem.text.clone()),
         }
     }
 

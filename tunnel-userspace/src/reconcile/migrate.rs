@@ -5,11 +5,11 @@
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
 use tunnel_common::{
-    addr::{Address, Port, Protocol},
-    service::{Backend, Front, Membership, Set, State},
+    service::{Backend, Front, Set, State},
     steering::{Steered, SteeringKey},
     table::{Rule, Size, Sizes},
 };
+use zerocopy::FromZeros as _;
 
 use super::{
     access::{AdoptError, MapReader, MapWriter, ReadError, SteeringMaps, WriteError},
@@ -164,13 +164,8 @@ pub fn write_unused(
     unused: State,
 ) -> Result<(), WriteError> {
     let backend = Backend {
-        address: Address::UNSPECIFIED,
-        port: Port::from_network(0),
-        protocol: Protocol::TCP,
-        flags: 0,
-        service: 0,
         state: unused.gone(),
-        sets: Membership::NONE,
+        ..Backend::new_zeroed()
     };
     let all = (first..sizes.backend_entries()).map(|index| (index, backend));
     let (_, written) = to.write_backends(&all.collect::<Vec<_>>());

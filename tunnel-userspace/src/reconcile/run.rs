@@ -56,6 +56,7 @@ pub struct Loop<M, S, G> {
 }
 
 /// When something is done though nothing was heard.
+#[derive(Default)]
 struct Due {
     /// How long what could not be written waits.
     pause: Duration,
@@ -83,9 +84,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             audit_every,
             due: Due {
                 pause: FIRST_RETRY,
-                retry: None,
-                steer: None,
-                occupied: None,
+                ..Due::default()
             },
             stats: watch::Sender::default(),
             concerns: watch::Sender::new(Arc::default()),
@@ -269,8 +268,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     }
 
     fn tell_gone(&self) {
-        self.gone
-            .send_modify(|times| *times = times.wrapping_add(1));
+        self.gone.send_modify(|times| *times += 1);
     }
 
     /// Compares the maps with what is known of them. They are read here, and not beside: while something
@@ -303,10 +301,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
             return retired;
         }
         if let Err(error) = self.reconciler.sync.begin_anew(&*self.waiting.grace) {
-            error!(
-                error = &error as &dyn std::error::Error,
-                "cannot begin anew"
-            );
+            let error = &error as &dyn std::error::Error;
+            error!(error, "cannot begin anew");
             return retired;
         }
         self.tell_gone();

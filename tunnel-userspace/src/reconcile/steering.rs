@@ -219,7 +219,6 @@ impl<M: SteeringMaps> Steering<M> {
 
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.homeless.clear();
-        let wanted: Vec<SteeringKey> = self.plan.targets.keys().copied().collect();
         self.keep_orphans();
         // What a write that failed left without a key.
         for index in self.strays() {
@@ -235,7 +234,7 @@ impl<M: SteeringMaps> Steering<M> {
         let mut free = Free::new(&self.records, end, &self.settings.prefixes, now);
         // Records first, and what they stand for told, then the keys that lead to them.
         let mut homes = BTreeMap::new();
-        for key in &wanted {
+        for key in self.plan.targets.keys() {
             if let Some(index) = self.home_of(key) {
                 homes.insert(*key, index);
                 continue;
@@ -393,9 +392,7 @@ impl<M: SteeringMaps> Steering<M> {
         }
         self.known = problems;
     }
-}
 
-impl<M> Steering<M> {
     /// The last index is that of the canary, and never given out.
     const fn canary_index(&self) -> u32 {
         self.sizes.steered_entries() - 1

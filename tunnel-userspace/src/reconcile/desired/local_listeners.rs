@@ -50,11 +50,8 @@ impl LocalListeners {
 
     /// Takes the addresses of the links as they are now; whether that is new.
     pub(super) fn set_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> bool {
-        let is_new = self.addresses != *addresses;
-        if is_new {
-            self.addresses.clone_from(addresses);
-        }
-        is_new
+        let old = std::mem::replace(&mut self.addresses, addresses.clone());
+        old != *addresses
     }
 
     /// Every front of this node's own addresses.

@@ -6,7 +6,7 @@ use std::{
     io::{self, Read as _, Seek as _},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
     os::fd::AsFd as _,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -18,7 +18,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     agent::{Agent, Ground, wire::Exit},
-    environment, ip, wait,
+    cgroup, environment, ip, wait,
 };
 
 /// How long a connect or an answer may take before it counts as lost.
@@ -42,6 +42,24 @@ impl Place {
         Ok(Self {
             agent: Arc::new(Agent::start(ground)?),
         })
+    }
+
+    /// Makes a place with a network and a cgroup of its own, and sets parameters of the network.
+    pub fn with_network(
+        cgroup: PathBuf,
+        bpffs: Option<PathBuf>,
+        parameters: &[(&str, &str)],
+    ) -> Result<Self> {
+        cgroup::create(&cgroup)?;
+        let place = Self::new(&Ground {
+            network_of: None,
+            cgroup,
+            bpffs,
+        })?;
+        for (name, value) in parameters {
+            place.sysctl(name, value)?;
+        }
+        Ok(place)
     }
 
     /// The process that holds the place, for `nsenter -t` and `/proc/<pid>/root`.

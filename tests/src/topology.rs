@@ -47,7 +47,7 @@ const EVERYWHERE: [(&str, &str); 7] = [
     ("net.ipv6.icmp.ratelimit", "0"),
 ];
 
-/// Set on the host.
+/// Set on the host, too.
 const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
@@ -71,8 +71,9 @@ impl Topology {
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
         let bpffs = Some(lab.folder().join("bpffs"));
-        let outside = place(lab.cgroup().join("outside"), None);
-        let host = place(lab.cgroup().join("instance/host"), bpffs);
+        let outside = Place::with_network(lab.cgroup().join("outside"), None, &EVERYWHERE);
+        let on_host = [&EVERYWHERE[..], &FORWARDING].concat();
+        let host = Place::with_network(lab.cgroup().join("instance/host"), bpffs, &on_host);
         let topology = Self {
             pods: Mutex::default(),
             outside: outside.context("the place outside")?,
@@ -136,13 +137,10 @@ impl Topology {
     /// A further place with a network of its own, outside the instance's cgroup; nothing is joined
     /// to it yet.
     pub fn elsewhere(&self, name: &str) -> Result<Place> {
-        place(self.lab.cgroup().join(name), None)
+        Place::with_network(self.lab.cgroup().join(name), None, &EVERYWHERE)
     }
 
     fn join_outside(&self) -> Result<()> {
-        for (name, value) in FORWARDING {
-            self.host.sysctl(name, value)?;
-        }
         let outside = self.outside.pid();
         let nowhere = nowhere();
         self.host.ip(&format!(
@@ -165,7 +163,8 @@ impl Topology {
     }
 
     fn make_pod(&self, name: &str, number: u8) -> Result<Pod> {
-        let place = place(self.instance_cgroup().join("pods").join(name), None)?;
+        let cgroup = self.instance_cgroup().join("pods").join(name);
+        let place = Place::with_network(cgroup, None, &EVERYWHERE)?;
         let pod = Pod::new(name, place, number, self.lab.folder().to_owned());
         let (v4, v6, pid) = (pod.v4(), pod.v6(), pod.pid());
         let [gateway4, gateway6] = GATEWAY;
@@ -218,20 +217,6 @@ impl Topology {
         drop(pods);
         text
     }
-}
-
-/// Makes a place with a network of its own.
-fn place(cgroup: PathBuf, bpffs: Option<PathBuf>) -> Result<Place> {
-    cgroup::create(&cgroup)?;
-    let place = Place::new(&Ground {
-        network_of: None,
-        cgroup,
-        bpffs,
-    })?;
-    for (name, value) in EVERYWHERE {
-        place.sysctl(name, value)?;
-    }
-    Ok(place)
 }
 
 /// The beginning of each place's network: loopback, and Services that lead nowhere.

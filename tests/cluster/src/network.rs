@@ -3,7 +3,7 @@
 use std::{fs, net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{agent::Ground, cgroup, lab::Lab, place::Place};
+use tunnel_tests::{lab::Lab, place::Place};
 
 use super::kit::Kit;
 
@@ -89,13 +89,14 @@ pub(super) fn ips(number: usize) -> Result<Vec<IpAddr>> {
 
 impl Network {
     pub(super) fn new(lab: &Lab, kit: &Kit, size: Size) -> Result<Self> {
-        let wire = place(lab, "wire", None)?;
+        let wire = Place::with_network(lab.cgroup().join("wire"), None, &FORWARDING)?;
         wire.ip("link set lo up")?;
         let mut hosts = Vec::new();
         for (number, (_, group)) in size.nodes().iter().enumerate() {
             // A node has a BPF file system of its own at the usual place, and so its own mounts.
             let bpffs = PathBuf::from("/sys/fs/bpf");
-            let host = place(lab, &format!("{group}/node"), Some(bpffs))?;
+            let cgroup = lab.cgroup().join(group).join("node");
+            let host = Place::with_network(cgroup, Some(bpffs), &FORWARDING)?;
             join(&host, &wire, number)?;
             hosts.push(host);
         }
@@ -125,20 +126,6 @@ impl Network {
         };
         self.router.run(&self.kit.command(words)).map(drop)
     }
-}
-
-fn place(lab: &Lab, group: &str, bpffs: Option<PathBuf>) -> Result<Place> {
-    let cgroup = lab.cgroup().join(group);
-    cgroup::create(&cgroup)?;
-    let place = Place::new(&Ground {
-        network_of: None,
-        cgroup,
-        bpffs,
-    })?;
-    for (name, value) in FORWARDING {
-        place.sysctl(name, value)?;
-    }
-    Ok(place)
 }
 
 /// Joins a host to the wire.

@@ -55,7 +55,7 @@ fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
     let topology = Topology::new()?;
     let edge = Edge::new(&topology, environment::culvert_lab()?)?;
     let server = edge.serve_kubelet(&[PORT])?;
-    let tls = pki::trusting(&edge.kubelet_ca())?;
+    let tls = pki::trusting(&edge.kubelet_files().ca)?;
 
     for address in [
         SocketAddr::from((EDGE_V4, PORT)),

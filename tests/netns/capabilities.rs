@@ -3,10 +3,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    edge::AgentSettings,
     instance::{Instance, Settings},
     node::Node,
-    site::Site,
+    site::{KUBELET, Site},
     wait,
 };
 
@@ -79,7 +78,7 @@ fn a_kubelet_behind_the_edge_is_reached_by_a_daemon_with_the_capabilities_of_the
     let site = Site::set(Settings::from_environment()?)?;
 
     start(site.node())?;
-    site.edge().start_agent(&AgentSettings::default())?;
+    site.edge().start_agent(KUBELET)?;
 
     site.until_served()
 }

@@ -10,23 +10,18 @@
 //! cloud: a connect to one of them that isn't steered fails at once.
 
 use std::{
-    fs::{self, OpenOptions},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::Signal;
+use anyhow::Result;
 
 use crate::{
+    daemon::Daemon,
     manifest::objects::NodeObject,
     pki::{Authority, Files},
-    place::{Place, Process},
+    place::Place,
     pod::{Options, Server, text},
     serve::{Kind, Listener},
     topology::{HOST_V4, Topology},
@@ -40,7 +35,7 @@ pub const EDGE_V4: Ipv4Addr = Ipv4Addr::new(10, 20, 0, 7);
 pub const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 7);
 
 /// Where a gateway listens by default.
-pub const GATEWAY: u16 = 10_262;
+const GATEWAY: u16 = 10_262;
 
 /// The addresses of edge nodes, which lead nowhere in the cloud.
 const EDGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
@@ -57,39 +52,14 @@ const LINK: [[&str; 2]; 2] = [
 /// The rules that cut the link, both ways and without a word.
 const CUT: u32 = 5;
 
-/// How long an agent may take to end after SIGTERM or SIGKILL.
-const STOP: Duration = Duration::from_secs(10);
-
 /// An edge node. Its agent is killed when it is dropped.
 #[derive(Debug)]
 pub struct Edge {
-    agent: Mutex<Option<Process>>,
+    agent: Daemon,
     place: Place,
     outside: Place,
     folder: PathBuf,
     culvert: PathBuf,
-    servers: AtomicU32,
-}
-
-/// How an agent is told to run.
-#[derive(Clone, Debug)]
-pub struct AgentSettings {
-    /// The gateways.
-    pub gateways: Vec<SocketAddr>,
-    /// What it may dial.
-    pub allow: Vec<String>,
-    /// How often a sign of life is asked for, and how long it may take, as the config writes it.
-    pub ping: [&'static str; 2],
-}
-
-impl Default for AgentSettings {
-    fn default() -> Self {
-        Self {
-            gateways: vec![(HOST_V4, GATEWAY).into()],
-            allow: vec!["self:10250".to_owned(), "self:10255".to_owned()],
-            ping: ["1s", "2s"],
-        }
-    }
 }
 
 impl Edge {
@@ -100,12 +70,11 @@ impl Edge {
         let folder = topology.lab().folder().join(EDGE);
         fs::create_dir_all(&folder)?;
         Ok(Self {
-            agent: Mutex::default(),
+            agent: Daemon::new(folder.join("culvert.log")),
             place,
             outside: topology.outside().clone(),
             folder,
             culvert,
-            servers: AtomicU32::new(0),
         })
     }
 
@@ -133,12 +102,6 @@ impl Edge {
         Files::of(&self.folder, "kubelet")
     }
 
-    /// The authority that the kubelet's certificate comes from, once one was served.
-    #[must_use]
-    pub fn kubelet_ca(&self) -> PathBuf {
-        Files::of(&self.folder, "kubelet").ca
-    }
-
     /// Starts a kubelet-like server on ports of the edge, with a certificate of an authority of its
     /// own for the addresses of the Node.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
@@ -150,99 +113,43 @@ impl Edge {
             &authority.server(&format!("system:node:{EDGE}"), &addresses)?,
         )?;
         let listener = |port: &u16| Listener::new(Kind::Kubelet, *port);
-        let listeners: Vec<_> = ports.iter().map(listener).collect();
-        self.start_server(&listeners, None, Some(&files))
-    }
-
-    /// Starts any other servers on the edge.
-    pub fn serve(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
-        self.start_server(listeners, cpu, None)
-    }
-
-    fn start_server(
-        &self,
-        listeners: &[Listener],
-        cpu: Option<u32>,
-        certificate: Option<&Files>,
-    ) -> Result<Server> {
-        let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let options = Options {
             name: EDGE,
-            stem: &self.folder.join(format!("server-{number}")),
-            listeners,
-            cpu,
-            certificate,
+            stem: &self.folder.join("kubelet"),
+            listeners: &ports.iter().map(listener).collect::<Vec<_>>(),
+            cpu: None,
+            certificate: Some(&files),
         };
         Server::start(&self.place, &options)
     }
 
-    fn config(&self, settings: &AgentSettings) -> Result<String> {
-        let AgentSettings {
-            gateways,
-            allow,
-            ping: [every, within],
-        } = settings;
-        let Files { ca, cert, key } = Files::issued(&self.identity());
-        Ok(format!(
+    /// Starts `culvert agent`, which may dial these ports of the edge itself; its certificate lies in
+    /// [`Edge::identity`].
+    pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
+        let (config, state) = (self.folder.join("culvert.yaml"), self.folder.join("state"));
+        fs::create_dir_all(&state)?;
+        let content = format!(
             "nodeName: {EDGE}\n\
              stateDir: {state}\n\
              tunnel:\n\
              \x20 agent:\n\
-             \x20   gateways: {gateways:?}\n\
+             \x20   gateways: [\"{HOST_V4}:{GATEWAY}\"]\n\
              \x20   allow: {allow:?}\n\
-             \x20 identity: {{ files: {{ ca: {ca}, cert: {cert}, key: {key} }} }}\n\
-             \x20 session: {{ pingEvery: {every}, pingTimeout: {within}, drain: 1s }}\n",
-            state = self.folder.join("state").display(),
-            gateways = gateways.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            ca = text(&ca)?,
-            cert = text(&cert)?,
-            key = text(&key)?,
-        ))
-    }
-
-    /// Starts `culvert agent`; its certificate lies in [`Edge::identity`].
-    pub fn start_agent(&self, settings: &AgentSettings) -> Result<()> {
-        let config = self.folder.join("culvert.yaml");
-        fs::create_dir_all(self.folder.join("state"))?;
-        fs::write(&config, self.config(settings)?)?;
+             {end}",
+            state = state.display(),
+            allow = ports.map(|port| format!("self:{port}")),
+            end = end_config(&self.identity()),
+        );
+        fs::write(&config, content)?;
         let [culvert, config] = [text(&self.culvert)?, text(&config)?];
         let words = [culvert, "agent".to_owned(), "--config".to_owned(), config];
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.folder.join("culvert.log"))?;
-        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        ensure!(agent.is_none(), "the agent runs already");
-        *agent = Some(self.place.command(&words).log(log).start()?);
-        Ok(())
+        self.agent.start(&self.place, &words)
     }
 
-    /// What all agents here logged.
+    /// The agent.
     #[must_use]
-    pub fn logs(&self) -> String {
-        let bytes = fs::read(self.folder.join("culvert.log")).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    /// The number of the agent's process, while it runs.
-    #[must_use]
-    pub fn agent_pid(&self) -> Option<i32> {
-        let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        agent.as_ref().map(Process::pid)
-    }
-
-    /// Sends the agent a signal.
-    pub fn signal_agent(&self, signal: Signal) -> Result<()> {
-        let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        agent.as_ref().context("no agent runs")?.signal(signal)
-    }
-
-    /// Ends the agent, with SIGTERM or SIGKILL.
-    pub fn end_agent(&self, signal: Signal) -> Result<()> {
-        self.signal_agent(signal)?;
-        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        let agent = agent.take().context("no agent runs")?;
-        agent.wait(STOP).map(drop)
+    pub const fn agent(&self) -> &Daemon {
+        &self.agent
     }
 
     /// Cuts the link: whatever is sent, either way, is lost without a word.
@@ -256,26 +163,26 @@ impl Edge {
     }
 
     fn rules(&self, act: &str) -> Result<()> {
-        let pref = CUT.to_string();
         for (family, [_, edge]) in ["-4", "-6"].iter().zip(LINK) {
-            for which in [["iif", "edge"], ["to", edge]] {
-                let [key, value] = which;
-                let words = [
-                    "ip",
-                    family,
-                    "rule",
-                    act,
-                    "pref",
-                    &pref,
-                    key,
-                    value,
-                    "blackhole",
-                ];
-                self.outside.run(&words)?;
+            for packets in ["iif edge", &format!("to {edge}")] {
+                let command = format!("ip {family} rule {act} pref {CUT} {packets} blackhole");
+                self.outside.run(&command.split(' ').collect::<Vec<_>>())?;
             }
         }
         Ok(())
     }
+}
+
+/// The config of either end of a tunnel: its certificate, and the bounds of its sessions.
+pub(crate) fn end_config(identity: &Path) -> String {
+    let Files { ca, cert, key } = Files::issued(identity);
+    format!(
+        "\x20 identity: {{ files: {{ ca: {ca}, cert: {cert}, key: {key} }} }}\n\
+         \x20 session: {{ pingEvery: 1s, pingTimeout: 2s, drain: 1s }}\n",
+        ca = ca.display(),
+        cert = cert.display(),
+        key = key.display(),
+    )
 }
 
 fn join(topology: &Topology, edge: &Place) -> Result<()> {

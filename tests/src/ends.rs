@@ -4,10 +4,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::Read as _,
+    fs,
     net::{IpAddr, SocketAddr},
-    os::unix::{net::UnixStream, process::ExitStatusExt as _},
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -18,13 +17,14 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tunnel_userspace::{
     identity::Files,
     tunnel::{Limits, agent, gateway},
 };
 
-use crate::{agent::child, environment, pki, wait};
+use crate::{agent::child, environment, log, pki, serve::read_record, wait};
 
 pub mod run;
 
@@ -87,13 +87,13 @@ pub struct CloudRecord {
     /// How often each reason was counted, by its word.
     pub counts: BTreeMap<String, u64>,
     /// The nodes, as the product shows them.
-    pub nodes: serde_json::Value,
+    pub nodes: Value,
     /// Its identity, as the product shows it.
-    pub identity: serde_json::Value,
+    pub identity: Value,
 }
 
 impl CloudRecord {
-    fn sessions_of(&self, node: &str) -> impl Iterator<Item = &serde_json::Value> {
+    fn sessions_of(&self, node: &str) -> impl Iterator<Item = &Value> {
         let nodes = self.nodes.as_array().into_iter().flatten();
         nodes
             .filter(move |it| it["node"] == node)
@@ -110,7 +110,7 @@ impl CloudRecord {
     /// How many streams the sessions of a node carry.
     #[must_use]
     pub fn streams(&self, node: &str) -> u64 {
-        let streams = |session: &serde_json::Value| session["streams"].as_u64();
+        let streams = |session: &Value| session["streams"].as_u64();
         self.sessions_of(node).filter_map(streams).sum()
     }
 
@@ -125,9 +125,9 @@ impl CloudRecord {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentRecord {
     /// As the product shows it.
-    pub view: serde_json::Value,
+    pub view: Value,
     /// Its identity, as the product shows it.
-    pub identity: serde_json::Value,
+    pub identity: Value,
 }
 
 /// An end that runs as a process of its own; killed when it is dropped, and when the thread that
@@ -147,7 +147,7 @@ impl End {
         fs::write(&settings_file, serde_json::to_vec_pretty(settings)?)?;
         // Left by one that was killed.
         drop(fs::remove_file(&record));
-        let output = File::options().create(true).append(true).open(&log)?;
+        let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
         let mut command = Command::new(lab);
         child::prepare(&mut command, None)?;
@@ -166,40 +166,28 @@ impl End {
             record,
             log,
         };
-        let serving = wait::some(PATIENCE, || match end.process.try_wait() {
-            Ok(None) => end.ask::<serde_json::Value>().is_ok().then_some(Ok(())),
-            Ok(Some(status)) => Some(Err(anyhow::anyhow!("it ended: {status}"))),
-            Err(error) => Some(Err(error.into())),
-        });
-        serving
-            .and_then(|serving| serving)
-            .with_context(|| format!("{role}; its log ends\n{}", end.log()))?;
+        let ended = || Ok(end.process.try_wait()?);
+        wait::ready(PATIENCE, ended, || {
+            read_record::<Value>(&end.record).is_ok()
+        })
+        .with_context(|| format!("{role}; its log ends\n{}", end.log()))?;
         Ok(end)
-    }
-
-    fn ask<T: DeserializeOwned>(&self) -> Result<T> {
-        let mut stream = UnixStream::connect(&self.record).context("an end has gone")?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        serde_json::from_str(&text).context("an end's record is cut off")
     }
 
     /// What a cloud end tells of itself.
     pub fn cloud(&self) -> Result<CloudRecord> {
-        self.ask()
+        read_record(&self.record)
     }
 
     /// What an agent tells of itself.
     pub fn agent(&self) -> Result<AgentRecord> {
-        self.ask()
+        read_record(&self.record)
     }
 
     /// What it logged.
     #[must_use]
     pub fn log(&self) -> String {
-        let bytes = fs::read(&self.log).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+        log::read(&self.log)
     }
 
     /// Its process.

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
-    fs::{self, OpenOptions},
+    fs,
     io::Write as _,
     process::Command,
     sync::{Mutex, PoisonError},
@@ -18,7 +18,7 @@ use nix::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tunnel_userspace::bpf;
 
-use crate::{environment, ipvs};
+use crate::{environment, ipvs, log};
 
 /// What a kernel may lack.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -139,11 +139,7 @@ fn note(test: &str, feature: Feature) -> Result<()> {
     let Some(path) = environment::skips() else {
         return Ok(());
     };
-    let mut file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .with_context(|| format!("cannot open {}", path.display()))?;
+    let mut file = log::append(&path)?;
     // In one piece: other tests write to the same file.
     file.write_all(format!("{test} {feature}\n").as_bytes())?;
     Ok(())

@@ -4,29 +4,27 @@
 mod settings;
 
 use std::{
-    fs::{self, OpenOptions},
+    fs, iter,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 
 pub use self::settings::Settings;
 use crate::{
     admin,
+    daemon::Daemon,
+    edge::end_config,
     manifest::Manifest,
-    pki::Files,
-    place::{COMMAND, Output, Place, Process},
+    place::{COMMAND, Output, Place},
+    pod::text,
     topology, wait,
 };
 
 /// How long the daemon may take to become ready, with as many Services as fit into memory.
 const READY: Duration = Duration::from_secs(60);
-
-/// How long the daemon may take to stop.
-const STOP: Duration = Duration::from_secs(10);
 
 /// The name of the node in its own config, and of its Node object.
 pub const NODE: &str = "node-a";
@@ -34,7 +32,7 @@ pub const NODE: &str = "node-a";
 /// One instance. The daemon is killed when it is dropped.
 #[derive(Debug)]
 pub struct Instance {
-    daemon: Mutex<Option<Process>>,
+    daemon: Daemon,
     host: Place,
     folder: PathBuf,
     settings: Settings,
@@ -44,7 +42,7 @@ impl Instance {
     /// Prepares an instance: its folders, its config, and its own Node as a manifest.
     pub fn new(host: Place, folder: PathBuf, cgroup: &Path, settings: Settings) -> Result<Self> {
         let instance = Self {
-            daemon: Mutex::default(),
+            daemon: Daemon::new(folder.join("culvert.log")),
             host,
             folder,
             settings,
@@ -156,17 +154,8 @@ impl Instance {
     }
 
     fn tunnel_config(&self) -> String {
-        let Files { ca, cert, key } = Files::issued(&self.identity());
-        format!(
-            "tunnel:\n\
-             \x20 steering: {{}}\n\
-             \x20 gateway: {{}}\n\
-             \x20 identity: {{ files: {{ ca: {ca}, cert: {cert}, key: {key} }} }}\n\
-             \x20 session: {{ pingEvery: 1s, pingTimeout: 2s, drain: 1s }}\n",
-            ca = ca.display(),
-            cert = cert.display(),
-            key = key.display(),
-        )
+        let end = end_config(&self.identity());
+        format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
     }
 
     /// Where the gateway's certificate is expected, as `culvert ca issue` writes it.
@@ -209,39 +198,18 @@ impl Instance {
 
     /// Starts the daemon by another command, which is given its command line, without waiting.
     pub fn launch_by(&self, command: &[String]) -> Result<()> {
-        let mut daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
-        if daemon.is_some() {
-            bail!("the daemon runs already");
-        }
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.log_path())?;
         let argv = [command, &self.command_line(&["node"])?].concat();
-        let process = self.host.command(&argv).log(log).start()?;
-        *daemon = Some(process);
-        Ok(())
+        self.daemon.start(&self.host, &argv)
     }
 
     /// Waits until the daemon that was launched does its work, ready or not: a port may be taken, and
     /// a map be full.
     pub fn wait_ready(&self) -> Result<()> {
-        let ready = wait::some(READY, || match self.ended() {
-            Ok(None) => self.is_working().then_some(Ok(())),
-            Ok(Some(how)) => Some(Err(anyhow::anyhow!("the daemon has ended: {how}"))),
-            Err(error) => Some(Err(error)),
-        });
-        ready
-            .and_then(|ready| ready)
-            .with_context(|| format!("the daemon isn't ready; its log ends\n{}", self.log_end()))
-    }
-
-    fn ended(&self) -> Result<Option<String>> {
-        let daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
-        match daemon.as_ref() {
-            Some(daemon) => Ok(daemon.ended()?.map(|exit| format!("{exit:?}"))),
-            None => Ok(Some("it was not started".to_owned())),
-        }
+        let ready = wait::ready(READY, || self.daemon.ended(), || self.is_working());
+        ready.with_context(|| {
+            let log_end = self.daemon.log_end();
+            format!("the daemon isn't ready; its log ends\n{log_end}")
+        })
     }
 
     /// Asks the daemon's liveness endpoint; no answer counts as false.
@@ -258,12 +226,12 @@ impl Instance {
 
     /// Kills the daemon with SIGKILL.
     pub fn kill9(&self) -> Result<()> {
-        self.end(Signal::SIGKILL)
+        self.daemon.end(Signal::SIGKILL)
     }
 
     /// Stops the daemon with SIGTERM; it must end as a success.
     pub fn stop(&self) -> Result<()> {
-        self.end(Signal::SIGTERM)
+        self.daemon.end(Signal::SIGTERM)
     }
 
     /// Stops the daemon and starts it again.
@@ -272,62 +240,31 @@ impl Instance {
         self.start()
     }
 
-    fn end(&self, signal: Signal) -> Result<()> {
-        let daemon = self
-            .daemon
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let daemon = daemon.context("the daemon doesn't run")?;
-        daemon.signal(signal)?;
-        let exit = daemon.wait(STOP)?;
-        if signal != Signal::SIGKILL && !exit.is_success() {
-            bail!(
-                "the daemon ended with {exit:?}; its log ends\n{}",
-                self.log_end()
-            );
-        }
-        Ok(())
-    }
-
     /// The number of the daemon's process, while it runs.
     #[must_use]
     pub fn daemon_pid(&self) -> Option<i32> {
-        self.daemon
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-            .map(Process::pid)
+        self.daemon.pid()
     }
 
     /// What all daemons of this instance logged.
     #[must_use]
     pub fn logs(&self) -> String {
-        let bytes = fs::read(self.log_path()).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    fn log_path(&self) -> PathBuf {
-        self.folder.join("culvert.log")
-    }
-
-    fn log_end(&self) -> String {
-        let logs = self.logs();
-        let mut lines: Vec<_> = logs.lines().rev().take(20).collect();
-        lines.reverse();
-        lines.iter().map(|line| format!("    {line}\n")).collect()
+        self.daemon.logs()
     }
 
     /// What the daemon says under `/status`.
     pub fn status(&self) -> Result<serde_json::Value> {
-        let answer = admin::get(&self.admin_socket(), "/status")?;
-        serde_json::from_str(&answer.body).context("/status is no JSON")
+        self.json("/status")
     }
 
     /// What the daemon says under `/services`.
     pub fn services(&self) -> Result<serde_json::Value> {
-        let answer = admin::get(&self.admin_socket(), "/services")?;
-        serde_json::from_str(&answer.body).context("/services is no JSON")
+        self.json("/services")
+    }
+
+    fn json(&self, path: &str) -> Result<serde_json::Value> {
+        let answer = admin::get(&self.admin_socket(), path)?;
+        serde_json::from_str(&answer.body).with_context(|| format!("{path} is no JSON"))
     }
 
     /// What the daemon says under `/metrics`.
@@ -350,19 +287,9 @@ impl Instance {
     }
 
     fn command_line(&self, arguments: &[&str]) -> Result<Vec<String>> {
-        let program = self
-            .settings
-            .culvert
-            .to_str()
-            .context("the program's path is no UTF-8")?;
-        let config = self.config_path();
-        let config = config
-            .to_str()
-            .context("the laboratory's folder is no UTF-8")?;
-        let words = std::iter::once(program).chain(arguments.iter().copied());
-        Ok(words
-            .chain(["--config", config])
-            .map(str::to_owned)
-            .collect())
+        let [program, config] = [text(self.program())?, text(&self.config_path())?];
+        let arguments = arguments.iter().map(|&word| word.to_owned());
+        let words = iter::once(program).chain(arguments);
+        Ok(words.chain(["--config".to_owned(), config]).collect())
     }
 }

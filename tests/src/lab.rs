@@ -20,7 +20,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{cgroup, environment, interrupt, wait};
+use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
@@ -67,8 +67,7 @@ impl Lab {
     pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
         let others = wanted_by_others(&self.folder);
         let ancestors: Vec<_> = path.ancestors().collect();
-        let list = self.folder.join(ELSEWHERE);
-        let mut list = fs::File::options().create(true).append(true).open(list)?;
+        let mut list = log::append(&self.folder.join(ELSEWHERE))?;
         for folder in ancestors.into_iter().rev() {
             let is_missing = !folder.exists();
             if is_missing || others.iter().any(|other| other == folder) {

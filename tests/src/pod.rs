@@ -1,7 +1,6 @@
 //! Pods: places with addresses, and the servers that run in them.
 
 use std::{
-    fs::OpenOptions,
     net::{IpAddr, SocketAddr},
     ops::Deref,
     path::{Path, PathBuf},
@@ -9,10 +8,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tunnel_userspace::model::Family;
 
 use crate::{
+    log,
     pki::Files,
     place::{Place, Process},
     serve::{self, Kind, Listener, Record},
@@ -142,40 +142,27 @@ pub(crate) struct Options<'a> {
 
 impl Server {
     pub(crate) fn start(place: &Place, options: &Options<'_>) -> Result<Self> {
-        let Options {
-            name,
-            stem,
-            listeners,
-            cpu,
-            certificate,
-        } = options;
-        let record = stem.with_extension("record");
-        let mut arguments = vec!["serve".to_owned(), "--name".to_owned(), (*name).to_owned()];
-        arguments.extend(["--record".to_owned(), text(&record)?]);
-        if let Some(Files { ca: _, cert, key }) = certificate {
-            arguments.extend(["--cert".to_owned(), text(cert)?]);
-            arguments.extend(["--key".to_owned(), text(key)?]);
+        let record = options.stem.with_extension("record");
+        let mut words = vec!["serve".to_owned()];
+        words.extend(options.listeners.iter().map(ToString::to_string));
+        let mut command = place
+            .lab_command(&words)?
+            .option("--name", options.name)
+            .option("--record", text(&record)?)
+            .log(log::append(&options.stem.with_extension("log"))?);
+        if let Some(files) = options.certificate {
+            let (cert, key) = (text(&files.cert)?, text(&files.key)?);
+            command = command.option("--cert", cert).option("--key", key);
         }
-        arguments.extend(listeners.iter().map(ToString::to_string));
-
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(stem.with_extension("log"))?;
-        let mut command = place.lab_command(&arguments)?.log(log);
-        if let Some(cpu) = *cpu {
+        if let Some(cpu) = options.cpu {
             command = command.cpu(cpu);
         }
         let process = command.start()?;
         let server = Self { process, record };
-        let listening = wait::some(LISTENING, || {
-            let ended = server.process.ended().transpose();
-            ended.map(Err).or_else(|| server.record().ok().map(Ok))
-        });
-        match listening.with_context(|| format!("server {name}"))? {
-            Ok(_) => Ok(server),
-            Err(ended) => bail!("server {name} ended: {:?}", ended?),
-        }
+        let ended = || server.process.ended();
+        wait::ready(LISTENING, ended, || server.record().is_ok())
+            .with_context(|| format!("server {}", options.name))?;
+        Ok(server)
     }
 
     /// What it has served so far, by its own record.

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
-    io::{self, Read as _},
+    io::{self, BufReader},
     net::{Ipv6Addr, SocketAddr, TcpListener},
     os::unix::net::UnixStream,
     path::Path,
@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use socket2::{Domain, Socket, Type};
 use tokio::{net::TcpStream, task::JoinSet};
 
@@ -192,13 +192,11 @@ impl Record {
     }
 }
 
-/// Asks a server for its record.
-pub(crate) fn read_record(socket: &Path) -> Result<Record> {
-    let mut stream = UnixStream::connect(socket).context("a server has gone")?;
+/// Asks a process for its record, which it gives to whoever connects.
+pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
+    let stream = UnixStream::connect(socket).context("a server has gone")?;
     stream.set_read_timeout(Some(Scale::from_environment().patience(ANSWER)))?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    serde_json::from_str(&text).context("a server's record is cut off")
+    serde_json::from_reader(BufReader::new(stream)).context("a server's record is cut off")
 }
 
 /// One port while it is served.

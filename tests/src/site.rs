@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustls::ClientConfig;
 
 use crate::{
-    edge::{AgentSettings, EDGE, EDGE_V4, EDGE_V6, Edge},
+    edge::{EDGE, EDGE_V4, EDGE_V6, Edge},
     instance::Settings,
     kubelet::client::Client,
     node::Node,
@@ -56,7 +56,7 @@ impl Site {
         node.apply(Edge::node())?;
         let [secure, plain] = KUBELET;
         let kubelet = edge.serve_kubelet(&[secure, plain, FURTHER])?;
-        let tls = pki::trusting(&edge.kubelet_ca())?;
+        let tls = pki::trusting(&edge.kubelet_files().ca)?;
         Ok(Self {
             kubelet,
             tls,
@@ -75,7 +75,7 @@ impl Site {
     /// Starts daemon and agent, and waits until the kubelet is reached.
     pub fn start(&self) -> Result<()> {
         self.node.start()?;
-        self.edge.start_agent(&AgentSettings::default())?;
+        self.edge.start_agent(KUBELET)?;
         self.until_served()
     }
 
@@ -101,7 +101,7 @@ impl Site {
             }
         })
         .with_context(|| {
-            let (node, edge) = (self.node.logs(), self.edge.logs());
+            let (node, edge) = (self.node.logs(), self.edge.agent().logs());
             format!("the kubelet isn't reached: {last:?}\n{node}\n{edge}")
         })
     }

@@ -1,9 +1,9 @@
 //! Waiting for conditions: no test sleeps. How long to wait is written for fast machines; slow ones
 //! are given more by their [`Scale`].
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::{
     clock::{self, Instant},
@@ -33,6 +33,19 @@ pub fn until_a_moment(within: Duration, mut condition: impl FnMut() -> bool) -> 
 /// Waits until `look` finds something, and returns it.
 pub fn some<T>(within: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     looking(within, next_look, look)
+}
+
+/// Waits until a process is ready, which must not end before.
+pub(crate) fn ready<T: Debug>(
+    within: Duration,
+    mut ended: impl FnMut() -> Result<Option<T>>,
+    mut is_ready: impl FnMut() -> bool,
+) -> Result<()> {
+    some(within, || match ended() {
+        Ok(None) => is_ready().then_some(Ok(())),
+        Ok(Some(how)) => Some(Err(anyhow!("it has ended: {how:?}"))),
+        Err(error) => Some(Err(error)),
+    })?
 }
 
 fn looking<T>(

@@ -9,7 +9,7 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Result;
 use tunnel_tests::{
     clock::{self, Instant},
-    edge::{AgentSettings, EDGE, EDGE_V4, EDGE_V6},
+    edge::{EDGE, EDGE_V4, EDGE_V6},
     instance::Settings,
     kubelet::Exchange,
     load::{self, Report, kubelet::Dialog},
@@ -78,7 +78,7 @@ impl Act {
         let took = start.elapsed().as_millis();
         println!("  culvert node, with gateway and ingress: ready {took} ms after its start");
         let start = Instant::now();
-        self.site.edge().start_agent(&AgentSettings::default())?;
+        self.site.edge().start_agent(KUBELET)?;
         self.site.until_served()?;
         let took = start.elapsed().as_millis();
         println!("  culvert agent: the kubelet is reached {took} ms after its start");
@@ -100,7 +100,7 @@ impl Act {
     }
 
     fn start_dialog(&self, place: &Place, to: SocketAddr, asks: &[&str]) -> Result<Process> {
-        let ca = text(&self.site.edge().kubelet_ca())?;
+        let ca = text(&self.site.edge().kubelet_files().ca)?;
         let command = place.lab_command(&[&["load", "dialog"], asks].concat())?;
         command.option("--to", to).option("--ca", ca).start()
     }
@@ -213,7 +213,7 @@ impl Act {
     }
 
     fn start_load(&self, place: &Place, to: SocketAddr, lasting: Duration) -> Result<Process> {
-        let ca = text(&self.site.edge().kubelet_ca())?;
+        let ca = text(&self.site.edge().kubelet_files().ca)?;
         let kind = ["kubelet", "--ca", &ca, "--workers", WORKERS];
         start_load(place, &kind, &[to], RATE, lasting)
     }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    edge::{AgentSettings, EDGE_V4, Edge},
+    edge::{EDGE_V4, Edge},
     instance::Settings,
     manifest::{
         Manifest,
@@ -88,12 +88,7 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
 fn ports_of_the_config_map_are_followed() -> Result<()> {
     let site = Site::set(Settings::from_environment()?)?;
     site.node().start()?;
-    site.edge().start_agent(&AgentSettings {
-        allow: [KUBELET[0], FURTHER]
-            .map(|port| format!("self:{port}"))
-            .into(),
-        ..AgentSettings::default()
-    })?;
+    site.edge().start_agent([KUBELET[0], FURTHER])?;
     site.until_served()?;
     let host = site.node().host();
     let [v4, v6] = both(FURTHER);

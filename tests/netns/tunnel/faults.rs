@@ -5,7 +5,6 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
     clock::Instant,
-    edge::AgentSettings,
     place::COMMAND,
     pod::Server,
     site::{KUBELET, Site},
@@ -123,16 +122,16 @@ fn an_agent_that_is_frozen_or_killed_is_told_and_clients_are_served_once_it_is_b
     let mut old = client(&site, site.node().host(), Site::at4(KUBELET[0]))?;
     old.upgrade()?;
 
-    site.edge().signal_agent(Signal::SIGSTOP)?;
+    site.edge().agent().signal(Signal::SIGSTOP)?;
     // Its threads stop one after another, so a first exchange may still pass.
     wait::until(COMMAND, || old.exchange(b"anybody?").is_err()).context("not told")?;
     expect_told(&site)?;
-    site.edge().signal_agent(Signal::SIGCONT)?;
+    site.edge().agent().signal(Signal::SIGCONT)?;
     site.until_served()?;
 
-    site.edge().end_agent(Signal::SIGKILL)?;
+    site.edge().agent().end(Signal::SIGKILL)?;
     wait::until(COMMAND, || expect_told(&site).is_ok()).context("still served")?;
     expect_service(&site)?;
-    site.edge().start_agent(&AgentSettings::default())?;
+    site.edge().start_agent(KUBELET)?;
     site.until_served()
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
     clock,
-    edge::{AgentSettings, EDGE_V4, LINK_V4},
+    edge::{EDGE_V4, LINK_V4},
     manifest::objects::ConfigMap,
     place::{COMMAND, Command, Process},
     pod::text,
@@ -57,16 +57,11 @@ impl Stage {
         let ports = ConfigMap::of_tunnel().data("https-proxy-ports", &plain.to_string());
         site.node().apply(ports)?;
         site.node().start()?;
-        site.edge().start_agent(&AgentSettings {
-            allow: [KUBELET[0], plain]
-                .map(|port| format!("self:{port}"))
-                .into(),
-            ..AgentSettings::default()
-        })?;
+        site.edge().start_agent([KUBELET[0], plain])?;
         site.until_served()?;
         let tunnel = vec![
             site.node().daemon_pid().context("no daemon runs")?,
-            site.edge().agent_pid().context("no agent runs")?,
+            site.edge().agent().pid().context("no agent runs")?,
         ];
         let files = site.edge().kubelet_files();
         let server = site.edge().place().lab_command(&["flow", "serve"])?;
@@ -107,7 +102,7 @@ impl Stage {
         if !way.is_tls {
             return Ok(command);
         }
-        let ca = text(&self.site.edge().kubelet_ca())?;
+        let ca = text(&self.site.edge().kubelet_files().ca)?;
         Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 

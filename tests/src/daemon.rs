@@ -1,0 +1,96 @@
+//! A program that is started and ended again and again, with one log.
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+
+use crate::{
+    agent::wire::Exit,
+    log,
+    place::{Place, Process},
+};
+
+/// How long a daemon may take to end.
+const STOP: Duration = Duration::from_secs(10);
+
+/// A daemon, running or not. It is killed when it is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Mutex<Option<Process>>,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// A daemon that doesn't run yet, and its log.
+    #[must_use]
+    pub fn new(log: PathBuf) -> Self {
+        Self {
+            process: Mutex::default(),
+            log,
+        }
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts it in a place, without waiting.
+    pub fn start(&self, place: &Place, argv: &[String]) -> Result<()> {
+        let mut process = self.process();
+        ensure!(process.is_none(), "the daemon runs already");
+        *process = Some(place.command(argv).log(log::append(&self.log)?).start()?);
+        Ok(())
+    }
+
+    /// The number of its process, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<i32> {
+        self.process().as_ref().map(Process::pid)
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let process = self.process();
+        let process = process.as_ref().context("it doesn't run")?;
+        process.signal(signal)
+    }
+
+    /// How it ended by itself, if it did.
+    pub fn ended(&self) -> Result<Option<Exit>> {
+        let process = self.process();
+        let process = process.as_ref().context("it doesn't run")?;
+        process.ended()
+    }
+
+    /// Ends it by a signal; after any but SIGKILL it must end as a success.
+    pub fn end(&self, signal: Signal) -> Result<()> {
+        let process = self.process().take().context("it doesn't run")?;
+        process.signal(signal)?;
+        let exit = process.wait(STOP)?;
+        ensure!(
+            signal == Signal::SIGKILL || exit.is_success(),
+            "it ended with {exit:?}; its log ends\n{}",
+            self.log_end()
+        );
+        Ok(())
+    }
+
+    /// Everything that it logged.
+    #[must_use]
+    pub fn logs(&self) -> String {
+        log::read(&self.log)
+    }
+
+    /// The last lines of its log.
+    pub(crate) fn log_end(&self) -> String {
+        let logs = self.logs();
+        let lines: Vec<_> = logs.lines().collect();
+        let last = &lines[lines.len().saturating_sub(20)..];
+        last.iter().map(|line| format!("    {line}\n")).collect()
+    }
+}

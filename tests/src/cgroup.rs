@@ -22,33 +22,30 @@ const END: Duration = Duration::from_secs(5);
 
 /// Where the cgroup v2 hierarchy is mounted: alone, or beside version 1.
 pub fn mount_point() -> Result<PathBuf> {
-    let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
-    parse_mounts(&mounts).context("no cgroup2 hierarchy is mounted here")
+    let mounted = mounted("cgroup2")?.into_iter().next();
+    mounted.context("no cgroup2 hierarchy is mounted here")
 }
 
 /// Where hierarchies of version 1 are mounted, one for each controller; none where there is only
 /// version 2.
 pub fn legacy() -> Result<Vec<PathBuf>> {
-    let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
-    Ok(parse_legacy(&mounts))
+    mounted("cgroup")
 }
 
-fn parse_legacy(mounts: &[u8]) -> Vec<PathBuf> {
+fn mounted(kind: &str) -> Result<Vec<PathBuf>> {
+    let mounts = fs::read("/proc/self/mounts").context("cannot read the mount table")?;
+    Ok(targets(&mounts, kind))
+}
+
+/// The mount points of file systems of a kind.
+fn targets(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     let target = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
-        let target = fields.nth(1).map(unescape)?;
-        (fields.next()? == b"cgroup").then_some(target)
+        let target = fields.nth(1)?;
+        (fields.next()? == kind.as_bytes()).then(|| unescape(target))
     };
     let lines = mounts.split(|byte| *byte == b'\n');
     lines.filter_map(target).collect()
-}
-
-fn parse_mounts(mounts: &[u8]) -> Option<PathBuf> {
-    mounts.split(|byte| *byte == b'\n').find_map(|line| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        let target = fields.nth(1)?;
-        (fields.next()? == b"cgroup2").then(|| unescape(target))
-    })
 }
 
 /// The mount table writes blanks, tabs, newlines and backslashes as `\` and three octal digits.
@@ -142,26 +139,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hierarchy_is_found_beside_version_1_and_with_blanks_in_its_path() {
+    fn each_version_is_found_beside_the_other_and_with_blanks_in_its_path() {
         let mounts = b"tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
             cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
             cgroup2 /mnt/control\\040groups cgroup2 rw,relatime 0 0\n";
 
-        assert_eq!(
-            parse_mounts(mounts).unwrap(),
-            Path::new("/mnt/control groups")
-        );
-    }
-
-    #[test]
-    fn hierarchies_of_version_1_are_found_beside_version_2() {
-        let mounts = b"cgroup2 /unified cgroup2 rw 0 0\ncgroup /cpu cgroup rw,cpu 0 0\n";
-
-        assert_eq!(parse_legacy(mounts), [Path::new("/cpu")]);
-    }
-
-    #[test]
-    fn a_machine_without_version_2_has_none() {
-        assert!(parse_mounts(b"cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n").is_none());
+        for (kind, expected) in [
+            ("cgroup2", &["/mnt/control groups"][..]),
+            ("cgroup", &["/sys/fs/cgroup/cpu"]),
+            ("bpf", &[]),
+        ] {
+            let expected: Vec<_> = expected.iter().map(PathBuf::from).collect();
+            assert_eq!(targets(mounts, kind), expected, "{kind}");
+        }
     }
 }

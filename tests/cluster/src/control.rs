@@ -1,15 +1,11 @@
 //! The control plane: etcd, the API server, the controllers and the scheduler.
 
-use std::{
-    fs::{self, File},
-    path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use tunnel_tests::{
+    daemon::Daemon,
     place::{Place, Process},
     wait,
 };
@@ -41,11 +37,10 @@ rules:
 #[derive(Debug)]
 pub struct Control {
     pub(super) kubectl: Kubectl,
-    api_server: Mutex<Option<Process>>,
-    /// What starts the API server once more.
+    api_server: Daemon,
+    /// What starts the API server.
     host: Place,
     command: Vec<String>,
-    log: PathBuf,
     /// The others: held, not used.
     daemons: Vec<Process>,
 }
@@ -67,10 +62,9 @@ impl Control {
         let etcd = site.kit.command(&["etcd", "--data-dir", &data]);
         let control = Self {
             kubectl: Kubectl::new(host, &site.kit, config, folder)?,
-            api_server: Mutex::default(),
+            api_server: Daemon::new(site.logs.path("kube-apiserver.log")),
             host: host.clone(),
             command: command(site, "kube-apiserver", api_server(site)?),
-            log: site.logs.path("kube-apiserver.log"),
             daemons: vec![daemon(site, "etcd", &etcd)?],
         };
         control.start_api_server()?;
@@ -91,26 +85,15 @@ impl Control {
 
     /// Kills the API server.
     pub fn stop_api_server(&self) -> Result<()> {
-        let mut api_server = self.lock();
-        let process = api_server.take().context("there is no API server")?;
-        process.signal(Signal::SIGKILL)?;
-        process.wait(READY).map(drop)
+        self.api_server.end(Signal::SIGKILL)
     }
 
     /// Starts the API server, also again, and waits until it answers.
     pub fn start_api_server(&self) -> Result<()> {
-        let log = File::options().append(true).create(true).open(&self.log)?;
-        let process = self.host.command(&self.command).log(log).start()?;
-        *self.lock() = Some(process);
+        self.api_server.start(&self.host, &self.command)?;
         let ready = ["get", "--raw", "/readyz"];
         wait::until(READY, || self.kubectl.run(&ready).is_ok())
             .context("the API server doesn't get ready")
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
-        self.api_server
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

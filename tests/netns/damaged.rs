@@ -166,7 +166,7 @@ fn a_config_that_leads_astray_is_told_of_by_its_words() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     scene.node.kill9()?;
 
-    let (state, cgroup) = (scene.node.state(), scene.node.instance_cgroup());
+    let (state, cgroup) = (scene.node.state(), scene.node.topology().instance_cgroup());
     let [bpffs, plain, absent, state, cgroup] = [
         scene.node.bpffs_inside(),
         state.join("pins"),

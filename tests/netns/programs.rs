@@ -41,7 +41,10 @@ impl Programs {
     }
 
     pub(crate) fn attach(&self, node: &Node) -> Result<()> {
-        Ok(self.data_path.attach(&node.instance_cgroup())?.pin()?)
+        Ok(self
+            .data_path
+            .attach(&node.topology().instance_cgroup())?
+            .pin()?)
     }
 
     /// The product's writer of the maps.

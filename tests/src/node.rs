@@ -1,6 +1,6 @@
 //! A node: its network and one instance of the product.
 
-use std::{ops::Deref, path::PathBuf, sync::Arc};
+use std::{ops::Deref, sync::Arc};
 
 use anyhow::Result;
 
@@ -39,22 +39,10 @@ impl Node {
         self.topology.pod(name)
     }
 
-    /// The host's namespace.
-    #[must_use]
-    pub const fn host(&self) -> &Place {
-        self.topology.host()
-    }
-
     /// A client elsewhere in the network, outside the instance's cgroup.
     #[must_use]
     pub const fn outside(&self) -> &Place {
         self.topology.outside()
-    }
-
-    /// The cgroup that the instance's programs are attached to.
-    #[must_use]
-    pub fn instance_cgroup(&self) -> PathBuf {
-        self.topology.instance_cgroup()
     }
 
     /// The namespaces.

@@ -49,9 +49,9 @@ fn kept_for(seconds: u32) -> Service {
 /// The same Service, whose clients don't.
 fn plain() -> Service {
     Service::new("web", WEB.ips())
-        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .port(Protocol::TCP, HTTP, HTTP_TARGET)
         .node_port(NODE_HTTP)
-        .port(Protocol::Udp, DNS, DNS_TARGET)
+        .port(Protocol::UDP, DNS, DNS_TARGET)
 }
 
 /// Who answers so many connects.

@@ -106,9 +106,9 @@ impl Stage {
         let addresses = chosen.map(|(_, pod)| pod.address(self.field.family));
         self.field.node.apply(
             Service::new(name, [self.vip(name)])
-                .port(Protocol::Tcp, HTTP, HTTP_TARGET)
-                .port(Protocol::Tcp, ECHO, ECHO_TARGET)
-                .port(Protocol::Udp, DNS, DNS_TARGET)
+                .port(Protocol::TCP, HTTP, HTTP_TARGET)
+                .port(Protocol::TCP, ECHO, ECHO_TARGET)
+                .port(Protocol::UDP, DNS, DNS_TARGET)
                 .backends(addresses),
         )
     }

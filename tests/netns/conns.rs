@@ -38,7 +38,7 @@ static SCENE: Shared<Scene> = Shared::new(|| set_up()?.freeze());
 pub(crate) fn set_up() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "three", "other"])?;
     let web = WEB.service("web").backends(scene.without("other"));
-    let other = OTHER.service("other").port(Protocol::Tcp, CLOSED, 9);
+    let other = OTHER.service("other").port(Protocol::TCP, CLOSED, 9);
     scene.start([web, other.backends(scene.addresses(&["other"])?)])?;
     Ok(scene)
 }

@@ -25,7 +25,7 @@ fn service(scene: &Scene, name: &str, vip: Vip, way: Way) -> Service {
         .into_iter()
         .filter(|address| address.is_ipv4() == front.is_ipv4());
     Service::new(name, [front])
-        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .port(Protocol::TCP, HTTP, HTTP_TARGET)
         .backends(same_family)
 }
 

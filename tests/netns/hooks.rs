@@ -94,8 +94,8 @@ fn a_udp_socket_that_connects_again_shows_what_it_dialled_last() -> Result<()> {
 fn chain(scene: &Scene) -> Result<Vip> {
     let chained = Vip::of_pod(scene.backend("backend")?);
     let service = Service::new("chained", [chained.v4.into(), chained.v6.into()])
-        .port(Protocol::Udp, DNS_TARGET, DNS_TARGET)
-        .port(Protocol::Tcp, HTTP_TARGET, HTTP_TARGET)
+        .port(Protocol::UDP, DNS_TARGET, DNS_TARGET)
+        .port(Protocol::TCP, HTTP_TARGET, HTTP_TARGET)
         .backends(scene.addresses(&["other"])?);
     scene.program(service)?;
     Ok(chained)

@@ -4,7 +4,13 @@ use std::net::{Ipv6Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use nix::errno::Errno;
-use tunnel_tests::{admin::metric, instance::NODE, manifest::Manifest, node::Node, wait};
+use tunnel_tests::{
+    admin::metric,
+    instance::{Instance, NODE},
+    manifest::Manifest,
+    node::Node,
+    wait,
+};
 
 use crate::{
     scene::{OTHER, Scene, WEB},
@@ -168,7 +174,7 @@ fn a_node_that_is_to_go_lives_but_is_no_place_for_new_traffic() -> Result<()> {
     let ask_host = |path: &str| get(node.host(), healthz, path);
     let until_told = |code: u16| until_same("healthz", code, || Ok(ask_host("/healthz")?.0));
 
-    let Manifest { file, text } = Manifest::node(NODE);
+    let Manifest { file, text } = Instance::node().into();
     let taint = "spec: { taints: [{ key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule }] }\n";
     node.apply((&*file, &*format!("{text}{taint}")))?;
     until_told(503)?;

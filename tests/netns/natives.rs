@@ -24,7 +24,7 @@ const SIGNAL: u16 = 3868;
 /// A node with the Service `web` and its backend, and the daemon running.
 fn web() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
-    let service = WEB.service("web").port(Protocol::Sctp, SIGNAL, SIGNAL);
+    let service = WEB.service("web").port(Protocol::SCTP, SIGNAL, SIGNAL);
     scene.start([service.backends(scene.all())])?;
     Ok(scene)
 }

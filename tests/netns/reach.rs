@@ -54,9 +54,9 @@ fn configured(setting: &str) -> Result<Scene> {
 /// A Service with node ports, without endpoints yet.
 pub(crate) fn service() -> Service {
     Service::new("web", WEB.ips())
-        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .port(Protocol::TCP, HTTP, HTTP_TARGET)
         .node_port(NODE_HTTP)
-        .port(Protocol::Udp, DNS, DNS_TARGET)
+        .port(Protocol::UDP, DNS, DNS_TARGET)
         .node_port(NODE_DNS)
 }
 

@@ -80,7 +80,7 @@ fn a_datagram_after_a_change_of_sizes_goes_by_the_choice_that_its_socket_made() 
 fn crowd(vip: Vip, count: u8) -> Service {
     let backends = (0..count).map(|last| IpAddr::V4(Ipv4Addr::new(10, 244, 77, last)));
     Service::new("crowd", [vip.v4.into()])
-        .port(Protocol::Tcp, HTTP, HTTP_TARGET)
+        .port(Protocol::TCP, HTTP, HTTP_TARGET)
         .backends(backends)
 }
 

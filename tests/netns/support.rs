@@ -93,8 +93,8 @@ impl Vip {
     /// A Service with these ClusterIPs, HTTP over TCP and questions over UDP.
     pub(crate) fn service(self, name: &str) -> Service {
         Service::new(name, self.ips())
-            .port(Protocol::Tcp, HTTP, HTTP_TARGET)
-            .port(Protocol::Udp, DNS, DNS_TARGET)
+            .port(Protocol::TCP, HTTP, HTTP_TARGET)
+            .port(Protocol::UDP, DNS, DNS_TARGET)
     }
 }
 

@@ -19,7 +19,7 @@ use anyhow::Result;
 
 use crate::{
     daemon::Daemon,
-    manifest::objects::NodeObject,
+    manifest::NodeObject,
     pki::{Authority, Files},
     place::Place,
     pod::{Options, Server, text},
@@ -87,7 +87,7 @@ impl Edge {
     /// Its Node, labelled as an edge node.
     #[must_use]
     pub fn node() -> NodeObject {
-        NodeObject::edge(EDGE, [IpAddr::from(EDGE_V4), IpAddr::from(EDGE_V6)])
+        NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]).edge()
     }
 
     /// Where the agent's certificate is expected, as `culvert ca issue` writes it.

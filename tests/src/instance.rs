@@ -17,10 +17,11 @@ use crate::{
     admin,
     daemon::Daemon,
     edge::end_config,
-    manifest::Manifest,
+    manifest::{Manifest, NodeObject},
     place::{COMMAND, Output, Place},
     pod::text,
-    topology, wait,
+    topology::{self, HOST_V4, HOST_V6},
+    wait,
 };
 
 /// How long the daemon may take to become ready, with as many Services as fit into memory.
@@ -51,8 +52,14 @@ impl Instance {
         fs::create_dir_all(instance.state())?;
         fs::write(instance.config_path(), instance.config(cgroup))
             .with_context(|| format!("cannot write {}", instance.config_path().display()))?;
-        instance.apply(Manifest::node(NODE))?;
+        instance.apply(Self::node())?;
         Ok(instance)
+    }
+
+    /// Its own Node.
+    #[must_use]
+    pub fn node() -> NodeObject {
+        NodeObject::new(NODE, [HOST_V4.into(), HOST_V6.into()])
     }
 
     /// Where the daemon runs.

@@ -1,67 +1,49 @@
 //! Plain Kubernetes manifests, as YAML.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
-pub use self::service::Service;
-use crate::topology::{HOST_V4, HOST_V6};
+pub use tunnel_common::addr::Protocol;
 
-pub mod objects;
+pub use self::{node::NodeObject, service::Service};
+
+mod node;
 mod service;
 
 /// A file for the folder of manifests.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// Its name.
     pub file: String,
-    /// Its content.
     pub text: String,
 }
 
 impl Manifest {
-    /// The Node object of the laboratory's node.
-    #[must_use]
-    pub fn node(name: &str) -> Self {
-        let text = format!(
-            "apiVersion: v1\n\
-             kind: Node\n\
-             metadata: {{ name: {name} }}\n\
-             status:\n\
-             \x20 addresses:\n\
-             \x20 - {{ type: InternalIP, address: \"{HOST_V4}\" }}\n\
-             \x20 - {{ type: InternalIP, address: \"{HOST_V6}\" }}\n"
-        );
-        Self {
-            file: "node.yaml".to_owned(),
-            text,
-        }
-    }
-
     /// One file that holds many Services.
     #[must_use]
     pub fn of_services(file: &str, services: &[Service]) -> Self {
-        let mut text = String::new();
-        for service in services {
-            text.push_str(&service.to_string());
-        }
-        Self {
-            file: file.to_owned(),
-            text,
-        }
+        let text: String = services.iter().map(ToString::to_string).collect();
+        Self::from((file, &*text))
     }
-}
 
-impl From<&Service> for Manifest {
-    fn from(service: &Service) -> Self {
-        Self {
-            file: service.file(),
-            text: service.to_string(),
-        }
+    /// The ConfigMap that names further ports of edge nodes, as the product's default has it: a list
+    /// of ports under a key.
+    #[must_use]
+    pub fn further_ports(key: &str, ports: &str) -> Self {
+        let text = format!(
+            "apiVersion: v1\n\
+             kind: ConfigMap\n\
+             metadata: {{ name: yurt-tunnel-server-cfg, namespace: kube-system }}\n\
+             data: {{ {key}: \"{ports}\" }}\n"
+        );
+        Self::from(("further-ports.yaml", &*text))
     }
 }
 
 impl From<Service> for Manifest {
     fn from(service: Service) -> Self {
-        Self::from(&service)
+        Self {
+            file: service.file(),
+            text: service.to_string(),
+        }
     }
 }
 
@@ -71,27 +53,6 @@ impl From<(&str, &str)> for Manifest {
             file: file.to_owned(),
             text: text.to_owned(),
         }
-    }
-}
-
-/// A transport protocol of a port.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        })
     }
 }
 

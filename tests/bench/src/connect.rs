@@ -215,7 +215,7 @@ fn through(
     let cgroup = topology.lab().cgroup().join(&group);
     let instance = Instance::new(host, folder, &cgroup, settings)?;
     let backends = |_| endpoints.iter().map(SocketAddr::ip);
-    for file in many(count, Protocol::Tcp, [PORT, TARGET], backends) {
+    for file in many(count, Protocol::TCP, [PORT, TARGET], backends) {
         instance.apply(file)?;
     }
     instance.start()?;

@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn many_services_lie_in_few_files() {
-        let files = many(25_000, Protocol::Tcp, [80, 9000], |_| [FIRST]);
+        let files = many(25_000, Protocol::TCP, [80, 9000], |_| [FIRST]);
 
         assert_eq!(files.len(), 3);
         assert_eq!(files[2].text.matches("kind: Service\n").count(), 5_000);

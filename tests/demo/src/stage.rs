@@ -73,16 +73,16 @@ impl Stage {
             node,
         };
         stage.apply_web(&[1, 2, 3])?;
-        let dns = Service::new("dns", [VIP_DNS.ip(), VIP_DNS6.ip()]).port(Protocol::Udp, 53, UDP);
+        let dns = Service::new("dns", [VIP_DNS.ip(), VIP_DNS6.ip()]).port(Protocol::UDP, 53, UDP);
         stage.node.apply(stage.with_backends(dns, &[1, 2]))?;
-        let empty = Service::cluster_ip("empty", VIP_EMPTY, Protocol::Tcp);
+        let empty = Service::cluster_ip("empty", VIP_EMPTY, Protocol::TCP);
         stage.node.apply(empty)?;
         Ok(stage)
     }
 
     /// Writes the manifest of Service web with the backends of these numbers.
     pub(crate) fn apply_web(&self, backends: &[usize]) -> Result<()> {
-        let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()]).port(Protocol::Tcp, 80, HTTP);
+        let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()]).port(Protocol::TCP, 80, HTTP);
         self.node.apply(self.with_backends(web, backends))
     }
 

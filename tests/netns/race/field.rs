@@ -85,9 +85,9 @@ pub(crate) fn name(service: u8) -> String {
 /// serve another Service, not its own next port.
 pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     if service < READ {
-        (Protocol::Udp, DNS, DNS_TARGETS + u16::from(service))
+        (Protocol::UDP, DNS, DNS_TARGETS + u16::from(service))
     } else {
-        (Protocol::Tcp, HTTP, HTTP_TARGETS + u16::from(service))
+        (Protocol::TCP, HTTP, HTTP_TARGETS + u16::from(service))
     }
 }
 

@@ -21,7 +21,6 @@ use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, State},
 };
-use tunnel_tests::manifest;
 use tunnel_userspace::{
     bpf::{KernelMaps, KernelSteering, RcuGrace},
     model::{
@@ -128,13 +127,8 @@ fn update(family: Family, changes: impl IntoIterator<Item = Change>) -> Update {
 }
 
 fn state(family: Family, change: Change, name: ObjectName) -> ServiceState {
-    let (kind, port, target) = field::port(change.service);
+    let (protocol, port, target) = field::port(change.service);
     let port_name: Arc<str> = Arc::from("main");
-    let protocol = match kind {
-        manifest::Protocol::Udp => Protocol::UDP,
-        manifest::Protocol::Tcp => Protocol::TCP,
-        manifest::Protocol::Sctp => Protocol::SCTP,
-    };
     let service = model::Service {
         cluster_ips: vec![field::vip(family, change.service)],
         ports: vec![ServicePort {

@@ -10,12 +10,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    edge::{EDGE_V4, Edge},
-    instance::Settings,
-    manifest::{
-        Manifest,
-        objects::{ConfigMap, NodeObject},
-    },
+    edge::{EDGE, EDGE_V4, EDGE_V6, Edge},
+    instance::{Instance, Settings},
+    manifest::{Manifest, NodeObject},
     place::Place,
     scale::Scale,
     site::{FURTHER, KUBELET, Site},
@@ -64,7 +61,8 @@ fn a_node_that_is_no_edge_node_any_more_is_not_steered_and_what_is_open_lives_on
     }
 
     let gone = || ![v4, v6].iter().any(|to| is_steered(host, *to));
-    followed(&site, Edge::node().unlabelled(), "a label less", gone)?;
+    let unlabelled = NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]);
+    followed(&site, unlabelled, "a label less", gone)?;
 
     for to in [v4, v6] {
         expect_unsteered(host, to)?;
@@ -94,7 +92,7 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     let [v4, v6] = both(FURTHER);
     expect_unsteered(host, v4)?;
 
-    let list = |ports: &str| ConfigMap::of_tunnel().data("https-proxy-ports", ports);
+    let list = |ports: &str| Manifest::further_ports("https-proxy-ports", ports);
     let all = || [v4, v6].iter().all(|to| is_steered(host, *to));
     followed(&site, list("9101, 9100"), "a port more", all)?;
     for to in [v4, v6] {
@@ -108,7 +106,7 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
     live.healthz().context("what is open lives on")?;
 
     followed(&site, list("9100"), "the port again", all)?;
-    site.node().withdraw(&list("").file())?;
+    site.node().withdraw(&list("").file)?;
     wait::until(CHANGE, none).context("the ConfigMap is gone")?;
     site.until_served()
 }
@@ -118,12 +116,14 @@ fn ports_of_the_config_map_are_followed() -> Result<()> {
 fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<()> {
     let site = Site::new()?;
     let node = site.node();
-    let twin = NodeObject::edge("edge-9", [IpAddr::from(EDGE_V4)]);
     let other: IpAddr = "10.20.0.8".parse()?;
+    let twin = NodeObject::new("edge-9", [EDGE_V4.into(), other]).edge();
+    let bare = NodeObject::new("edge-0", []).edge();
+    let list = Manifest::further_ports("http-proxy-ports", "9100, 99999, nope, 9102");
 
-    node.apply(twin.address(other))?;
-    node.apply(NodeObject::edge("edge-0", []))?;
-    node.apply(ConfigMap::of_tunnel().data("http-proxy-ports", "9100, 99999, nope, 9102"))?;
+    node.apply(twin.clone())?;
+    node.apply(bare.clone())?;
+    node.apply(list.clone())?;
 
     let named = |words: &[&str]| {
         let status = node.status().unwrap_or_default().to_string();
@@ -154,10 +154,9 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
         ensure!(is_steered(node.host(), to), "{to}");
     }
 
-    for name in ["edge-9", "edge-0"] {
-        node.withdraw(&NodeObject::new(name).file())?;
+    for file in [twin.file(), bare.file(), list.file] {
+        node.withdraw(&file)?;
     }
-    node.withdraw(&ConfigMap::of_tunnel().file())?;
     // The text of each problem: a node that a client asked for is remembered for that.
     let problems = ["too, which has it", "has no InternalIP", "nope"];
     wait::until(CHANGE, || !problems.iter().any(|it| named(&[*it])))
@@ -170,20 +169,14 @@ fn what_is_wrong_with_nodes_and_lists_is_named_and_the_rest_goes_on() -> Result<
 #[ignore = "no kernel decides it: documents become entries in the maps"]
 fn a_node_that_is_an_edge_node_itself_steers_nothing() -> Result<()> {
     let site = Site::new()?;
-    let Manifest { file, text } = Manifest::node(tunnel_tests::instance::NODE);
-    let labelled = text.replace(
-        "metadata: { name: node-a }",
-        "metadata: { name: node-a, labels: { openyurt.io/is-edge-worker: \"true\" } }",
-    );
-    ensure!(labelled != text);
 
-    site.node().apply((&*file, &*labelled))?;
+    site.node().apply(Instance::node().edge())?;
     let [v4, v6] = both(KUBELET[0]);
     for to in [v4, v6] {
         wait::until(CHANGE, || !is_steered(site.node().host(), to))?;
         expect_unsteered(site.node().host(), to)?;
     }
 
-    site.node().apply((&*file, &*text))?;
+    site.node().apply(Instance::node())?;
     site.until_served()
 }

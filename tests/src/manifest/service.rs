@@ -26,8 +26,8 @@ impl ServicePort {
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    /// Whether it is ready, serving and terminating.
-    conditions: [bool; 3],
+    /// Whether it is going away, else it is ready; it is serving in either case.
+    is_terminating: bool,
     /// The node that it is on; none where it is left out.
     node: &'static str,
     /// The zone that it is in; none where it is left out.
@@ -138,19 +138,10 @@ impl Service {
         self
     }
 
-    /// With every port leading to `target` on its endpoints.
-    #[must_use]
-    pub fn target(mut self, target: u16) -> Self {
-        for port in &mut self.ports {
-            port.target = target;
-        }
-        self
-    }
-
     /// With a ready endpoint.
     #[must_use]
     pub fn backend(self, address: IpAddr) -> Self {
-        self.endpoint(address, [true, true, false])
+        self.endpoint(address, false)
     }
 
     /// With ready endpoints.
@@ -159,25 +150,18 @@ impl Service {
         addresses.into_iter().fold(self, Self::backend)
     }
 
-    /// With an endpoint that isn't ready.
-    #[must_use]
-    pub fn unready(self, address: IpAddr) -> Self {
-        self.endpoint(address, [false, false, false])
-    }
-
     /// With an endpoint that is going away and still answers.
     #[must_use]
     pub fn terminating(self, address: IpAddr) -> Self {
-        self.endpoint(address, [false, true, true])
+        self.endpoint(address, true)
     }
 
-    fn endpoint(mut self, address: IpAddr, conditions: [bool; 3]) -> Self {
-        let (node, zone) = (self.node, self.zone);
+    fn endpoint(mut self, address: IpAddr, is_terminating: bool) -> Self {
         self.endpoints.push(Endpoint {
             address,
-            conditions,
-            node,
-            zone,
+            is_terminating,
+            node: self.node,
+            zone: self.zone,
         });
         self
     }
@@ -279,7 +263,7 @@ impl Service {
         let lines = mine.map(|endpoint| {
             let Endpoint {
                 address,
-                conditions: [ready, serving, terminating],
+                is_terminating,
                 node,
                 zone,
             } = endpoint;
@@ -287,7 +271,8 @@ impl Service {
             let place = place.into_iter().filter(|(_, name)| !name.is_empty());
             let place: String = place.map(|(field, name)| format!(", {field}: {name}")).collect();
             format!(
-                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {ready}, serving: {serving}, terminating: {terminating} }}{place} }}\n"
+                "- {{ addresses: [\"{address}\"], conditions: {{ ready: {is_ready}, serving: true, terminating: {is_terminating} }}{place} }}\n",
+                is_ready = !is_terminating,
             )
         });
         let endpoints: String = lines.collect();

@@ -35,7 +35,7 @@ const MOST: u64 = 1200;
 /// The times from the rename of a slice until a connect reaches its endpoint.
 pub(super) fn measure(options: &Options) -> Result<[Times; 3]> {
     let node = probe::node(settings(&options.common, SERVICES)?)?;
-    for file in many(SERVICES, Protocol::Udp, [PORT; 2], |_| ENDPOINTS) {
+    for file in many(SERVICES, Protocol::UDP, [PORT; 2], |_| ENDPOINTS) {
         node.apply(file)?;
     }
     node.start()?;

@@ -87,7 +87,7 @@ pub(super) fn settings(common: &Common, services: u32) -> Result<Settings> {
 
 /// The time from the rename of a file with all Services until the kernel translates each of them.
 fn appear(node: &Node, services: u32) -> Result<Duration> {
-    let files = many(services, Protocol::Udp, [PORT; 2], |_| ENDPOINTS);
+    let files = many(services, Protocol::UDP, [PORT; 2], |_| ENDPOINTS);
     let client = node.pod("client")?;
     let start = Instant::now();
     for file in files {

@@ -77,7 +77,7 @@ pub(super) fn node(settings: Settings) -> Result<Node> {
 
 fn probe(side: usize) -> Service {
     let (endpoint, _) = SIDES[side % SIDES.len()];
-    Service::cluster_ip("probe", PROBE, Protocol::Udp).backend(endpoint.into())
+    Service::cluster_ip("probe", PROBE, Protocol::UDP).backend(endpoint.into())
 }
 
 fn slice(side: usize) -> Manifest {

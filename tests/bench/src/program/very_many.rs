@@ -144,7 +144,7 @@ fn endpoints(number: u32) -> impl Iterator<Item = IpAddr> {
 }
 
 fn yaml_files(count: u32) -> Vec<Manifest> {
-    many(count, Protocol::Udp, [PORT; 2], endpoints)
+    many(count, Protocol::UDP, [PORT; 2], endpoints)
 }
 
 /// The same objects in lists, as `kubectl get -o json` prints them.

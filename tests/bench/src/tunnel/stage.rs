@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use tunnel_tests::{
     clock,
     edge::{EDGE_V4, LINK_V4},
-    manifest::objects::ConfigMap,
+    manifest::Manifest,
     place::{COMMAND, Command, Process},
     pod::text,
     site::{KUBELET, Site},
@@ -54,7 +54,7 @@ impl Stage {
             place.sysctl("net.ipv4.tcp_congestion_control", CONGESTION)?;
         }
         let [plain, secure] = PORTS;
-        let ports = ConfigMap::of_tunnel().data("https-proxy-ports", &plain.to_string());
+        let ports = Manifest::further_ports("https-proxy-ports", &plain.to_string());
         site.node().apply(ports)?;
         site.node().start()?;
         site.edge().start_agent([KUBELET[0], plain])?;

@@ -3,6 +3,10 @@
 use std::io::{self, BufRead, Read as _};
 
 use anyhow::{Context as _, Result};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+/// The longest head of a request.
+const HEAD: usize = 64 << 10;
 
 /// The longest line of a head.
 const LINE: u64 = 64 << 10;
@@ -85,8 +89,28 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
+/// Reads the head of the next request; nothing once the client has ended its half between two. The
+/// buffer keeps what was read and belongs to what follows.
+pub(crate) async fn next_head(
+    from: &mut (impl AsyncRead + Unpin),
+    buffer: &mut Vec<u8>,
+) -> io::Result<Option<String>> {
+    loop {
+        if let Some(end) = head_end(buffer) {
+            let head: Vec<u8> = buffer.drain(..end).collect();
+            return Ok(Some(String::from_utf8_lossy(&head).into_owned()));
+        }
+        if buffer.len() > HEAD {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if from.read_buf(buffer).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
 /// The length of a head with its blank line, once it is whole.
-pub(crate) fn head_end(bytes: &[u8]) -> Option<usize> {
+fn head_end(bytes: &[u8]) -> Option<usize> {
     bytes
         .windows(4)
         .position(|window| window == b"\r\n\r\n")

@@ -14,6 +14,7 @@
 
 use std::{
     fmt::{self, Display},
+    io::Write,
     net::SocketAddr,
     str::FromStr,
 };
@@ -44,6 +45,20 @@ pub fn pattern() -> Vec<u8> {
     }
     bytes.truncate(PATTERN);
     bytes
+}
+
+/// Sends a body of this length.
+pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
+    let pattern = pattern();
+    let mut summing = Summing::default();
+    while summing.bytes() < length {
+        let left = usize::try_from(length - summing.bytes())?;
+        let part = &pattern[..pattern.len().min(left)];
+        to.write_all(part)?;
+        summing.add(part);
+    }
+    to.flush()?;
+    Ok(summing.sum())
 }
 
 /// How many bytes came, and their SHA-256.

@@ -1,15 +1,14 @@
 //! Bytes, and how streams end.
 
 use std::{
-    io::{Read as _, Write as _},
-    net::{IpAddr, Shutdown, TcpListener, TcpStream},
+    io::Read as _,
+    net::{IpAddr, Shutdown, TcpStream},
     thread,
 };
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    kubelet::{Sum, Summing, client::Client, pattern, serve::Kubelet},
-    pki::{self, Authority, Files},
+    kubelet::{Sum, Summing, client::Client, send, serve::Kubelet},
     scale::Scale,
     wait,
 };
@@ -21,19 +20,6 @@ use crate::{
 
 /// How many bytes go each way.
 const MANY: u32 = 1 << 30;
-
-/// Sends so many bytes of the pattern.
-fn send(stream: &mut TcpStream, length: u64) -> Result<Sum> {
-    let pattern = pattern();
-    let mut summing = Summing::default();
-    while summing.bytes() < length {
-        let left = usize::try_from(length - summing.bytes())?;
-        let part = &pattern[..pattern.len().min(left)];
-        stream.write_all(part)?;
-        summing.add(part);
-    }
-    Ok(summing.sum())
-}
 
 #[test]
 fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
@@ -93,15 +79,11 @@ fn two_hundred_streams_at_once_keep_their_bytes_apart() -> Result<()> {
 
 #[test]
 fn a_client_sees_the_kubelets_own_certificate_and_an_upgrade_that_stays_open() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let authority = Authority::new("kubelets")?;
-    let files = Files::of(folder.path(), "kubelet");
     let address = IpAddr::from([10, 20, 0, 7]);
-    files.write(&authority.pem(), &authority.server("edge-7", &[address])?)?;
-    let kubelet = Kubelet::start(TcpListener::bind("127.0.0.1:0")?, files.server()?)?;
+    let (kubelet, tls) = Kubelet::start("edge-7", address)?;
     let tunnel = Plan::of(&[kubelet.address()]).start()?;
     let stream = tunnel.connect(kubelet.address())?;
-    let mut client = Client::over(stream, address, pki::trusting(&files.ca)?)?;
+    let mut client = Client::over(stream, address, tls)?;
     ensure!(client.subject().contains("edge-7"));
 
     client.healthz()?;

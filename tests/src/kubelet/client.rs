@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use x509_parser::parse_x509_certificate;
 
-use super::{FIRST, Sum, Summing, pattern};
+use super::{FIRST, Sum, Summing, send};
 use crate::http::Head;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
@@ -111,24 +111,11 @@ impl Client {
         Ok(summing.sum())
     }
 
-    fn send(&mut self, length: u64) -> Result<Sum> {
-        let pattern = pattern();
-        let mut summing = Summing::default();
-        while summing.bytes() < length {
-            let left = usize::try_from(length - summing.bytes()).unwrap_or(usize::MAX);
-            let part = &pattern[..pattern.len().min(left)];
-            self.stream.get_mut().write_all(part)?;
-            summing.add(part);
-        }
-        self.stream.get_mut().flush()?;
-        Ok(summing.sum())
-    }
-
     /// Sends a body of this length; what the server counted must be what was sent.
     pub fn sum(&mut self, length: u64) -> Result<Sum> {
         let head = format!("POST /sum HTTP/1.1\r\ncontent-length: {length}");
         self.ask(&head, "")?;
-        let sent = self.send(length)?;
+        let sent = send(self.stream.get_mut(), length)?;
         agree(&sent, &self.body()?)
     }
 
@@ -166,7 +153,7 @@ impl Client {
     /// Sends so many bytes and ends the own half; then the server tells what it counted, and ends.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
         self.ask("POST /until-end HTTP/1.1", "")?;
-        let sent = self.send(length)?;
+        let sent = send(self.stream.get_mut(), length)?;
         self.end_half()?;
         let sum = agree(&sent, &self.body()?)?;
         self.end()?;
@@ -216,85 +203,59 @@ fn agree(sent: &Sum, counted: &str) -> Result<Sum> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
-    use crate::{
-        kubelet::serve::Kubelet,
-        pki::{Authority, Files, trusting},
-        place::ANSWER,
-        wait,
-    };
+    use crate::{kubelet::serve::Kubelet, place::ANSWER, wait};
 
-    const PATIENCE: Duration = Duration::from_secs(10);
-
-    struct Stage {
-        kubelet: Kubelet,
-        tls: Arc<ClientConfig>,
-        _folder: tempfile::TempDir,
+    fn start() -> Result<(Kubelet, Arc<ClientConfig>)> {
+        Kubelet::start("kubelet", IpAddr::from([127, 0, 0, 1]))
     }
 
-    impl Stage {
-        fn new() -> Result<Self> {
-            let folder = tempfile::tempdir()?;
-            let authority = Authority::new("lab")?;
-            let files = Files::of(folder.path(), "kubelet");
-            let address = IpAddr::from([127, 0, 0, 1]);
-            files.write(&authority.pem(), &authority.server("kubelet", &[address])?)?;
-            let listener = TcpListener::bind((address, 0))?;
-            Ok(Self {
-                kubelet: Kubelet::start(listener, files.server()?)?,
-                tls: trusting(&files.ca)?,
-                _folder: folder,
-            })
-        }
+    fn client(kubelet: &Kubelet, tls: Arc<ClientConfig>) -> Result<Client> {
+        let socket = TcpStream::connect(kubelet.address())?;
+        let client = Client::over(socket, kubelet.address().ip(), tls)?;
+        client.patience(ANSWER)?;
+        Ok(client)
+    }
 
-        fn client(&self) -> Result<Client> {
-            let address = self.kubelet.address();
-            let socket = TcpStream::connect(address)?;
-            let client = Client::over(socket, address.ip(), Arc::clone(&self.tls))?;
-            client.patience(PATIENCE)?;
-            Ok(client)
-        }
-
-        /// The steps of the first connection, to which the other end may come a little later.
-        fn steps_to_the_end(&self) -> Result<Vec<String>> {
-            let steps = || self.kubelet.exchanges().remove(0).steps;
-            wait::until(ANSWER, || steps().last().is_some_and(|it| it == "closed"))?;
-            Ok(steps())
-        }
+    /// The steps of the first connection, to which the other end may come a little later.
+    fn steps_to_the_end(kubelet: &Kubelet) -> Result<Vec<String>> {
+        let steps = || kubelet.exchanges().remove(0).steps;
+        wait::until(ANSWER, || steps().last().is_some_and(|it| it == "closed"))?;
+        Ok(steps())
     }
 
     #[test]
     fn both_ends_tell_the_same_of_requests_bodies_and_a_half_close() -> Result<()> {
-        let stage = Stage::new()?;
-        let mut client = stage.client()?;
+        let (kubelet, tls) = start()?;
+        let mut client = client(&kubelet, tls)?;
 
         client.healthz()?;
         let got = client.bytes(200_000)?;
         let sent = client.sum(200_000)?;
         client.echo("hello")?;
-        client.until_end(100_000)?;
+        let half = client.until_end(100_000)?;
 
         assert_eq!(got, sent);
-        let first_words: Vec<_> = stage
-            .steps_to_the_end()?
-            .iter()
-            .map(|step| step.split(' ').next().unwrap_or_default().to_owned())
-            .collect();
-        assert_eq!(
-            first_words,
-            [
-                "GET", "GET", "sent", "POST", "read", "POST", "echoed", "POST", "the", "closed"
-            ]
-        );
+        let expected = [
+            "GET /healthz",
+            "GET /bytes/200000",
+            "sent 200000",
+            "POST /sum",
+            &format!("read {sent}"),
+            "POST /echo",
+            "echoed 5",
+            "POST /until-end",
+            &format!("the client ended its half: {half}"),
+            "closed",
+        ];
+        assert_eq!(steps_to_the_end(&kubelet)?, expected);
         Ok(())
     }
 
     #[test]
     fn an_upgrade_stays_open_and_ends_with_its_client() -> Result<()> {
-        let stage = Stage::new()?;
-        let mut client = stage.client()?;
+        let (kubelet, tls) = start()?;
+        let mut client = client(&kubelet, tls)?;
         assert!(client.subject().contains("kubelet"));
 
         client.upgrade()?;
@@ -303,19 +264,18 @@ mod tests {
         }
         client.close()?;
 
-        let steps = stage.steps_to_the_end()?;
+        let steps = steps_to_the_end(&kubelet)?;
         assert_eq!(steps, ["GET /upgrade", "upgraded", "echoed 12", "closed"]);
         Ok(())
     }
 
     #[test]
     fn a_reset_is_seen_as_one_and_another_authority_is_not_trusted() -> Result<()> {
-        let mut stage = Stage::new()?;
-        stage.client()?.reset()?;
+        let (kubelet, tls) = start()?;
+        client(&kubelet, tls)?.reset()?;
 
-        stage.tls = Stage::new()?.tls;
-
-        stage.client().expect_err("a foreign certificate");
+        let (_other, foreign) = start()?;
+        client(&kubelet, foreign).expect_err("a foreign certificate");
         Ok(())
     }
 }

@@ -2,30 +2,27 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     sync::{Arc, Mutex, PoisonError},
-    thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
-use rustls::ServerConfig;
+use anyhow::Result;
+use rustls::{ClientConfig, ServerConfig};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    sync::oneshot,
+    runtime::{Builder, Runtime},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Exchange, FIRST, Sum, Summing, pattern};
+use super::{Exchange, FIRST, Summing, pattern};
 use crate::{
-    http::{head_end, header},
+    http::{header, next_head},
+    pki::{self, Authority, Files},
     serve,
 };
-
-/// The longest head of a request.
-const HEAD: usize = 64 * 1024;
 
 /// How much is read or written at once.
 const CHUNK: usize = 64 * 1024;
@@ -82,7 +79,7 @@ impl Drop for Line {
 }
 
 /// Serves one connection to its end, and notes what happened.
-pub async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
+async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
     let Ok(peer) = stream.peer_addr() else { return };
     let line = journal.open(peer);
     if let Err(error) = stream.set_nodelay(true) {
@@ -113,7 +110,7 @@ struct Talk {
 
 impl Talk {
     async fn serve(&mut self) -> io::Result<()> {
-        while let Some(head) = self.head().await? {
+        while let Some(head) = next_head(&mut self.stream, &mut self.buffer).await? {
             let request = head.lines().next().unwrap_or_default();
             let mut words = request.split(' ');
             let method = words.next().unwrap_or_default();
@@ -126,7 +123,7 @@ impl Talk {
                 ("GET", "/reset") => return self.reset(),
                 ("GET", "/stall") => std::future::pending().await,
                 ("POST", "/sum") => {
-                    let sum = self.sum(length.unwrap_or(0)).await?;
+                    let sum = self.read(Some(length.unwrap_or(0)), false).await?.sum();
                     self.line.note(format!("read {sum}"));
                     self.answer("200 OK", sum.to_string().as_bytes()).await?;
                 }
@@ -140,22 +137,6 @@ impl Talk {
             }
         }
         self.stream.shutdown().await
-    }
-
-    /// The head of the next request; nothing once the client has ended its half between two.
-    async fn head(&mut self) -> io::Result<Option<String>> {
-        loop {
-            if let Some(end) = head_end(&self.buffer) {
-                let head: Vec<u8> = self.buffer.drain(..end).collect();
-                return Ok(Some(String::from_utf8_lossy(&head).into_owned()));
-            }
-            if self.buffer.len() > HEAD {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
-                return Ok(None);
-            }
-        }
     }
 
     async fn answer(&mut self, status: &str, body: &[u8]) -> io::Result<()> {
@@ -180,42 +161,37 @@ impl Talk {
         Ok(())
     }
 
-    /// The next bytes of a body, at most so many; none once the client has ended its half.
-    async fn next(&mut self, most: u64) -> io::Result<Vec<u8>> {
-        if self.buffer.is_empty() {
-            self.buffer.reserve(CHUNK);
-            self.stream.read_buf(&mut self.buffer).await?;
-        }
-        let part = usize::try_from(most).map_or(self.buffer.len(), |it| it.min(self.buffer.len()));
-        let rest = self.buffer.split_off(part);
-        Ok(std::mem::replace(&mut self.buffer, rest))
-    }
-
-    async fn sum(&mut self, length: u64) -> io::Result<Sum> {
+    /// Reads a body of this length, or without one until the client ends its half, and sends it back
+    /// where that is asked for.
+    async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<Summing> {
         let mut summing = Summing::default();
-        while summing.bytes() < length {
-            let part = self.next(length - summing.bytes()).await?;
+        let most = length.unwrap_or(u64::MAX);
+        while summing.bytes() < most {
+            if self.buffer.is_empty() {
+                self.buffer.reserve(CHUNK);
+                self.stream.read_buf(&mut self.buffer).await?;
+            }
+            let left = usize::try_from(most - summing.bytes()).unwrap_or(usize::MAX);
+            let part: Vec<u8> = self.buffer.drain(..left.min(self.buffer.len())).collect();
+            if part.is_empty() && length.is_none() {
+                break;
+            }
             if part.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             summing.add(&part);
+            if sends_back {
+                self.stream.write_all(&part).await?;
+            }
         }
-        Ok(summing.sum())
+        Ok(summing)
     }
 
     async fn echo(&mut self, length: u64) -> io::Result<()> {
         self.stream
             .write_all(head("200 OK", length).as_bytes())
             .await?;
-        let mut left = length;
-        while left > 0 {
-            let part = self.next(left).await?;
-            if part.is_empty() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            left -= super::count(part.len());
-            self.stream.write_all(&part).await?;
-        }
+        self.read(Some(length), true).await?;
         self.line.note(format!("echoed {length}"));
         Ok(())
     }
@@ -225,25 +201,13 @@ impl Talk {
             b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: lab\r\n\r\n";
         self.stream.write_all(&[head, FIRST].concat()).await?;
         self.line.note("upgraded");
-        let mut echoed = 0;
-        let mut part = self.next(u64::MAX).await?;
-        while !part.is_empty() {
-            echoed += part.len();
-            self.stream.write_all(&part).await?;
-            part = self.next(u64::MAX).await?;
-        }
+        let echoed = self.read(None, true).await?.bytes();
         self.line.note(format!("echoed {echoed}"));
         self.stream.shutdown().await
     }
 
     async fn until_end(&mut self) -> io::Result<()> {
-        let mut summing = Summing::default();
-        let mut part = self.next(u64::MAX).await?;
-        while !part.is_empty() {
-            summing.add(&part);
-            part = self.next(u64::MAX).await?;
-        }
-        let sum = summing.sum();
+        let sum = self.read(None, false).await?.sum();
         self.line.note(format!("the client ended its half: {sum}"));
         self.answer("200 OK", sum.to_string().as_bytes()).await?;
         self.stream.shutdown().await
@@ -276,35 +240,31 @@ pub async fn accept(
 pub struct Kubelet {
     address: SocketAddr,
     journal: Journal,
-    end: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
+    _runtime: Runtime,
 }
 
 impl Kubelet {
-    /// Serves a listener.
-    pub fn start(listener: TcpListener, tls: Arc<ServerConfig>) -> Result<Self> {
-        let address = listener.local_addr()?;
-        let journal = Journal::default();
-        let (end, ended) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
+    /// Serves a port of loopback with a certificate for a name and an address; the settings of
+    /// clients that trust its authority come with it.
+    pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
+        let folder = tempfile::tempdir()?;
+        let authority = Authority::new("kubelets")?;
+        let files = Files::of(folder.path(), "kubelet");
+        files.write(&authority.pem(), &authority.server(name, &[address])?)?;
+
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
             .enable_all()
-            .build()
-            .context("no runtime")?;
-        let kept = journal.clone();
-        let thread = thread::spawn(move || {
-            runtime.block_on(async move {
-                tokio::select! {
-                    _ = ended => {}
-                    _ = accept(listener, tls, kept) => {}
-                }
-            });
-        });
-        Ok(Self {
+            .build()?;
+        let (address, journal) = (listener.local_addr()?, Journal::default());
+        runtime.spawn(accept(listener, files.server()?, journal.clone()));
+        let kubelet = Self {
             address,
             journal,
-            end: Some(end),
-            thread: Some(thread),
-        })
+            _runtime: runtime,
+        };
+        Ok((kubelet, pki::trusting(&files.ca)?))
     }
 
     /// Where it listens.
@@ -317,14 +277,5 @@ impl Kubelet {
     #[must_use]
     pub fn exchanges(&self) -> Vec<Exchange> {
         self.journal.exchanges()
-    }
-}
-
-impl Drop for Kubelet {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
-        }
     }
 }

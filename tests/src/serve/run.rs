@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use rustls::ServerConfig;
 use socket2::{Domain, Socket, Type};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -20,16 +21,13 @@ use tokio::{
 
 use super::{ANY, Kind, Listener, Port, Record};
 use crate::{
-    http::{head_end, header},
+    http::{header, next_head},
     kubelet::serve::{self as kubelet, Journal},
     pki::Files,
 };
 
 /// Room for bursts of datagrams.
 const DATAGRAMS: usize = 8 << 20;
-
-/// The longest head of a request.
-const HEAD: usize = 8 * 1024;
 
 /// How a server process is started.
 #[derive(Args, Clone, Debug)]
@@ -67,26 +65,20 @@ pub fn serve(options: Options) -> Result<()> {
         .build()?;
     let ca = PathBuf::new();
     let files = cert.zip(key).map(|(cert, key)| Files { ca, cert, key });
-    let tls = files.as_ref().map(Files::server).transpose()?;
-    let journal = Journal::default();
+    let mut server = Server {
+        name: Arc::from(name),
+        tls: files.as_ref().map(Files::server).transpose()?,
+        journal: Journal::default(),
+        tasks: JoinSet::new(),
+    };
     runtime.block_on(async {
-        let name: Arc<str> = Arc::from(name);
         let mut ports = BTreeMap::new();
-        let mut tasks = JoinSet::new();
         for listener in listeners {
             for (number, services) in listener.ports() {
-                let port = Port::of(services);
-                ports.insert(
-                    format!("{}:{number}", listener.kind.word()),
-                    Arc::clone(&port),
-                );
-                if listener.kind == Kind::Kubelet {
-                    let tls = tls.clone().context("a kubelet needs a certificate")?;
-                    let listener = super::listen(number)?;
-                    tasks.spawn(kubelet::accept(listener, tls, journal.clone()));
-                    continue;
-                }
-                listen(listener.kind, number, &name, port, &mut tasks)
+                let (kind, port) = (listener.kind, Port::of(services));
+                ports.insert(format!("{}:{number}", kind.word()), Arc::clone(&port));
+                server
+                    .listen(kind, number, port)
                     .with_context(|| format!("cannot listen on port {number}"))?;
             }
         }
@@ -99,9 +91,9 @@ pub fn serve(options: Options) -> Result<()> {
                 .map(|(name, port)| (name.clone(), *port.locked()))
                 .collect();
             let record = Record {
-                name: name.to_string(),
+                name: server.name.to_string(),
                 ports,
-                exchanges: journal.exchanges(),
+                exchanges: server.journal.exchanges(),
             };
             // Whoever asked may have gone.
             drop(stream.write_all(&serde_json::to_vec(&record)?).await);
@@ -109,44 +101,51 @@ pub fn serve(options: Options) -> Result<()> {
     })
 }
 
-fn listen(
-    kind: Kind,
-    number: u16,
-    name: &Arc<str>,
-    port: Arc<Port>,
-    tasks: &mut JoinSet<io::Result<()>>,
-) -> io::Result<()> {
-    match kind {
-        Kind::Http => {
-            let (listener, name) = (super::listen(number)?, Arc::clone(name));
-            tasks.spawn(super::accept(listener, move |stream| {
-                port.count_accepted();
-                http(stream, Arc::clone(&name), Arc::clone(&port))
-            }));
-        }
-        Kind::Echo => {
-            let listener = super::listen(number)?;
-            tasks.spawn(super::accept(listener, move |stream| {
-                port.count_accepted();
-                echo(stream, Arc::clone(&port))
-            }));
-        }
-        Kind::Udp => {
-            let socket = udp(number)?;
-            tasks.spawn(answer(socket, Arc::clone(name), port));
-        }
-        Kind::Sink => {
-            let listener = super::listen(number)?;
-            // A thread of its own that blocks in accept(): the shortest way.
-            thread::spawn(move || {
-                while listener.accept().is_ok() {
+struct Server {
+    name: Arc<str>,
+    tls: Option<Arc<ServerConfig>>,
+    journal: Journal,
+    tasks: JoinSet<io::Result<()>>,
+}
+
+impl Server {
+    fn listen(&mut self, kind: Kind, number: u16, port: Arc<Port>) -> Result<()> {
+        match kind {
+            Kind::Http => {
+                let (listener, name) = (super::listen(number)?, Arc::clone(&self.name));
+                self.tasks.spawn(super::accept(listener, move |stream| {
                     port.count_accepted();
-                }
-            });
+                    http(stream, Arc::clone(&name), Arc::clone(&port))
+                }));
+            }
+            Kind::Echo => {
+                let listener = super::listen(number)?;
+                self.tasks.spawn(super::accept(listener, move |stream| {
+                    port.count_accepted();
+                    echo(stream, Arc::clone(&port))
+                }));
+            }
+            Kind::Udp => {
+                let answers = answer(udp(number)?, Arc::clone(&self.name), port);
+                self.tasks.spawn(answers);
+            }
+            Kind::Sink => {
+                let listener = super::listen(number)?;
+                // A thread of its own that blocks in accept(): the shortest way.
+                thread::spawn(move || {
+                    while listener.accept().is_ok() {
+                        port.count_accepted();
+                    }
+                });
+            }
+            Kind::Kubelet => {
+                let tls = self.tls.clone().context("a kubelet needs a certificate")?;
+                let (listener, journal) = (super::listen(number)?, self.journal.clone());
+                self.tasks.spawn(kubelet::accept(listener, tls, journal));
+            }
         }
-        Kind::Kubelet => return Err(io::ErrorKind::Unsupported.into()),
+        Ok(())
     }
-    Ok(())
 }
 
 fn udp(port: u16) -> io::Result<UdpSocket> {
@@ -159,16 +158,8 @@ fn udp(port: u16) -> io::Result<UdpSocket> {
 
 async fn http(mut stream: TcpStream, name: Arc<str>, port: Arc<Port>) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut head = Vec::with_capacity(512);
-    loop {
-        let Some(end) = head_end(&head) else {
-            if head.len() > HEAD || stream.read_buf(&mut head).await? == 0 {
-                return Ok(());
-            }
-            continue;
-        };
-        let request: Vec<u8> = head.drain(..end).collect();
-        let request = String::from_utf8_lossy(&request);
+    let mut buffer = Vec::with_capacity(512);
+    while let Some(request) = next_head(&mut stream, &mut buffer).await? {
         let connection = header(&request, "connection").unwrap_or_default();
         let last = connection.eq_ignore_ascii_case("close");
         let connection = if last { "close" } else { "keep-alive" };
@@ -179,9 +170,10 @@ async fn http(mut stream: TcpStream, name: Arc<str>, port: Arc<Port>) -> io::Res
         );
         stream.write_all(answer.as_bytes()).await?;
         if last {
-            return Ok(());
+            break;
         }
     }
+    Ok(())
 }
 
 async fn echo(mut stream: TcpStream, port: Arc<Port>) -> io::Result<()> {

@@ -77,24 +77,22 @@ pub fn run(plan: &Plan) -> Report {
     let mut note = |error: &io::Error| *failures.entry(errno(error)).or_default() += 1;
 
     let mut targets = plan.targets();
-    let start = Instant::now();
-    while start.elapsed() < WARM_UP {
-        let Some(target) = targets.next() else { break };
-        if let Err(error) = once(target) {
-            note(&error);
+    let mut connect_for = |lasting: Duration| {
+        let mut times = Vec::with_capacity(1 << 18);
+        let start = Instant::now();
+        while start.elapsed() < lasting {
+            let Some(target) = targets.next() else { break };
+            match once(target) {
+                Ok(time) => times.push(nanoseconds(time)),
+                Err(error) => note(&error),
+            }
         }
-    }
-    let mut times = Vec::with_capacity(1 << 18);
-    let start = Instant::now();
-    while start.elapsed() < plan.lasting {
-        let Some(target) = targets.next() else { break };
-        match once(target) {
-            Ok(time) => times.push(nanoseconds(time)),
-            Err(error) => note(&error),
-        }
-    }
+        (times, start.elapsed())
+    };
+    connect_for(WARM_UP);
+    let (times, took) = connect_for(plan.lasting);
     let connect = Latency::of(times);
-    let rate = u128::from(connect.count) * 1_000_000_000 / start.elapsed().as_nanos().max(1);
+    let rate = u128::from(connect.count) * 1_000_000_000 / took.as_nanos().max(1);
     Report {
         rate: u64::try_from(rate).unwrap_or(u64::MAX),
         connect,

@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use socket2::{Domain, Socket, Type};
 
-use super::{own_sockets, patience};
+use super::{own_sockets, patience, udp::Mode};
 use crate::place;
 
 /// What is held.
@@ -33,15 +33,15 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Tcp,
-    Connected,
-    Unconnected,
+    Udp(Mode),
 }
 
 /// Makes the sockets.
 pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();
-    let udp = udp.flat_map(|to| [(Kind::Connected, *to), (Kind::Unconnected, *to)]);
+    let modes = [Mode::Connected, Mode::Unconnected];
+    let udp = udp.flat_map(|to| modes.map(|mode| (Kind::Udp(mode), *to)));
     let kinds: Vec<_> = tcp.chain(udp).collect();
     let each = usize::try_from(plan.each).map_err(io::Error::other)?;
     let before = usize::try_from(plan.before).map_err(io::Error::other)?;
@@ -68,14 +68,12 @@ fn socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
             place::connect_within(&socket, to, patience())?;
             Ok(socket)
         }
-        Kind::Connected => {
+        Kind::Udp(mode) => {
             let socket = UdpSocket::from(own_sockets(domain, Type::DGRAM)?);
-            socket.connect(to)?;
-            Ok(socket.into())
-        }
-        Kind::Unconnected => {
-            let socket = UdpSocket::from(own_sockets(domain, Type::DGRAM)?);
-            socket.send_to(b"held", to)?;
+            match mode {
+                Mode::Connected => socket.connect(to)?,
+                Mode::Unconnected => socket.send_to(b"held", to).map(drop)?,
+            }
             Ok(socket.into())
         }
     }

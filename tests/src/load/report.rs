@@ -44,25 +44,16 @@ pub struct Latency {
     pub p99_ns: u64,
     /// The longest.
     pub max_ns: u64,
-    /// How many took less than so many microseconds, and not less than half of that.
-    pub histogram: BTreeMap<u64, u64>,
 }
 
 impl Latency {
     pub(crate) fn of(mut times: Vec<u64>) -> Self {
         times.sort_unstable();
-        let mut histogram = BTreeMap::new();
-        for time in &times {
-            *histogram
-                .entry((time / 1000 + 1).next_power_of_two())
-                .or_default() += 1;
-        }
         Self {
             count: u64::try_from(times.len()).unwrap_or(u64::MAX),
             p50_ns: percentile(&times, 50),
             p99_ns: percentile(&times, 99),
             max_ns: times.last().copied().unwrap_or(0),
-            histogram,
         }
     }
 }

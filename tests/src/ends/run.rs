@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::AsyncWriteExt as _,
     net::UnixListener,
@@ -79,27 +79,25 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
         Arc::clone(&sessions),
     )?;
     let (at, landing) = (gateway.local_addr(), ingress.local_addr());
-    let record = listen(record)?;
     let tell = || {
         let counts = sessions.counts().into_iter();
         let counts = counts.map(|(reason, count)| (reason.label().to_owned(), count));
-        Ok(serde_json::to_vec(&CloudRecord {
+        Ok(CloudRecord {
             gateway: at,
             ingress: landing,
             counts: counts.collect::<BTreeMap<_, _>>(),
             nodes: serde_json::to_value(sessions.nodes())?,
             identity: serde_json::to_value(identity.state())?,
-        })?)
+        })
     };
-    let (drain, draining) = watch::channel(false);
-    let work = async {
+    until_told(record, tell, async move |draining| {
         tokio::join!(
             store.run(draining.clone()),
             Box::pin(gateway.run(draining.clone())),
-            Box::pin(ingress.run(draining.clone()))
+            Box::pin(ingress.run(draining))
         );
-    };
-    until_told(work, &drain, &record, tell).await
+    })
+    .await
 }
 
 fn model_of(targets: &[Target]) -> model::Targets {
@@ -126,36 +124,29 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     let (store, identity) = Store::open(settings.certificate, Role::Agent);
     let agent = Agent::new(settings.agent, common(settings.session), identity.clone())?;
     let board = agent.board();
-    let record = listen(record)?;
     let tell = || {
-        Ok(serde_json::to_vec(&AgentRecord {
+        Ok(AgentRecord {
             view: serde_json::to_value(board.view())?,
             identity: serde_json::to_value(identity.state())?,
-        })?)
+        })
     };
-    let (drain, draining) = watch::channel(false);
-    let work = async {
-        tokio::join!(
-            store.run(draining.clone()),
-            Box::pin(agent.run(draining.clone()))
-        );
-    };
-    until_told(work, &drain, &record, tell).await
+    until_told(record, tell, async move |draining| {
+        tokio::join!(store.run(draining.clone()), Box::pin(agent.run(draining)));
+    })
+    .await
 }
 
-fn listen(record: &Path) -> Result<UnixListener> {
-    UnixListener::bind(record).with_context(|| format!("cannot listen on {}", record.display()))
-}
-
-/// Works until SIGTERM and the drain after it, and tells of it to whoever asks.
-async fn until_told(
-    work: impl Future<Output = ()>,
-    drain: &watch::Sender<bool>,
-    record: &UnixListener,
-    tell: impl Fn() -> Result<Vec<u8>>,
+/// Works until SIGTERM and the drain after it, and tells of it to whoever connects to a Unix socket.
+async fn until_told<T: Serialize>(
+    record: &Path,
+    tell: impl Fn() -> Result<T>,
+    work: impl AsyncFnOnce(watch::Receiver<bool>),
 ) -> Result<()> {
     let mut term = signal(SignalKind::terminate())?;
-    let mut work = std::pin::pin!(work);
+    let record = UnixListener::bind(record)
+        .with_context(|| format!("cannot listen on {}", record.display()))?;
+    let (drain, draining) = watch::channel(false);
+    let mut work = std::pin::pin!(work(draining));
     loop {
         tokio::select! {
             () = &mut work => return Ok(()),
@@ -163,7 +154,7 @@ async fn until_told(
             asked = record.accept() => {
                 let (mut stream, _) = asked?;
                 // Whoever asked may have gone.
-                drop(stream.write_all(&tell()?).await);
+                drop(stream.write_all(&serde_json::to_vec(&tell()?)?).await);
             }
         }
     }

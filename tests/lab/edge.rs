@@ -4,15 +4,24 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    edge::{EDGE_V4, EDGE_V6, Edge},
+    edge::Edge,
     environment,
     kubelet::client::Client,
     pki,
     place::Place,
+    site::Site,
     topology::{HOST_V4, HOST_V6, Topology},
 };
 
+use crate::places::expect_no_way;
+
 const PORT: u16 = 10_250;
+
+fn stage() -> Result<(Topology, Edge)> {
+    let topology = Topology::new()?;
+    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    Ok((topology, edge))
+}
 
 fn dials(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
     let listener = host.listen(at)?;
@@ -24,8 +33,7 @@ fn dials(edge: &Edge, host: &Place, at: SocketAddr) -> Result<()> {
 
 #[test]
 fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
-    let topology = Topology::new()?;
-    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    let (topology, edge) = stage()?;
     let pod = topology.pod("pod")?;
     let _server = edge.serve_kubelet(&[PORT])?;
 
@@ -33,34 +41,19 @@ fn the_edge_dials_the_cloud_and_the_cloud_cannot_dial_the_edge() -> Result<()> {
     dials(&edge, topology.host(), (HOST_V6, 10_262).into())?;
 
     for place in [topology.host(), &*pod, topology.outside()] {
-        for address in [
-            SocketAddr::from((EDGE_V4, PORT)),
-            SocketAddr::from((EDGE_V6, PORT)),
-        ] {
-            let error = place.connect(address).expect_err("no way there");
-            ensure!(
-                matches!(
-                    error.kind(),
-                    io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
-                ),
-                "{error}"
-            );
-        }
+        expect_no_way(place, Site::at4(PORT));
+        expect_no_way(place, Site::at6(PORT));
     }
     Ok(())
 }
 
 #[test]
 fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
-    let topology = Topology::new()?;
-    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    let (_topology, edge) = stage()?;
     let server = edge.serve_kubelet(&[PORT])?;
     let tls = pki::trusting(&edge.kubelet_files().ca)?;
 
-    for address in [
-        SocketAddr::from((EDGE_V4, PORT)),
-        SocketAddr::from((EDGE_V6, PORT)),
-    ] {
+    for address in [Site::at4(PORT), Site::at6(PORT)] {
         let stream = edge.place().connect(address)?;
         let mut client = Client::over(stream, address.ip(), Arc::clone(&tls))?;
         client.healthz()?;
@@ -75,8 +68,7 @@ fn the_kubelet_on_the_edge_proves_the_addresses_of_its_node() -> Result<()> {
 
 #[test]
 fn a_link_that_is_cut_loses_everything_without_a_word_until_it_is_back() -> Result<()> {
-    let topology = Topology::new()?;
-    let edge = Edge::new(&topology, environment::culvert_lab()?)?;
+    let (topology, edge) = stage()?;
     let at = SocketAddr::from((HOST_V4, 10_262));
 
     edge.cut()?;

@@ -1,11 +1,17 @@
 //! Places: namespaces, cgroups and the sockets made in them.
 
-use std::{fs, io::ErrorKind, net::IpAddr, time::Duration};
+use std::{
+    fmt::Debug,
+    fs,
+    io::ErrorKind,
+    net::{IpAddr, ToSocketAddrs},
+    time::Duration,
+};
 
 use anyhow::Result;
 use nix::sys::signal::{SigSet, Signal};
 use tunnel_tests::{
-    place::ANSWER,
+    place::{ANSWER, Place},
     topology::{HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, Topology},
     wait,
 };
@@ -55,20 +61,23 @@ fn every_place_reaches_every_other_over_both_families() -> Result<()> {
 }
 
 #[test]
-fn processes_of_a_pod_are_in_its_cgroup_and_those_outside_are_not() -> Result<()> {
+fn places_have_cgroups_of_their_own_also_where_they_share_a_network() -> Result<()> {
     let topology = Topology::new()?;
-    let groups = |text: String| {
-        text.lines()
-            .find_map(|line| line.strip_prefix("0::").map(str::to_owned))
-    };
+    let pod = topology.pod("pod")?;
+    let beside = topology.beside(&pod, "elsewhere/pod", None)?;
 
-    let pod = groups(topology.pod("pod")?.run(&["cat", "/proc/self/cgroup"])?);
-    let host = groups(topology.host().run(&["cat", "/proc/self/cgroup"])?);
-    let outside = groups(topology.outside().run(&["cat", "/proc/self/cgroup"])?);
-
-    assert!(pod.is_some_and(|path| path.ends_with("/instance/pods/pod")));
-    assert!(host.is_some_and(|path| path.ends_with("/instance/host")));
-    assert!(outside.is_some_and(|path| path.ends_with("/outside")));
+    for (place, group) in [
+        (&**pod, "/instance/pods/pod"),
+        (topology.host(), "/instance/host"),
+        (topology.outside(), "/outside"),
+        (&beside, "/elsewhere/pod"),
+    ] {
+        let groups = place.run(&["cat", "/proc/self/cgroup"])?;
+        let own = groups.lines().find(|line| line.starts_with("0::"));
+        assert!(own.is_some_and(|it| it.ends_with(group)), "{groups}");
+    }
+    let _listener = pod.listen("127.0.0.1:80")?;
+    beside.connect("127.0.0.1:80")?;
     Ok(())
 }
 
@@ -78,14 +87,17 @@ fn a_service_address_fails_at_once_where_nothing_translates_it() -> Result<()> {
     let pod = topology.pod("pod")?;
 
     for place in [&**pod, topology.host(), topology.outside()] {
-        for address in ["10.96.0.10:80", "[fd00:10:96::a]:80"] {
-            let error = place.connect(address).expect_err("nobody has this address");
-            let kind = error.kind();
-            let expected = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
-            assert!(expected.contains(&kind), "{kind:?} from {address}");
-        }
+        expect_no_way(place, "10.96.0.10:80");
+        expect_no_way(place, "[fd00:10:96::a]:80");
     }
     Ok(())
+}
+
+/// Checks that a connect fails at once, for want of a route.
+pub(crate) fn expect_no_way(place: &Place, to: impl ToSocketAddrs + Copy + Debug) {
+    let error = place.connect(to).expect_err("nobody has this address");
+    let expected = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+    assert!(expected.contains(&error.kind()), "{error:?} from {to:?}");
 }
 
 #[test]
@@ -93,13 +105,10 @@ fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()
     let topology = Topology::new()?;
     let folder = topology.lab().folder().join("bpffs");
     let folder = folder.to_str().expect("UTF-8");
+    let stat = ["stat", "--file-system", "--format=%T", folder];
 
-    let inside = topology
-        .host()
-        .run(&["stat", "--file-system", "--format=%T", folder])?;
-    let seen = topology
-        .pod("pod")?
-        .run(&["stat", "--file-system", "--format=%T", folder])?;
+    let inside = topology.host().run(&stat)?;
+    let seen = topology.pod("pod")?.run(&stat)?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
 
     assert_eq!(inside.trim(), "bpf_fs");
@@ -109,38 +118,20 @@ fn the_host_has_a_bpf_file_system_that_only_its_own_processes_see() -> Result<()
 }
 
 #[test]
-fn a_place_beside_another_shares_its_network_but_not_its_cgroup() -> Result<()> {
-    let topology = Topology::new()?;
-    let pod = topology.pod("pod")?;
-
-    let beside = topology.beside(&pod, "elsewhere/pod", None)?;
-    let _listener = pod.listen("127.0.0.1:80")?;
-
-    beside.connect("127.0.0.1:80")?;
-    assert!(
-        beside
-            .run(&["cat", "/proc/self/cgroup"])?
-            .contains("/elsewhere/pod")
-    );
-    Ok(())
-}
-
-#[test]
 fn a_command_that_fails_says_what_it_printed() -> Result<()> {
     let topology = Topology::new()?;
 
-    let error = topology
-        .host()
-        .run(&["sh", "-c", "echo reason >&2; exit 3"])
-        .expect_err("it returned 3");
-    let missing = topology
-        .host()
-        .run(&["/does/not/exist"])
-        .expect_err("there is no such program");
-
-    assert!(error.to_string().contains("reason"));
-    assert!(error.to_string().contains("code: Some(3)"));
-    assert!(missing.to_string().contains("/does/not/exist"));
+    for (command, words) in [
+        (
+            &["sh", "-c", "echo reason >&2; exit 3"][..],
+            &["reason", "code: Some(3)"][..],
+        ),
+        (&["/does/not/exist"], &["/does/not/exist"]),
+    ] {
+        let error = topology.host().run(command).expect_err("it fails");
+        let error = error.to_string();
+        assert!(words.iter().all(|it| error.contains(*it)), "{error}");
+    }
     Ok(())
 }
 

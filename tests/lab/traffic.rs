@@ -2,7 +2,8 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::SocketAddr,
+    slice,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,10 +18,15 @@ use tunnel_tests::{
 
 const SHORT: Duration = Duration::from_millis(300);
 
-#[test]
-fn a_load_reports_what_the_server_recorded() -> Result<()> {
+fn pods() -> Result<(Topology, Arc<Pod>, Arc<Pod>)> {
     let topology = Topology::new()?;
     let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    Ok((topology, client, server))
+}
+
+#[test]
+fn a_load_reports_what_the_server_recorded() -> Result<()> {
+    let (_topology, client, server) = pods()?;
     let serving = server.serve(&[Listener::new(Kind::Http, 80).of("web")])?;
     let mut plan = Plan::new(server.at4(80), 500, SHORT).meant_for("web");
     plan.to.push(server.at6(80));
@@ -43,8 +49,7 @@ fn a_load_reports_what_the_server_recorded() -> Result<()> {
 
 #[test]
 fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
-    let topology = Topology::new()?;
-    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let (_topology, client, server) = pods()?;
     let serving = server.serve_http(80)?;
 
     let output = client
@@ -64,30 +69,26 @@ fn a_load_of_a_process_in_a_pod_reports_the_same() -> Result<()> {
 
 #[test]
 fn failures_carry_the_kernels_word_and_the_step() -> Result<()> {
-    let topology = Topology::new()?;
-    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let (_topology, client, server) = pods()?;
     let plan = Plan::new(server.at4(81), 100, SHORT);
     let sockets = |domain, kind| client.socket(domain, kind);
 
     let tcp = tcp::run(&plan, &sockets);
     let udp = udp::run(&plan, Mode::Connected, &sockets);
 
-    assert_eq!(
-        tcp.failures.keys().collect::<Vec<_>>(),
-        ["ECONNREFUSED at connect"]
-    );
-    assert_eq!(
-        udp.failures.keys().collect::<Vec<_>>(),
-        ["ECONNREFUSED at answer"]
-    );
-    assert_eq!((tcp.failed(), udp.failed()), (30, 30));
+    for (report, failure) in [
+        (tcp, "ECONNREFUSED at connect"),
+        (udp, "ECONNREFUSED at answer"),
+    ] {
+        assert_eq!(report.failures.keys().collect::<Vec<_>>(), [failure]);
+        assert_eq!(report.failed(), 30, "{failure}");
+    }
     Ok(())
 }
 
 #[test]
 fn a_connect_that_nobody_answers_times_out() -> Result<()> {
-    let topology = Topology::new()?;
-    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let (_topology, client, server) = pods()?;
     server.run(&["ip", "link", "set", "eth0", "down"])?;
     let mut plan = Plan::new(server.at4(80), 1, Duration::from_secs(1));
     plan.workers = 1;
@@ -107,8 +108,7 @@ fn a_connect_that_nobody_answers_times_out() -> Result<()> {
 
 #[test]
 fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
-    let topology = Topology::new()?;
-    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
+    let (_topology, client, server) = pods()?;
     let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("dns")])?;
     let sockets = |domain, kind| client.socket(domain, kind);
 
@@ -127,11 +127,10 @@ fn datagrams_are_answered_with_name_and_payload() -> Result<()> {
 
 #[test]
 fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
-    let topology = Topology::new()?;
-    let server = topology.pod("server")?;
+    let (_topology, client, server) = pods()?;
     let _serving = server.serve_echo(7)?;
 
-    let mut stream = topology.host().connect(server.at4(7))?;
+    let mut stream = client.connect(server.at4(7))?;
     stream.write_all(b"ping")?;
     let mut answer = [0; 4];
     stream.read_exact(&mut answer)?;
@@ -140,56 +139,39 @@ fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
     Ok(())
 }
 
-/// Gives a pod the addresses that Services would have, and reads each of them many times.
-fn read_race(reconnect: bool, stem: &str) -> Result<(race::Report, u64, u64)> {
-    let topology = Topology::new()?;
-    let (client, server) = (topology.pod("client")?, topology.pod("server")?);
-    own_addresses(&topology, &server)?;
-    let serving = server.serve(&[Listener::new(Kind::Udp, 53).of("svc-0").of("svc-1")])?;
-    let first = SocketAddr::from(([10, 1, 0, 200], 53));
-    let how: &[&str] = if reconnect { &["--reconnect"] } else { &[] };
-    let output = client
-        .lab_command(&[&["race-read"], how].concat())?
-        .option("--first", first)
-        .option("--count", 2)
-        .option("--millis", 200)
-        .option("--stem", stem)
-        .start()?
-        .finish(COMMAND)?;
-    let report = output.report()?;
-    let counts = serving.record()?.total();
-    Ok((report, counts.answered, counts.foreign))
-}
-
-fn own_addresses(topology: &Topology, pod: &Pod) -> Result<()> {
+#[test]
+fn race_readers_name_the_service_of_each_address_and_what_is_led_astray_is_noticed() -> Result<()> {
+    let (topology, client, server) = pods()?;
+    // The addresses that Services would have.
     for last in [200, 201] {
-        let host = format!(
-            "route add 10.1.0.{last}/32 via {} dev pod2 onlink\n",
-            pod.v4()
-        );
-        topology.host().ip(&host)?;
-        pod.ip(&format!("addr add 10.1.0.{last}/32 dev eth0\n"))?;
+        let via = server.v4();
+        let route = format!("route add 10.1.0.{last}/32 via {via} dev pod2 onlink");
+        topology.host().ip(&route)?;
+        server.ip(&format!("addr add 10.1.0.{last}/32 dev eth0"))?;
     }
-    Ok(())
-}
+    let services = Listener::new(Kind::Udp, 53).of("svc-0").of("svc-1");
 
-#[test]
-fn race_readers_send_each_address_the_name_of_its_service() -> Result<()> {
-    for reconnect in [false, true] {
-        let (report, answered, foreign) = read_race(reconnect, "svc")?;
+    for (how, stem, is_astray) in [
+        (&["--reconnect"][..], "svc", false),
+        (&[], "svc", false),
+        (&[], "other", true),
+    ] {
+        let serving = server.serve(slice::from_ref(&services))?;
+        let output = client
+            .lab_command(&[&["race-read"], how].concat())?
+            .option("--first", "10.1.0.200:53")
+            .option("--count", 2)
+            .option("--millis", 200)
+            .option("--stem", stem)
+            .start()?
+            .finish(COMMAND)?;
+        let report: race::Report = output.report()?;
+        let counts = serving.record()?.total();
 
-        assert!(report.connects > 1000, "{report:?}");
-        assert!(answered > 0);
-        assert_eq!(foreign, 0);
+        assert!(report.connects > 1000 && report.sent > 0, "{report:?}");
+        assert!(counts.answered > 0, "{stem} {how:?}: {counts:?}");
+        let foreign = if is_astray { counts.answered } else { 0 };
+        assert_eq!(counts.foreign, foreign, "{stem} {how:?}");
     }
-    Ok(())
-}
-
-#[test]
-fn race_readers_that_are_led_astray_are_noticed() -> Result<()> {
-    let (report, answered, foreign) = read_race(false, "other")?;
-
-    assert!(report.sent > 0);
-    assert_eq!(foreign, answered);
     Ok(())
 }

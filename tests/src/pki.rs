@@ -11,8 +11,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer,
+    DnType::{self, CommonName, OrganizationName},
+    ExtendedKeyUsagePurpose::{self, ClientAuth, ServerAuth},
+    IsCa, KeyPair, KeyUsagePurpose, SanType,
 };
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
@@ -64,7 +66,7 @@ impl Authority {
     /// A new one.
     pub fn new(name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
+        params.distinguished_name.push(CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         live(&mut params, Validity::Current);
@@ -87,21 +89,13 @@ impl Authority {
 
     /// The certificate of a server with these names and addresses.
     pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
-        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        let mut params = CertificateParams::new(names)?;
-        let addresses = addresses.iter().copied().map(SanType::IpAddress);
-        params.subject_alt_names.extend(addresses);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.sign(params, Validity::Current)
+        self.issue(&[], (names, addresses), ServerAuth, Validity::Current)
     }
 
     /// The certificate of a server with these addresses.
     pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Pair> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.subject_alt_names = addresses.iter().copied().map(SanType::IpAddress).collect();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.sign(params, Validity::Current)
+        let subject = [(CommonName, name)];
+        self.issue(&subject, (&[], addresses), ServerAuth, Validity::Current)
     }
 
     /// The certificate of a node's agent.
@@ -111,26 +105,35 @@ impl Authority {
 
     /// The certificate of a client of any organization.
     pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<Pair> {
-        let mut params = CertificateParams::default();
-        let subject = &mut params.distinguished_name;
-        subject.push(DnType::OrganizationName, organization);
-        subject.push(DnType::CommonName, name);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.sign(params, validity)
+        let subject = [(OrganizationName, organization), (CommonName, name)];
+        self.issue(&subject, (&[], &[]), ClientAuth, validity)
     }
 
     /// The certificate of a gateway.
     pub fn gateway(&self, validity: Validity) -> Result<Pair> {
-        let mut params = CertificateParams::new([GATEWAY.to_owned()])?;
-        let subject = &mut params.distinguished_name;
-        subject.push(DnType::OrganizationName, ORGANIZATIONS[1]);
-        subject.push(DnType::CommonName, "gateway");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.sign(params, validity)
+        let subject = [
+            (OrganizationName, ORGANIZATIONS[1]),
+            (CommonName, "gateway"),
+        ];
+        self.issue(&subject, (&[GATEWAY], &[]), ServerAuth, validity)
     }
 
-    fn sign(&self, mut params: CertificateParams, validity: Validity) -> Result<Pair> {
+    fn issue(
+        &self,
+        subject: &[(DnType, &str)],
+        (names, addresses): (&[&str], &[IpAddr]),
+        usage: ExtendedKeyUsagePurpose,
+        validity: Validity,
+    ) -> Result<Pair> {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names)?;
+        for (kind, name) in subject {
+            params.distinguished_name.push(kind.clone(), *name);
+        }
+        let addresses = addresses.iter().copied().map(SanType::IpAddress);
+        params.subject_alt_names.extend(addresses);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![usage];
         params.use_authority_key_identifier_extension = true;
         live(&mut params, validity);
         let key = KeyPair::generate()?;

@@ -122,16 +122,12 @@ impl Agent {
         let (answer, socket) = self
             .exchange::<()>(&request, &[])
             .map_err(io::Error::other)?;
-        match (
-            answer.map_err(|failure| (failure.errno, failure.message)),
-            socket,
-        ) {
-            (Ok(()), Some(socket)) => Ok(Socket::from(socket)),
-            (Err((Some(errno), _)), _) => Err(io::Error::from_raw_os_error(errno)),
-            (odd, _) => Err(io::Error::other(format!(
-                "odd answer to a request: {odd:?}"
-            ))),
+        let errno = answer.as_ref().err().and_then(|failure| failure.errno);
+        if let Some(errno) = errno {
+            return Err(io::Error::from_raw_os_error(errno));
         }
+        let odd = || io::Error::other(format!("odd answer to a request: {answer:?}"));
+        socket.map(Socket::from).ok_or_else(odd)
     }
 
     /// Starts a process in the place, which ends with it.

@@ -72,7 +72,7 @@ fn ask(feature: Feature) -> Result<bool> {
         Feature::Sctp => makes(Protocol::SCTP),
         Feature::Dummy => dummy(),
         Feature::IpVs => ipvs::is_there(),
-        Feature::OwnOptmem => own_optmem(),
+        Feature::OwnOptmem => in_own_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
         Feature::Mptcp => makes(Protocol::MPTCP),
     }
 }
@@ -88,10 +88,6 @@ fn in_own_network<T: Send + 'static>(
     thread
         .join()
         .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
-}
-
-fn own_optmem() -> Result<bool> {
-    in_own_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?))
 }
 
 /// Whether there are streams of a protocol.

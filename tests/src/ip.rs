@@ -146,7 +146,8 @@ impl Kernel {
     /// The number of a link.
     fn index(&self, link: &str) -> Result<u32> {
         let message = LinkUnspec::new_with_name(link).build();
-        let answer = self.ask(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST);
+        let message = RouteNetlinkMessage::GetLink(message);
+        let answer = ask(&self.socket, message, NLM_F_REQUEST);
         match answer.with_context(|| format!("link {link}"))? {
             Some(RouteNetlinkMessage::NewLink(link)) => Ok(link.header.index),
             odd => bail!("odd answer about link {link}: {odd:?}"),
@@ -154,14 +155,10 @@ impl Kernel {
     }
 
     fn change(&self, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
-        match self.ask(message, flags)? {
+        match ask(&self.socket, message, flags)? {
             None => Ok(()),
             Some(odd) => bail!("odd answer to a change: {odd:?}"),
         }
-    }
-
-    fn ask(&self, message: RouteNetlinkMessage, flags: u16) -> Result<Option<RouteNetlinkMessage>> {
-        Ok(ask(&self.socket, message, flags)?)
     }
 }
 

@@ -38,21 +38,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
+    fn columns_are_as_wide_as_their_widest_cell_and_microseconds_keep_a_tenth() {
         let text = in_columns(
-            &[("long", 200)],
+            &[("long", 12_345)],
             &[
                 ("a", |row| row.0.to_owned()),
-                ("1", |row| row.1.to_string()),
+                ("1", |row| microseconds(row.1)),
                 ("x", |_| "y".to_owned()),
             ],
         );
 
-        assert_eq!(text, "  a       1  x\n  long  200  y\n");
-    }
-
-    #[test]
-    fn microseconds_keep_a_tenth() {
-        assert_eq!(microseconds(12_345), "12.3 µs");
+        assert_eq!(text, "  a           1  x\n  long  12.3 µs  y\n");
     }
 }

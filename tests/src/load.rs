@@ -13,7 +13,7 @@ use std::{
 };
 
 use clap::Args;
-use nix::errno::Errno;
+use nix::{errno::Errno, libc};
 use socket2::{Domain, Socket, Type};
 
 use self::report::Tally;
@@ -163,15 +163,10 @@ impl Failed {
 
     /// Whether the product ended the socket, since its backend had gone.
     pub(crate) fn was_ended(&self) -> bool {
-        let code = self.error.raw_os_error();
-        code.is_some_and(|code| {
-            [
-                nix::libc::ECONNABORTED,
-                nix::libc::EDESTADDRREQ,
-                nix::libc::ENOTCONN,
-            ]
-            .contains(&code)
-        })
+        matches!(
+            self.error.raw_os_error(),
+            Some(libc::ECONNABORTED | libc::EDESTADDRREQ | libc::ENOTCONN)
+        )
     }
 
     fn label(&self) -> String {
@@ -199,7 +194,7 @@ fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration),
 pub fn errno(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
         // A blocking call that met its limit of time says one of these.
-        (Some(nix::libc::EAGAIN | nix::libc::EINPROGRESS), _) => "timeout".to_owned(),
+        (Some(libc::EAGAIN | libc::EINPROGRESS), _) => "timeout".to_owned(),
         (Some(number), _) => format!("{:?}", Errno::from_raw(number)),
         (None, kind) => format!("{kind:?}"),
     }

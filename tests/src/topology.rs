@@ -192,30 +192,21 @@ impl Topology {
     /// How to get into the places from a shell.
     #[must_use]
     pub fn ways_in(&self) -> String {
-        let mut text = String::new();
-        let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        let instance = self.instance_cgroup();
-        let mut way = |name: &str, pid: u32, cgroup: PathBuf| {
-            text.push_str(&format!(
+        let way = |name: &str, pid: u32, group: &str| {
+            let cgroup = self.lab.cgroup().join(group);
+            format!(
                 "  {name:<12} sh -c 'echo $$ > {}/cgroup.procs; exec nsenter -t {pid} -n -m sh'\n",
                 cgroup.display()
-            ));
+            )
         };
-        way("host", self.host.pid(), instance.join("host"));
+        let mut text = way("host", self.host.pid(), "instance/host");
+        let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         for pod in pods.iter() {
-            way(
-                pod.name(),
-                pod.pid(),
-                instance.join("pods").join(pod.name()),
-            );
+            let group = format!("instance/pods/{}", pod.name());
+            text.push_str(&way(pod.name(), pod.pid(), &group));
         }
-        way(
-            "outside",
-            self.outside.pid(),
-            self.lab.cgroup().join("outside"),
-        );
         drop(pods);
-        text
+        text + &way("outside", self.outside.pid(), "outside")
     }
 }
 

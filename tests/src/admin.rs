@@ -17,9 +17,7 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// An answer of the daemon.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The status code.
     pub status: u16,
-    /// The body.
     pub body: String,
 }
 

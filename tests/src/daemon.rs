@@ -53,7 +53,6 @@ impl Daemon {
         self.process().as_ref().map(Process::pid)
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let process = self.process();
         let process = process.as_ref().context("it doesn't run")?;

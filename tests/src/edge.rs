@@ -146,7 +146,6 @@ impl Edge {
         self.agent.start(&self.place, &words)
     }
 
-    /// The agent.
     #[must_use]
     pub const fn agent(&self) -> &Daemon {
         &self.agent

@@ -43,7 +43,6 @@ impl From<&pki::Files> for Files {
 pub struct Target {
     /// Its number in the prefix.
     pub index: u32,
-    /// The node.
     pub node: String,
     /// What the node's agent dials.
     pub at: SocketAddr,
@@ -62,7 +61,6 @@ pub struct CloudSettings {
     pub targets: Vec<Target>,
     /// The gateway's own certificate.
     pub certificate: Files,
-    /// Bounds of sessions.
     pub session: Limits,
 }
 
@@ -71,9 +69,7 @@ pub struct CloudSettings {
 pub struct AgentSettings {
     /// What it serves.
     pub agent: agent::Settings,
-    /// Its own certificate.
     pub certificate: Files,
-    /// Bounds of sessions.
     pub session: Limits,
 }
 
@@ -174,29 +170,24 @@ impl End {
         Ok(end)
     }
 
-    /// What a cloud end tells of itself.
     pub fn cloud(&self) -> Result<CloudRecord> {
         read_record(&self.record)
     }
 
-    /// What an agent tells of itself.
     pub fn agent(&self) -> Result<AgentRecord> {
         read_record(&self.record)
     }
 
-    /// What it logged.
     #[must_use]
     pub fn log(&self) -> String {
         log::read(&self.log)
     }
 
-    /// Its process.
     #[must_use]
     pub fn pid(&self) -> i32 {
         i32::try_from(self.process.id()).unwrap_or(0)
     }
 
-    /// Sends it a signal.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if let Some(status) = self.process.try_wait()? {
             bail!("it has ended: {status}");

@@ -27,11 +27,9 @@ pub enum Feature {
     Tcx,
     /// `bpf_set_retval` in socket hooks (Linux 6.1).
     SetRetval,
-    /// Sockets of SCTP.
     Sctp,
     /// Links of kind dummy.
     Dummy,
-    /// IPVS.
     IpVs,
     /// A limit of its own on the memory of socket options for each network namespace (Linux 6.12).
     OwnOptmem,

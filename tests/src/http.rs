@@ -14,7 +14,6 @@ const LINE: u64 = 64 << 10;
 /// The head of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    /// The status code.
     pub status: u16,
     /// The length of the body, if the head says.
     pub length: Option<u64>,

@@ -74,7 +74,6 @@ impl Instance {
         self.folder.join("manifests")
     }
 
-    /// The config file.
     #[must_use]
     pub fn config_path(&self) -> PathBuf {
         self.folder.join("culvert.yaml")
@@ -171,7 +170,6 @@ impl Instance {
         self.folder.join("identity")
     }
 
-    /// The program.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.settings.culvert
@@ -231,7 +229,6 @@ impl Instance {
         self.status().is_ok_and(|status| status["ready"] == true)
     }
 
-    /// Kills the daemon with SIGKILL.
     pub fn kill9(&self) -> Result<()> {
         self.daemon.end(Signal::SIGKILL)
     }
@@ -241,7 +238,6 @@ impl Instance {
         self.daemon.end(Signal::SIGTERM)
     }
 
-    /// Stops the daemon and starts it again.
     pub fn restart(&self) -> Result<()> {
         self.stop()?;
         self.start()

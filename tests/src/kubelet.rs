@@ -64,7 +64,6 @@ pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
 /// How many bytes came, and their SHA-256.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Sum {
-    /// How many.
     pub bytes: u64,
     /// In hexadecimal digits.
     pub digest: String,
@@ -111,7 +110,6 @@ impl Summing {
         self.bytes += count(bytes.len());
     }
 
-    /// How many bytes came so far.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -140,11 +138,9 @@ pub(crate) fn count(bytes: usize) -> u64 {
 /// What a server saw of one connection.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Exchange {
-    /// Where it came from.
     pub peer: SocketAddr,
     /// What happened on it, one after another.
     pub steps: Vec<String>,
-    /// Whether it is over.
     pub over: bool,
 }
 

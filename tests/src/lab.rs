@@ -56,7 +56,6 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The folder for files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

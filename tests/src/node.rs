@@ -45,7 +45,6 @@ impl Node {
         self.topology.outside()
     }
 
-    /// The namespaces.
     #[must_use]
     pub const fn topology(&self) -> &Topology {
         &self.topology

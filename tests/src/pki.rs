@@ -47,9 +47,7 @@ pub struct Authority {
 /// A certificate and its key, in PEM.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// The certificate.
     pub cert: String,
-    /// Its key.
     pub key: String,
 }
 
@@ -63,7 +61,6 @@ pub enum Validity {
 }
 
 impl Authority {
-    /// A new one.
     pub fn new(name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(CommonName, name);
@@ -75,13 +72,11 @@ impl Authority {
         })
     }
 
-    /// Its own certificate, in PEM.
     #[must_use]
     pub fn pem(&self) -> String {
         self.issuer.pem()
     }
 
-    /// Its own key, in PEM.
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
@@ -109,7 +104,6 @@ impl Authority {
         self.issue(&subject, (&[], &[]), ClientAuth, validity)
     }
 
-    /// The certificate of a gateway.
     pub fn gateway(&self, validity: Validity) -> Result<Pair> {
         let subject = [
             (OrganizationName, ORGANIZATIONS[1]),
@@ -159,9 +153,7 @@ fn live(params: &mut CertificateParams, validity: Validity) {
 pub struct Files {
     /// The authorities that the other end's certificate must come from.
     pub ca: PathBuf,
-    /// The own certificate.
     pub cert: PathBuf,
-    /// Its key.
     pub key: PathBuf,
 }
 

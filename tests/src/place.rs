@@ -37,7 +37,6 @@ pub struct Place {
 }
 
 impl Place {
-    /// Makes a place.
     pub fn new(ground: &Ground) -> Result<Self> {
         Ok(Self {
             agent: Arc::new(Agent::start(ground)?),
@@ -210,7 +209,6 @@ impl Command<'_> {
         self
     }
 
-    /// Starts it.
     pub fn start(self) -> Result<Process> {
         let (stdout, stderr) = match self.log {
             Some(log) => (log.try_clone()?, log),
@@ -241,9 +239,7 @@ pub struct Process {
 /// What a process left.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// How it ended.
     pub exit: Exit,
-    /// What it printed.
     pub stdout: String,
     /// What it complained about.
     pub stderr: String,
@@ -257,7 +253,6 @@ impl Output {
 }
 
 impl Process {
-    /// Its number.
     #[must_use]
     pub const fn pid(&self) -> i32 {
         self.pid
@@ -273,7 +268,6 @@ impl Process {
         self.agent.ended(self.pid)
     }
 
-    /// Waits for its end.
     pub fn wait(&self, within: Duration) -> Result<Exit> {
         wait::some(within, || self.ended().transpose())
             .with_context(|| format!("`{}` doesn't end", joined(&self.argv)))?

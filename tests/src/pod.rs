@@ -52,19 +52,16 @@ impl Pod {
         &self.name
     }
 
-    /// Its IPv4 address.
     #[must_use]
     pub const fn v4(&self) -> IpAddr {
         self.v4
     }
 
-    /// Its IPv6 address.
     #[must_use]
     pub const fn v6(&self) -> IpAddr {
         self.v6
     }
 
-    /// Its address of a family.
     #[must_use]
     pub const fn address(&self, family: Family) -> IpAddr {
         match family {
@@ -73,13 +70,11 @@ impl Pod {
         }
     }
 
-    /// A port of its IPv4 address.
     #[must_use]
     pub const fn at4(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.v4, port)
     }
 
-    /// A port of its IPv6 address.
     #[must_use]
     pub const fn at6(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.v6, port)
@@ -130,7 +125,6 @@ pub struct Server {
     record: PathBuf,
 }
 
-/// How a server is started.
 pub(crate) struct Options<'a> {
     pub(crate) name: &'a str,
     /// The beginning of the names of its files.

@@ -158,7 +158,6 @@ impl FromStr for Listener {
 /// What one port of a server has seen.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Counts {
-    /// TCP connections.
     pub accepted: u64,
     /// Requests or datagrams that were answered.
     pub answered: u64,
@@ -169,9 +168,7 @@ pub struct Counts {
 /// What a server has seen, port by port (`http:8080`).
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
-    /// The server's name.
     pub name: String,
-    /// What each port has seen.
     pub ports: BTreeMap<String, Counts>,
     /// What was seen of each connection to a port of kind `kubelet`, in the order in which they
     /// came.

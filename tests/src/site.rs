@@ -120,31 +120,26 @@ impl Site {
         Ok(client)
     }
 
-    /// A port of the edge's IPv4 address.
     #[must_use]
     pub const fn at4(port: u16) -> SocketAddr {
         SocketAddr::new(IpAddr::V4(EDGE_V4), port)
     }
 
-    /// A port of the edge's IPv6 address.
     #[must_use]
     pub const fn at6(port: u16) -> SocketAddr {
         SocketAddr::new(IpAddr::V6(EDGE_V6), port)
     }
 
-    /// The cloud node.
     #[must_use]
     pub const fn node(&self) -> &Node {
         &self.node
     }
 
-    /// The edge node.
     #[must_use]
     pub const fn edge(&self) -> &Edge {
         &self.edge
     }
 
-    /// The kubelet on the edge node.
     #[must_use]
     pub const fn kubelet(&self) -> &Server {
         &self.kubelet

@@ -34,7 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long floods run before they are measured.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
-/// The length of an echo.
 const BYTES: usize = 64;
 
 /// Where to, and how.

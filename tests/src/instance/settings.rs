@@ -8,7 +8,6 @@ use crate::{environment, scale::Scale};
 /// What differs between instances.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The program.
     pub culvert: PathBuf,
     /// The sizes of the maps: `bpf.maps`.
     pub maps: Sizes,

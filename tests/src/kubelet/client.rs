@@ -48,7 +48,6 @@ impl Client {
         &self.subject
     }
 
-    /// The socket.
     #[must_use]
     pub fn socket(&self) -> &TcpStream {
         &self.stream.get_ref().sock
@@ -84,7 +83,6 @@ impl Client {
         Ok(head)
     }
 
-    /// Asks whether it is well.
     pub fn healthz(&mut self) -> Result<String> {
         self.ask("GET /healthz HTTP/1.1", "")?;
         self.body()
@@ -180,7 +178,6 @@ impl Client {
         Ok(())
     }
 
-    /// Asks for a reset.
     pub fn reset(mut self) -> Result<()> {
         self.ask("GET /reset HTTP/1.1", "")?;
         match self.stream.read(&mut [0]) {

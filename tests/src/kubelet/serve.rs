@@ -32,7 +32,6 @@ const CHUNK: usize = 64 * 1024;
 pub struct Journal(Arc<Mutex<Vec<Exchange>>>);
 
 impl Journal {
-    /// What was seen so far.
     #[must_use]
     pub fn exchanges(&self) -> Vec<Exchange> {
         self.with(|exchanges| exchanges.clone())
@@ -267,13 +266,11 @@ impl Kubelet {
         Ok((kubelet, pki::trusting(&files.ca)?))
     }
 
-    /// Where it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it saw so far.
     #[must_use]
     pub fn exchanges(&self) -> Vec<Exchange> {
         self.journal.exchanges()

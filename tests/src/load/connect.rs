@@ -19,7 +19,6 @@ pub struct Report {
     pub rate: u64,
     /// How long `connect` alone took.
     pub connect: Latency,
-    /// The failures, by error.
     pub failures: BTreeMap<String, u64>,
 }
 

@@ -50,9 +50,7 @@ pub struct Plan {
 /// What a reader did.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// How many connects succeeded.
     pub connects: u64,
-    /// The number of datagrams sent.
     pub sent: u64,
     /// How many connects showed the source address of another Service's backends.
     pub astray: u64,

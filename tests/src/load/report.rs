@@ -9,11 +9,8 @@ use super::{Answered, Failed, nanoseconds};
 /// How often something happened, and when first and last, since the load began.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Seen {
-    /// How often.
     pub count: u64,
-    /// The first time.
     pub first_ms: u64,
-    /// The last time.
     pub last_ms: u64,
 }
 
@@ -36,13 +33,11 @@ impl Seen {
 /// Times of one kind of call.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Latency {
-    /// How many.
     pub count: u64,
     /// Half of them took at most this long.
     pub p50_ns: u64,
     /// 99 of 100 took at most this long.
     pub p99_ns: u64,
-    /// The longest.
     pub max_ns: u64,
 }
 
@@ -70,11 +65,8 @@ pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
 pub struct Report {
     /// When it began, in milliseconds since 1970.
     pub began_ms: u64,
-    /// How long it took.
     pub took_ms: u64,
-    /// How many attempts were made.
     pub attempts: u64,
-    /// How many were answered.
     pub answered: u64,
     /// How many of these showed another peer than the one dialled.
     pub other_peer: u64,
@@ -82,12 +74,10 @@ pub struct Report {
     pub failures: BTreeMap<String, Seen>,
     /// The answers, by server.
     pub servers: BTreeMap<String, Seen>,
-    /// How long connects took.
     pub connect: Latency,
 }
 
 impl Report {
-    /// How many attempts failed.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.failures.values().map(|seen| seen.count).sum()

@@ -29,7 +29,6 @@ impl NodeObject {
         self
     }
 
-    /// The name of the file that holds it.
     #[must_use]
     pub fn file(&self) -> String {
         format!("node-{}.yaml", self.name)

@@ -68,14 +68,12 @@ impl Service {
         }
     }
 
-    /// Of another type than `ClusterIP`.
     #[must_use]
     pub const fn of_type(mut self, type_: &'static str) -> Self {
         self.type_ = type_;
         self
     }
 
-    /// With an annotation.
     #[must_use]
     pub fn annotated(mut self, key: &str, value: &str) -> Self {
         self.annotations.push((key.to_owned(), value.to_owned()));
@@ -138,13 +136,11 @@ impl Service {
         self
     }
 
-    /// With a ready endpoint.
     #[must_use]
     pub fn backend(self, address: IpAddr) -> Self {
         self.endpoint(address, false)
     }
 
-    /// With ready endpoints.
     #[must_use]
     pub fn backends(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         addresses.into_iter().fold(self, Self::backend)
@@ -166,19 +162,12 @@ impl Service {
         self
     }
 
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The name of the file that holds it and its EndpointSlices.
     #[must_use]
     pub fn file(&self) -> String {
         format!("{}.yaml", self.name)
     }
 
-    /// The Service object alone.
     #[must_use]
     pub fn service_yaml(&self) -> String {
         let Self {

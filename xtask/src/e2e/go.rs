@@ -140,7 +140,9 @@ pub(super) fn build(go: &Go, place: &Path) -> Result<()> {
             continue;
         }
         let label = format!("build {}", batch.programs.join(", "));
-        progress::step(&label, &mut batch.command(go, &programs)?)?;
+        let scratch = tempfile::tempdir_in(place)?;
+        let mut command = batch.command(go, &programs)?;
+        progress::step(&label, command.env("GOTMPDIR", scratch.path()))?;
         super::stamp(&stamp, &source)?;
     }
     Ok(())

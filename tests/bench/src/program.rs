@@ -134,7 +134,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn conclude(
     options: &Options,
     few: &Few,
-    beside: [Times; 3],
+    beside: [Times; 4],
     lines: Vec<Line>,
 ) -> (Measured, Vec<Verdict>) {
     let all = format!("{} services", options.services);

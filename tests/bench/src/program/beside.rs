@@ -1,5 +1,6 @@
 //! Changes of an endpoint while others read: all Services and the metrics are asked for in a loop, or
-//! the daemon looks for listeners on an address of a Service.
+//! the daemon looks for listeners on an address of a Service. The loop takes CPU from whatever runs
+//! beside it, so its row is held against changes while another daemon is asked for as much.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -29,32 +30,50 @@ const SERVICES: u32 = 10_000;
 
 const ENDPOINTS: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101))];
 
-/// The longest that a change may take, in thousandths of its time alone.
+/// The longest that a change may take, in thousandths of its time beside the load that it is held
+/// against.
 const MOST: u64 = 1200;
 
+/// The number of changes that are waited for, not measured, after an address was added: it concerns all
+/// Services.
+const SETTLING: u32 = 10;
+
 /// The times from the rename of a slice until a connect reaches its endpoint.
-pub(super) fn measure(options: &Options) -> Result<[Times; 3]> {
+pub(super) fn measure(options: &Options) -> Result<[Times; 4]> {
+    let (node, other) = (started(options)?, started(options)?);
+    let changes = |what: &str| -> Result<Times> {
+        // Enough for a 99th of 100 that is not the longest.
+        let changes = probe::change(&node, options.changes.saturating_mul(4))?;
+        let reached: Vec<_> = changes.iter().map(|change| change.reached).collect();
+        let what = format!("one endpoint of {SERVICES} services, {what}");
+        Ok(Times::of(what, &reached))
+    };
+    let alone = changes("alone")?;
+    let other = while_asked(&other, || changes("while another daemon is asked"))?;
+    let asked = || changes("while all services and the metrics are asked for");
+    let asked = while_asked(&node, asked)?;
+    // Something may listen there now, so the daemon looks for it.
+    node.host().ip(&format!("addr add {}/32 dev lo", last()))?;
+    probe::change(&node, SETTLING)?;
+    let looked = changes("while listeners are looked for")?;
+    Ok([alone, other, asked, looked])
+}
+
+/// The address of the last Service.
+fn last() -> IpAddr {
+    offset(FIRST, SERVICES - 1)
+}
+
+/// A node that has programmed all Services.
+fn started(options: &Options) -> Result<Node> {
     let node = probe::node(settings(&options.common, SERVICES)?)?;
     for file in many(SERVICES, Protocol::UDP, [PORT; 2], |_| ENDPOINTS) {
         node.apply(file)?;
     }
     node.start()?;
     let client = node.pod("client")?;
-    let last = offset(FIRST, SERVICES - 1);
-    probe::until_all(&client, std::iter::once(last))?;
-    let changes = |what: &str| -> Result<Times> {
-        let changes = probe::change(&node, options.changes)?;
-        let reached: Vec<_> = changes.iter().map(|change| change.reached).collect();
-        let what = format!("one endpoint of {SERVICES} services, {what}");
-        Ok(Times::of(what, &reached))
-    };
-    let alone = changes("alone")?;
-    let asked = || changes("while all services and the metrics are asked for");
-    let asked = while_asked(&node, asked)?;
-    // Something may listen there now, so the daemon looks for it.
-    node.host().ip(&format!("addr add {last}/32 dev lo"))?;
-    let looked = changes("while listeners are looked for")?;
-    Ok([alone, asked, looked])
+    probe::until_all(&client, std::iter::once(last()))?;
+    Ok(node)
 }
 
 /// Does something while all Services and the metrics are asked for, each again as soon as it is there.
@@ -76,12 +95,14 @@ fn while_asked<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// The verdicts on the times: each p99 beside that of the first.
-pub(super) fn verdicts([alone, others @ ..]: &[Times; 3]) -> [Verdict; 2] {
-    others.each_ref().map(|other| {
-        let ratio = ratio(other.p99_ns, alone.p99_ns);
+/// The verdicts on the times: the p99 while the daemon is asked beside that while another is, and while
+/// it looks for listeners beside that alone.
+pub(super) fn verdicts([alone, other, asked, looked]: &[Times; 4]) -> [Verdict; 2] {
+    let pairs = [(asked, other, "while another is"), (looked, alone, "alone")];
+    pairs.map(|(times, base, name)| {
+        let ratio = ratio(times.p99_ns, base.p99_ns);
         let most = thousandths(MOST);
-        let target = format!("{}: p99 at most {most} of that alone", other.what);
+        let target = format!("{}: p99 at most {most} of that {name}", times.what);
         Verdict::new(target, thousandths(ratio), ratio <= MOST)
     })
 }
@@ -94,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_change_that_takes_a_quarter_longer_beside_readers_misses_the_target() {
-        let times = [8, 9, 10].map(Duration::from_millis);
+        let times = [8, 20, 24, 10].map(Duration::from_millis);
         let times = times.map(|time| Times::of(String::new(), &[time; 3]));
 
         assert_eq!(verdicts(&times).map(|verdict| verdict.met), [true, false]);

@@ -176,7 +176,9 @@ impl Desired {
         let planned = parallel::each(&services, MANY, |_, (_, state)| {
             self.rules.planned(served(state.as_ref()))
         });
-        self.states.reserve(services.len());
+        if self.states.is_empty() {
+            self.states.reserve(services.len());
+        }
         self.claims.make_room(services.len());
         let names = services.iter().map(|(name, _)| name.clone());
         let mut names: BTreeSet<_> = names.collect();

@@ -134,9 +134,9 @@ impl<R: MapReader> Reading<'_, R> {
     fn is_near(&self, record: &Front) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
         let indices = if indices.len() > NEAR { &[] } else { indices };
-        let backends = indices.iter().map(|index| self.backends.get(index));
-        let targets: Vec<_> = backends.flatten().map(target).collect();
-        record.near == near(&targets, indices)
+        let known = |index| self.backends.get(index).map(target);
+        let targets: Option<Vec<_>> = indices.iter().map(known).collect();
+        targets.is_some_and(|targets| record.near == near(&targets, indices))
     }
 
     /// Takes over the backends that serve a front; gives the others.

@@ -99,10 +99,24 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
     let of_other_ca = with(foreign.agent(NODE));
     let of_no_node = with(own.forged(["culvert:agents", "Not a name!"], &[ClientAuth]));
     let of_no_agent = with(own.forged(["system:nodes", NODE], &[ClientAuth]));
-    let mut without_protocol = with(own.agent(NODE));
+    let of_agent = with(own.agent(NODE));
+    let mut without_protocol = of_agent.clone();
     without_protocol.alpn_protocols = Vec::new();
     let nobody = own.client(None);
     let cloud = Cloud::new(&Pki(own), &limits());
+    let enter = async |client| {
+        let tcp = TcpStream::connect(cloud.gateway).await.expect("connected");
+        let connector = TlsConnector::from(Arc::new(client));
+        connector.connect(Identity::gateway_name(), tcp).await
+    };
+
+    // It speaks HTTP/2 to the one that lacks nothing.
+    let (mut tls, mut told) = (enter(of_agent).await.expect("an agent"), [0; 3]);
+    let read = timeout(SOON, tls.read_exact(&mut told)).await;
+    read.expect("soon").expect("read");
+    assert_eq!(&told, b"PRI");
+    drop(tls);
+    cloud.counted(HandshakeFailed, 1).await;
 
     for (what, client, reason) in [
         ("without a certificate", nobody, HandshakeFailed),
@@ -112,10 +126,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
         ("without a protocol", without_protocol, HandshakeFailed),
     ] {
         let before = cloud.count(reason);
-        let tcp = TcpStream::connect(cloud.gateway).await.expect("connected");
-        let connector = TlsConnector::from(Arc::new(client));
-        let tls = connector.connect(Identity::gateway_name(), tcp).await;
-        let (mut tls, mut told) = (tls.expect(what), Vec::new());
+        let (mut tls, mut told) = (enter(client).await.expect(what), Vec::new());
         let read = timeout(SOON, tls.read_to_end(&mut told)).await;
         // It may end by an alert or without a word.
         drop(read.expect(what));

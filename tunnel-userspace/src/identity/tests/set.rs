@@ -7,6 +7,8 @@ use rcgen::{
     ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth},
     IsCa, KeyPair,
 };
+use rustls::pki_types::CertificateDer;
+use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
 
 use super::{Site, assert_has, both, copy, days, leaf, name, refusal, then, verified};
 use crate::identity::{AGENTS, Files, Role, agent_of, certificate::Facts};
@@ -17,6 +19,12 @@ const NO_LINE: &str = "is damaged: a BEGIN or END is not a line of its own, and 
 /// An agent's files are refused with this.
 fn assert_refused(files: &Files, wanted: &str) {
     assert_eq!(refusal(files, Role::Agent, then()), wanted);
+}
+
+/// The subject of a certificate, byte by byte.
+fn subject(der: &CertificateDer<'_>) -> Vec<u8> {
+    let (_, parsed) = X509Certificate::from_der(der).expect("a certificate");
+    parsed.subject().as_raw().to_vec()
 }
 
 #[test]
@@ -84,17 +92,20 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
 fn a_certificate_of_another_ca_is_refused_with_its_issuer() {
     let (site, other) = (Site::at(then()), Site::at(then()));
     let agent = site.agent("edge-1");
-    let issuer = Facts::read(&leaf(&agent.ca)).expect("a CA").subject;
+    let own = leaf(&agent.ca);
+    let issuer = Facts::read(&own).expect("a CA").subject;
     let mut namesake = CertificateParams::default();
     let (_, own_name) = issuer.split_once("CN=").expect("a name");
     namesake.distinguished_name = name(["culvert", own_name]);
     namesake.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let namesake = namesake.self_signed(&KeyPair::generate().expect("a key"));
+    let namesake = namesake.expect("a CA");
+    assert_eq!(subject(namesake.der()), subject(&own));
     let refused = format!("cert.pem: was issued by another CA: {issuer}");
 
     copy(&other.path("ca.pem"), &agent.ca);
     assert_refused(&agent, &refused);
-    fs::write(&agent.ca, namesake.expect("a CA").pem()).expect("written");
+    fs::write(&agent.ca, namesake.pem()).expect("written");
     assert_refused(&agent, &refused);
 }
 

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use super::*;
 use crate::{
-    config::{Config, ConfigError, DetectLocal, document, tests::rows},
+    config::{Config, ConfigError, DetectLocal, NO_NODE_NAME, document, tests::rows},
     model::Algorithm,
 };
 
@@ -220,11 +220,17 @@ fn another_kind_or_version_and_values_that_can_not_be_are_refused_by_field() {
         detectLocalMode: Guess => detectLocalMode
         clusterCIDR: '10.0.0.0/8,x' => clusterCIDR
         hostnameOverride: 7 => hostnameOverride
-        hostnameOverride: 'Foo_Bar!' => hostnameOverride
-        metricsBindAddress: 0.0.0.0:10256 => healthzBindAddress
         clientConnection: { kubeconfig: [] } => clientConnection.kubeconfig";
     for (fields, field) in rows(table) {
         assert_eq!(refusal(&with(fields)).0, field, "{fields}");
+    }
+    let table = "
+        hostnameOverride: 'Foo_Bar!' => hostnameOverride: `foo_bar!` NO_NAME
+        metricsBindAddress: 0.0.0.0:10256 => \
+            healthzBindAddress: must be another port than that of admin.address, 0.0.0.0:10256";
+    for (fields, wanted) in rows(&table.replace("NO_NAME", NO_NODE_NAME)) {
+        let (field, reason) = refusal(&with(fields));
+        assert_eq!(format!("{field}: {reason}"), wanted);
     }
 }
 

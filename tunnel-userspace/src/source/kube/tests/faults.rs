@@ -135,10 +135,11 @@ async fn a_server_that_is_silent_is_left_for_the_next() {
         Reply::Held(Vec::new())
     }));
 
-    follow_within(A_LITTLE, &[&first, &frozen, &good])
-        .await
-        .until("b=10.0.0.2")
-        .await;
+    let mut followed = follow_within(A_LITTLE, &[&first, &frozen, &good]).await;
+
+    followed.until("b=10.0.0.2").await;
+
+    followed.stop().await;
 }
 
 #[tokio::test]

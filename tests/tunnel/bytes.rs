@@ -21,6 +21,19 @@ use crate::{
 /// How many bytes go each way.
 const MANY: u32 = 1 << 30;
 
+/// Reads to the end.
+fn receive(stream: &mut TcpStream) -> Result<Sum> {
+    let mut received = Summing::default();
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let read = stream.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(received.sum());
+        }
+        received.add(&buffer[..read]);
+    }
+}
+
 #[test]
 fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
     let length = u64::from(Scale::from_environment().count(MANY));
@@ -34,18 +47,12 @@ fn a_gigabyte_each_way_at_once_arrives_as_it_was_sent() -> Result<()> {
         sending.shutdown(Shutdown::Write)?;
         Ok(sent)
     });
-    let mut received = Summing::default();
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        let read = receiving.read(&mut buffer)?;
-        if read == 0 {
-            break;
-        }
-        received.add(&buffer[..read]);
-    }
-    let (sent, received) = (sender.join().expect("no panic")?, received.sum());
+    let received = receive(&mut receiving);
+    // What ended the sender tells more than what its reader met after that.
+    let (sent, received) = (sender.join().expect("no panic")?, received?);
 
     ensure!(received == sent, "{received} for {sent}");
+    ensure!(server.accepted() == 1);
     tunnel.until_counted("stream_served", 1)
 }
 

@@ -31,7 +31,7 @@ impl NodeObject {
 
     #[must_use]
     pub fn file(&self) -> String {
-        format!("node-{}.yaml", self.name)
+        format!("{}.yaml", self.name)
     }
 }
 

@@ -17,10 +17,25 @@ pub fn peak(pid: i32) -> Result<u64> {
 
 fn memory(pid: i32, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(field));
-    let line = line.with_context(|| format!("no {field}"))?;
-    let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    let kilobytes: u64 = value(&text, field)?.trim_end_matches(" kB").parse()?;
     Ok(kilobytes * 1024)
+}
+
+/// The value of a field in a `status` file.
+fn value<'a>(status: &'a str, field: &str) -> Result<&'a str> {
+    let value = status.lines().find_map(|line| line.strip_prefix(field));
+    Ok(value.with_context(|| format!("no {field}"))?.trim())
+}
+
+/// How often the threads of a process have given up their CPU to wait for something. Threads that have
+/// ended don't count.
+pub fn sleeps(pid: i32) -> Result<u64> {
+    let mut sleeps = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(thread?.path().join("status"))?;
+        sleeps += value(&text, "voluntary_ctxt_switches:")?.parse::<u64>()?;
+    }
+    Ok(sleeps)
 }
 
 /// How long the threads of a process have run on a CPU, in the kernel and outside, to the nanosecond
@@ -77,6 +92,10 @@ mod tests {
             cpu(own).is_ok_and(|now| now > before.0)
         })?;
         assert!(work(own)? > before.1);
+        let before = sleeps(own)?;
+        wait::until(Duration::from_secs(10), || {
+            sleeps(own).is_ok_and(|now| now > before)
+        })?;
         Ok(())
     }
 }

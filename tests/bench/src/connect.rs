@@ -22,6 +22,7 @@ use tunnel_tests::{
     serve::{Kind, Listener},
     table::{in_columns, microseconds},
     topology::Topology,
+    usage,
 };
 
 use self::beside::Kind as Rules;
@@ -101,6 +102,8 @@ struct Line {
     p99_ns: u64,
     /// The median of the rounds' differences.
     p50_over_direct_ns: i64,
+    /// For how many of a thousand connects the server had to be woken.
+    woken: u64,
     failures: u64,
 }
 
@@ -114,7 +117,7 @@ struct Measured {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = Topology::new()?;
     let prefix = real_time(topology.host());
-    let _server = start_server(&topology, &prefix)?;
+    let server = start_server(&topology, &prefix)?;
     let endpoints = beside::endpoints(&topology, &*topology.pod("backend")?)?;
     let mut variants = vec![direct(&topology, "direct")?, direct(&topology, CONTROL)?];
     for (place, count) in options.services.iter().enumerate() {
@@ -137,7 +140,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 
     let rounds = rounds(options.rounds.max(1), &variants, |variant| {
-        measure(variant, options.slot_millis, &prefix).with_context(|| variant.name.clone())
+        measure(variant, options.slot_millis, &prefix, &server)
+            .with_context(|| variant.name.clone())
     })?;
     let named = variants.iter().enumerate();
     let lines: Vec<Line> = named
@@ -245,7 +249,16 @@ fn cold(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     })
 }
 
-fn measure(variant: &Variant, millis: u64, prefix: &[String]) -> Result<Report> {
+/// What a client's connects came to.
+struct Sample {
+    report: Report,
+    /// How often the server slept meanwhile.
+    sleeps: u64,
+}
+
+fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -> Result<Sample> {
+    let server = server.process().pid();
+    let before = usage::sleeps(server)?;
     let program = pod::text(&environment::culvert_lab()?)?;
     let words = [prefix, &[program], &["load", "connect"].map(str::to_owned)].concat();
     let output = variant
@@ -258,13 +271,21 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String]) -> Result<Report> 
         .cpu(CPUS[0])
         .start()?
         .finish(COMMAND)?;
-    output.report()
+    Ok(Sample {
+        report: output.report()?,
+        sleeps: usage::sleeps(server)? - before,
+    })
 }
 
 /// The medians of the variant at a place.
-fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Report>]) -> Line {
-    let own = || rounds.iter().map(|reports| &reports[at]);
-    let pairs = || rounds.iter().map(|reports| (&reports[0], &reports[at]));
+fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Sample>]) -> Line {
+    let own = || rounds.iter().map(|samples| &samples[at].report);
+    let pairs = || {
+        own()
+            .zip(rounds)
+            .map(|(own, samples)| (&samples[0].report, own))
+    };
+    let woken = |sample: &Sample| ratio(sample.sleeps, sample.report.made);
     let to_direct = |(direct, own): (&Report, &Report)| ratio(own.rate, direct.rate);
     let over = |(direct, own): (&Report, &Report)| signed(own) - signed(direct);
     Line {
@@ -275,6 +296,7 @@ fn line(name: &str, is_ours: bool, at: usize, rounds: &[Vec<Report>]) -> Line {
         p50_ns: median(own().map(|report| report.connect.p50_ns)),
         p99_ns: median(own().map(|report| report.connect.p99_ns)),
         p50_over_direct_ns: median(pairs().map(over)),
+        woken: median(rounds.iter().map(|samples| woken(&samples[at]))),
         failures: own().flat_map(|report| report.failures.values()).sum(),
     }
 }
@@ -285,7 +307,9 @@ fn signed(report: &Report) -> i64 {
 
 fn verdicts(lines: &[Line]) -> Vec<Verdict> {
     let through: Vec<&Line> = lines.iter().filter(|line| line.is_ours).collect();
-    let mut verdicts = Vec::new();
+    let woken = lines.iter().map(|line| line.woken).min().unwrap_or(0);
+    let target = "the server slept before at least 0.950 of each line's connects";
+    let mut verdicts = vec![Verdict::new(target, thousandths(woken), woken >= 950)];
     for line in &through {
         let (rate, over) = (line.rate_to_direct, line.p50_over_direct_ns);
         let target = format!("{}: rate at least 0.950 of direct", line.variant);
@@ -329,19 +353,20 @@ fn difference(nanoseconds: i64) -> String {
 mod tests {
     use super::*;
 
-    fn report(rate: u64, p50_ns: u64) -> Report {
+    fn sample(rate: u64, p50_ns: u64) -> Sample {
         let mut report = Report::default();
-        (report.rate, report.connect.p50_ns) = (rate, p50_ns);
-        report
+        (report.made, report.rate, report.connect.p50_ns) = (1000, rate, p50_ns);
+        let sleeps = 960;
+        Sample { report, sleeps }
     }
 
     #[test]
     fn variants_are_compared_with_direct_of_their_own_round() {
         // The second round was disturbed, for both alike.
         let rounds = [
-            vec![report(10_000, 20_000), report(9_900, 21_000)],
-            vec![report(5_000, 40_000), report(4_900, 41_500)],
-            vec![report(10_000, 20_000), report(9_700, 21_200)],
+            vec![sample(10_000, 20_000), sample(9_900, 21_000)],
+            vec![sample(5_000, 40_000), sample(4_900, 41_500)],
+            vec![sample(10_000, 20_000), sample(9_700, 21_200)],
         ];
 
         let line = line("100 services", true, 1, &rounds);
@@ -352,19 +377,25 @@ mod tests {
     #[test]
     fn targets_that_are_missed_are_named() {
         let rounds = [vec![
-            report(10_000, 20_000),
-            report(9_990, 20_000),
-            report(9_000, 22_000),
-            report(9_600, 23_500),
-            report(100, 900_000),
+            sample(10_000, 20_000),
+            sample(9_990, 20_000),
+            sample(9_000, 22_000),
+            sample(9_600, 23_500),
+            sample(100, 900_000),
         ]];
         let ours = [false, false, true, true, false].into_iter().enumerate();
-        let lines: Vec<_> = ours
+        let mut lines: Vec<_> = ours
             .map(|(at, is_ours)| line("any", is_ours, at, &rounds))
             .collect();
 
-        let met: Vec<_> = verdicts(&lines).iter().map(|verdict| verdict.met).collect();
+        let met = |lines: &[Line]| -> Vec<_> {
+            let verdicts = verdicts(lines);
+            verdicts.iter().map(|verdict| verdict.met).collect()
+        };
 
-        assert_eq!(met, [false, true, true, false, false]);
+        assert_eq!(met(&lines), [true, false, true, true, false, false]);
+        // A server that was awake for one of them.
+        lines[1].woken = 940;
+        assert!(!met(&lines)[0]);
     }
 }

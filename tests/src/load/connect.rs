@@ -20,6 +20,8 @@ const REST: Duration = Duration::from_micros(20);
 /// What the connects came to.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
+    /// How many there were in all, with those that aren't measured.
+    pub made: u64,
     /// How many there were a second without the pauses, with making and closing the sockets.
     pub rate: u64,
     /// How long `connect` alone took.
@@ -77,7 +79,7 @@ const fn gcd(one: u32, other: u32) -> u32 {
 /// Connects for some time, after a warm-up that isn't counted.
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
-    let mut failures = BTreeMap::new();
+    let (mut made, mut failures) = (0, BTreeMap::new());
     let mut note = |error: &io::Error| *failures.entry(errno(error)).or_default() += 1;
 
     let mut targets = plan.targets();
@@ -87,6 +89,7 @@ pub fn run(plan: &Plan) -> Report {
         let start = Instant::now();
         while start.elapsed() < lasting {
             let Some(target) = targets.next() else { break };
+            made += 1;
             let begun = Instant::now();
             match once(target) {
                 Ok(time) => times.push(nanoseconds(time)),
@@ -102,6 +105,7 @@ pub fn run(plan: &Plan) -> Report {
     let connect = Latency::of(times);
     let rate = u128::from(connect.count) * 1_000_000_000 / busy.as_nanos().max(1);
     Report {
+        made,
         rate: u64::try_from(rate).unwrap_or(u64::MAX),
         connect,
         failures,

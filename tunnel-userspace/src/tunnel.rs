@@ -37,26 +37,26 @@ pub use view::{AgentView, Board, ConnectionState, ConnectionView};
 
 use crate::duration;
 
-/// The pause after an accept that failed.
+/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bounds of sessions, on either end.
+/// The bounds of a session, at either end.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Limits {
-    /// How many streams a session may carry.
+    /// The maximum number of streams of a session.
     pub streams: u32,
-    /// How many bytes of a stream may be under way to an end that doesn't take them.
+    /// The flow-control window of a stream in bytes: the most that is sent ahead of a slow reader.
     pub window: u32,
-    /// How many threads carry sessions at most; never more than there are CPUs.
+    /// The maximum number of threads that carry sessions; at most one per CPU.
     pub threads: usize,
-    /// How often the other end is asked for a sign of life.
+    /// The interval between pings to the other end.
     #[serde(with = "duration")]
     pub ping_every: Duration,
-    /// How long it may take to give one.
+    /// The time to wait for any sign of life after a ping.
     #[serde(with = "duration")]
     pub ping_timeout: Duration,
-    /// How long streams may go on once this end is about to stop.
+    /// The time that open streams have left when this end stops.
     #[serde(with = "duration")]
     pub drain: Duration,
 }
@@ -74,21 +74,21 @@ impl Default for Limits {
     }
 }
 
-/// What every role of the tunnel is told.
+/// The settings that every role of the tunnel shares.
 #[derive(Clone, Debug)]
 pub struct Common {
     /// Bounds of sessions.
     pub limits: Limits,
-    /// The mark of our own sockets, where they have one.
+    /// The firewall mark (`SO_MARK`) of our own sockets, if one is configured.
     pub mark: Option<u32>,
 }
 
-/// An entry of the allow-list is none.
+/// An allow-list entry that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not self:PORT, localhost:PORT or ADDRESS:PORT")]
 pub struct BadAllowance(String);
 
-/// Reads bytes as each head that the other end of a stream sends: a hello, a CONNECT with its header, and a
+/// Parses bytes as every message head that a peer sends: a hello, a CONNECT with its header, and a
 /// refusal.
 pub(crate) fn read_heads(bytes: &[u8]) {
     hello::read_both(bytes);

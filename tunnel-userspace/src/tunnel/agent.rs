@@ -1,4 +1,4 @@
-//! The end on an edge node: keeps connections to gateways up.
+//! The agent, on an edge node: keeps connections to the gateways up.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,26 +22,26 @@ use super::{
 };
 use crate::{drain, duration, failure::chain, identity};
 
-/// How many sessions a connection to a gateway may be, with those that are being replaced.
+/// The maximum number of concurrent sessions per connection slot, sessions being replaced included.
 const MOST: usize = 4;
-/// A session that lived shorter is replaced only after a pause, whatever its gateway said.
+/// A shorter-lived session is replaced only after a pause, even if its gateway asks for a replacement.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What an edge node serves.
+/// The settings of an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
     /// The gateways, each as host:port; at least one.
     pub gateways: Vec<String>,
-    /// What may be dialled: `self:PORT` (an address of this node), `localhost:PORT`, or
+    /// The targets that may be dialled: `self:PORT` (an address of this node), `localhost:PORT`, or
     /// `ADDRESS:PORT`.
     pub allow: Vec<String>,
     /// Connections to each gateway, from 1 to 4.
     pub connections: u8,
-    /// How long a target may take to answer a connect.
+    /// The time limit of a connect to a target.
     #[serde(with = "duration")]
     pub dial_timeout: Duration,
-    /// How many connects to targets may be under way.
+    /// The maximum number of concurrent connects to targets.
     pub dials: usize,
     /// The address of the agent's own `/metrics`, `/healthz` and `/readyz`.
     pub admin: SocketAddr,
@@ -60,7 +60,7 @@ impl Default for Settings {
     }
 }
 
-/// The end on an edge node.
+/// The agent of an edge node.
 #[derive(Debug)]
 pub struct Agent {
     shared: Arc<Shared>,
@@ -68,11 +68,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Dials nobody yet.
+    /// Creates the agent; dials nothing yet.
     ///
     /// # Errors
     ///
-    /// If an entry of the allow-list is none.
+    /// If an allow-list entry cannot be parsed.
     pub fn new(
         settings: Settings,
         common: Common,
@@ -82,7 +82,7 @@ impl Agent {
         let slots = settings.gateways.iter().flat_map(|gateway| {
             (0..settings.connections).map(|connection| (gateway.clone(), connection))
         });
-        // It tells one start of the machine from another; without it, there is just less to see.
+        // The boot ID distinguishes reboots of the machine in the view; an unreadable one is left empty.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let shared = Shared {
             allow,
@@ -98,13 +98,13 @@ impl Agent {
         })
     }
 
-    /// What it shows of itself.
+    /// Returns the board that shows the state of the connections.
     #[must_use]
     pub fn board(&self) -> Arc<Board> {
         Arc::clone(&self.shared.board)
     }
 
-    /// Keeps its connections up until the drain begins; then lets streams go on for a while.
+    /// Keeps the connections up until the drain begins; then lets streams end within `Limits::drain`.
     pub async fn run(self, mut draining: watch::Receiver<bool>) {
         let Self { shared, identity } = self;
         let mut keepers = JoinSet::new();
@@ -123,25 +123,25 @@ impl Agent {
         }
         drop(threads);
         while keepers.join_next().await.is_some() {}
-        // Without a gateway there is nothing to keep.
+        // Without gateways no keeper runs, but `run` still lasts until the drain begins.
         drain::begun(&mut draining).await;
     }
 }
 
-/// Keeps one connection up.
+/// A task that keeps one connection to a gateway up.
 struct Keeper {
     slot: usize,
     gateway: String,
     shared: Arc<Shared>,
     identity: identity::Receiver,
-    /// Where its sessions are carried.
+    /// The session thread that runs this task and its sessions.
     seat: Seat,
 }
 
 impl Keeper {
     async fn keep(self, mut draining: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
-        // Sessions whose gateway is about to stop run on beside their replacement.
+        // A session whose gateway is about to stop keeps running next to its replacement.
         let mut sessions = JoinSet::new();
         loop {
             self.show(ConnectionState::Connecting, None, None);
@@ -170,8 +170,8 @@ impl Keeper {
                     match news {
                         Some(News::Replace) => {
                             info!(gateway = self.gateway, "the gateway is about to stop");
-                            // As many as may be: a gateway that says so time and again gets no
-                            // more of them.
+                            // The bounds keep a gateway that asks for replacements again and again from
+                            // getting ever more sessions.
                             is_wanted_at_once = lived >= SHORT && sessions.len() < MOST;
                         }
                         Some(News::Ended(error)) => self.failed(error),

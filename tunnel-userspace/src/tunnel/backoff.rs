@@ -1,30 +1,30 @@
-//! When to dial a gateway again.
+//! The pause before a gateway is dialled again.
 
 use std::time::Duration;
 
-/// The first pause is drawn from up to this.
+/// The upper bound of the first pause.
 const FIRST: Duration = Duration::from_millis(500);
-/// No pause is longer.
+/// The upper bound of every pause.
 const LONGEST: Duration = Duration::from_secs(30);
-/// A connection that lived this long makes the next failure the first one again: longer than one that
-/// a gateway refuses as soon as it is there.
+/// A connection that lived this long resets the failure count. It is longer than the life of a
+/// connection that a gateway accepts and refuses at once.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// How often it failed in a row.
+/// The number of consecutive failures.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
-    /// A connection lived that long.
+    /// Resets the failure count if the connection lived for at least [`SETTLED`].
     pub(super) fn lived(&mut self, time: Duration) {
         if time >= SETTLED {
             self.failures = 0;
         }
     }
 
-    /// How long to wait now: full jitter, so that agents that were cut off together don't come back
+    /// Returns the next pause: full jitter, so that agents that were cut off together don't reconnect
     /// together. `chance` is from 0 to 1.
     pub(super) fn pause(&mut self, chance: f64) -> Duration {
         let most = (FIRST * (1 << self.failures)).min(LONGEST);

@@ -1,5 +1,4 @@
-//! One stream and one TCP connection: the bytes, the ends and the resets of each become those of the
-//! other.
+//! Copies between one stream and one TCP connection: bytes, half-closes and resets, in both directions.
 
 mod to_socket;
 mod to_stream;
@@ -22,36 +21,36 @@ use super::{
 /// Why a copy stopped before both directions ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Broken {
-    /// The TCP connection was reset, or we have to stop: the other end is to hear of it.
+    /// The TCP connection was reset, or this end has to stop: the stream must be reset.
     Here(Reason),
-    /// The stream was.
+    /// The stream was reset or failed.
     There(Reason),
 }
 
 impl Broken {
-    /// The TCP connection of this end was reset.
+    /// Builds the error of a reset TCP connection at this end.
     const fn here(local: End) -> Self {
         Self::Here(local.reset())
     }
 
-    /// The stream of this end failed.
+    /// Builds the error of a failed stream.
     fn there(error: &h2::Error, local: End) -> Self {
         Self::There(reason_of_error(error, local.other()))
     }
 }
 
-/// A stream that was answered.
+/// A stream whose CONNECT was answered with success.
 pub(super) struct Stream {
     pub(super) send: SendStream<Bytes>,
     pub(super) recv: RecvStream,
-    /// Which end the TCP connection is.
+    /// The end of the stream that the TCP connection is.
     pub(super) local: End,
 }
 
-/// Copies until both directions ended or something broke, and says which. `stop` ends it early, as a drain does.
+/// Copies until both directions end or one breaks; returns the reason. `stop` (a drain) ends it early.
 ///
-/// The TCP connection is one of [`super::socket::prepare_end`], so whatever breaks it, our own end
-/// included, resets it.
+/// The TCP connection must be prepared by [`super::socket::prepare_end`], so that every failure, also
+/// one of our own, resets it.
 pub(super) async fn run(
     tcp: &mut TcpStream,
     stream: Stream,
@@ -63,8 +62,8 @@ pub(super) async fn run(
     let mut to_socket = ToSocket::new(recv, local);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
-    // An error is noticed while nothing is read: when the stream has no window, or after the peer
-    // ended its direction.
+    // An error must be noticed also while nothing is read: when the stream has no window, or after the
+    // peer ended its direction.
     let failed = socket.ready(Interest::ERROR);
     pin!(failed);
     pin!(stop);

@@ -1,11 +1,11 @@
-//! How often each reason came up.
+//! The number of occurrences of each reason.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use tunnel_common::reason::Reason;
 
-/// How often each reason came up.
+/// The number of occurrences of each reason.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<BTreeMap<Reason, u64>>);
 
@@ -14,7 +14,7 @@ impl Counts {
         *self.0.lock().entry(reason).or_default() += 1;
     }
 
-    /// Those that came up.
+    /// Returns the reasons that occurred, with their counts.
     pub(super) fn all(&self) -> BTreeMap<Reason, u64> {
         self.0.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Dials: gateways and targets.
+//! Connects to gateways and targets.
 
 use std::{
     io::{self, ErrorKind},
@@ -21,9 +21,9 @@ use super::{
 };
 use crate::identity::{self, Identity};
 
-/// How long one address of a gateway may take to answer.
+/// The time limit of a connect to one address of a gateway, and of resolving its name.
 const ADDRESS: Duration = Duration::from_secs(5);
-/// How long TLS may take.
+/// The time limit of the TLS handshake.
 const TLS: Duration = Duration::from_secs(5);
 
 /// Why a gateway was not reached.
@@ -41,7 +41,7 @@ pub(super) enum Error {
     Tls(SocketAddr, #[source] io::Error),
 }
 
-/// Sets the mark of a socket, where the kernel lets us.
+/// Sets the mark of a socket; without the privilege (CAP_NET_ADMIN) the socket stays unmarked.
 pub(super) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark
         && let Err(error) = socket.set_mark(mark)
@@ -59,12 +59,12 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
     socket.connect(address).await
 }
 
-/// Waits for a step, so long at most.
+/// Runs a step with a time limit.
 async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout(limit, step).await?
 }
 
-/// Dials a gateway by each of its addresses in turn, and shakes hands.
+/// Dials the addresses of a gateway in turn; returns the first connection whose TLS handshake succeeds.
 pub(super) async fn gateway(
     name: &str,
     mark: Option<u32>,

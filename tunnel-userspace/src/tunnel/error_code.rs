@@ -1,27 +1,27 @@
-//! A [`Reason`] on the wire: the error code of an `RST_STREAM`, and the header of an answer.
+//! The encoding of a [`Reason`] on the wire: an error code of `RST_STREAM`, and a header of refusals.
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tunnel_common::reason::Reason;
 
 /// Our codes are this plus [`Reason::number`]; RFC 9113 section 7 leaves everything above 0xd free.
 const PRIVATE: u32 = 0xC000_0000;
-/// How much of the private range belongs to us.
+/// The bits that mark a code of our private range.
 const MASK: u32 = 0xFFFF_FF00;
 
-/// The header of an answer that refuses: the label of the reason.
+/// The response header that carries the label of the reason of a refusal.
 pub(super) const REASON: &str = "culvert-reason";
 
-/// Which end of a stream something came from.
+/// One end of a stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum End {
-    /// That of the ingress.
+    /// The client's end, at the ingress.
     Client,
-    /// That of the agent.
+    /// The target's end, at the agent.
     Target,
 }
 
 impl End {
-    /// Why a stream ended that this end reset without a word.
+    /// Returns the reason of a stream that this end reset without giving one.
     pub(super) const fn reset(self) -> Reason {
         match self {
             Self::Client => Reason::ClientReset,
@@ -37,7 +37,7 @@ impl End {
     }
 }
 
-/// The code that says why.
+/// Returns the error code of a reason.
 pub(super) fn code_of(reason: Reason) -> h2::Reason {
     let number = reason.number();
     number.map_or(h2::Reason::PROTOCOL_ERROR, |number| {
@@ -45,8 +45,8 @@ pub(super) fn code_of(reason: Reason) -> h2::Reason {
     })
 }
 
-/// What a code means that came from that end. Total: whatever is not ours maps to what comes
-/// nearest.
+/// Returns the reason of an error code that the end `from` sent. Every code maps to a reason: a foreign
+/// code to the nearest one.
 pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
     let number = u32::from(code);
     if number & MASK == PRIVATE {
@@ -58,13 +58,13 @@ pub(super) fn reason_of(code: h2::Reason, from: End) -> Reason {
     match code {
         h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR => from.reset(),
         h2::Reason::REFUSED_STREAM => Reason::StreamsFull,
-        // That of a session which ends.
+        // An ending session resets its streams with these codes.
         h2::Reason::NO_ERROR | h2::Reason::INTERNAL_ERROR => Reason::AgentLost,
         _ => Reason::ProtocolBroken,
     }
 }
 
-/// Why a stream ended, from the error that it ended with.
+/// Returns the reason of the error that a stream ended with.
 pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
     match error.reason() {
         Some(code) if error.is_reset() => {
@@ -78,13 +78,13 @@ pub(super) fn reason_of_error(error: &h2::Error, from: End) -> Reason {
     }
 }
 
-/// Whether a reason is one that the tunnel gives for the end of a stream.
+/// True if the tunnel uses the reason for the end of a stream.
 const fn may_end_a_stream(reason: Reason) -> bool {
     reason.index() >= Reason::StreamServed.index()
         && reason.index() <= Reason::ProtocolBroken.index()
 }
 
-/// The answer that refuses.
+/// Builds the response that refuses a stream.
 pub(super) fn refusing(reason: Reason) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = status_of(reason);
@@ -93,7 +93,7 @@ pub(super) fn refusing(reason: Reason) -> Response<()> {
     response
 }
 
-/// The status of an answer that refuses: close to what HTTP proxies say. What counts is the header.
+/// Returns the status of a refusal: close to that of HTTP proxies. The header is authoritative.
 fn status_of(reason: Reason) -> StatusCode {
     STATUSES
         .into_iter()
@@ -101,7 +101,7 @@ fn status_of(reason: Reason) -> StatusCode {
         .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
 }
 
-/// The statuses of reasons; any other has that of the first. A status alone means the first reason that has it.
+/// The statuses of reasons; others have the first. A status alone means the first reason with it.
 const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::DialsFull, StatusCode::SERVICE_UNAVAILABLE),
     (Reason::TargetDenied, StatusCode::FORBIDDEN),
@@ -111,7 +111,7 @@ const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::ProtocolBroken, StatusCode::BAD_REQUEST),
 ];
 
-/// What a refusal means, from its header; from its status if there is none that we know.
+/// Returns the reason of a refusal from its header; without a known label, from its status.
 pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> Reason {
     let label = headers.get(REASON).map(HeaderValue::as_bytes);
     let named = Reason::ALL
@@ -139,7 +139,7 @@ mod tests {
             assert_eq!(reason_of(code_of(reason), End::Client), reason);
             assert_eq!(reason_of(code_of(reason), End::Target), reason);
         }
-        // A peer of another version knows them by these numbers.
+        // These numbers are part of the protocol: peers of other releases use them.
         assert_eq!(u32::from(code_of(Reason::StreamServed)), 0xC000_0017);
         assert_eq!(u32::from(code_of(Reason::ProtocolBroken)), 0xC000_0025);
     }

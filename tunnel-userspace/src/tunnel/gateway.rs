@@ -1,4 +1,4 @@
-//! Where agents connect to.
+//! The gateway: accepts the connections of agents.
 
 use std::{
     io,
@@ -38,25 +38,25 @@ use super::{
 };
 use crate::{drain, duration, failure::chain, identity, listen};
 
-/// How long resets have to reach the other end before the connection goes.
+/// The time that resets have to reach the other end before the connection is closed.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often to look whether streams still run while draining.
+/// The interval of the check for open streams while draining.
 const LOOK: Duration = Duration::from_millis(20);
-/// The alert `internal_error` of TLS, as it is sent before anything is encrypted (RFC 8446 section
-/// 6): what a client gets while there is no certificate to show it.
+/// The TLS alert `internal_error`, unencrypted (RFC 8446 section 6): the answer to a client while the
+/// gateway has no certificate.
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
-/// Where agents connect to.
+/// The settings of a gateway.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
-    /// The address and port.
+    /// The address and port to listen on.
     pub listen: SocketAddr,
-    /// How many sessions of agents there may be.
+    /// The maximum number of sessions of agents.
     pub sessions: usize,
-    /// How many handshakes may be under way.
+    /// The maximum number of concurrent handshakes.
     pub handshakes: usize,
-    /// How long a handshake may take.
+    /// The time limit of a handshake.
     #[serde(with = "duration")]
     pub handshake_timeout: Duration,
 }
@@ -72,7 +72,7 @@ impl Default for Settings {
     }
 }
 
-/// Where agents connect to.
+/// The listener that agents connect to.
 #[derive(Debug)]
 pub struct Gateway {
     listener: TcpListener,
@@ -88,7 +88,7 @@ struct Shared {
     handshakes: Handshakes,
 }
 
-/// Listens with our mark; an address of IPv6 takes connects of IPv4 as well.
+/// Opens a listener with our mark; an IPv6 address also takes IPv4 connects.
 pub(super) fn listener(
     address: SocketAddr,
     mark: Option<u32>,
@@ -104,11 +104,11 @@ pub(super) fn listener(
 }
 
 impl Gateway {
-    /// Listens, but accepts nobody yet.
+    /// Opens the listener, but accepts no connection yet.
     ///
     /// # Errors
     ///
-    /// If the address can't be listened on.
+    /// If listening on the address fails.
     pub fn bind(
         settings: Settings,
         common: Common,
@@ -127,14 +127,14 @@ impl Gateway {
         Ok(Self { listener, shared })
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         let listen = self.shared.settings.listen;
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves until the drain begins; then lets streams go on for a while.
+    /// Serves until the drain begins; then lets open streams run for at most `Limits::drain`.
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "gateway listens");
         let Self { listener, shared } = self;
@@ -158,14 +158,14 @@ impl Gateway {
     }
 }
 
-/// A connection that was accepted, and where it is to be carried.
+/// An accepted connection, with the thread that is to carry it.
 struct Joined {
     tcp: TcpStream,
     peer: SocketAddr,
     seat: Seat,
 }
 
-/// Starts the handshake of a connection.
+/// Starts the handshake of a connection, unless all sessions are taken.
 fn admit(
     shared: &Arc<Shared>,
     tasks: &mut JoinSet<()>,
@@ -191,7 +191,7 @@ fn admit(
     }
 }
 
-/// Who stands behind an address: a whole /64 of IPv6 is one host's to choose from.
+/// Returns the source that an address counts for: an IPv6 host may use any address of its /64.
 fn source_of(peer: SocketAddr) -> IpAddr {
     match peer.ip().to_canonical() {
         IpAddr::V4(v4) => v4.into(),
@@ -229,10 +229,10 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failed {
     }
 }
 
-/// A session whose handshake is done.
+/// A session that completed its handshake.
 struct Shaken {
     session: Session,
-    /// Says to its streams that they have to end.
+    /// Ends the session's streams when set to true.
     stop: watch::Sender<bool>,
     hello: SendStream<Bytes>,
     connection: h2::client::Connection<Carrier, Bytes>,
@@ -243,7 +243,7 @@ async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Faile
     let Joined { tcp, peer, seat } = joined;
     let mut tcp = seated(tcp)?;
     prepare_carrier(&tcp)?;
-    // Each handshake takes the identity of its time; sessions that are there keep theirs.
+    // Each handshake uses the current identity; established sessions keep theirs.
     let Some(own) = shared.identity.current() else {
         tcp.write_all(&ALERT).await?;
         return Err("this gateway has no certificate yet".into());
@@ -296,7 +296,7 @@ async fn shake(shared: &Shared, id: u64, joined: Joined) -> Result<Shaken, Faile
     })
 }
 
-/// Keeps a session until it ends.
+/// Keeps a session until it ends or is drained.
 async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<bool>) {
     let Shaken {
         session,
@@ -309,7 +309,7 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
     let (peer, release) = (session.facts.peer, session.facts.release.clone());
     let (id, name) = (session.id, session.facts.name.clone());
-    // This runs there too, and has to outlive the streams: their last bytes may still wait to be sent.
+    // The seat keeps the thread of this connection alive until the last bytes of the streams are sent.
     let _seat = session.seat.clone();
     if !sessions.insert(session, shared.settings.sessions) {
         let error = "as many sessions as the gateway or the node may have";
@@ -333,7 +333,7 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
         sessions.remove(&node, id, error);
         return;
     }
-    // The agent hears of it by the end of the hello, and opens a replacement.
+    // The end of the hello asks the agent to open a replacement.
     sessions.remove(&node, id, None);
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello had ended already");
@@ -342,8 +342,8 @@ async fn hold(shared: &Shared, shaken: Shaken, mut draining: watch::Receiver<boo
     let done = async {
         let served = timeout_at(until, no_streams(&traffic)).await;
         if served.is_ok() {
-            // What they sent last may still wait to be sent on. The connection ends by itself once
-            // nothing does.
+            // The last bytes of the streams may still be queued. The connection ends by itself once
+            // nothing is.
             sleep_until(until).await;
             return;
         }

@@ -1,11 +1,11 @@
-//! Handshakes that are under way: bounded, and fair by where they come from.
+//! The handshakes in progress: bounded, and fair between sources.
 
 use std::{collections::HashMap, net::IpAddr};
 
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
-/// Handshakes that are under way, oldest first.
+/// The handshakes in progress, oldest first.
 #[derive(Debug)]
 pub(super) struct Handshakes {
     most: usize,
@@ -27,12 +27,12 @@ impl Handshakes {
         }
     }
 
-    /// Makes room for one and begins it, as the task that `spawn` starts; if there was none, the source
-    /// of the one that gave way.
+    /// Begins a handshake, as the task that `spawn` starts. At the maximum, evicts another one first and
+    /// returns its source.
     ///
-    /// The oldest of the source with the most gives way: who opens and stalls pushes itself out,
-    /// and if it shares the agent's address, an agent that gets on with its handshake is long done
-    /// before its turn comes.
+    /// The victim is the oldest handshake of the source with the most: a source that opens connections
+    /// and stalls evicts its own. If it shares an agent's address, the agent's handshake is long done
+    /// before its turn to be evicted comes.
     pub(super) fn begin(
         &self,
         id: u64,
@@ -44,7 +44,7 @@ impl Handshakes {
             .then(|| victim(&entries))
             .flatten()
             .map(|index| entries.remove(index));
-        // Its end waits for the lock.
+        // A task that ends at once waits in `end` for the lock, so it finds its entry.
         let task = spawn();
         entries.push(Entry { id, source, task });
         drop(entries);
@@ -54,7 +54,7 @@ impl Handshakes {
         })
     }
 
-    /// It is over. False if it had to give way.
+    /// Removes a finished handshake; false if it was evicted before.
     pub(super) fn end(&self, id: u64) -> bool {
         let mut entries = self.entries.lock();
         let before = entries.len();
@@ -63,7 +63,7 @@ impl Handshakes {
     }
 }
 
-/// The oldest entry of the source that has the most; of the source with the oldest, if several do.
+/// Finds the oldest entry of the source with the most; on a tie, of the source with the oldest entry.
 fn victim(entries: &[Entry]) -> Option<usize> {
     let mut of_source: HashMap<IpAddr, usize> = HashMap::new();
     for entry in entries {

@@ -1,7 +1,7 @@
-//! The first stream of a session: both ends say who they are and what they speak.
+//! The hello, the first stream of a session: both ends send their release and protocol version.
 //!
-//! The gateway asks with a line of JSON, the agent answers with JSON. Fields and features that an
-//! end doesn't know are passed over, so that the next release can add some.
+//! The gateway asks with a line of JSON, the agent answers with JSON. Unknown fields and features are
+//! ignored, so that later releases can add some.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::poll_fn;
@@ -12,22 +12,22 @@ use tunnel_common::reason::Reason;
 
 use super::error_code::{code_of, refusing};
 
-/// The newest protocol that this release speaks.
+/// The newest protocol version of this release.
 const NEWEST: u32 = 1;
-/// The oldest one that it serves.
+/// The oldest protocol version that this release serves.
 const OLDEST: u32 = 1;
-/// The longest hello.
+/// The maximum length of a hello in bytes.
 const LONGEST: usize = 16 << 10;
-/// The longest word of it that is kept.
+/// The maximum length of a text from the other end in characters; the rest is cut off.
 const WORD: usize = 128;
-/// Where the hello is asked for.
+/// The URI of the hello request.
 const URI: &str = "https://gateway.culvert.dev/hello";
 const PATH: &str = "/hello";
 
-/// What the gateway says.
+/// The gateway's hello.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct Ask {
-    /// The newest protocol that it speaks.
+    /// The newest protocol version of the gateway.
     pub(super) protocol: u32,
     #[serde(default)]
     pub(super) release: String,
@@ -35,27 +35,27 @@ pub(super) struct Ask {
     pub(super) features: Vec<String>,
 }
 
-/// What the agent says.
+/// The agent's answer to the hello.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct Answer {
-    /// The newest protocol that both speak: what counts from here on.
+    /// The newest protocol version of both: the one that the session uses.
     pub(super) protocol: u32,
     #[serde(default)]
     pub(super) release: String,
     /// A name for this session.
     #[serde(default)]
     pub(super) session: String,
-    /// Which start of the machine it belongs to.
+    /// The boot ID of the agent's machine.
     #[serde(default)]
     pub(super) boot: String,
-    /// The allow-list, to be looked at: the agent is who decides.
+    /// The agent's allow-list, for display only: the agent enforces it.
     #[serde(default)]
     pub(super) allow: Vec<String>,
     #[serde(default)]
     pub(super) features: Vec<String>,
 }
 
-/// Why there is no session.
+/// A failed hello.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("the connection ended during the hello")]
@@ -74,7 +74,7 @@ pub(super) enum Error {
     Request(#[from] http::Error),
 }
 
-/// The protocol to speak with a gateway whose newest one is this.
+/// Returns the protocol version to use with a gateway whose newest one is `newest`.
 fn agree(newest: u32) -> Result<u32, Error> {
     if newest < OLDEST {
         return Err(Error::Protocol(newest));
@@ -82,8 +82,8 @@ fn agree(newest: u32) -> Result<u32, Error> {
     Ok(newest.min(NEWEST))
 }
 
-/// The gateway's end: asks, and keeps the body of the request open. It ends when the gateway is
-/// about to stop.
+/// Sends the hello as the gateway and returns the agent's answer and the request's body, which stays
+/// open. The gateway ends the body when it is about to stop.
 pub(super) async fn ask(
     sender: &mut SendRequest<Bytes>,
 ) -> Result<(Answer, SendStream<Bytes>), Error> {
@@ -118,7 +118,7 @@ fn parse_answer(text: &[u8]) -> Result<Answer, Error> {
     Ok(answer)
 }
 
-/// The agent's end: answers the first stream. What it gives ends when the gateway is about to stop.
+/// Answers the first stream, as the agent. The returned body ends when the gateway is about to stop.
 pub(super) async fn answer(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
@@ -152,13 +152,13 @@ async fn negotiate(body: &mut RecvStream) -> Result<u32, Error> {
     agree(ask.protocol)
 }
 
-/// Reads what each end may have said.
+/// Parses bytes as the hello of each end.
 pub(super) fn read_both(text: &[u8]) {
     let _answer = parse_answer(text);
     let _ask = serde_json::from_slice(text).map(|ask: Ask| agree(ask.protocol));
 }
 
-/// What a hello ends with.
+/// The delimiter that completes a hello.
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Whole {
     Line,
@@ -184,7 +184,7 @@ async fn read(body: &mut RecvStream, whole: Whole) -> Result<BytesMut, Error> {
     Ok(text)
 }
 
-/// A word of the other end, fit for a log.
+/// Makes a text of the other end fit for a log: drops control characters and limits its length.
 fn word(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())

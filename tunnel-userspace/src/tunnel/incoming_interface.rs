@@ -1,4 +1,4 @@
-//! The interface that an accepted connection came by.
+//! Reads the interface by which an accepted connection arrived.
 #![expect(
     unsafe_code,
     reason = "neither std nor nix reads IP_PKTOPTIONS and IPV6_2292PKTOPTIONS"
@@ -23,9 +23,9 @@ const IPV6_2292PKTOPTIONS: c_int = 6;
 /// The length of a `cmsghdr`.
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
-/// Has the kernel remember it for each connection that this socket will accept.
+/// Has the kernel record the interface of each connection that this listener will accept.
 pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
-    // A socket of IPv6 takes connects of IPv4 as well.
+    // An IPv6 socket also takes IPv4 connects.
     setsockopt(listener, Ipv4PacketInfo, &true)?;
     if is_v6 {
         setsockopt(listener, Ipv6RecvPacketInfo, &true)?;
@@ -33,7 +33,7 @@ pub(super) fn remember(listener: &impl AsFd, is_v6: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The index of the interface that an accepted connection came by; `local` is its own address.
+/// Returns the index of the interface that a connection arrived by; `local` is its own address.
 pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
     let (level, option) = if local.ip().to_canonical().is_ipv4() {
         (libc::SOL_IP, IP_PKTOPTIONS)
@@ -63,9 +63,9 @@ pub(super) fn of(socket: &impl AsFd, local: SocketAddr) -> io::Result<u32> {
         .ok_or_else(|| io::Error::other("the kernel did not say"))
 }
 
-/// The interface in a row of control messages (cmsg(3)).
+/// Finds the interface index in a sequence of control messages (cmsg(3)).
 fn index_of(mut messages: &[u8]) -> Option<u32> {
-    // Each message has a header, so there are at most as many as headers fit.
+    // Bounded: each message is at least a header long; `get(HEADER..length)` fails for a shorter one.
     while let Some((header, _)) = messages.split_at_checked(HEADER) {
         let length = usize::from_ne_bytes(*header.first_chunk()?);
         let (level, kind) = header.get(size_of::<usize>()..)?.split_at_checked(4)?;
@@ -73,9 +73,9 @@ fn index_of(mut messages: &[u8]) -> Option<u32> {
         let kind = c_int::from_ne_bytes(*kind.first_chunk()?);
         let data = messages.get(HEADER..length)?;
         let index = match (level, kind) {
-            // in_pktinfo: the index first.
+            // in_pktinfo begins with the index.
             (libc::SOL_IP, libc::IP_PKTINFO) => data.first_chunk(),
-            // in6_pktinfo: the address first.
+            // in6_pktinfo has the index after the address.
             (libc::SOL_IPV6, libc::IPV6_PKTINFO | libc::IPV6_2292PKTINFO) => {
                 data.get(16..)?.first_chunk()
             }

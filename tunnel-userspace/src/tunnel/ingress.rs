@@ -1,4 +1,4 @@
-//! Where steered connects land: a steering address says which node and port is meant.
+//! The ingress: accepts steered connects; the steering address identifies node and port.
 
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,34 +26,34 @@ use crate::{
     model::{Target, Targets},
 };
 
-/// How long to wait for the client's first bytes: they travel with the CONNECT, which saves a round
-/// trip where the client speaks first. Where it does not, this is what it costs.
+/// The time to wait for the client's first bytes: they travel with the CONNECT, which saves a round trip
+/// where the client speaks first. A client that waits for the server loses this time.
 const FIRST: Duration = Duration::from_millis(2);
-/// How many of them.
+/// The maximum number of first bytes.
 const FIRST_BYTES: usize = 16 << 10;
-/// How many clients there may be.
+/// The maximum number of clients.
 const CLIENTS: usize = 16 << 10;
 
-/// How streams end that nothing is wrong with but what their own ends did.
+/// The reasons that are only counted: the stream was ended by its client or target, not by a fault.
 const BY_AN_END: [Reason; 3] = [
     Reason::StreamServed,
     Reason::ClientReset,
     Reason::TargetReset,
 ];
 
-/// How long a link may take to become known.
+/// The time that a new link has to appear in the set of known links.
 const NEW_LINK: Duration = Duration::from_secs(1);
 
 /// Settings of an ingress.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The ranges of steering addresses.
+    /// The prefixes of steering addresses.
     pub prefixes: Vec<Prefix>,
-    /// The address and port: one of IPv6 takes connects of IPv4 as well.
+    /// The address and port to listen on: an IPv6 address also takes IPv4 connects.
     pub listen: SocketAddr,
 }
 
-/// Where steered connects land.
+/// The listener that steered connects reach.
 #[derive(Debug)]
 pub struct Ingress {
     listener: TcpListener,
@@ -70,12 +70,12 @@ struct Shared {
 }
 
 impl Ingress {
-    /// Listens, but accepts nobody yet. `inside` has the indices of the links that steered connects
-    /// come by; what comes by any other is reset.
+    /// Opens the listener, but accepts no connection yet. `inside` holds the indices of the links by
+    /// which steered connects may arrive; a connection by any other link is reset.
     ///
     /// # Errors
     ///
-    /// If the address can't be listened on.
+    /// If listening on the address fails.
     pub fn bind(
         settings: Settings,
         common: Common,
@@ -86,7 +86,7 @@ impl Ingress {
         let is_v6 = settings.listen.is_ipv6();
         let listener = listener(settings.listen, common.mark, |socket| {
             incoming_interface::remember(socket, is_v6)?;
-            // Without the privilege, only addresses that are local anyway can be served.
+            // Without the privilege only addresses that are local anyway can be served.
             if let Err(error) = socket.set_ip_transparent_v4(true) {
                 debug!(%error, "the ingress is not transparent");
             }
@@ -102,14 +102,14 @@ impl Ingress {
         Ok(Self { listener, shared })
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         let listen = self.shared.settings.listen;
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves until the drain begins; then lets streams go on for a while.
+    /// Serves until the drain begins; then lets open streams run for at most `Limits::drain`.
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "ingress listens");
         let Self { listener, shared } = self;
@@ -142,9 +142,9 @@ impl Ingress {
     }
 }
 
-/// Has the drop of the socket reset the connection.
+/// Makes the drop of the socket reset the connection.
 fn reset(tcp: &TcpStream) {
-    // Where this fails, the client sees an end in the place of a reset; there is nobody to tell.
+    // On failure the client sees an orderly end instead of a reset; nothing else is lost.
     drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
 }
 
@@ -170,12 +170,12 @@ async fn serve(
     } else {
         sessions.refused(&target, reason);
     }
-    // Whoever sees the end of it finds it told already.
+    // Dropped last: a client that sees the end finds the reason counted already.
     drop(tcp);
 }
 
 impl Shared {
-    /// Prepares a connection, and says what it is for, if it came as a steered one does.
+    /// Prepares a connection; returns its target if it arrived at a steering address by a known link.
     async fn target(&self, tcp: &TcpStream) -> Result<Target, Reason> {
         prepare_end(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
@@ -187,7 +187,7 @@ impl Shared {
             debug!(%error, "the incoming interface is unknown");
             Reason::ArrivedOutside
         })?;
-        // That of a pod which has only just come up may not be known yet.
+        // The link of a pod that has just started may not be known yet.
         let mut inside = self.inside.clone();
         let known = inside.wait_for(|inside| inside.contains(&interface));
         if !matches!(timeout(NEW_LINK, known).await, Ok(Ok(_))) {
@@ -198,8 +198,8 @@ impl Shared {
     }
 }
 
-/// Carries a client's connection to its target, and says how it ended; what is left of the
-/// connection is still to be dropped.
+/// Carries a client's connection to its target; returns the reason of the end, and the connection, which
+/// the caller drops.
 pub(super) async fn carry(
     sessions: &Sessions,
     target: &Target,
@@ -207,10 +207,10 @@ pub(super) async fn carry(
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
     let permitted = async {
-        // Without a session it is refused at once.
+        // The permit comes first, so that a connect without a session is refused at once.
         let permit = sessions.permit(&target.node)?;
         let first = first_bytes(&mut tcp).await;
-        // A session may end meanwhile, beside another.
+        // The session may have ended meanwhile while another one of the node is open.
         if permit.session.is_open() {
             return Ok((permit, first));
         }
@@ -228,12 +228,12 @@ pub(super) async fn carry(
     );
     match there.join_next().await {
         Some(Ok(ended)) => ended,
-        // A task that failed, or a thread that is gone.
+        // The task panicked, or the thread of the session is gone.
         Some(Err(_)) | None => (Reason::AgentLost, None),
     }
 }
 
-/// A stream of a session, where the session is carried.
+/// Runs a stream on the thread of its session.
 async fn stream(
     permit: Permit,
     target: Target,
@@ -263,10 +263,10 @@ async fn stream(
     (reason, Some(tcp))
 }
 
-/// The client's first bytes, or none if it waits to be spoken to.
+/// Reads the client's first bytes; empty if the client waits for the server.
 async fn first_bytes(tcp: &mut TcpStream) -> Bytes {
     let mut first = BytesMut::with_capacity(FIRST_BYTES);
-    // The copy meets an end or an error again.
+    // An end or an error is ignored here: the copy meets it again.
     drop(timeout(FIRST, tcp.read_buf(&mut first)).await);
     first.freeze()
 }
@@ -285,7 +285,7 @@ mod tests {
         let at = listener.local_addr().expect("an address");
         let mut client = TcpStream::connect(at).await.expect("connected");
         let (mut tcp, _) = listener.accept().await.expect("accepted");
-        // What was readable is read by somebody else: tokio doesn't know that nothing is left.
+        // Another reader takes the readable byte: tokio doesn't know that the socket is empty now.
         client.write_all(b"!").await.expect("written");
         tcp.readable().await.expect("readable");
         (&*SockRef::from(&tcp)).read_exact(&mut [0]).expect("read");

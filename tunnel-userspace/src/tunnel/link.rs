@@ -1,4 +1,4 @@
-//! Signs of life of a session, and how much it carries.
+//! Signs of life of a session, and its traffic counters.
 
 use std::{
     sync::{
@@ -15,35 +15,35 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Limits, socket::Meter};
 
-/// The time to an answer is looked at so many times before it is over.
+/// The number of checks for a sign of life within the time limit of a ping.
 const LOOKS: u32 = 8;
 
-/// What a session carries and carried.
+/// The traffic counters of a session.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
-    /// Streams that are open.
+    /// The number of open streams.
     streams: AtomicU32,
-    /// Bytes of streams that came from the other end of the session.
+    /// Stream bytes received from the other end of the session.
     received: AtomicU64,
-    /// Bytes of streams that went there.
+    /// Stream bytes sent to the other end of the session.
     sent: AtomicU64,
-    /// Whether a ping waits for its answer longer than it should.
+    /// True while a ping is unanswered for longer than expected and nothing else arrives.
     suspect: AtomicBool,
-    /// The time of the last ping and its answer, in microseconds; 0 before the first.
+    /// The round-trip time of the last ping, in microseconds; 0 before the first.
     rtt: AtomicU64,
 }
 
-/// The shown part of a session's traffic.
+/// The traffic of a session as views show it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrafficView {
-    /// The time of the last ping and its answer.
+    /// The round-trip time of the last ping, in seconds.
     pub rtt_seconds: Option<f64>,
-    /// Streams that are open.
+    /// The number of open streams.
     pub streams: u32,
-    /// Bytes of streams that came from the other end of the session.
+    /// Stream bytes received from the other end of the session.
     pub bytes_in: u64,
-    /// Bytes of streams that went there.
+    /// Stream bytes sent to the other end of the session.
     pub bytes_out: u64,
 }
 
@@ -62,7 +62,7 @@ impl Traffic {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing was heard of the other end for a while, although it was asked.
+    /// True if the other end sent nothing for a while although a ping waits for its answer.
     pub(super) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }
@@ -92,7 +92,7 @@ impl Traffic {
     }
 }
 
-/// A slot for one stream, free again when this is dropped.
+/// A slot for one stream, released on drop.
 #[derive(Debug)]
 pub(super) struct Slot(Arc<Traffic>);
 
@@ -102,8 +102,8 @@ impl Drop for Slot {
     }
 }
 
-/// Asks for signs of life, and ends when there are none. Whatever comes is one: an answer may stand
-/// behind a lot of bytes, but a link that is dead or frozen gives none at all.
+/// Sends pings and ends when the other end falls silent. Any received byte is a sign of life: a pong may
+/// queue behind a lot of data, but a link that is dead or frozen delivers nothing at all.
 pub(super) async fn silence(
     ping: Option<PingPong>,
     meter: &Meter,

@@ -1,4 +1,4 @@
-//! Says a thing once, and then every so often with how many times it came up.
+//! Rate limit of repeated log messages: one per interval, with the number of those suppressed.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tunnel_common::reason::Reason;
 
-/// How long a thing that was said is only counted.
+/// The interval within which a repeated message is only counted.
 const EVERY: Duration = Duration::from_secs(30);
-/// How many things are told apart.
+/// The maximum number of distinct messages that are tracked.
 const MOST: usize = 4096;
 
 #[derive(Debug)]
@@ -17,14 +17,14 @@ struct Said {
     kept_back: u64,
 }
 
-/// What was said of whom.
+/// The messages logged recently, by subject and reason.
 #[derive(Debug, Default)]
 pub(super) struct LogLimit {
     said: Mutex<HashMap<(Arc<str>, Reason), Said>>,
 }
 
 impl LogLimit {
-    /// Whether to say it now, and how many times it was not said since the last time.
+    /// Returns the number of messages suppressed since the last one, if a message may be logged now.
     pub(super) fn may_log(&self, whom: &Arc<str>, reason: Reason) -> Option<u64> {
         let now = Instant::now();
         let mut said = self.said.lock();

@@ -29,16 +29,16 @@ use super::{
 };
 use crate::{drain, failure::chain};
 
-/// How long a gateway may take until the hello is done.
+/// The time limit of the HTTP/2 handshake and the hello.
 const HELLO: Duration = Duration::from_secs(5);
-/// How many entries of the allow-list the gateway is shown.
+/// The maximum number of allow-list entries that the hello shows to the gateway.
 const SHOWN: usize = 100;
-/// How long a dial may wait for its turn while there are as many as there may be.
+/// The time that a dial may wait for a permit while all are taken.
 const TURN: Duration = Duration::from_secs(1);
-/// How long resets have to reach the other end before the connection goes.
+/// The time that resets have to reach the other end before the connection is closed.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// What all streams of an agent share.
+/// The state that all streams of an agent share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: Settings,
@@ -49,18 +49,18 @@ pub(super) struct Shared {
     pub(super) boot: String,
 }
 
-/// What becomes of a session, as the one who keeps it up hears it.
+/// An event of a session, for the task that keeps the connection up.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The gateway is about to stop: open another one. This one's streams go on.
+    /// The gateway is about to stop: a replacement is due. The streams of this session continue.
     Replace,
-    /// It ended.
+    /// The session ended with this error.
     Ended(String),
 }
 
 type Connection = h2::server::Connection<Carrier, Bytes>;
 
-/// A session as it runs.
+/// A session that completed its hello.
 pub(super) struct Running {
     connection: Connection,
     hello: RecvStream,
@@ -68,7 +68,7 @@ pub(super) struct Running {
     meter: Arc<Meter>,
 }
 
-/// Begins a session: HTTP/2, then the hello, which the gateway asks for.
+/// Begins a session: the HTTP/2 handshake, then the hello that the gateway sends.
 pub(super) async fn begin(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
     let begun = timeout(HELLO, Box::pin(greet(shared, carrier))).await;
     begun.unwrap_or_else(|_elapsed| Err("no hello came in time".to_owned()))
@@ -96,7 +96,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
             tokio::select! {
                 hello = &mut answered => break hello,
                 next = connection.accept() => match next {
-                    // Nothing may come before the hello is answered.
+                    // No stream may be opened before the hello is answered.
                     Some(Ok((_, mut respond))) => {
                         respond.send_reset(code_of(Reason::ProtocolBroken));
                     }
@@ -114,7 +114,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
             meter,
         }),
         Err(error) => {
-            // The refusal is still to be sent.
+            // The refusal is still queued.
             connection.graceful_shutdown();
             flush(&mut connection).await;
             Err(chain(&error))
@@ -122,7 +122,7 @@ async fn greet(shared: &Shared, carrier: Carrier) -> Result<Running, String> {
     }
 }
 
-/// Sends what waits to be sent, for a moment.
+/// Sends the queued frames, for at most [`GRACE`].
 async fn flush(connection: &mut Connection) {
     let sent = async { while connection.accept().await.is_some() {} };
     drop(timeout(GRACE, sent).await);
@@ -172,7 +172,7 @@ pub(super) async fn run(
             }
             () = drain::begun(&mut draining), if !is_draining => {
                 is_draining = true;
-                // The hello is a stream as well: the connection ends when all have.
+                // The hello is a stream too: the connection ends when all streams have.
                 hello = None;
                 connection.graceful_shutdown();
             }
@@ -185,16 +185,16 @@ pub(super) async fn run(
         }
     };
     drop(connection);
-    // After the first news nobody waits for more.
+    // The receiver takes only the first event; a failed send is expected.
     drop(news.send(News::Ended(ended)));
-    // They find their streams lost.
+    // The dropped connection makes the remaining streams fail.
     while streams.join_next().await.is_some() {}
 }
 
-/// Waits for the end of the hello's body.
+/// Waits for the end of the hello's body, which means that the gateway is about to stop.
 async fn ended(hello: &mut Option<RecvStream>) {
     let Some(hello) = hello else { return };
-    // Data would be of a later release.
+    // Data would come from a later release and is ignored.
     while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
         drop(hello.flow_control().release_capacity(bytes.len()));
     }
@@ -209,7 +209,7 @@ impl Shared {
         traffic: Arc<Traffic>,
         mut stopped: watch::Receiver<bool>,
     ) {
-        // The gateway keeps to the advertised number; this is for the view.
+        // The gateway respects the advertised maximum of streams; this slot only counts for the view.
         let slot = traffic.slot(u32::MAX);
         let asked = Asked::of(&request);
         let dialled = match asked {
@@ -232,7 +232,7 @@ impl Shared {
         debug!(asked = ?asked.ok(), reason = reason.label(), "stream ended");
     }
 
-    /// Dials what was asked for, if it is allowed. Ends early when the client gives up.
+    /// Dials the requested target if the allow-list permits it. Ends early when the client gives up.
     async fn dial(
         &self,
         asked: &Asked,
@@ -241,7 +241,7 @@ impl Shared {
         let address = self.allow.resolve(asked, is_own_address)?;
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
-            // A burst has its turn when those before it are through.
+            // A dial of a burst waits until earlier dials are done.
             let turn = timeout(TURN, self.dials.acquire()).await;
             let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialsFull)?;
             dial::target(address, mark, limit).await
@@ -258,7 +258,7 @@ impl Shared {
     }
 }
 
-/// Answers that the target is there, and copies.
+/// Answers the CONNECT with success, then copies.
 async fn answer(
     tcp: &mut TcpStream,
     request: Request<RecvStream>,
@@ -280,7 +280,7 @@ async fn answer(
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {
     if [Reason::ClientReset, Reason::AgentLost].contains(&reason) {
-        // Nobody waits for an answer any more.
+        // The client no longer waits for an answer.
         return;
     }
     if let Err(error) = respond.send_response(refusing(reason), true) {

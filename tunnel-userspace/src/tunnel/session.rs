@@ -33,13 +33,13 @@ use super::{
 };
 use crate::model::Target;
 
-/// How long an agent may take to answer; longer than it gives its dial.
+/// The time limit of an agent's answer; longer than an agent's own limit for its dial.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long a stream may wait to be opened.
+/// The time that a stream may wait to be opened.
 const OPENED: Duration = Duration::from_secs(2);
-/// A pace is measured over at least this long.
+/// The minimum interval over which a pace is measured.
 const PACE: Duration = Duration::from_millis(250);
-/// Paces that differ by less than this many bytes a second count as one.
+/// The granularity in bytes a second at which paces are compared.
 const PACE_STEP: u64 = 64 << 10;
 
 /// A session with an agent.
@@ -47,22 +47,22 @@ const PACE_STEP: u64 = 64 << 10;
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) node: Arc<str>,
-    /// Its view as it was after the handshake.
+    /// The view as of the end of the handshake.
     pub(super) facts: SessionView,
     pub(super) sender: SendRequest<Bytes>,
-    /// The most streams, of this end's setting.
+    /// The maximum number of streams by this end's setting.
     pub(super) streams: u32,
-    /// Where it runs, and its streams with it.
+    /// The thread that runs the session and its streams.
     pub(super) seat: Seat,
     pub(super) traffic: Arc<Traffic>,
     pub(super) pace: Mutex<Pace>,
-    /// Says when its streams have to end.
+    /// True once the streams have to end.
     pub(super) stop: watch::Receiver<bool>,
 }
 
 impl Session {
-    /// How little it is to be preferred: whether it may be dead, then how busy it is, by bytes and
-    /// by streams, then its age.
+    /// Returns the sort key of the session; the smallest is preferred. Sessions that may be dead come
+    /// last; then fewer bytes a second, fewer streams, and the newer session win.
     pub(super) fn load(&self) -> (bool, u64, u32, Reverse<u64>) {
         let view = self.traffic.view();
         let pace = self
@@ -84,23 +84,23 @@ impl Session {
         }
     }
 
-    /// Whether it takes new streams: it has not ended, and the agent has not said that it will.
+    /// True if the session takes new streams: it has not ended, and the agent sent no GOAWAY.
     pub(super) fn is_open(&self) -> bool {
         let mut sender = self.sender.clone();
         let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
         !matches!(ready, Poll::Ready(Err(_)))
     }
 
-    /// Ends when the streams have to.
+    /// Waits until the streams have to end.
     pub(super) async fn stopped(&self) {
         if self.stop.clone().wait_for(|stop| *stop).await.is_err() {
-            // The session is over. What came before its end is still to be copied; if the end of
-            // the stream was not among it, the stream itself says so.
+            // The sender is gone, so the session is over. Bytes received before its end must still be
+            // copied; the stream itself reports an error if its own end was not among them.
             pending().await
         }
     }
 
-    /// Sends the CONNECT of a stream, with the client's first bytes, and waits for the answer.
+    /// Sends the CONNECT of a stream and the client's first bytes; waits for the answer.
     pub(super) async fn open(
         &self,
         target: &Target,
@@ -113,7 +113,7 @@ impl Session {
         let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
         if !first.is_empty() {
             self.traffic.count_sent(first.len());
-            // A refusal may be here before them: then the stream has ended, and the answer tells why.
+            // A refusal may arrive first: the stream has ended then, and the answer has the reason.
             if let Err(error) = send.send_data(first, false) {
                 debug!(%error, "the agent answered before the client's first bytes went");
             }
@@ -140,7 +140,7 @@ impl Session {
     }
 }
 
-/// The permission to open one stream of a session.
+/// A permit to open one stream of a session.
 #[derive(Debug)]
 pub(super) struct Permit {
     pub(super) session: Arc<Session>,
@@ -148,9 +148,9 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Takes one of the session's slots for streams, if one is free.
+    /// Takes one of the session's slots for streams, if any is free.
     pub(super) fn take(session: Arc<Session>) -> Option<Self> {
-        // One of those that the agent takes is the hello; an agent may say that it takes none.
+        // The hello takes one of the agent's streams. An agent may advertise a maximum of 0.
         let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
         let most = u32::try_from(of_agent).unwrap_or(u32::MAX);
         let slot = session.traffic.slot(most.min(session.streams))?;
@@ -161,8 +161,8 @@ impl Permit {
     }
 }
 
-/// Ends if the last request of a sender still waits to be opened after a while: streams that ended
-/// here, but whose last bytes the agent doesn't take, still count as open in `h2`.
+/// Returns if the sender's last request still waits to be opened after [`OPENED`]: `h2` counts streams
+/// as open that ended here but whose last bytes the agent does not take.
 async fn never_opened(sender: &mut SendRequest<Bytes>) {
     sleep(OPENED).await;
     if poll_fn(|cx| Poll::Ready(sender.poll_ready(cx).is_ready())).await {
@@ -181,7 +181,7 @@ fn request(target: &Target) -> Result<Request<()>, Reason> {
         .map_err(|_error: http::Error| Reason::ProtocolBroken)
 }
 
-/// Bytes a second, since it was last looked at.
+/// A measured rate in bytes a second.
 #[derive(Debug)]
 pub(super) struct Pace {
     at: Instant,
@@ -201,7 +201,7 @@ impl Pace {
     fn at(&mut self, now: Instant, total: u64) -> u64 {
         let time = now.duration_since(self.at);
         let millis = u64::try_from(time.max(PACE).as_millis()).unwrap_or(u64::MAX);
-        // Another thread may have come first, with a later total.
+        // Another thread may have measured before, with a later total.
         let rate = total.saturating_sub(self.total) * 1000 / millis;
         if time >= PACE {
             (self.at, self.total, self.rate) = (now, total, rate);

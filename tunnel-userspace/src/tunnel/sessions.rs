@@ -1,5 +1,5 @@
-//! The sessions of nodes: the gateway adds them, the ingress opens streams on them, and both note here what
-//! went wrong.
+//! The sessions of each node: the gateway adds them, the ingress opens streams on them, and both record
+//! errors here.
 
 use std::{
     collections::BTreeMap,
@@ -25,51 +25,52 @@ use super::{
 };
 use crate::model::{Target, Targets};
 
-/// How many sessions a node may have: those of its settings, and those that a bad link broke and
-/// nobody noticed yet.
+/// The maximum number of sessions of a node: the configured ones, and those of broken links that are not
+/// detected yet.
 const OF_NODE: usize = 32;
 
-/// What the gateway knows of a node.
+/// The gateway's view of a node.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
     /// The name of the Node.
     pub node: String,
-    /// Its live sessions, oldest first.
+    /// The node's live sessions, oldest first.
     pub sessions: Vec<SessionView>,
-    /// When a session of it was last alive.
+    /// The time when a session of the node was last alive.
     pub last_seen: Option<Timestamp>,
-    /// What last went wrong with it.
+    /// The last error of the node.
     pub last_error: Option<String>,
 }
 
-/// A session with an agent.
+/// The view of a session with an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionView {
-    /// The name that the agent gave it.
+    /// The name that the agent chose for the session.
     pub name: String,
-    /// Where the agent dialled from.
+    /// The address and port of the agent's end of the connection.
     pub peer: SocketAddr,
-    /// Since when.
+    /// The time when the session began.
     pub since: Timestamp,
     /// The release of the agent.
     pub release: String,
-    /// When the agent's certificate expires.
+    /// The time when the agent's certificate expires.
     pub certificate_expires: Timestamp,
-    /// What it carries and carried.
+    /// The traffic of the session.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
 
-/// The sessions of every node that has, had or was asked for one, counts of reasons, and the limits of the log.
+/// The sessions of every node that has, had or was asked for one, with counts and log rate limits.
 #[derive(Debug, Default)]
 pub struct Sessions {
     nodes: Mutex<BTreeMap<Arc<str>, Node>>,
     count: AtomicUsize,
     next: AtomicU64,
     counts: Counts,
-    /// What was logged of nodes, and of others: a flood of the latter keeps no line back of the former.
+    /// The log limit for nodes. Other messages have their own, so a flood of them suppresses none of
+    /// these.
     log: LogLimit,
     log_of_others: LogLimit,
 }
@@ -81,17 +82,17 @@ struct Node {
     last_error: Option<Trouble>,
 }
 
-/// What last went wrong with a node.
+/// The last error of a node.
 #[derive(Debug)]
 enum Trouble {
-    /// A connect to this was refused or broken off.
+    /// A connect to this target was refused or broken off.
     Refused(Target, Reason),
-    /// A session ended for this.
+    /// A session ended with this error.
     Ended(String),
 }
 
 impl Sessions {
-    /// Nobody is connected.
+    /// Creates the registry without sessions.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
@@ -103,7 +104,7 @@ impl Sessions {
         self.nodes_with(&Targets::new())
     }
 
-    /// Returns these, and the nodes that are steered and never had one.
+    /// Returns the same, and the steered nodes that never had a session.
     #[must_use]
     pub fn nodes_with(&self, steered: &Targets) -> Vec<NodeView> {
         let unseen = |target: &Target| NodeView {
@@ -120,7 +121,7 @@ impl Sessions {
                 node: name.to_string(),
                 sessions: node.sessions.iter().map(|it| it.view()).collect(),
                 last_seen: node.seen(now),
-                // The time since an agent was seen goes on.
+                // Formatted now, because the text contains the time since the agent was last seen.
                 last_error: node.last_error.as_ref().map(|it| it.text(node, now)),
             };
             (Arc::clone(name), view)
@@ -129,24 +130,24 @@ impl Sessions {
         views.into_values().collect()
     }
 
-    /// Returns how often each reason came up.
+    /// Returns the number of occurrences of each reason.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<Reason, u64> {
         self.counts.all()
     }
 
-    /// Returns how many sessions there are.
+    /// Returns the number of sessions.
     pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns a number that no other session has.
+    /// Returns a unique number for a new session.
     pub(super) fn next_id(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a session, which may be picked from here on; unless there are `most` in all already, or of
-    /// its node as many as one node may have.
+    /// Adds a session, which streams may use from here on. Returns false if there are `most` sessions
+    /// already, or the maximum of one node.
     pub(super) fn insert(&self, session: Session, most: usize) -> bool {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&session.node)).or_default();
@@ -159,7 +160,7 @@ impl Sessions {
         true
     }
 
-    /// Removes a session that was added. `error` says what ended it, if its end was not wanted.
+    /// Removes an added session. `error` is the cause of an unexpected end.
     pub(super) fn remove(&self, node: &Arc<str>, id: u64, error: Option<String>) {
         let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(node) else {
@@ -173,7 +174,7 @@ impl Sessions {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Takes a permit for a stream of the session of the node that has least to do.
+    /// Takes a permit for a stream on the node's session with the least load.
     pub(super) fn permit(&self, node: &Arc<str>) -> Result<Permit, Reason> {
         let mut sessions = self.nodes.lock().get(node).map_or_else(Vec::new, |node| {
             let open = node.sessions.iter().filter(|session| session.is_open());
@@ -191,7 +192,7 @@ impl Sessions {
         self.counts.count(reason);
     }
 
-    /// Counts, notes and logs that a connect to the target was refused or broken off.
+    /// Counts, records and logs that a connect to the target was refused or broken off.
     pub(super) fn refused(&self, target: &Target, reason: Reason) {
         self.count(reason);
         let trouble = Trouble::Refused(target.clone(), reason);
@@ -206,7 +207,7 @@ impl Sessions {
         }
     }
 
-    /// Counts and logs a problem that has to do with no target.
+    /// Counts and logs a problem that concerns no target.
     pub(super) fn unwell(&self, whom: &Arc<str>, reason: Reason, error: &dyn fmt::Display) {
         self.count(reason);
         let (label, meaning) = (reason.label(), reason.meaning());
@@ -229,7 +230,7 @@ impl Node {
 }
 
 impl Trouble {
-    /// Returns the text for it, wherever it is shown.
+    /// Formats the error for views and logs.
     fn text(&self, node: &Node, now: Timestamp) -> String {
         match (self, node.seen(now)) {
             (Self::Ended(text), _) => text.clone(),

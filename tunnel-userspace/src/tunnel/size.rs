@@ -1,10 +1,10 @@
-//! How much to read at once: little from who says little, much from who has much.
+//! The size of a read: small for slow senders, large for fast ones.
 
-/// The least and the most that a buffer holds.
+/// The minimum and the maximum size in bytes.
 const LEAST: usize = 4 << 10;
 const MOST: usize = 128 << 10;
 
-/// The size of the next read.
+/// The size of the next read in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size(usize);
 
@@ -19,7 +19,7 @@ impl Size {
         self.0
     }
 
-    /// A read that could have been this long gave so many bytes.
+    /// Adapts the size to a read of `read` bytes that could have been of the current size.
     pub(super) fn learn(&mut self, read: usize) {
         if read >= self.0 {
             self.0 = (self.0 * 4).min(MOST);

@@ -1,5 +1,5 @@
-//! The TCP connection that carries a session, below TLS: read in large pieces, since rustls asks for
-//! 4 KiB at a time, and counted.
+//! The TCP connection that carries a session, below TLS. It reads in large pieces, since rustls asks for
+//! 4 KiB at a time, and counts the bytes.
 
 use std::{
     future::Future as _,
@@ -22,15 +22,15 @@ use tokio::{
 
 use super::size::Size;
 
-/// How long sent bytes may stay without an answer of the other machine.
+/// The time that sent bytes may stay unacknowledged before the kernel ends the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Unsent bytes that the kernel holds. More would only delay what is sent after them.
+/// The maximum number of unsent bytes in the kernel. More would only delay later frames.
 const UNSENT: u32 = 256 << 10;
-/// Bytes that are taken in while a write waits: more than the other end can have between `h2` and
-/// the wire, a frame, what TLS buffers and what its kernel has not sent.
+/// The maximum number of bytes read ahead while a write waits. It exceeds what the other end can hold
+/// between `h2` and the wire: one frame, the TLS buffer and the unsent bytes in its kernel.
 const TAKEN_IN: usize = 1 << 20;
 
-/// Prepares a TCP connection that carries a session.
+/// Prepares a TCP connection that is to carry a session.
 pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
@@ -43,17 +43,18 @@ pub(super) fn prepare_carrier(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// What the kernel may hold of a stream, each way and for each of its sockets. Left to itself it
-/// would hold many times as much for an end that is read slowly; a few hundred of them would use up
-/// its memory for TCP, and then every connection of the machine waits for retransmissions.
+/// The buffer of each socket of a stream in the kernel, each way. By default the kernel would hold many
+/// times as much for a slow reader; a few hundred of those would use up its memory for TCP, and every
+/// connection of the machine would wait for retransmissions.
 const BUFFER: usize = 256 * 1024;
 
-/// What paces an end: nothing. It is near, mostly on this machine, where `bbr`, if that is what the
-/// machine has for its connections, only arms a timer for each piece. Every kernel has this one.
+/// The congestion control of clients' and targets' sockets. Their peers are near, mostly on this
+/// machine, where `bbr`, if it is the default, only arms a timer for each piece. Every kernel has
+/// `reno`.
 const CONGESTION: &[u8] = b"reno";
 
-/// Prepares the TCP connection of a client or target. If it is dropped before
-/// [`closes_in_order`], its peer gets a reset: no end is shown that was none.
+/// Prepares the TCP connection of a client or target. If it is dropped before [`closes_in_order`], its
+/// peer gets a reset, so a broken stream never looks like a complete one.
 pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(tcp);
     socket.set_tcp_nodelay(true)?;
@@ -68,30 +69,30 @@ pub(super) fn prepare_end(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Both directions ended: what is still to be sent is, after the close.
+/// Makes the close orderly, after both directions ended: unsent bytes are sent after it.
 pub(super) fn closes_in_order(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }
 
-/// The same connection where this runs: its events come from there from now on.
+/// Registers the connection with the runtime of the current thread, which gets its events from now on.
 pub(super) fn seated(tcp: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(tcp.into_std()?)
 }
 
-/// Bytes of a session that the wire gave and took.
+/// The received bytes of a session, as counted below TLS.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     received: AtomicU64,
 }
 
 impl Meter {
-    /// How many came: a sign of life when it grows.
+    /// Returns the number of received bytes: an increase is a sign of life.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 }
 
-/// What is below TLS.
+/// The transport below TLS.
 #[derive(Debug)]
 pub(super) struct Socket {
     tcp: TcpStream,
@@ -114,7 +115,7 @@ impl Socket {
         Arc::clone(&self.meter)
     }
 
-    /// Reads once into the inbox, behind what is there.
+    /// Reads once and appends to the inbox.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.inbox.is_empty() && self.inbox.capacity() > 2 * self.size.bytes() {
             self.inbox = BytesMut::new();
@@ -123,7 +124,7 @@ impl Socket {
         let read = pin!(self.tcp.read_buf(&mut self.inbox)).poll(cx);
         let is_idle = read.is_pending() && self.inbox.is_empty();
         if is_idle && self.inbox.capacity() > Size::default().bytes() {
-            // An idle session holds no buffer.
+            // Idle sessions must not hold a buffer.
             self.inbox = BytesMut::new();
         }
         let read = ready!(read)?;
@@ -133,14 +134,14 @@ impl Socket {
         Poll::Ready(Ok(read))
     }
 
-    /// A write has to wait. Meanwhile takes in what comes, within a bound.
+    /// Reads ahead into the inbox, up to [`TAKEN_IN`], while a write waits.
     ///
-    /// `h2` reads nothing while the answer to a ping waits to be written. Where both ends are at
-    /// that, with full buffers between them, neither write could ever end.
+    /// `h2` reads nothing while the answer to a ping waits to be written. If both ends did that, with
+    /// full buffers between them, neither write could ever complete.
     fn poll_waiting<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         while self.inbox.len() < TAKEN_IN {
             match self.poll_fill(cx) {
-                // The end is met again by whoever reads.
+                // The next read meets the end again.
                 Poll::Pending | Poll::Ready(Ok(0)) => break,
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
@@ -210,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends with little room between them.
+    /// Connects two ends with small buffers between them.
     async fn pair() -> (Socket, TcpStream) {
         let [listener, dialler] = [(); 2].map(|()| {
             let socket = TcpSocket::new_v4().expect("a socket");
@@ -227,7 +228,7 @@ mod tests {
         (Socket::new(here), there)
     }
 
-    /// Writes for as long as anything is taken.
+    /// Writes until the socket takes no more.
     fn write_on(here: &mut Socket, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while Pin::new(&mut *here).poll_write(cx, bytes)?.is_ready() {}
         Poll::Pending
@@ -280,7 +281,7 @@ mod tests {
             tokio::join!(there.write_all(&[1; 1 << 20]), here.read_exact(&mut got));
         written.expect("written");
         read.expect("read");
-        // Nothing comes any more.
+        // Nothing more arrives.
         let mut one = [0];
         let idle = timeout(Duration::from_millis(50), here.read(&mut one)).await;
         idle.expect_err("idle");

@@ -1,4 +1,4 @@
-//! What the agent may dial: its allow-list, asked before any dial.
+//! The targets that the agent may dial: its allow-list, checked before any dial.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,22 +8,22 @@ use tunnel_common::reason::Reason;
 
 use super::BadAllowance;
 
-/// The header of a CONNECT that asks for loopback in the place of the address.
+/// The header of a CONNECT that requests loopback instead of the address.
 pub(super) const TARGET: &str = "culvert-target";
-/// Its value.
+/// The header's only value.
 pub(super) const LOOPBACK: &str = "loopback";
 
-/// What a stream is for.
+/// The requested target of a stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Asked {
     /// The address and port that the client dialled.
     pub(super) address: SocketAddr,
-    /// Whether loopback is to be dialled in the place of the address.
+    /// True if loopback is to be dialled instead of the address.
     pub(super) loopback: bool,
 }
 
 impl Asked {
-    /// What a CONNECT asks for.
+    /// Reads the target from a CONNECT.
     pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Reason> {
         let authority = request.uri().authority().ok_or(Reason::ProtocolBroken)?;
         let address: SocketAddr = authority
@@ -33,7 +33,7 @@ impl Asked {
         let loopback = match request.headers().get(TARGET) {
             None => false,
             Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
-            // A way of dialling that this release does not know must not end in another one.
+            // Refuse unknown values: they may ask for another way of dialling, not for the address.
             Some(_) => return Err(Reason::ProtocolBroken),
         };
         Ok(Self {
@@ -45,15 +45,15 @@ impl Asked {
 
 #[derive(Clone, Copy, Debug)]
 enum Allowance {
-    /// This port, on an address of our own.
+    /// This port on an address of this node.
     Own(u16),
-    /// This port, on loopback.
+    /// This port on loopback.
     Loopback(u16),
     /// This address and port.
     Exact(SocketAddr),
 }
 
-/// What may be dialled.
+/// The targets that may be dialled.
 #[derive(Debug)]
 pub(super) struct AllowList(Vec<Allowance>);
 
@@ -66,7 +66,7 @@ impl AllowList {
             .map(Self)
     }
 
-    /// Where to dial. `is_own` says whether an address is one of this machine's.
+    /// Returns the address to dial. `is_own` is true for addresses of this machine.
     pub(super) fn resolve(
         &self,
         asked: &Asked,
@@ -91,7 +91,7 @@ impl AllowList {
     }
 }
 
-/// Whether a text is an entry of an allow-list.
+/// True if a text is a valid entry of an allow-list.
 #[must_use]
 pub fn is_allowance(text: &str) -> bool {
     allowance(text).is_some()
@@ -111,8 +111,8 @@ fn allowance(text: &str) -> Option<Allowance> {
     }
 }
 
-/// Whether an address can be that of a node: `self` never means loopback, and never what is not
-/// told apart from link to link.
+/// True if an address can identify a node: `self` never means loopback, nor an address that is unique on
+/// one link only.
 const fn may_be_own(address: IpAddr) -> bool {
     let is_of_a_link = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -121,7 +121,7 @@ const fn may_be_own(address: IpAddr) -> bool {
     !(is_of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// Whether an interface of this machine has the address now.
+/// True if an interface of this machine has the address now.
 pub(super) fn is_own_address(address: IpAddr) -> bool {
     let Ok(mut interfaces) = getifaddrs() else {
         return false;

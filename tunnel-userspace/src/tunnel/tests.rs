@@ -1,4 +1,4 @@
-//! The whole tunnel in one process, on loopback: client, ingress, gateway, agent, target.
+//! The complete tunnel in one process, on loopback: client, ingress, gateway, agent, target.
 
 mod ends;
 mod flow;

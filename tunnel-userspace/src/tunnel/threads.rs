@@ -1,5 +1,5 @@
-//! Threads for sessions: each carries whole sessions, with all their streams. What a byte passes on
-//! its way through a process runs on one CPU then, and hands it over without waking another.
+//! Threads for sessions: each runs complete sessions with all their streams. A byte is then processed on
+//! one CPU, and passes between tasks without waking another thread.
 
 use std::{io, num::NonZero, sync::Arc, thread};
 
@@ -9,22 +9,22 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Threads that carry sessions.
+/// The threads that run sessions.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,
 }
 
-/// A session's seat on one of them.
+/// A session's seat on one of the threads, or on the current runtime.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     runtime: Handle,
-    /// Ends the thread once nobody has a seat on it.
+    /// Ends the thread once the last seat on it is dropped.
     end: Arc<Option<oneshot::Sender<()>>>,
 }
 
 impl Threads {
-    /// Starts so many, but no more than there are CPUs.
+    /// Starts at most `most` threads, and no more than there are CPUs.
     pub(super) fn start(most: usize) -> Self {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let mut seats = Vec::new();
@@ -40,8 +40,8 @@ impl Threads {
         Self { seats }
     }
 
-    /// A seat where the fewest are taken. If not one thread could be had, sessions run where
-    /// everything else does.
+    /// Returns a seat on the thread with the fewest seats taken. If no thread could be started, sessions
+    /// run on the caller's runtime.
     pub(super) fn seat(&self) -> Seat {
         let taken = |seat: &&Seat| Arc::strong_count(&seat.end);
         let freest = self.seats.iter().min_by_key(taken).cloned();
@@ -53,7 +53,7 @@ impl Threads {
 }
 
 impl Seat {
-    /// What runs there.
+    /// Returns the runtime of the thread.
     pub(super) const fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -64,9 +64,9 @@ fn start() -> io::Result<Seat> {
     let handle = runtime.handle().clone();
     let (end, ended) = oneshot::channel::<()>();
     let run = move || {
-        // It is never sent, only dropped.
+        // Nothing is ever sent: the drop of the sender ends the thread.
         drop(runtime.block_on(ended));
-        // A look-up of a name that hangs must not hold up the end.
+        // A hanging DNS lookup on a blocking thread must not delay the end.
         runtime.shutdown_background();
     };
     thread::Builder::new()

@@ -1,4 +1,4 @@
-//! What an agent shows of itself.
+//! The agent's view of itself.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,54 +12,54 @@ use super::{
     link::{Traffic, TrafficView},
 };
 
-/// What an agent shows of itself.
+/// The agent's view of itself.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentView {
-    /// Its connections: for each gateway as many as the setting says.
+    /// The connections: for each gateway as many as configured.
     pub connections: Vec<ConnectionView>,
-    /// How often each reason came up, by its label.
+    /// The number of occurrences of each reason, by its label.
     pub counts: BTreeMap<String, u64>,
 }
 
-/// A connection to a gateway.
+/// The view of a connection to a gateway.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
-    /// The gateway, as the settings name it.
+    /// The gateway as configured.
     pub gateway: String,
-    /// Which of the connections to it, from 0.
+    /// The number of the connection among those to its gateway, from 0.
     pub connection: u8,
-    /// What it is at.
+    /// The state of the connection.
     pub state: ConnectionState,
-    /// Since when it is connected, or isn't any more.
+    /// The time when the connection was last established or lost.
     pub since: Option<Timestamp>,
-    /// What last went wrong.
+    /// The last error.
     pub last_error: Option<String>,
-    /// When it will be tried again.
+    /// The time of the next attempt.
     pub next_try: Option<Timestamp>,
-    /// What its last session carries and carried.
+    /// The traffic of the last session.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
 
-/// What a connection is at.
+/// The state of a connection to a gateway.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ConnectionState {
-    /// It is being made.
+    /// An attempt is in progress.
     #[default]
     Connecting,
-    /// There is a session.
+    /// A session is established.
     Connected,
-    /// It failed, and waits for its next try.
+    /// An attempt failed or cannot start yet; the next one is pending.
     Waiting,
     /// The agent is about to stop.
     Draining,
 }
 
 impl ConnectionState {
-    /// Every one of them.
+    /// All states.
     pub const ALL: [Self; 4] = [
         Self::Connecting,
         Self::Connected,
@@ -67,7 +67,7 @@ impl ConnectionState {
         Self::Draining,
     ];
 
-    /// The word for it, as in JSON.
+    /// Returns the state's label, as in JSON.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl ConnectionState {
     }
 }
 
-/// What an agent is at, as its parts tell it.
+/// The current state of an agent, which its tasks update.
 #[derive(Debug)]
 pub struct Board {
     connections: Mutex<Vec<Connection>>,
@@ -89,7 +89,7 @@ pub struct Board {
 #[derive(Debug)]
 struct Connection {
     view: ConnectionView,
-    /// Of its last session.
+    /// The traffic of the last session.
     traffic: Arc<Traffic>,
 }
 
@@ -109,7 +109,7 @@ impl Board {
         }
     }
 
-    /// Shows it as it is now.
+    /// Returns the current view.
     #[must_use]
     pub fn view(&self) -> AgentView {
         let connections = self.connections.lock();
@@ -124,7 +124,7 @@ impl Board {
         }
     }
 
-    /// Shows what a connection is at.
+    /// Updates the state of a connection.
     pub(super) fn show(
         &self,
         slot: usize,
@@ -142,7 +142,7 @@ impl Board {
         }
     }
 
-    /// Shows from now on what the new session of a connection carries.
+    /// Replaces the traffic counters of a connection by those of its new session.
     pub(super) fn carries(&self, slot: usize, traffic: Arc<Traffic>) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;

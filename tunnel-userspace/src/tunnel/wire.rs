@@ -7,36 +7,36 @@ use tokio_rustls::TlsStream;
 use super::{Limits, socket::Socket};
 use crate::identity::ALPN;
 
-/// What HTTP/2 runs over.
+/// The transport of HTTP/2.
 pub(super) type Carrier = TlsStream<Socket>;
 
-/// The most bytes that HTTP/2 lets a connection have under way (RFC 9113 section 6.9.1).
+/// The maximum flow-control window of HTTP/2 (RFC 9113 section 6.9.1).
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
-/// The largest DATA frame. One of another stream waits for no more than this.
+/// The largest DATA frame, which bounds the delay of another stream's frame behind it.
 const FRAME: u32 = 128 << 10;
-/// The largest list of headers.
+/// The largest header list in bytes.
 const HEADERS: u32 = 16 << 10;
-/// How many bytes of a stream wait in `h2` to be sent.
+/// The maximum number of bytes of a stream that `h2` queues for sending.
 const SEND_BUFFER: usize = 256 << 10;
-/// How many streams that ended by a reset are remembered, and how many may be reset before they
-/// were looked at. The other end is authenticated, and a burst of cancelled requests is no attack:
-/// beyond these, `h2` would close the whole connection.
+/// The number of reset streams that `h2` remembers, and of streams that may be reset before they are
+/// accepted. Beyond these `h2` would close the connection. The limit is generous, since the other end is
+/// authenticated and a burst of cancelled requests is no attack.
 const RESETS: usize = 16 << 10;
-/// What small DATA frames that wait to be read may cost before `h2` closes the connection. A frame
-/// of less than 256 bytes costs what it is short of that, until it is read; [`super::copy`] reads
-/// them at once, however slow its socket is.
+/// The budget for small unread DATA frames, beyond which `h2` closes the connection. A frame of less
+/// than 256 bytes costs the difference, until it is read; [`super::copy`] reads frames at once, however
+/// slow its socket is.
 const SMALL_FRAMES: usize = 64 << 20;
-/// How many bytes of TLS wait for the kernel to take them: a frame goes in one write.
+/// The maximum number of bytes that rustls buffers for the kernel: a frame goes in one write.
 const TLS_BUFFER: usize = 256 << 10;
 
-/// The window of a connection: as much as all its streams together, so that however many of them
-/// stall, none takes the window of another. The config keeps that of all streams within
-/// [`LARGEST_WINDOW`]; the hello is one more.
+/// Returns the window of a connection: the sum of its streams' windows, so that stalled streams never
+/// take the window of another. The config keeps the sum within [`LARGEST_WINDOW`]; the hello is one more
+/// stream.
 fn connection_window(limits: &Limits) -> u32 {
     ((limits.streams + 1) * limits.window).min(LARGEST_WINDOW)
 }
 
-/// The end that opens streams: the gateway.
+/// Configures the end that opens streams: the gateway.
 pub(super) fn client(limits: &Limits) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
@@ -53,7 +53,7 @@ pub(super) fn client(limits: &Limits) -> h2::client::Builder {
     builder
 }
 
-/// The end that serves streams: the agent. The hello is a stream as well.
+/// Configures the end that serves streams: the agent. The hello is one more stream.
 pub(super) fn server(limits: &Limits) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
@@ -70,7 +70,7 @@ pub(super) fn server(limits: &Limits) -> h2::server::Builder {
     builder
 }
 
-/// Checks what the handshake of TLS agreed on, and prepares the connection for bulk.
+/// Checks the negotiated ALPN protocol and sizes the TLS buffer for bulk traffic.
 pub(super) fn accept_carrier(carrier: &mut Carrier) -> io::Result<()> {
     match carrier {
         TlsStream::Client(client) => client.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),

@@ -1,4 +1,4 @@
-//! From the stream to the socket.
+//! Copies from the stream to the socket.
 
 use std::{
     collections::VecDeque,
@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 
 use super::{Broken, End, Traffic};
 
-/// Pieces below this are put together while they wait: each keeps the buffer alive that it was
-/// read into, and `h2` counts what it holds of them.
+/// Smaller pieces are merged while they wait: each would keep its read buffer alive, and `h2` counts the
+/// bytes it holds for it.
 const SMALL: usize = 4 << 10;
-/// How many pieces are written at once.
+/// The maximum number of pieces in one write.
 const PIECES: usize = 16;
 
 pub(super) struct ToSocket {
@@ -63,8 +63,8 @@ impl ToSocket {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes all that came, so that a reset behind it is seen, and small frames don't add up in
-    /// `h2`. The window bounds it: it opens only with what the socket took.
+    /// Takes all received data, so that a reset behind it is seen, and small frames don't accumulate in
+    /// `h2`. The stream's window bounds it: it reopens only by the bytes that the socket took.
     fn take_all(&mut self, traffic: &Traffic, cx: &mut Context<'_>) -> Result<(), Broken> {
         while !self.has_ended {
             match self.recv.poll_data(cx) {
@@ -87,7 +87,7 @@ impl ToSocket {
         match tcp.try_write_vectored(slices) {
             Ok(written) => {
                 self.waiting.advance(written);
-                // Only what the socket took makes room for more.
+                // Only bytes that the socket took reopen the stream's window.
                 self.recv
                     .flow_control()
                     .release_capacity(written)
@@ -99,11 +99,11 @@ impl ToSocket {
     }
 }
 
-/// Bytes that wait for the socket.
+/// Received bytes that wait for the socket.
 #[derive(Default)]
 struct Waiting {
     pieces: VecDeque<Bytes>,
-    /// Small pieces, put together; behind all others.
+    /// Small pieces, merged; behind all others.
     tail: BytesMut,
 }
 
@@ -117,7 +117,7 @@ impl Waiting {
             return;
         }
         if self.is_empty() {
-            // The usual case: it goes out at once, without a copy.
+            // The usual case: the piece is written at once, without a copy.
             self.pieces.push_back(bytes);
         } else if bytes.len() < SMALL {
             self.tail.extend_from_slice(&bytes);
@@ -129,7 +129,7 @@ impl Waiting {
         }
     }
 
-    /// Shows as much as fits, and gives the number of slices.
+    /// Fills the slices with the waiting pieces; returns the number of slices used.
     fn fill<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let pieces = self.pieces.iter().map(|piece| &**piece);
         let tail = Some(&*self.tail).filter(|tail| !tail.is_empty());

@@ -1,4 +1,4 @@
-//! From the socket to the stream.
+//! Copies from the socket to the stream.
 
 use std::{
     pin::pin,
@@ -55,8 +55,8 @@ impl ToStream {
         Poll::Ready(Ok(()))
     }
 
-    /// How much the stream takes now. Nothing is read before there is room for it: what the other
-    /// end doesn't take stays in the kernel, and in the end with the peer.
+    /// Returns the number of bytes that the stream takes now. The socket is read only when there is
+    /// room, so that a slow reader at the other end slows down the sender through the kernel's buffers.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Broken>> {
         self.send.reserve_capacity(self.size.bytes());
         let room = self.send.capacity();
@@ -84,7 +84,7 @@ impl ToStream {
         let most = most.min(self.buffer.capacity());
         let asked = room.min(most);
         let mut space = (&mut self.buffer).limit(asked);
-        // tokio knows a read that falls short, and does not try once more in vain.
+        // tokio treats a short read as the end of readiness and saves a second read that would block.
         let read = ready!(pin!(tcp.read_buf(&mut space)).poll(cx));
         Poll::Ready(match read {
             Ok(0) => {

@@ -1,4 +1,4 @@
-//! Resets: each end hears of the other's, whatever the stream is at.
+//! Resets: each end sees the other's, in any state of the stream.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tunnel_common::reason::Reason;
 
 use super::harness::{NODE, World, read, reset, rest, until, until_reset};
 
-/// Writes until nothing more is taken.
+/// Writes until the peer takes no more.
 async fn stuff(stream: &mut TcpStream) {
     let chunk = vec![0_u8; 64 << 10];
     while timeout(Duration::from_millis(300), stream.write_all(&chunk))
@@ -50,7 +50,7 @@ async fn a_reset_is_noticed_after_the_client_ended_its_direction() {
     assert_eq!(rest(&mut target).await, b"all");
     sleep(Duration::from_millis(50)).await;
 
-    // Bytes that nobody will read make the client's close a reset.
+    // Unread bytes make the client's close a reset.
     reset(client);
 
     world.cloud.counted(Reason::ClientReset, 1).await;
@@ -65,7 +65,7 @@ async fn a_burst_of_cancelled_streams_does_not_end_the_session() {
     let (mut client, mut target) = world.pair().await;
     let ended = || world.cloud.sessions.counts().values().sum::<u64>();
     for burst in 0..40 {
-        // Where CPU is scarce, those of earlier bursts are still open, and one too many would be
+        // With little CPU the streams of earlier bursts are still open, and one too many would be
         // refused.
         until("room", || ended() + 200 >= 25 * burst).await;
         let mut burst = Vec::new();

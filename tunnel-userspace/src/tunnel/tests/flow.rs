@@ -1,4 +1,4 @@
-//! Bytes: all of them, in order.
+//! Bytes arrive complete and in order.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -64,7 +64,7 @@ async fn megabytes_both_ways_at_once_arrive_whole() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn window_that_was_taken_comes_back_with_what_was_written() {
-    // Each byte of the window is used many times over.
+    // A small window, so that each byte of it is used many times.
     let mut small = limits();
     small.window = 65_535;
     let world = World::with(&small, &small).await;

@@ -1,4 +1,4 @@
-//! Parts of a tunnel, and what its ends do.
+//! The parts of a tunnel for tests, and the actions of its ends.
 
 use std::{
     collections::BTreeSet,
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// Longer than anything here takes.
+/// A time limit that no step here reaches.
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn limits() -> Limits {
@@ -49,7 +49,7 @@ fn common(limits: &Limits) -> Common {
     }
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds; panics with `what` on a timeout.
 pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
@@ -61,7 +61,7 @@ pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         .unwrap_or_else(|_| panic!("{what}"));
 }
 
-/// A CA and what it issued.
+/// A CA and the certificates that it issued.
 pub(super) struct Pki(pub(super) Site);
 
 impl Pki {
@@ -84,10 +84,10 @@ fn open(files: identity::Files, role: Role) -> identity::Receiver {
     receiver
 }
 
-/// The node whose agent it is.
+/// The node of the agent.
 pub(super) const NODE: &str = "edge-7";
 
-/// Tasks, and their drain.
+/// Running tasks and the sender of their drain signal.
 #[derive(Default)]
 pub(super) struct Run {
     draining: watch::Sender<bool>,
@@ -116,7 +116,7 @@ pub(super) fn gateway_settings() -> gateway::Settings {
     }
 }
 
-/// A gateway with its ingress, and what is steered to it.
+/// A gateway with its ingress, and the steered targets.
 pub(super) struct Cloud {
     pub(super) sessions: Arc<Sessions>,
     pub(super) gateway: SocketAddr,
@@ -144,7 +144,7 @@ impl Cloud {
         };
         let common = common(limits);
         let targets = watch::Sender::new(Arc::default());
-        // Loopback.
+        // The index of `lo`.
         let inside = watch::Sender::new(Arc::new(BTreeSet::from([1])));
         let ingress = Ingress::bind(
             ingress,
@@ -170,7 +170,7 @@ impl Cloud {
         }
     }
 
-    /// Steers a port of the node, and gives the address where a client ends up.
+    /// Steers a port of the node; returns the steering address that clients dial.
     pub(super) fn steer(&self, node: &str, address: SocketAddr) -> SocketAddr {
         let mut index = 0;
         self.targets.send_modify(|targets| {
@@ -188,7 +188,7 @@ impl Cloud {
         self.steering_address(index)
     }
 
-    /// The steering address of an index, on the port of the ingress.
+    /// Returns the steering address of an index, with the port of the ingress.
     pub(super) fn steering_address(&self, index: u32) -> SocketAddr {
         let number = u32::from(Ipv4Addr::new(127, 19, 0, 1)) + index;
         SocketAddr::new(Ipv4Addr::from(number).into(), self.ingress.port())
@@ -207,13 +207,13 @@ impl Cloud {
         assert_eq!(self.count(reason), times, "{}", reason.label());
     }
 
-    /// A node as it is shown.
+    /// Returns the view of a node.
     pub(super) fn node(&self, node: &str) -> NodeView {
         let mut nodes = self.sessions.nodes().into_iter();
         nodes.find(|view| view.node == node).unwrap_or_default()
     }
 
-    /// The first session of the node.
+    /// Returns the first session of [`NODE`].
     pub(super) fn session(&self) -> SessionView {
         self.node(NODE).sessions.swap_remove(0)
     }
@@ -264,7 +264,7 @@ impl Edge {
         self.connection().last_error.unwrap_or_default()
     }
 
-    /// Its first connection, as it shows it.
+    /// Returns the view of the first connection.
     pub(super) fn connection(&self) -> ConnectionView {
         self.board.view().connections.swap_remove(0)
     }
@@ -275,7 +275,7 @@ impl Edge {
     }
 }
 
-/// A cloud and an edge that are connected, and a listening target that is steered to and allowed.
+/// A connected cloud and edge, and a listening target that is steered and allowed.
 pub(super) struct World {
     pub(super) cloud: Cloud,
     pub(super) edge: Edge,
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// A client and the target's end of its stream. The first byte is spent on it.
+    /// Connects a client and accepts the target's end of its stream; the first byte is used up for it.
     pub(super) async fn pair(&self) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(self.steered).await.expect("connected");
         client.write_all(b"!").await.expect("written");
@@ -316,7 +316,7 @@ impl World {
     }
 }
 
-/// Both ends of a TCP connection; who dialled comes first.
+/// Returns both ends of a TCP connection, the dialler first.
 pub(super) async fn connected() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("an address");
@@ -324,7 +324,7 @@ pub(super) async fn connected() -> (TcpStream, TcpStream) {
     (dialler, listener.accept().await.expect("accepted").0)
 }
 
-/// Reads so many bytes.
+/// Reads exactly `length` bytes.
 pub(super) async fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let read = timeout(SOON, stream.read_exact(&mut bytes)).await;
@@ -332,7 +332,7 @@ pub(super) async fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads until the end, which must be one.
+/// Reads until an orderly end; panics on a reset.
 pub(super) async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let read = timeout(SOON, stream.read_to_end(&mut bytes)).await;
@@ -340,7 +340,7 @@ pub(super) async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Reads until the reset that must come.
+/// Reads until a reset; panics on an orderly end.
 pub(super) async fn until_reset(stream: &mut TcpStream) {
     let mut bytes = Vec::new();
     let read = timeout(SOON, stream.read_to_end(&mut bytes)).await;
@@ -354,7 +354,7 @@ pub(super) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Bytes that show where one is missing or out of place.
+/// Returns bytes in which a missing or misplaced one shows.
 pub(super) fn pattern(length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(7);
     std::iter::repeat_with(|| random.u8(..))

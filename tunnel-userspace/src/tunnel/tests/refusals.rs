@@ -1,4 +1,4 @@
-//! Who is refused, and what is said of it.
+//! Refusals and their reasons.
 
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
@@ -21,12 +21,12 @@ async fn refused(at: std::net::SocketAddr) {
     let mut client = match TcpStream::connect(at).await {
         Ok(client) => client,
         Err(error) => {
-            // The reset may be quicker than tokio's look at the socket.
+            // The reset may arrive before tokio checks the connected socket.
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
             return;
         }
     };
-    // Or than this.
+    // Or before this write.
     drop(client.write_all(b"hello").await);
     until_reset(&mut client).await;
 }
@@ -68,7 +68,7 @@ async fn what_did_not_come_as_a_steered_connect_is_reset() {
     refused(world.steered).await;
     world.cloud.counted(Reason::ArrivedOutside, 2).await;
 
-    // A link that becomes known in time is that of a new pod.
+    // A link that becomes known in time, as that of a new pod does, is accepted.
     let pair = world.pair();
     tokio::pin!(pair);
     let early = timeout(Duration::from_millis(100), &mut pair).await;
@@ -110,7 +110,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
         connector.connect(Identity::gateway_name(), tcp).await
     };
 
-    // It speaks HTTP/2 to the one that lacks nothing.
+    // The gateway speaks HTTP/2 to the agent that lacks nothing.
     let (mut tls, mut told) = (enter(of_agent).await.expect("an agent"), [0; 3]);
     let read = timeout(SOON, tls.read_exact(&mut told)).await;
     read.expect("soon").expect("read");
@@ -128,7 +128,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
         let before = cloud.count(reason);
         let (mut tls, mut told) = (enter(client).await.expect(what), Vec::new());
         let read = timeout(SOON, tls.read_to_end(&mut told)).await;
-        // It may end by an alert or without a word.
+        // The connection may end with or without an alert.
         drop(read.expect(what));
         assert_eq!(told, b"", "{what}: the gateway began to speak HTTP/2");
         cloud.counted(reason, before + 1).await;
@@ -140,7 +140,7 @@ async fn a_gateway_lets_in_no_client_but_an_agent_that_names_the_protocol() {
 async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     let pki = Pki::new();
     let cloud = Cloud::new(&pki, &limits());
-    // A full accept queue answers nobody.
+    // A full accept queue leaves connects unanswered.
     let full = full_listener();
     let slow = full.0.local_addr().expect("an address");
     let quick = TcpListener::bind("127.0.0.1:0").await.expect("bound");
@@ -171,7 +171,7 @@ async fn a_dial_too_many_is_refused_and_a_slow_one_times_out_alone() {
     cloud.counted(Reason::DialTimedOut, 2).await;
 }
 
-/// A listener whose accept queue is full, and those who fill it.
+/// Creates a listener whose accept queue is full, with the sockets that fill it.
 fn full_listener() -> (std::net::TcpListener, Vec<socket2::Socket>) {
     use socket2::{Domain, Socket, Type};
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");

@@ -1,4 +1,4 @@
-//! Where `h2` closes a connection, or holds up its streams, if it is not told otherwise.
+//! Cases in which `h2` closes a connection or delays its streams, unless it is configured otherwise.
 
 use std::{
     pin::pin,
@@ -49,40 +49,40 @@ impl Session {
             client,
             server,
         };
-        // The settings go both ways.
+        // The SETTINGS frames and their acknowledgements go both ways.
         (0..2).for_each(|_| session.exchange());
         session
     }
 
-    /// Has the client do what there is to do; it must not end.
+    /// Polls the client once; it must not end.
     fn drive_client(&mut self) {
         let mut cx = Context::from_waker(Waker::noop());
-        // Not held back by tokio, which would have a task stop now and then.
+        // tokio's cooperative budget would otherwise stop the poll early.
         let polled = pin!(unconstrained(&mut self.client)).poll(&mut cx);
         assert!(polled.is_pending(), "the client is alive");
     }
 
-    /// Has the server do what there is to do.
+    /// Polls the server once.
     fn accept(&mut self) -> Poll<Accepted> {
         let accepted = unconstrained(poll_fn(|cx| self.server.poll_accept(cx)));
         pin!(accepted).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// Has both ends do what there is to do; neither must end, and no request come.
+    /// Polls both ends; neither may end, and no request may arrive.
     fn exchange(&mut self) {
         self.drive_client();
         assert!(self.accept().is_pending(), "the server is alive");
         self.drive_client();
     }
 
-    /// Opens a stream, which nobody accepts yet.
+    /// Opens a stream, which the server has not accepted yet.
     fn request(&mut self) -> (ResponseFuture, SendStream<Bytes>) {
         let sent = self.sender.send_request(connect(), false).expect("sent");
         self.drive_client();
         sent
     }
 
-    /// An open stream: its end at the client, and both of the server.
+    /// Opens a stream; returns the client's sender, then the server's receiver and sender.
     async fn stream(&mut self) -> (SendStream<Bytes>, RecvStream, SendStream<Bytes>) {
         let (response, send) = self.request();
         let Poll::Ready(Some(Ok((request, mut respond)))) = self.accept() else {
@@ -175,7 +175,7 @@ async fn bytes_for_thousands_of_streams_that_are_gone_do_not_close_the_session()
             };
             respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
-        // What the client still says to streams that are gone must do no harm.
+        // Late data of the client for reset streams must do no harm.
         for (_, send) in &mut streams {
             send.send_data(Bytes::from_static(b"late"), false)
                 .expect("not known yet");
@@ -225,7 +225,7 @@ async fn what_waits_to_be_sent_is_bounded_and_goes_out_in_large_frames() {
 async fn a_stream_takes_its_own_window_and_no_other() {
     let mut session = Session::new().await;
     let mut all = Vec::new();
-    // As many as there may be, and each one fills its window.
+    // The maximum number of streams, each with its window filled.
     for _ in 0..250 {
         let mut stalled = session.stream().await;
         let chunk = Bytes::from(vec![0; 128 << 10]);

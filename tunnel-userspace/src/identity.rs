@@ -1,5 +1,5 @@
-//! Who the ends of the tunnel are: the CA that makes their certificates, the store that reads and
-//! watches them, and the TLS settings made from them.
+//! The identities of the tunnel's ends: the CA that issues their certificates, the store that reads and
+//! watches the files, and the TLS settings built from them.
 
 pub mod ca;
 mod certificate;
@@ -24,13 +24,13 @@ pub use self::{
     tls::Identity,
 };
 
-/// The protocol that both ends must name in the handshake (RFC 7301).
+/// The ALPN protocol that both ends must offer in the handshake (RFC 7301).
 ///
-/// rustls refuses a peer that names others, but not one that names none: after a handshake,
-/// compare the protocol of the connection with this, and close it if it is another or none.
+/// rustls refuses a peer that offers only others, but not one that offers none. After a handshake
+/// compare the negotiated protocol with this one, and close the connection if it differs.
 pub const ALPN: &[u8] = b"culvert/1";
 
-/// What an agent asks for, whatever address it dials: the DNS name in every gateway's certificate.
+/// The DNS name in every gateway's certificate. Agents verify this name, whatever address they dial.
 const GATEWAY_NAME: &str = "gateway.culvert.dev";
 
 /// The organisation (O) in the subject of a gateway's certificate.
@@ -39,7 +39,7 @@ const GATEWAYS: &str = "culvert:gateways";
 /// The organisation (O) in the subject of an agent's certificate.
 const AGENTS: &str = "culvert:agents";
 
-/// An end of the tunnel.
+/// The role of an end of the tunnel.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -58,14 +58,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// The PEM files of an end.
+/// The PEM files of an end of the tunnel.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
-    /// The authorities that the other end's certificate must come from.
+    /// The CA certificates that the other end's certificate must chain to.
     pub ca: PathBuf,
-    /// The certificate of this end, and what is between it and the authority.
+    /// The certificate of this end, and any intermediate certificates.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key of this end.
     pub key: PathBuf,
 }

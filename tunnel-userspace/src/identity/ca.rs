@@ -1,4 +1,4 @@
-//! The built-in CA: makes itself, and the certificates of gateways and agents, as files.
+//! The built-in CA: creates itself, and issues certificates of gateways and agents, as files.
 
 mod folder;
 mod make;
@@ -18,16 +18,16 @@ use self::{
 };
 use super::{Files, Identity, NameError, Rejected, Role, check_node_name, files::Contents};
 
-/// How many days a CA is valid, unless asked otherwise.
+/// The default validity of a CA in days.
 pub const CA_DAYS: u32 = 3650;
 
-/// How many days a certificate is valid, unless asked otherwise.
+/// The default validity of a certificate in days.
 pub const DAYS: u32 = 365;
 
-/// The most days that can be asked for.
+/// The maximum validity in days.
 pub const MOST_DAYS: u32 = 36_500;
 
-/// The CA can't do what was asked.
+/// A failed operation of the CA.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
     /// There is a CA already.
@@ -36,7 +36,7 @@ pub enum CaError {
          trusted any more; give another folder with --dir, or move this one away", path.display()
     )]
     Exists {
-        /// Its file.
+        /// The file that exists.
         path: PathBuf,
     },
     /// There is no CA.
@@ -48,13 +48,13 @@ pub enum CaError {
     /// The name can't be that of a node.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// So many days can't be had.
+    /// The requested validity is out of range.
     #[error("a certificate can be valid for 1 to {MOST_DAYS} days, not {days}")]
     Days {
-        /// What was asked for.
+        /// The requested number of days.
         days: u32,
     },
-    /// A file of the CA, or what it would issue, is no good.
+    /// A file of the CA, or a certificate to be issued, is invalid.
     #[error(transparent)]
     Rejected(#[from] Rejected),
     /// None of the CA's certificates belongs to its key.
@@ -70,12 +70,12 @@ pub enum CaError {
     NotValid {
         /// The file.
         path: PathBuf,
-        /// When it begins.
+        /// The time when the validity begins.
         from: Timestamp,
-        /// When it ends.
+        /// The time when the validity ends.
         until: Timestamp,
     },
-    /// The folder holds the certificate of another.
+    /// The folder holds the certificate of another end.
     #[error(
         "{} is the certificate of {is}, and would be replaced by that of {wanted}; give another \
          folder with --out", path.display()
@@ -83,59 +83,59 @@ pub enum CaError {
     Taken {
         /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// The owner of the existing certificate.
         is: String,
-        /// Whose was to be written.
+        /// The owner of the certificate to be written.
         wanted: String,
     },
-    /// Cryptography failed.
+    /// A cryptographic operation failed.
     #[error("cannot make {what}: {reason}")]
     Make {
-        /// What was to be made.
+        /// The object that could not be created.
         what: &'static str,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
     /// A file can't be read or written.
     #[error("cannot {step} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         step: &'static str,
-        /// On what.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
 }
 
-/// A CA that was made.
+/// A newly created CA.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// Its certificate.
+    /// The file of its certificate.
     pub cert: PathBuf,
-    /// Its key.
+    /// The file of its key.
     pub key: PathBuf,
-    /// When it expires.
+    /// The time when the CA expires.
     pub expires: Timestamp,
 }
 
-/// A certificate that was issued.
+/// A newly issued certificate.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// What was written.
+    /// The files written.
     pub files: Files,
-    /// When it expires.
+    /// The time when the certificate expires.
     pub expires: Timestamp,
-    /// Whether that is earlier than was asked for, because the CA itself expires then.
+    /// True if the CA expires earlier than requested for the certificate, which therefore ends with it.
     pub is_shortened: bool,
 }
 
-/// Makes a CA in a folder that has none.
+/// Creates a CA in a folder that has none.
 ///
 /// # Errors
 ///
-/// There is one, or it can't be made.
+/// If the folder has a CA, or the CA can't be created.
 pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
     check_days(days)?;
     folder::make(dir)?;
@@ -155,11 +155,11 @@ pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<Made, CaError> {
     Ok(Made { cert, key, expires })
 }
 
-/// Issues the certificate of a gateway, into `gateway` in the CA's folder unless said otherwise.
+/// Issues the certificate of a gateway, by default into `gateway` in the CA's folder.
 ///
 /// # Errors
 ///
-/// The CA can't be used, or the files can't be written.
+/// If the CA can't be used, or the files can't be written.
 pub fn issue_gateway(
     dir: &Path,
     out: Option<&Path>,
@@ -170,12 +170,11 @@ pub fn issue_gateway(
     issue(dir, &out, Role::Gateway, GATEWAY, (days, now))
 }
 
-/// Issues the certificate of a node's agent, into `agents/NODE` in the CA's folder unless said
-/// otherwise.
+/// Issues the certificate of a node's agent, by default into `agents/NODE` in the CA's folder.
 ///
 /// # Errors
 ///
-/// No node can have that name, the CA can't be used, or the files can't be written.
+/// If the name is not valid for a node, the CA can't be used, or the files can't be written.
 pub fn issue_agent(
     dir: &Path,
     node: &str,
@@ -188,7 +187,7 @@ pub fn issue_agent(
     issue(dir, &out, Role::Agent, node, (days, now))
 }
 
-/// The file of the CA's certificate, and of its copies beside what it issued.
+/// The file of the CA's certificate, also of its copies next to issued certificates.
 const CERT_OF_CA: &str = "ca.pem";
 const KEY_OF_CA: &str = "ca-key.pem";
 const CERT: &str = "cert.pem";
@@ -199,7 +198,7 @@ const GATEWAY: &str = "gateway";
 
 /// The mode of a key's file.
 const PRIVATE: u32 = 0o600;
-/// The mode of a certificate's file, less what the umask takes.
+/// The mode of a certificate's file, before the umask.
 const PUBLIC: u32 = 0o644;
 
 fn issue(
@@ -229,7 +228,7 @@ fn issue(
         key: pair.key.into_bytes(),
         mode: PRIVATE,
     };
-    // What the daemon would refuse is not written.
+    // A set that the daemon would reject is not written.
     let identity = Identity::verified(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
     folder::make(out)?;
@@ -245,7 +244,7 @@ fn issue(
     })
 }
 
-/// Refuses to replace the certificate of another; one that can't be read is nobody's.
+/// Refuses to replace the certificate of another owner; an unreadable certificate may be replaced.
 fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
     let Some(there) = show(path, Timestamp::UNIX_EPOCH)
         .ok()

@@ -1,4 +1,4 @@
-//! What a certificate says, as far as the tunnel asks.
+//! The facts of a certificate that the tunnel checks.
 
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
@@ -11,16 +11,16 @@ use x509_parser::{
 
 use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, check_node_name};
 
-/// What a certificate says.
+/// The facts of a certificate that the tunnel checks.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) subject: String,
     pub(super) issuer: String,
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
-    /// Whether it may issue others.
+    /// True if it may issue certificates (the CA basic constraint).
     pub(super) is_authority: bool,
-    /// The key as it stands in the certificate.
+    /// The subject's public key, as encoded in the certificate.
     pub(super) public_key: Vec<u8>,
     organizations: Vec<String>,
     common_names: Vec<String>,
@@ -30,7 +30,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Reads a certificate; on failure how it is damaged.
+    /// Reads a certificate; the error describes the damage.
     pub(super) fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
         let (rest, parsed) = X509Certificate::from_der(der)
             .map_err(|error| format!("not a certificate: {error}"))?;
@@ -61,7 +61,7 @@ impl Facts {
         })
     }
 
-    /// Whose certificate of the tunnel this is; on failure why it is nobody's.
+    /// Returns the role in the tunnel that the certificate is for, or the reason why it has none.
     pub(super) fn role(&self) -> Result<Role, String> {
         match &*self.organizations {
             [organization] if organization == GATEWAYS => Ok(Role::Gateway),
@@ -74,7 +74,7 @@ impl Facts {
         }
     }
 
-    /// The common name of a whole certificate of that role; on failure what it lacks.
+    /// Returns the common name if the certificate is complete for the role, or the reason why it is not.
     pub(super) fn name(&self, role: Role) -> Result<&str, String> {
         let [name] = &*self.common_names else {
             let subject = &self.subject;
@@ -114,7 +114,7 @@ fn dns_name(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// A name as it can be printed, whatever is in it.
+/// Formats a name with its control characters escaped.
 fn shown(name: &X509Name<'_>) -> String {
     name.to_string().escape_debug().to_string()
 }

@@ -1,4 +1,4 @@
-//! The three files: read with a bound, and taken apart.
+//! The three files of an identity: reading them, with a size limit, and parsing their PEM sections.
 
 use std::{
     fs::File,
@@ -14,15 +14,14 @@ use rustls::pki_types::{
 
 use super::{Files, Reason, Rejected, certificate::Facts};
 
-/// The largest file that is read.
+/// The maximum size of a file in bytes.
 const LARGEST: u64 = 1 << 20;
 
-/// The bits of a key file's mode that a key should not have: everything of the world, and for the
-/// group more than reading. A group that reads is how Kubernetes hands a Secret to a pod that is
-/// not root's (`fsGroup`).
+/// The bits of a key file's mode that should not be set: any access for others, and more than reading for
+/// the group. Kubernetes mounts a Secret for a non-root pod readable by its group (`fsGroup`).
 const TOO_OPEN: u32 = 0o037;
 
-/// What the files hold.
+/// The contents of the files.
 #[derive(Clone, Eq, PartialEq)]
 pub(super) struct Contents {
     pub(super) ca: Vec<u8>,
@@ -46,16 +45,16 @@ impl Contents {
         })
     }
 
-    /// Whether others than its owner can use the key.
+    /// True if the mode of the key's file has any bit of [`TOO_OPEN`].
     pub(super) const fn is_open(&self) -> bool {
         self.mode & TOO_OPEN != 0
     }
 }
 
-/// Reads a file, and gives its mode too.
+/// Reads a file; returns its content and mode.
 pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
     let failed = |error| reject(path, Reason::Unreadable(error));
-    // Without waiting for whoever may write to a pipe.
+    // `O_NONBLOCK` keeps the open of a pipe from waiting for its writer.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -75,7 +74,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, u32), Rejected> {
     Ok((bytes, metadata.mode()))
 }
 
-/// The certificates in a file; at least one.
+/// Parses the certificates of a file; at least one is required.
 pub(super) fn certificates(
     path: &Path,
     bytes: &[u8],
@@ -94,7 +93,7 @@ pub(super) fn certificates(
     Ok(found)
 }
 
-/// The private key in a file.
+/// Parses the private key of a file.
 pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Rejected> {
     let sections = sections(bytes).map_err(|reason| reject(path, reason))?;
     let mut keys = sections
@@ -117,8 +116,8 @@ pub(super) fn reject(path: &Path, reason: Reason) -> Rejected {
     }
 }
 
-/// The sections of a PEM file. Text may stand before a section (RFC 7468 section 5.2), and nothing
-/// but space after the last, so that a file that was cut or glued together is noticed.
+/// Splits a PEM file into sections. Text may precede a section (RFC 7468 section 5.2); after the last
+/// one only whitespace may follow, so that truncated or badly joined files are noticed.
 fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Reason> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     const END: &[u8] = b"-----END ";

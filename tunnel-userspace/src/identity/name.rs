@@ -1,21 +1,21 @@
-//! What may be the name of a node in a certificate.
+//! The rules for a node's name in a certificate.
 
-/// The most characters of a common name (X.520's `ub-common-name`, RFC 5280 appendix A.1).
+/// The maximum number of characters in a common name (X.520's `ub-common-name`, RFC 5280 appendix A.1).
 const LONGEST_COMMON_NAME: usize = 64;
 
 /// A name that no node's certificate can have.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NameError {
-    /// There is none.
+    /// The name is empty.
     #[error("the name of a node must not be empty")]
     Empty,
-    /// It is longer than X.509 allows.
+    /// The name is longer than X.509 allows.
     #[error(
         "node name `{0}` has {length} characters; the common name of a certificate has room \
          for {LONGEST_COMMON_NAME}", length = .0.len()
     )]
     Long(String),
-    /// It is not what Kubernetes takes for the name of a Node.
+    /// The name is not a valid name of a Kubernetes Node.
     #[error(
         "`{}` is not the name of a Node: lower-case letters, digits, `-` and `.`, and each part \
          between dots begins and ends with a letter or digit", .0.escape_debug()
@@ -23,11 +23,11 @@ pub enum NameError {
     Malformed(String),
 }
 
-/// Whether a Node can have this name (a DNS subdomain, RFC 1123) and a certificate can carry it.
+/// Checks that a Node can have this name (a DNS subdomain, RFC 1123) and a certificate can hold it.
 ///
 /// # Errors
 ///
-/// It can't; the error says why.
+/// If it can't, with the reason.
 pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() {
         return Err(NameError::Empty);
@@ -35,14 +35,14 @@ pub fn check_node_name(name: &str) -> Result<(), NameError> {
     if !is_subdomain(name) {
         return Err(NameError::Malformed(name.to_owned()));
     }
-    // Every character of it is a byte.
+    // The name is ASCII here, so bytes are characters.
     if name.len() > LONGEST_COMMON_NAME {
         return Err(NameError::Long(name.to_owned()));
     }
     Ok(())
 }
 
-/// Whether a text is a DNS subdomain as Kubernetes has it (RFC 1123), of any length.
+/// True if a text is a DNS subdomain as Kubernetes defines it (RFC 1123), of any length.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)

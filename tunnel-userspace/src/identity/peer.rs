@@ -1,4 +1,4 @@
-//! Who the other end is.
+//! The identity of the other end.
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use rustls::pki_types::CertificateDer;
 
 use super::{Role, certificate::Facts};
 
-/// An agent, as its certificate names it.
+/// An agent as identified by its certificate.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Peer {
-    /// The node that it serves.
+    /// The node that the agent serves.
     pub node: Arc<str>,
-    /// When its certificate expires.
+    /// The time when its certificate expires.
     pub expires: Timestamp,
 }
 
-/// A certificate that is no agent's, though a trusted authority issued it.
+/// A certificate of a trusted authority that is not an agent's.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("not the certificate of an agent: {0}")]
 pub struct PeerError(String);
 
-/// Who an agent is, from its certificate. The handshake must have verified that.
+/// Identifies an agent by its certificate, which the handshake must have verified.
 ///
 /// # Errors
 ///
-/// It is not an agent's: the organisation must be `culvert:agents`, the common name a Node's, and
-/// the extended key usage that of a client.
+/// If it is not an agent's: the organisation must be `culvert:agents`, the common name a valid Node
+/// name, and the extended key usage that of a client.
 pub fn agent_of(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
     let facts = Facts::read(leaf).map_err(PeerError)?;
     if facts.role().map_err(PeerError)? == Role::Gateway {

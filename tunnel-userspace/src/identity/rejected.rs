@@ -1,4 +1,4 @@
-//! Why a set of files can't be used: the file, and the reason.
+//! The reasons to reject a set of identity files.
 
 use std::{io, path::PathBuf};
 
@@ -6,32 +6,32 @@ use jiff::Timestamp;
 
 use super::Role;
 
-/// A file that can't be used.
+/// A file that was rejected.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct Rejected {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem with the file.
     pub reason: Reason,
 }
 
-/// What is wrong with a file.
+/// The problem with a file.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
-    /// The system refuses to read it.
+    /// Reading it fails.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    /// It is a folder, a pipe, a device.
+    /// It is a folder, a pipe or a device.
     #[error("is not a file")]
     NotAFile,
-    /// It is larger than any such file.
+    /// It exceeds the size limit of such files.
     #[error("is too large for a file of keys or certificates")]
     TooLarge,
-    /// There is nothing in it.
+    /// It has no content.
     #[error("is empty")]
     Empty,
-    /// It is not what it should be: PEM, or what is in it.
+    /// Its PEM, or the object in it, is malformed.
     #[error("is damaged: {0}")]
     Damaged(String),
     /// It has no certificate.
@@ -43,42 +43,42 @@ pub enum Reason {
     /// It has more than one private key.
     #[error("has more than one private key in it")]
     ManyKeys,
-    /// Its key needs a password.
+    /// Its key is encrypted.
     #[error("is encrypted; the key must be plain")]
     EncryptedKey,
-    /// The key is of a kind that can't be used.
+    /// The key is malformed or of an unsupported type.
     #[error("has a key that can't be used: {0}")]
     KeyRefused(String),
-    /// Its certificate is valid no more.
+    /// Its certificate has expired.
     #[error("expired on {0}")]
     Expired(Timestamp),
     /// Its certificate is not valid yet.
     #[error("is not valid before {0}")]
     NotYetValid(Timestamp),
-    /// One of its certificates may not issue others.
+    /// One of its certificates is not that of a CA.
     #[error("has a certificate that is not an authority's: {0}")]
     NotAuthority(String),
-    /// The certificate comes from another authority than those that are trusted.
+    /// The certificate was issued by an untrusted authority.
     #[error("was issued by another CA: {issuer}")]
     OtherAuthority {
-        /// What the certificate says its issuer is.
+        /// The issuer named in the certificate.
         issuer: String,
     },
     /// The key belongs to another certificate.
     #[error("does not belong to the certificate")]
     OtherKey,
-    /// The certificate is for the other end.
+    /// The certificate is for the other role.
     #[error("is the certificate of {}, not of {}", one(*is), one(*wanted))]
     OtherRole {
-        /// Whose it is.
+        /// The role of the certificate.
         is: Role,
-        /// Whose it should be.
+        /// The expected role.
         wanted: Role,
     },
-    /// The certificate is not one of the tunnel, or not a whole one.
+    /// The certificate is not one of the tunnel, or lacks something.
     #[error("can't be used: {0}")]
     Unfit(String),
-    /// TLS refuses it.
+    /// The TLS library rejects it.
     #[error("can't be used: {0}")]
     Refused(String),
 }

@@ -1,5 +1,5 @@
-//! The store of the own certificate: read, verified as a whole, then published whole; the last good
-//! set stays in use.
+//! The store of this end's certificate: reads and verifies the files as a set, then publishes it
+//! atomically. The last valid set stays in use.
 
 use std::{future, sync::Arc, time::Duration};
 
@@ -15,36 +15,35 @@ use tracing::{error, info, warn};
 use super::{Files, Identity, Rejected, Role, files::Contents};
 use crate::drain;
 
-/// How often the files are looked at.
+/// The interval at which the files are checked.
 const POLL: Duration = Duration::from_secs(2);
 
-/// How long before its end a certificate is warned of, at most: a fifth of its life if that is
-/// less.
+/// The longest time before its expiry that a certificate is warned about; a fifth of its lifetime if
+/// that is shorter.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
 
-/// How the own certificate is, for status and metrics.
+/// The state of this end's certificate, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct State {
     /// The common name in the certificate that is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// When the certificate in use expires.
+    /// The time when the certificate in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
-    /// When the first of the authorities in use expires.
+    /// The earliest time at which an authority in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_expires: Option<Timestamp>,
-    /// Why the files as they are now can't be used: the file and the reason. What was read before
-    /// stays in use.
+    /// The file and the reason why the current files can't be used. The last valid set stays in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// What should be mended before it becomes a problem.
+    /// The problems to fix before they become errors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// Where the users of the certificate get it. Readers cannot write.
+/// A handle to the certificate in use. It is read-only.
 #[derive(Clone, Debug)]
 pub struct Receiver {
     identity: watch::Receiver<Option<Arc<Identity>>>,
@@ -52,41 +51,41 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// What is in use; nothing while the files were never good.
+    /// Returns the identity in use; none until the files were valid once.
     #[must_use]
     pub fn current(&self) -> Option<Arc<Identity>> {
         self.identity.borrow().clone()
     }
 
-    /// Waits until another certificate comes into use. Forever, if the store is gone.
+    /// Waits until another identity is published; forever once the store is gone.
     pub async fn changed(&mut self) {
         if self.identity.changed().await.is_err() {
             future::pending::<()>().await;
         }
     }
 
-    /// How the certificate is.
+    /// Returns the state of the certificate.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.borrow().clone()
     }
 }
 
-/// Reads the files, and watches them.
+/// The store: reads and watches the files.
 pub struct Store {
     files: Files,
     role: Role,
-    /// What the last look found.
+    /// The result of the last check.
     seen: Result<Contents, String>,
-    /// Whether that is what is in use.
+    /// True if the result of the last check is in use.
     is_good: bool,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<State>,
 }
 
 impl Store {
-    /// Reads the files of an end. Files that can't be used are no failure: the state says why, and
-    /// they are looked at again.
+    /// Reads the files of an end. Invalid files are not an error: the state has the reason, and the
+    /// files are checked again.
     #[must_use]
     pub fn open(files: Files, role: Role) -> (Self, Receiver) {
         Self::open_at(files, role, Timestamp::now())
@@ -97,14 +96,15 @@ impl Store {
         let mut store = Self {
             files,
             role,
-            // As if it had been seen before: nothing is in use that could be waited with.
+            // Counts as seen before, so that invalid files are reported at once: no set is in use
+            // meanwhile.
             seen: found.as_ref().map_err(Rejected::to_string).cloned(),
             is_good: false,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(State::default()),
         };
         store.take(found, now);
-        // What is in use by now is no change.
+        // Subscribed after the first set, which is thus not reported as a change.
         let receiver = Receiver {
             identity: store.identity.subscribe(),
             state: store.state.subscribe(),
@@ -112,7 +112,7 @@ impl Store {
         (store, receiver)
     }
 
-    /// Looks at the files every two seconds until the drain begins.
+    /// Checks the files every two seconds until the drain begins.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut poll = interval(POLL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -135,8 +135,8 @@ impl Store {
         }
     }
 
-    /// Takes what a look found. A set that was bad at one look may be half replaced; it is a
-    /// problem if the next finds it the same.
+    /// Handles the result of a check. An invalid set may be half replaced; it becomes a problem if the
+    /// next check finds it unchanged.
     fn take(&mut self, found: Result<Contents, Rejected>, now: Timestamp) {
         let seen = found.as_ref().map_err(Rejected::to_string).cloned();
         let is_same = seen == self.seen;

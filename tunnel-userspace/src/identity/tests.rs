@@ -1,4 +1,4 @@
-//! What the tests of this module share: a CA in a folder, and what it issued.
+//! Helpers of this module's tests: a CA in a folder, and the certificates that it issued.
 
 mod handshake;
 mod set;
@@ -29,7 +29,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// A CA that was made then.
+    /// Creates a CA as of `now`.
     pub(super) fn at(now: Timestamp) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         ca::init(dir.path(), ca::CA_DAYS, now).expect("a CA");
@@ -52,12 +52,12 @@ impl Site {
             .files
     }
 
-    /// Issues from now on as of another time.
+    /// Issues further certificates as of another time.
     pub(super) fn later(self, now: Timestamp) -> Self {
         Self { now, ..self }
     }
 
-    /// Signs the certificate of a client that `culvert ca` would not issue.
+    /// Signs a client certificate that `culvert ca` would not issue.
     pub(crate) fn forged(&self, subject: [&str; 2], usages: &[ExtendedKeyUsagePurpose]) -> Files {
         let of_ca = ["ca.pem", "ca-key.pem"].map(|name| fs::read_to_string(self.path(name)));
         let [cert, key] = of_ca.map(|pem| pem.expect("a CA"));
@@ -74,7 +74,7 @@ impl Site {
         Files { ca, cert, key }
     }
 
-    /// The settings of a client that trusts this CA, with any certificate or none.
+    /// Builds a client config that trusts this CA, with any certificate or none.
     pub(crate) fn client(&self, files: Option<&Files>) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots.add(leaf(&self.path("ca.pem"))).expect("a CA");
@@ -105,12 +105,12 @@ pub(super) fn name([organization, common_name]: [&str; 2]) -> DistinguishedName 
     name
 }
 
-/// The first certificate of a file.
+/// Returns the first certificate of a file.
 pub(super) fn leaf(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
-/// The certificates of both CAs, for one file.
+/// Returns the certificates of both CAs, for one file.
 pub(super) fn both(one: &Site, other: &Site) -> String {
     [one, other]
         .map(|site| fs::read_to_string(site.path("ca.pem")).expect("a CA"))
@@ -126,7 +126,7 @@ pub(super) fn identity(files: &Files, role: Role, now: Timestamp) -> Arc<Identit
     Arc::new(verified(files, role, now).expect("a good set"))
 }
 
-/// What a bad set is refused with; without the folder's name.
+/// Returns the error for an invalid set, without the folder's name.
 pub(super) fn refusal(files: &Files, role: Role, now: Timestamp) -> String {
     let refused = verified(files, role, now).expect_err("a bad set");
     let folder = files.cert.parent().expect("a folder");
@@ -148,7 +148,7 @@ pub(super) fn assert_has(text: &str, part: &str) {
     assert!(text.contains(part), "{text}");
 }
 
-/// Puts the content of one file where another is.
+/// Overwrites one file with the content of another.
 pub(super) fn copy(from: &PathBuf, to: &PathBuf) {
     fs::copy(from, to).expect("copied");
 }

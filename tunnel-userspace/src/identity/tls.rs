@@ -1,4 +1,4 @@
-//! Both ends' TLS, made from one verified set of files.
+//! The TLS settings of both ends, built from one verified set of files.
 
 use std::{
     fmt,
@@ -24,24 +24,24 @@ use super::{
     files::{self, Contents, reject},
 };
 
-/// Both ends' TLS settings, made from one verified set of files: TLS 1.3 and nothing older, mutual,
-/// [`ALPN`] named, no session resumed.
+/// The TLS settings of both ends, built from one verified set of files: TLS 1.3 only, mutual
+/// authentication, the protocol [`ALPN`], no session resumption.
 pub struct Identity {
-    /// The gateway's end. It demands a certificate that the CA issued to a client; who that is,
-    /// [`super::agent_of`] tells.
+    /// The gateway's end. It requires a client certificate issued by the CA; [`super::agent_of`] then
+    /// identifies the agent.
     pub server: Arc<ServerConfig>,
-    /// The agent's end. It demands a certificate that the CA issued to a server with the name it
-    /// asks for, which is [`Self::gateway_name`].
+    /// The agent's end. It requires a server certificate issued by the CA for the name that it connects
+    /// with, [`Self::gateway_name`].
     pub client: Arc<ClientConfig>,
     /// The common name of this end.
     pub name: String,
-    /// When the certificate of this end became valid.
+    /// The time when the certificate of this end became valid.
     pub from: Timestamp,
-    /// When the certificate of this end expires.
+    /// The time when the certificate of this end expires.
     pub expires: Timestamp,
-    /// When the first of the trusted authorities expires.
+    /// The earliest time at which a trusted authority expires.
     pub ca_expires: Timestamp,
-    /// The next moment at which the same files mean something else.
+    /// The time at which the same files must be verified again, since a validity begins or ends.
     pub(super) revisit: Timestamp,
 }
 
@@ -54,15 +54,15 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// The name that an agent asks for, whatever address it dials.
+    /// Returns the name that agents verify, whatever address they dial.
     #[must_use]
     pub fn gateway_name() -> ServerName<'static> {
-        // Every handshake of the tests shows that this is a name; no certificate is for the unspecified address.
+        // Infallible, as the tests' handshakes show; no certificate names the unspecified address.
         let nobody = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| nobody())
     }
 
-    /// Verifies the contents of the files as a whole, as they are to be judged at `now`.
+    /// Verifies the contents of the files as a set, as of `now`.
     pub(super) fn verified(
         files: &Files,
         contents: &Contents,
@@ -146,7 +146,7 @@ fn trusted(
     }
 }
 
-/// The first second in which a certificate that is valid now is so no more.
+/// Checks that a certificate is valid now; returns the first second in which it no longer is.
 fn validity(facts: &Facts, now: Timestamp) -> Result<Timestamp, Reason> {
     if now < facts.from {
         return Err(Reason::NotYetValid(facts.from));
@@ -159,7 +159,7 @@ fn validity(facts: &Facts, now: Timestamp) -> Result<Timestamp, Reason> {
     Ok(Timestamp::from_second(after).unwrap_or(Timestamp::MAX))
 }
 
-/// Checks that a certificate is valid, and that end's; gives its common name.
+/// Checks that a certificate is valid and for the role; returns its name and first invalid second.
 fn fit(
     files: &Files,
     facts: &Facts,
@@ -193,7 +193,7 @@ fn certified(
     })
 }
 
-/// What either end asks of the other's certificate, at each handshake, with the time of that.
+/// The verifiers that each end applies to the other's certificate, as of the time of the handshake.
 struct Verifiers {
     of_clients: Arc<dyn ClientCertVerifier>,
     of_servers: Arc<WebPkiServerVerifier>,
@@ -211,7 +211,7 @@ impl Verifiers {
         })
     }
 
-    /// Verifies the own certificate just as the other end will.
+    /// Verifies this end's certificate as the other end will.
     fn verify(
         &self,
         chain: &[CertificateDer<'static>],
@@ -260,7 +260,7 @@ fn server(
         .with_client_cert_verifier(Arc::clone(&verifiers.of_clients))
         .with_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // A resumed session would outlive the trust in the certificate that began it.
+    // A resumed session would outlive the trust in the certificate that it began with.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)

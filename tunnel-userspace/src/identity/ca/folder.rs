@@ -1,4 +1,4 @@
-//! Folders of keys, and files in them that are there whole or not at all.
+//! Folders of keys, and atomic replacement of files in them.
 
 use std::{
     ffi::OsString,
@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::CaError;
 
-/// Makes a folder of keys, for its owner alone, if it is not there.
+/// Creates a folder of keys, for its owner only, unless it exists.
 pub(super) fn make(path: &Path) -> Result<(), CaError> {
     let failed = |source| io_error("make", path, source);
     if let Some(parent) = path.parent() {
@@ -24,15 +24,15 @@ pub(super) fn make(path: &Path) -> Result<(), CaError> {
     }
 }
 
-/// Holds a folder against another `culvert ca`, and waits for one that does.
+/// Locks a folder against other `culvert ca` processes; waits while one of them holds it.
 pub(super) fn hold(path: &Path) -> Result<Flock<File>, CaError> {
     let failed = |source| io_error("use", path, source);
     let opened = File::open(path).map_err(failed)?;
     Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
 }
 
-/// Writes files, each with its mode from the moment it exists: all as drafts beside their paths first, then
-/// one after the other under their names, in this order.
+/// Writes files, each with its mode from creation: first all as drafts next to their paths, then renames
+/// them, in this order.
 pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
     let drafts = files
         .iter()
@@ -41,7 +41,7 @@ pub(super) fn replace(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> 
     drafts.into_iter().try_for_each(Draft::rename)
 }
 
-/// A file beside the one that it is to replace; removed if it does not get its name.
+/// A draft next to the file that it is to replace; removed on drop unless renamed.
 pub(super) struct Draft {
     path: PathBuf,
     draft: PathBuf,
@@ -54,7 +54,7 @@ impl Draft {
         name.push(path.file_name().unwrap_or_default());
         name.push(".new");
         let draft = path.with_file_name(name);
-        // One that a run left behind which was killed.
+        // A run that was killed may have left a draft behind.
         match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -84,7 +84,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // One that got its name is not there any more.
+        // A renamed draft no longer exists under this name.
         drop(fs::remove_file(&self.draft));
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and certificates, made in memory.
+//! Creates keys and certificates in memory.
 
 use std::{path::Path, time::SystemTime};
 
@@ -18,15 +18,15 @@ use super::{
     CERT_OF_CA, CaError, KEY_OF_CA,
 };
 
-/// How far clocks of nodes may be behind: what is issued is valid since then.
+/// The tolerated clock skew between nodes: certificates are valid from this long before their issue.
 const SKEW: SignedDuration = SignedDuration::from_hours(1);
 
-/// The bytes of a serial number: 127 random bits (RFC 5280 section 4.1.2.2 allows 20 bytes).
+/// The length of a serial number in bytes: 126 random bits (RFC 5280 section 4.1.2.2 allows 20 bytes).
 const SERIAL: usize = 16;
 
 /// A CA with its key.
 pub(super) struct Authority {
-    /// All certificates of its file: its own, and those that it takes over from.
+    /// All certificates of the CA's file: its own, and those of the CAs that it replaces.
     cert_pem: String,
     cert: CertificateDer<'static>,
     from: Timestamp,
@@ -42,12 +42,12 @@ pub(super) struct Pair {
 }
 
 impl Authority {
-    /// Makes a CA.
+    /// Creates a CA.
     pub(super) fn new(days: u32, now: Timestamp) -> Result<Self, CaError> {
         let (from, until) = (whole(now - SKEW), whole(now + length(days)));
         let key = new_key()?;
         let mut params = params(from, until)?;
-        // A name of its own, so that the certificates of two CAs can be told apart.
+        // A unique name distinguishes the certificates of two CAs.
         let own: String = random::<4>()?
             .iter()
             .map(|byte| format!("{byte:02x}"))
@@ -109,7 +109,7 @@ impl Authority {
         self.key.serialize_pem()
     }
 
-    /// Issues the certificate of an end. It is never valid when the CA is not.
+    /// Issues the certificate of an end. Its validity lies within that of the CA.
     pub(super) fn issue(
         &self,
         role: Role,
@@ -149,7 +149,7 @@ impl Authority {
 
 fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaError> {
     let mut serial = random::<SERIAL>()?;
-    // Positive, and no byte less than its length says.
+    // The number is positive, and its first byte not zero, so its DER encoding has exactly this length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.not_before = SystemTime::from(from).into();
@@ -185,7 +185,7 @@ fn length(days: u32) -> SignedDuration {
     SignedDuration::from_hours(i64::from(days) * 24)
 }
 
-/// Without what is less than a second, which certificates don't know.
+/// Truncates to seconds, the resolution of certificates.
 fn whole(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

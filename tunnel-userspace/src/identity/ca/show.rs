@@ -1,4 +1,4 @@
-//! What is in a file of certificates, for people and programs.
+//! Views of certificates, for people and programs.
 
 use std::{
     fs,
@@ -16,50 +16,50 @@ use super::{
     CERT, CERT_OF_CA, CaError,
 };
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It issues others.
+    /// Issues certificates.
     Ca,
-    /// The end of a gateway.
+    /// Identifies a gateway.
     Gateway,
-    /// The end of an agent.
+    /// Identifies an agent.
     Agent,
-    /// None of the tunnel's, or not a whole one.
+    /// Not of the tunnel, or incomplete.
     Other,
 }
 
-/// A certificate.
+/// The view of a certificate.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
     /// The file.
     pub file: PathBuf,
-    /// What it is for.
+    /// The purpose of the certificate.
     pub role: Kind,
     /// The node of an agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Its subject.
     pub subject: String,
-    /// The subject of what issued it.
+    /// The subject of its issuer.
     pub issuer: String,
-    /// Since when it is valid.
+    /// The time when its validity begins.
     pub from: Timestamp,
-    /// Until when it is valid.
+    /// The time when its validity ends.
     pub until: Timestamp,
-    /// Whole days that are left; negative when it has expired.
+    /// The number of full days left; negative once expired.
     pub days_left: i64,
-    /// SHA-256 of it, as hexadecimal digits.
+    /// The SHA-256 digest of the certificate, as hexadecimal digits.
     pub fingerprint: String,
 }
 
-/// The certificates of a file.
+/// Returns the certificates of a file.
 ///
 /// # Errors
 ///
-/// It can't be read, or has none.
+/// If the file can't be read, or has no certificate.
 pub fn show(path: &Path, now: Timestamp) -> Result<Vec<View>, CaError> {
     let (bytes, _) = files::read(path)?;
     let certificates = files::certificates(path, &bytes)?;
@@ -67,11 +67,11 @@ pub fn show(path: &Path, now: Timestamp) -> Result<Vec<View>, CaError> {
     Ok(certificates.into_iter().map(view).collect())
 }
 
-/// The files of certificates in the folder of a CA: its own, and those that it issued there.
+/// Returns the certificate files in a CA's folder: its own, and those issued there.
 ///
 /// # Errors
 ///
-/// There is no CA, or the folder can't be read.
+/// If there is no CA, or the folder can't be read.
 pub fn issued(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     let own = dir.join(CERT_OF_CA);
     if !own.exists() {
@@ -119,7 +119,7 @@ fn view(path: &Path, der: &CertificateDer<'_>, facts: Facts, now: Timestamp) -> 
     }
 }
 
-/// SHA-256 as the TLS library has it: there is no other in the house.
+/// Computes SHA-256 with the TLS library, since no other dependency provides it.
 fn fingerprint(der: &CertificateDer<'_>) -> String {
     let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else {
         return String::new();

@@ -112,7 +112,7 @@ fn issue_writes_three_files_that_only_their_owner_can_use() {
 
 #[test]
 fn a_key_is_its_owners_from_the_moment_it_exists() {
-    // What is created with that mode never had another; the umask can only take from it.
+    // A file created with its mode never had another; the umask can only remove bits.
     let dir = tempfile::tempdir().expect("a folder");
     let place = dir.path().join("key.pem");
     fs::write(&place, "old").expect("written");
@@ -236,7 +236,7 @@ fn a_ca_that_takes_over_hands_out_both_certificates() {
     assert_eq!(views[0].issuer, issuers[1].subject);
 }
 
-/// The identifiers of a certificate's own key and of its issuer's.
+/// Returns the key identifiers of a certificate: its subject's and its issuer's.
 fn key_ids<'a>(cert: &'a X509Certificate<'_>) -> [Option<&'a [u8]>; 2] {
     let [mut own, mut issuer] = [None; 2];
     for extension in cert.extensions() {

@@ -8,7 +8,7 @@ use super::{
     *,
 };
 
-/// A store whose time is told, with what its users see.
+/// A store under a simulated clock, with the view of its users.
 struct Looked {
     store: Store,
     receiver: Receiver,
@@ -44,7 +44,7 @@ impl Looked {
     }
 }
 
-/// A store of good files, and a CA to issue others.
+/// Opens a store of valid files, with the CA that issued them.
 fn good() -> (Site, Files, Looked) {
     let site = Site::at(then());
     let files = site.agent("edge-1");
@@ -100,7 +100,7 @@ fn a_pair_that_is_replaced_comes_into_use_and_nothing_else_changes() {
     let second = looked.receiver.current().expect("in use");
     assert_eq!(second.expires, then() + days(30));
     assert_eq!(looked.receiver.state().expires, Some(then() + days(30)));
-    // Who holds the first still does.
+    // Holders of the first identity keep it.
     assert_eq!(first.expires, then() + days(365));
 }
 

@@ -1,4 +1,4 @@
-//! What makes a set of files good, and what each bad one is refused with.
+//! The requirements for a valid set of files, and the error for each invalid one.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -13,15 +13,15 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
 use super::{Site, assert_has, both, copy, days, leaf, name, refusal, then, verified};
 use crate::identity::{AGENTS, Files, Role, agent_of, certificate::Facts};
 
-/// How a file is damaged that was cut or glued within a line.
+/// The error for a file that was truncated or joined within a line.
 const NO_LINE: &str = "is damaged: a BEGIN or END is not a line of its own, and whole";
 
-/// An agent's files are refused with this.
+/// Asserts that an agent's files are rejected with this error.
 fn assert_refused(files: &Files, wanted: &str) {
     assert_eq!(refusal(files, Role::Agent, then()), wanted);
 }
 
-/// The subject of a certificate, byte by byte.
+/// Returns the subject of a certificate in its DER encoding.
 fn subject(der: &CertificateDer<'_>) -> Vec<u8> {
     let (_, parsed) = X509Certificate::from_der(der).expect("a certificate");
     parsed.subject().as_raw().to_vec()

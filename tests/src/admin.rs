@@ -1,4 +1,4 @@
-//! Asking the daemon over its Unix socket: HTTP/1.1, one question a connection.
+//! Requests to the daemon over its Unix socket: HTTP/1.1, one request per connection.
 
 use std::{
     io::{BufReader, Write as _},
@@ -11,17 +11,17 @@ use anyhow::{Context as _, Result};
 
 use crate::http::Head;
 
-/// How long an answer may take: a table of 100,000 Services is long.
+/// The time limit of a response: a table of 100,000 Services is long.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// An answer of the daemon.
+/// A response of the daemon.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
     pub body: String,
 }
 
-/// Asks for a path.
+/// Sends a GET request for a path.
 pub fn get(socket: &Path, path: &str) -> Result<Answer> {
     let mut stream = UnixStream::connect(socket)
         .with_context(|| format!("nobody answers on {}", socket.display()))?;
@@ -39,13 +39,13 @@ pub fn get(socket: &Path, path: &str) -> Result<Answer> {
     })
 }
 
-/// The value of a metric, given with its labels as it is printed; absent metrics have none.
+/// Returns the value of a metric; `name` includes its labels as they are printed.
 #[must_use]
 pub fn metric(metrics: &str, name: &str) -> Option<u64> {
     let value = metrics
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    // A counter may be printed as a decimal fraction, and with a time after it.
+    // A counter may be printed with a decimal fraction, and with a timestamp behind it.
     value.split([' ', '.']).next()?.parse().ok()
 }
 

@@ -1,7 +1,7 @@
-//! Agents: processes that hold a place and do in it what they are asked over a socket pair.
+//! Agents: processes that hold a place and execute in it the requests from a socket pair.
 //!
-//! Cgroup programs go by the cgroup and the network namespace of the *socket*, so a socket that an
-//! agent made and handed over is used from here as if this process were in the place.
+//! Cgroup programs are chosen by the cgroup and the network namespace of the *socket*, so a socket that
+//! an agent created and passed on behaves here as if this process were in the place.
 
 use std::{
     io,
@@ -32,24 +32,24 @@ pub(crate) mod child;
 pub mod run;
 pub mod wire;
 
-/// No request takes long: the agent answers at once or is broken.
+/// The time limit of a request: an agent answers at once or is broken.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What a place consists of.
+/// The parts of a place.
 #[derive(Args, Clone, Debug)]
 pub struct Ground {
-    /// The process that holds the place whose network namespace it shares; without one it has its own.
+    /// The process that holds the place whose network namespace is shared; by default a new one.
     #[arg(long)]
     pub network_of: Option<u32>,
-    /// The cgroup, which exists.
+    /// The cgroup, which must exist.
     #[arg(long)]
     pub cgroup: PathBuf,
-    /// A folder on which a BPF file system is mounted, in a mount namespace of the place's own.
+    /// A folder to mount a BPF file system on, in a mount namespace of the place's own.
     #[arg(long)]
     pub bpffs: Option<PathBuf>,
 }
 
-/// A place's agent, seen from the process that started it. The place ends when it is dropped.
+/// A place's agent, as seen by the process that started it. Its drop ends the place.
 #[derive(Debug)]
 pub struct Agent {
     process: Mutex<Child>,
@@ -58,7 +58,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent and waits until it stands in its place.
+    /// Starts an agent and waits until it has entered its place.
     pub fn start(ground: &Ground) -> Result<Self> {
         let (channel, other) = socketpair(
             AddressFamily::Unix,
@@ -80,7 +80,7 @@ impl Agent {
         if let Some(folder) = &ground.bpffs {
             command.arg("--bpffs").arg(folder);
         }
-        // A group of its own: an interrupt typed at a terminal is for the process that cleans up.
+        // A process group of its own: a terminal's interrupt reaches only the process that cleans up.
         let process = command
             .stdin(Stdio::from(other))
             .stdout(Stdio::null())
@@ -93,7 +93,7 @@ impl Agent {
             pid,
             channel: Mutex::new(channel),
         };
-        // Dropping the parent's copy of the other end is what lets both sides see the end.
+        // The parent must drop its copy of the other end, or neither side would see the channel's end.
         drop(command);
         agent
             .call::<()>(&Request::Greet, &[])
@@ -101,13 +101,13 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The agent's process: `/proc/<pid>/ns/net` and `/proc/<pid>/root` are those of the place.
+    /// Returns the agent's process ID: `/proc/<pid>/ns/net` and `/proc/<pid>/root` are the place's.
     #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Makes a socket in the place.
+    /// Creates a socket in the place.
     pub fn socket(
         &self,
         domain: Domain,
@@ -141,7 +141,7 @@ impl Agent {
         self.call(&Request::Spawn { argv, cpu }, &output)
     }
 
-    /// How a process of the place ended, if it did.
+    /// Returns the exit status of a process of the place, if it ended.
     pub(crate) fn ended(&self, pid: i32) -> Result<Option<Exit>> {
         self.call(&Request::Ended { pid }, &[])
     }
@@ -156,13 +156,13 @@ impl Agent {
         self.call(&Request::Signal { pid, signal }, &[])
     }
 
-    /// Writes a file as the place sees it: what lies under `/proc/sys/net` is the place's own.
+    /// Writes a file as seen from the place: `/proc/sys/net` is that of its network namespace.
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.call(&Request::Write { path, text }, &[])
     }
 
-    /// Asks, and makes a failure that the agent reports an error.
+    /// Sends a request; turns a failure that the agent reports into an error.
     fn call<T: DeserializeOwned>(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<T> {
         let (answer, _) = self.exchange(request, files)?;
         answer.map_err(|failure| anyhow!(failure.message))
@@ -188,7 +188,7 @@ impl Drop for Agent {
             .process
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        // The kernel takes the place's processes, mounts and interfaces down with the agent.
+        // The kernel removes the place's processes, mounts and interfaces together with the agent.
         drop(process.kill());
         drop(wait::until(ANSWER, || {
             !matches!(process.try_wait(), Ok(None))

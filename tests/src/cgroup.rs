@@ -17,17 +17,17 @@ use nix::{
 
 use crate::wait;
 
-/// How long processes of a group may take to go once they were killed.
+/// The time that killed processes of a group have to end.
 const END: Duration = Duration::from_secs(5);
 
-/// Where the cgroup v2 hierarchy is mounted: alone, or beside version 1.
+/// Returns the mount point of the cgroup v2 hierarchy, also where version 1 is mounted too.
 pub fn mount_point() -> Result<PathBuf> {
     let mounted = mounted("cgroup2")?.into_iter().next();
     mounted.context("no cgroup2 hierarchy is mounted here")
 }
 
-/// Where hierarchies of version 1 are mounted, one for each controller; none where there is only
-/// version 2.
+/// Returns the mount points of the version 1 hierarchies, one for each controller; empty where only
+/// version 2 is mounted.
 pub fn legacy() -> Result<Vec<PathBuf>> {
     mounted("cgroup")
 }
@@ -37,7 +37,7 @@ fn mounted(kind: &str) -> Result<Vec<PathBuf>> {
     Ok(targets(&mounts, kind))
 }
 
-/// The mount points of file systems of a kind.
+/// Returns the mount points of file systems of a type.
 fn targets(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     let target = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -48,7 +48,7 @@ fn targets(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     lines.filter_map(target).collect()
 }
 
-/// The mount table writes blanks, tabs, newlines and backslashes as `\` and three octal digits.
+/// Unescapes a mount table field: blanks, tabs, newlines and backslashes are `\` and 3 octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -63,7 +63,7 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(plain))
 }
 
-/// Makes a group, and those above it that are missing.
+/// Creates a group, and its missing parents.
 pub fn create(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot make cgroup {}", path.display()))
 }
@@ -74,7 +74,7 @@ pub fn enter(path: &Path) -> Result<()> {
         .with_context(|| format!("cannot enter cgroup {}", path.display()))
 }
 
-/// Kills what runs in a group and below, and removes it, the deepest first.
+/// Kills all processes in a group and below it, and removes the groups, the deepest first.
 pub fn remove(path: &Path) -> Result<()> {
     wait::until(END, || match remove_once(path) {
         Ok(()) => true,
@@ -92,7 +92,7 @@ fn remove_once(path: &Path) -> io::Result<()> {
     }
     for process in processes(path)? {
         match kill(process, Signal::SIGKILL) {
-            // It may have gone between the two calls.
+            // The process may have ended since the read.
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => return Err(error.into()),
         }
@@ -100,23 +100,23 @@ fn remove_once(path: &Path) -> io::Result<()> {
     fs::remove_dir(path)
 }
 
-/// The processes in a group and in those below it.
+/// Returns the processes in a group and in the groups below it.
 pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
     let mut found = processes(path)?;
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            // A group may go meanwhile.
+            // A group may be removed meanwhile.
             found.extend(processes_below(&entry.path()).unwrap_or_default());
         }
     }
     Ok(found)
 }
 
-/// The processes in a group itself.
+/// Returns the processes in the group itself.
 fn processes(path: &Path) -> io::Result<Vec<Pid>> {
     let text = fs::read_to_string(path.join("cgroup.procs"))?;
-    // 0 stands for a process of another pid namespace, which can't be named from here.
+    // 0 is a process of another PID namespace, which has no number in this one.
     Ok(text
         .lines()
         .filter_map(|line| line.parse().ok())
@@ -125,7 +125,7 @@ fn processes(path: &Path) -> io::Result<Vec<Pid>> {
         .collect())
 }
 
-/// The names of the groups directly under the root that `keep` accepts.
+/// Returns the groups directly under the root whose names `keep` accepts.
 pub(crate) fn named(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries

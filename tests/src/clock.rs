@@ -1,4 +1,4 @@
-//! The clock of measurements and paced loads; nothing else here reads it.
+//! The clock of measurements and paced loads; no other module reads real time.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-/// A moment of real time.
+/// A point in real time.
 pub type Instant = std::time::Instant;
 
-/// Lets real time pass: between two attempts of a paced load, or two looks at a condition.
+/// Sleeps in real time: between two attempts of a paced load, or two checks of a condition.
 pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }

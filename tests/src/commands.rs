@@ -1,4 +1,4 @@
-//! Commands of the laboratory that have files of their own.
+//! The laboratory's commands that have files of their own.
 
 pub(crate) mod flow;
 pub(crate) mod load;

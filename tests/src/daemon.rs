@@ -1,4 +1,4 @@
-//! A program that is started and ended again and again, with one log.
+//! A program that is started and stopped repeatedly, with one log.
 
 use std::{
     path::PathBuf,
@@ -15,10 +15,10 @@ use crate::{
     place::{Place, Process},
 };
 
-/// How long a daemon may take to end.
+/// The time limit of a daemon's stop.
 const STOP: Duration = Duration::from_secs(10);
 
-/// A daemon, running or not. It is killed when it is dropped.
+/// A daemon, running or not. It is killed on drop.
 #[derive(Debug)]
 pub struct Daemon {
     process: Mutex<Option<Process>>,
@@ -26,7 +26,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon that doesn't run yet, and its log.
+    /// Creates a daemon that is not started yet, with its log.
     #[must_use]
     pub fn new(log: PathBuf) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Daemon {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts it in a place, without waiting.
+    /// Starts the daemon in a place, without waiting for it.
     pub fn start(&self, place: &Place, argv: &[String]) -> Result<()> {
         let mut process = self.process();
         ensure!(process.is_none(), "the daemon runs already");
@@ -47,7 +47,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The number of its process, while it runs.
+    /// Returns the process ID while the daemon runs.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.process().as_ref().map(Process::pid)
@@ -59,14 +59,14 @@ impl Daemon {
         process.signal(signal)
     }
 
-    /// How it ended by itself, if it did.
+    /// Returns the exit status if the daemon ended by itself.
     pub fn ended(&self) -> Result<Option<Exit>> {
         let process = self.process();
         let process = process.as_ref().context("it doesn't run")?;
         process.ended()
     }
 
-    /// Ends it by a signal; after any but SIGKILL it must end as a success.
+    /// Stops the daemon by a signal; after any but SIGKILL it must exit successfully.
     pub fn end(&self, signal: Signal) -> Result<()> {
         let process = self.process().take().context("it doesn't run")?;
         process.signal(signal)?;
@@ -79,13 +79,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Everything that it logged.
+    /// Returns the complete log.
     #[must_use]
     pub fn logs(&self) -> String {
         log::read(&self.log)
     }
 
-    /// The last lines of its log.
+    /// Returns the last lines of the log.
     pub(crate) fn log_end(&self) -> String {
         let logs = self.logs();
         let lines: Vec<_> = logs.lines().collect();

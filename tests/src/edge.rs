@@ -1,13 +1,13 @@
-//! An edge node: it can dial the cloud, and the cloud can't dial it.
+//! An edge node: it can dial the cloud, but the cloud can't dial it.
 //!
 //! ```text
 //! host 192.0.2.1 ──uplink── outside ──edge── eth0 198.51.100.2 edge
 //!      2001:db8::1                           2001:db8:51::2    10.20.0.7, fd00:20::7
 //! ```
 //!
-//! Outside forwards between the two, and knows the edge by its address on the link only, as the
-//! cloud knows a site by the address of its NAT. The addresses of the Node lead nowhere in the
-//! cloud: a connect to one of them that isn't steered fails at once.
+//! The place outside forwards between the two, and knows the edge by its address on the link only, as
+//! the cloud knows a site by its NAT address. The Node's addresses are unreachable in the cloud: a
+//! connect to one of them that isn't steered fails at once.
 
 use std::{
     fs,
@@ -29,30 +29,30 @@ use crate::{
 
 /// The name of the edge node.
 pub const EDGE: &str = "edge-7";
-/// Its address, as its Node has it.
+/// The IPv4 address in its Node.
 pub const EDGE_V4: Ipv4Addr = Ipv4Addr::new(10, 20, 0, 7);
-/// Its address, as its Node has it.
+/// The IPv6 address in its Node.
 pub const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 7);
 
-/// Where a gateway listens by default.
+/// The default port of a gateway.
 const GATEWAY: u16 = 10_262;
 
-/// The addresses of edge nodes, which lead nowhere in the cloud.
+/// The addresses of edge nodes, which are unreachable in the cloud.
 const EDGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
 
-/// The address of the edge on its link, as the cloud knows a site by the address of its NAT.
+/// The address of the edge on its link; it represents the NAT address of a site.
 pub const LINK_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
-/// Outside and the edge on the link between them.
+/// The addresses of the link, IPv4 and IPv6: outside first, then the edge.
 const LINK: [[&str; 2]; 2] = [
     ["198.51.100.1", "198.51.100.2"],
     ["2001:db8:51::1", "2001:db8:51::2"],
 ];
 
-/// The rules that cut the link, both ways and without a word.
+/// The priority of the rules that drop all packets of the link, both ways.
 const CUT: u32 = 5;
 
-/// An edge node. Its agent is killed when it is dropped.
+/// An edge node. Its agent is killed on drop.
 #[derive(Debug)]
 pub struct Edge {
     agent: Daemon,
@@ -63,7 +63,7 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Joins an edge node to a node's network.
+    /// Connects an edge node to a node's network.
     pub fn new(topology: &Topology, culvert: PathBuf) -> Result<Self> {
         let place = topology.elsewhere(EDGE)?;
         join(topology, &place)?;
@@ -78,32 +78,32 @@ impl Edge {
         })
     }
 
-    /// The edge node's network namespace and cgroup.
+    /// Returns the edge node's network namespace and cgroup.
     #[must_use]
     pub const fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Its Node, labelled as an edge node.
+    /// Returns the edge's Node, labelled as an edge node.
     #[must_use]
     pub fn node() -> NodeObject {
         NodeObject::new(EDGE, [EDGE_V4.into(), EDGE_V6.into()]).edge()
     }
 
-    /// Where the agent's certificate is expected, as `culvert ca issue` writes it.
+    /// Returns the folder of the agent's certificate, as `culvert ca issue` writes it.
     #[must_use]
     pub fn identity(&self) -> PathBuf {
         self.folder.join("identity")
     }
 
-    /// The certificate of the kubelet, once one was served.
+    /// Returns the files of the kubelet's certificate, which exist after [`Edge::serve_kubelet`].
     #[must_use]
     pub fn kubelet_files(&self) -> Files {
         Files::of(&self.folder, "kubelet")
     }
 
-    /// Starts a kubelet-like server on ports of the edge, with a certificate of an authority of its
-    /// own for the addresses of the Node.
+    /// Starts a kubelet-like server on ports of the edge. Its certificate is for the addresses of the
+    /// Node, from an authority of its own.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
         let files = self.kubelet_files();
         let authority = Authority::new("kubelets")?;
@@ -123,8 +123,8 @@ impl Edge {
         Server::start(&self.place, &options)
     }
 
-    /// Starts `culvert agent`, which may dial these ports of the edge itself; its certificate lies in
-    /// [`Edge::identity`].
+    /// Starts `culvert agent`, which may dial these ports of the edge itself; its certificate is read
+    /// from [`Edge::identity`].
     pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
         let (config, state) = (self.folder.join("culvert.yaml"), self.folder.join("state"));
         fs::create_dir_all(&state)?;
@@ -151,12 +151,12 @@ impl Edge {
         &self.agent
     }
 
-    /// Cuts the link: whatever is sent, either way, is lost without a word.
+    /// Cuts the link: packets are dropped both ways, without any error.
     pub fn cut(&self) -> Result<()> {
         self.rules("add")
     }
 
-    /// Brings the link back.
+    /// Restores the link.
     pub fn mend(&self) -> Result<()> {
         self.rules("del")
     }
@@ -172,7 +172,7 @@ impl Edge {
     }
 }
 
-/// The config of either end of a tunnel: its certificate, and the bounds of its sessions.
+/// Returns the config that both ends of a tunnel share: the certificate, and the session limits.
 pub(crate) fn end_config(identity: &Path) -> String {
     let Files { ca, cert, key } = Files::issued(identity);
     format!(

@@ -1,6 +1,6 @@
-//! The ends of a tunnel as processes of their own: gateway with ingress, and agent. They are the
-//! product's parts, wired without kernel programs, so they need no rights: an ingress whose prefix
-//! lies in 127.0.0.0/8 is reached without a route.
+//! The ends of a tunnel as processes: gateway with ingress, and agent. They run the product's modules
+//! without kernel programs, so they need no privileges: an ingress prefix within 127.0.0.0/8 needs no
+//! route.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use crate::{agent::child, environment, log, pki, serve::read_record, wait};
 
 pub mod run;
 
-/// How long an end may take to serve, or to end.
+/// The time an end has to become ready, or to exit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl From<&pki::Files> for Files {
@@ -38,53 +38,53 @@ impl From<&pki::Files> for Files {
     }
 }
 
-/// Where a steering address leads.
+/// The target of a steering address.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Target {
-    /// Its number in the prefix.
+    /// The index of the address in the prefix.
     pub index: u32,
     pub node: String,
-    /// What the node's agent dials.
+    /// The address that the node's agent dials.
     pub at: SocketAddr,
 }
 
-/// How a gateway with an ingress runs.
+/// The settings of a gateway with an ingress.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudSettings {
-    /// Where agents connect to.
+    /// The settings of the gateway.
     pub gateway: gateway::Settings,
-    /// Where steered connects land.
+    /// The address that steered connects reach.
     pub ingress: SocketAddr,
     /// The steering prefix: its first address and its length.
     pub prefix: (IpAddr, u8),
-    /// What its addresses stand for.
+    /// The targets of the prefix's addresses.
     pub targets: Vec<Target>,
-    /// The gateway's own certificate.
+    /// The certificate files of the gateway.
     pub certificate: Files,
     pub session: Limits,
 }
 
-/// How an agent runs.
+/// The settings of an agent.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentSettings {
-    /// What it serves.
+    /// The settings of the agent itself.
     pub agent: agent::Settings,
     pub certificate: Files,
     pub session: Limits,
 }
 
-/// What a gateway with an ingress tells of itself.
+/// The record that a gateway with an ingress writes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudRecord {
-    /// Where agents connect to.
+    /// The address that agents connect to.
     pub gateway: SocketAddr,
-    /// Where steered connects land.
+    /// The address that steered connects reach.
     pub ingress: SocketAddr,
-    /// How often each reason was counted, by its word.
+    /// The number of occurrences of each reason, by its label.
     pub counts: BTreeMap<String, u64>,
-    /// The nodes, as the product shows them.
+    /// The product's view of the nodes.
     pub nodes: Value,
-    /// Its identity, as the product shows it.
+    /// The product's view of the identity.
     pub identity: Value,
 }
 
@@ -97,37 +97,36 @@ impl CloudRecord {
             .flatten()
     }
 
-    /// How many sessions of a node there are.
+    /// Returns the number of sessions of a node.
     #[must_use]
     pub fn sessions(&self, node: &str) -> usize {
         self.sessions_of(node).count()
     }
 
-    /// How many streams the sessions of a node carry.
+    /// Returns the number of open streams over a node's sessions.
     #[must_use]
     pub fn streams(&self, node: &str) -> u64 {
         let streams = |session: &Value| session["streams"].as_u64();
         self.sessions_of(node).filter_map(streams).sum()
     }
 
-    /// How often a reason was counted.
+    /// Returns the count of a reason.
     #[must_use]
     pub fn count(&self, reason: &str) -> u64 {
         self.counts.get(reason).copied().unwrap_or(0)
     }
 }
 
-/// What an agent tells of itself.
+/// The record that an agent writes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentRecord {
-    /// As the product shows it.
+    /// The product's view of the agent.
     pub view: Value,
-    /// Its identity, as the product shows it.
+    /// The product's view of the identity.
     pub identity: Value,
 }
 
-/// An end that runs as a process of its own; killed when it is dropped, and when the thread that
-/// started it ends.
+/// An end that runs as a process; killed on drop, and when the thread that started it ends.
 #[derive(Debug)]
 pub struct End {
     process: Child,
@@ -136,12 +135,12 @@ pub struct End {
 }
 
 impl End {
-    /// Starts one; `role` is `cloud` or `agent`, its files begin with `stem`.
+    /// Starts an end; `role` is `cloud` or `agent`, and its file names begin with `stem`.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
         let file = |extension| stem.with_extension(extension);
         let (settings_file, record, log) = (file("json"), file("record"), file("log"));
         fs::write(&settings_file, serde_json::to_vec_pretty(settings)?)?;
-        // Left by one that was killed.
+        // A killed process may have left its record.
         drop(fs::remove_file(&record));
         let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
@@ -195,7 +194,7 @@ impl End {
         Ok(kill(Pid::from_raw(self.pid()), signal)?)
     }
 
-    /// Ends it by a signal, and waits for its end: the signal that killed it, if one did.
+    /// Ends the process by a signal and waits; returns the signal that killed it, if any.
     pub fn end(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
         let status = wait::some(PATIENCE, || self.process.try_wait().ok().flatten())?;

@@ -1,4 +1,4 @@
-//! What the laboratory takes from its environment; the only module here that reads it.
+//! The environment variables of the laboratory; only this module reads them.
 
 use std::{
     env,
@@ -7,35 +7,35 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// The program under test: `CULVERT_BIN`, else `culvert` beside the laboratory's own program.
+/// Finds the program under test: `CULVERT_BIN`, else `culvert` next to the laboratory's program.
 pub fn culvert() -> Result<PathBuf> {
     find("CULVERT_BIN", "culvert").context("build it with `cargo build`, or set CULVERT_BIN")
 }
 
-/// The laboratory's own program, which holds places and runs servers and loads in them:
+/// Finds the laboratory's own program, which holds places and runs servers and loads in them:
 /// `CULVERT_LAB_BIN`, else this process, else `culvert-lab` near it.
 pub fn culvert_lab() -> Result<PathBuf> {
     find("CULVERT_LAB_BIN", "culvert-lab")
         .context("build it with `cargo build --package tunnel-tests`, or set CULVERT_LAB_BIN")
 }
 
-/// The factor of `CULVERT_SCALE`, as written.
+/// Returns the factor in `CULVERT_SCALE`, unparsed.
 pub(crate) fn scale() -> Option<String> {
     env::var_os("CULVERT_SCALE")?.into_string().ok()
 }
 
-/// The factor of `CULVERT_LASTING`, as written.
+/// Returns the factor in `CULVERT_LASTING`, unparsed.
 pub(crate) fn lasting() -> Option<String> {
     env::var_os("CULVERT_LASTING")?.into_string().ok()
 }
 
-/// How many random clusters are compared with the reference model: `CULVERT_CLUSTERS`.
+/// Returns the number of random clusters to compare with the reference model: `CULVERT_CLUSTERS`.
 #[must_use]
 pub fn clusters() -> Option<u64> {
     number("CULVERT_CLUSTERS")
 }
 
-/// The first of the seeds that random clusters grow from: `CULVERT_SEED`.
+/// Returns the first seed for random clusters: `CULVERT_SEED`.
 #[must_use]
 pub fn seed() -> Option<u64> {
     number("CULVERT_SEED")
@@ -45,7 +45,7 @@ fn number(variable: &str) -> Option<u64> {
     env::var_os(variable)?.into_string().ok()?.parse().ok()
 }
 
-/// The file that tests which can't be run here are written to: `CULVERT_SKIPS`.
+/// Returns the file that lists the tests skipped here: `CULVERT_SKIPS`.
 pub(crate) fn skips() -> Option<PathBuf> {
     env::var_os("CULVERT_SKIPS").map(PathBuf::from)
 }
@@ -59,7 +59,7 @@ fn find(variable: &str, name: &str) -> Result<PathBuf> {
         return Ok(path);
     }
     let own = env::current_exe().context("cannot find this program's own file")?;
-    // Test programs lie in `deps`, one folder below the programs that cargo builds.
+    // Cargo puts test programs into `deps`, one folder below the other programs.
     own.ancestors()
         .skip(1)
         .take(2)

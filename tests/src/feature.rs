@@ -1,5 +1,5 @@
-//! Features of the kernel that some tests need and some kernels lack. A test that can't be run is
-//! a skip that is written down and counted, not a success that nobody looks at.
+//! Features of the kernel that some tests need and some kernels lack. A test without its feature is
+//! recorded as skipped, and counted, instead of passing unnoticed.
 
 use std::{
     collections::BTreeMap,
@@ -20,18 +20,18 @@ use tunnel_userspace::bpf;
 
 use crate::{environment, ipvs, log};
 
-/// What a kernel may lack.
+/// A feature that a kernel may lack.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Feature {
-    /// Links at tc (Linux 6.6).
+    /// The tcx links of tc programs (Linux 6.6).
     Tcx,
     /// `bpf_set_retval` in socket hooks (Linux 6.1).
     SetRetval,
     Sctp,
-    /// Links of kind dummy.
+    /// Links of type dummy.
     Dummy,
     IpVs,
-    /// A limit of its own on the memory of socket options for each network namespace (Linux 6.12).
+    /// The limit on socket option memory, `net.core.optmem_max`, per network namespace (Linux 6.12).
     OwnOptmem,
     /// Multipath TCP (Linux 5.6, where it is configured).
     Mptcp,
@@ -51,7 +51,7 @@ impl Display for Feature {
     }
 }
 
-/// Whether the kernel has a feature, asked once.
+/// True if the kernel has the feature; probed once per process.
 pub fn is_there(feature: Feature) -> Result<bool> {
     static KNOWN: Mutex<BTreeMap<Feature, bool>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +75,7 @@ fn ask(feature: Feature) -> Result<bool> {
     }
 }
 
-/// Does something in a network namespace that ends with a thread.
+/// Runs a function in a new network namespace, on a thread of its own that ends with it.
 fn in_own_network<T: Send + 'static>(
     body: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -88,7 +88,7 @@ fn in_own_network<T: Send + 'static>(
         .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
 }
 
-/// Whether there are streams of a protocol.
+/// True if stream sockets of a protocol can be created.
 fn makes(protocol: Protocol) -> Result<bool> {
     match Socket::new(Domain::IPV4, Type::STREAM, Some(protocol)) {
         Ok(_socket) => Ok(true),
@@ -115,8 +115,8 @@ fn dummy() -> Result<bool> {
     }
 }
 
-/// Whether a test can't be run here, since the kernel lacks one of the features that it needs.
-/// Then its name and the feature go to the file that `CULVERT_SKIPS` names, for whoever counts.
+/// True if the kernel lacks a feature that the test needs. The test and the feature are then appended to
+/// the file that `CULVERT_SKIPS` names, to be counted.
 pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     for feature in needed {
         if !is_there(*feature)? {
@@ -134,12 +134,12 @@ fn note(test: &str, feature: Feature) -> Result<()> {
         return Ok(());
     };
     let mut file = log::append(&path)?;
-    // In one piece: other tests write to the same file.
+    // A single write, since other tests append to the same file.
     file.write_all(format!("{test} {feature}\n").as_bytes())?;
     Ok(())
 }
 
-/// The name of the test that this is written in, as libtest has it: without the crate.
+/// Returns the name of the enclosing test as libtest prints it, without the crate.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -148,7 +148,7 @@ macro_rules! test_name {
     }};
 }
 
-/// The name of a test, from that of a function in it.
+/// Returns the name of a test from the path of a function in it.
 #[must_use]
 pub fn name_of(inner: &str) -> &str {
     let inside = inner.split_once("::").map_or(inner, |(_, inside)| inside);

@@ -1,5 +1,5 @@
-//! Streams to measure: a server that floods or echoes, over TCP and over TLS, and its clients.
-//! A connection's first byte says what it is for.
+//! Streams for measurements: a server that floods or echoes, over TCP and TLS, and its clients. The
+//! first byte of a connection selects the mode.
 
 use std::time::Duration;
 
@@ -13,44 +13,44 @@ use serde::{Deserialize, Serialize};
 pub mod client;
 pub mod serve;
 
-/// The server sends for ever.
+/// The server sends without end.
 const FLOOD: u8 = b'F';
-/// The same, and the server keeps little in the kernel: nobody is going to read it.
+/// Like [`FLOOD`], with small kernel buffers at the server, since nobody reads.
 const STALL: u8 = b'S';
-/// The server sends back what comes.
+/// The server sends received bytes back.
 const ECHO: u8 = b'E';
 
-/// The buffers of sockets that nobody reads from.
+/// The buffer size of sockets that nobody reads from.
 const LITTLE: usize = 64 * 1024;
 
-/// How much is read or written at once.
+/// The size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// What a client got out of floods.
+/// The result of a client's floods.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Flood {
-    /// How many bytes came while it was measured.
+    /// The number of bytes received during the measurement.
     pub bytes: u64,
-    /// How long that was.
+    /// The duration of the measurement.
     pub took_ns: u64,
-    /// How long the client itself ran on a CPU meanwhile.
+    /// The client's own CPU time during the measurement.
     pub cpu_ns: u64,
 }
 
 impl Flood {
-    /// Millions of bytes a second.
+    /// Returns the throughput in millions of bytes a second.
     #[must_use]
     pub fn megabytes(&self) -> u64 {
         per(u128::from(self.bytes) * 1000, self.took_ns)
     }
 }
 
-/// A ratio without fractions; 0 if nothing was measured.
+/// Divides, rounding down; a divisor of 0 counts as 1.
 pub fn per(value: u128, by: u64) -> u64 {
     u64::try_from(value / u128::from(by.max(1))).unwrap_or(u64::MAX)
 }
 
-/// How long this process has run on a CPU.
+/// Returns the CPU time of this process.
 fn own_cpu() -> Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).context("no usage")?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();

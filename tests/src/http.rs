@@ -1,27 +1,27 @@
-//! HTTP/1.1, as clients and servers of the laboratory read it.
+//! HTTP/1.1 parsing of the laboratory's clients and servers.
 
 use std::io::{self, BufRead, Read as _};
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// The longest head of a request.
+/// The maximum length of a request's head.
 const HEAD: usize = 64 << 10;
 
-/// The longest line of a head.
+/// The maximum length of a line in a head.
 const LINE: u64 = 64 << 10;
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     pub status: u16,
-    /// The length of the body, if the head says.
+    /// The length of the body, if the head has it.
     pub length: Option<u64>,
     is_chunked: bool,
 }
 
 impl Head {
-    /// Reads a head to its blank line.
+    /// Reads a head up to its blank line.
     pub fn read(from: &mut impl BufRead) -> Result<Self> {
         let first = line(from)?;
         let status = first
@@ -44,7 +44,7 @@ impl Head {
         }
     }
 
-    /// Reads the body behind it; one without a length goes on to the end of the stream.
+    /// Reads the body after the head; without a length it extends to the end of the stream.
     pub fn body(&self, from: &mut impl BufRead) -> Result<String> {
         let mut body = Vec::new();
         if self.is_chunked {
@@ -80,7 +80,7 @@ fn line(from: &mut impl BufRead) -> Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// The value of a header in a head.
+/// Returns the value of a header in a head.
 pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -88,8 +88,8 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Reads the head of the next request; nothing once the client has ended its half between two. The
-/// buffer keeps what was read and belongs to what follows.
+/// Reads the head of the next request; none if the client ended its direction. Bytes read beyond the
+/// head stay in the buffer.
 pub(crate) async fn next_head(
     from: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
@@ -108,7 +108,7 @@ pub(crate) async fn next_head(
     }
 }
 
-/// The length of a head with its blank line, once it is whole.
+/// Returns the length of a head with its blank line, if it is complete.
 fn head_end(bytes: &[u8]) -> Option<usize> {
     bytes
         .windows(4)

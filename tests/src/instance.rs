@@ -1,5 +1,5 @@
-//! An instance of the product: `culvert node` with a cgroup, a BPF file system, a folder of
-//! manifests and a state folder of its own.
+//! An instance of the product: `culvert node` with its own cgroup, BPF file system, folder of manifests
+//! and state folder.
 
 mod settings;
 
@@ -24,13 +24,13 @@ use crate::{
     wait,
 };
 
-/// How long the daemon may take to become ready, with as many Services as fit into memory.
+/// The time that the daemon has to become ready, with as many Services as fit into memory.
 const READY: Duration = Duration::from_secs(60);
 
 /// The name of the node in its own config, and of its Node object.
 pub const NODE: &str = "node-a";
 
-/// One instance. The daemon is killed when it is dropped.
+/// An instance. The daemon is killed on drop.
 #[derive(Debug)]
 pub struct Instance {
     daemon: Daemon,
@@ -56,19 +56,19 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Its own Node.
+    /// Returns the instance's own Node.
     #[must_use]
     pub fn node() -> NodeObject {
         NodeObject::new(NODE, [HOST_V4.into(), HOST_V6.into()])
     }
 
-    /// Where the daemon runs.
+    /// Returns the place that the daemon runs in.
     #[must_use]
     pub const fn host(&self) -> &Place {
         &self.host
     }
 
-    /// The folder of manifests that the daemon watches.
+    /// Returns the folder of manifests that the daemon watches.
     #[must_use]
     pub fn manifests(&self) -> PathBuf {
         self.folder.join("manifests")
@@ -79,25 +79,25 @@ impl Instance {
         self.folder.join("culvert.yaml")
     }
 
-    /// The folder for the daemon's own state.
+    /// Returns the folder for the daemon's own state.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
     }
 
-    /// The daemon's Unix socket.
+    /// Returns the daemon's Unix socket.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.state().join("admin.sock")
     }
 
-    /// The folder that the config calls `bpf.bpffs`, as the daemon sees it.
+    /// Returns the folder of the setting `bpf.bpffs`, as the daemon sees it.
     #[must_use]
     pub fn bpffs_inside(&self) -> PathBuf {
         self.folder.join("bpffs/culvert")
     }
 
-    /// The same folder, reached from outside the host's mount namespace: for opening pins.
+    /// Returns the same folder as seen from outside the host's mount namespace, for opening pins.
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
@@ -147,7 +147,7 @@ impl Instance {
         )
     }
 
-    /// Gives the maps other sizes, from the next start on.
+    /// Changes the sizes of the maps, from the next start on.
     pub fn resize(&self, change: impl FnOnce(&mut Settings)) -> Result<()> {
         let mut settings = self.settings.clone();
         change(&mut settings);
@@ -164,7 +164,7 @@ impl Instance {
         format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
     }
 
-    /// Where the gateway's certificate is expected, as `culvert ca issue` writes it.
+    /// Returns the folder of the gateway's certificate, as `culvert ca issue` writes it.
     #[must_use]
     pub fn identity(&self) -> PathBuf {
         self.folder.join("identity")
@@ -175,7 +175,7 @@ impl Instance {
         &self.settings.culvert
     }
 
-    /// Puts a manifest into the folder, as editors do: written beside it, then renamed into it.
+    /// Puts a manifest into the folder as editors do: writes it outside, then renames it.
     pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
         let Manifest { file, text } = manifest.into();
         let draft = self.folder.join(format!("{file}.draft"));
@@ -184,7 +184,7 @@ impl Instance {
             .with_context(|| format!("cannot put {file} in place"))
     }
 
-    /// Takes a manifest out of the folder.
+    /// Removes a manifest from the folder.
     pub fn withdraw(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
             .with_context(|| format!("cannot take {file} away"))
@@ -201,14 +201,14 @@ impl Instance {
         self.launch_by(&[])
     }
 
-    /// Starts the daemon by another command, which is given its command line, without waiting.
+    /// Starts the daemon, without waiting, by a command that gets the daemon's command line appended.
     pub fn launch_by(&self, command: &[String]) -> Result<()> {
         let argv = [command, &self.command_line(&["node"])?].concat();
         self.daemon.start(&self.host, &argv)
     }
 
-    /// Waits until the daemon that was launched does its work, ready or not: a port may be taken, and
-    /// a map be full.
+    /// Waits until the launched daemon is live, though maybe not ready: a port may be taken, or a map
+    /// full.
     pub fn wait_ready(&self) -> Result<()> {
         let ready = wait::ready(READY, || self.daemon.ended(), || self.is_working());
         ready.with_context(|| {
@@ -217,13 +217,13 @@ impl Instance {
         })
     }
 
-    /// Asks the daemon's liveness endpoint; no answer counts as false.
+    /// True if the daemon's liveness endpoint returns 200.
     #[must_use]
     pub fn is_working(&self) -> bool {
         admin::get(&self.admin_socket(), "/livez").is_ok_and(|answer| answer.status == 200)
     }
 
-    /// Asks the daemon for its readiness; no answer counts as false.
+    /// True if the daemon's status says that it is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.status().is_ok_and(|status| status["ready"] == true)
@@ -233,7 +233,7 @@ impl Instance {
         self.daemon.end(Signal::SIGKILL)
     }
 
-    /// Stops the daemon with SIGTERM; it must end as a success.
+    /// Stops the daemon with SIGTERM; it must exit successfully.
     pub fn stop(&self) -> Result<()> {
         self.daemon.end(Signal::SIGTERM)
     }
@@ -243,24 +243,24 @@ impl Instance {
         self.start()
     }
 
-    /// The number of the daemon's process, while it runs.
+    /// Returns the process ID while the daemon runs.
     #[must_use]
     pub fn daemon_pid(&self) -> Option<i32> {
         self.daemon.pid()
     }
 
-    /// What all daemons of this instance logged.
+    /// Returns the log of all daemons of this instance.
     #[must_use]
     pub fn logs(&self) -> String {
         self.daemon.logs()
     }
 
-    /// What the daemon says under `/status`.
+    /// Returns the daemon's `/status`.
     pub fn status(&self) -> Result<serde_json::Value> {
         self.json("/status")
     }
 
-    /// What the daemon says under `/services`.
+    /// Returns the daemon's `/services`.
     pub fn services(&self) -> Result<serde_json::Value> {
         self.json("/services")
     }
@@ -270,18 +270,18 @@ impl Instance {
         serde_json::from_str(&answer.body).with_context(|| format!("{path} is no JSON"))
     }
 
-    /// What the daemon says under `/metrics`.
+    /// Returns the daemon's `/metrics`.
     pub fn metrics(&self) -> Result<String> {
         Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
     }
 
-    /// How often a reason was counted, by its word; 0 if it isn't listed.
+    /// Returns the count of a reason by its label; 0 if it isn't listed.
     pub fn reason(&self, word: &str) -> Result<u64> {
         let name = format!("culvert_reason_total{{reason=\"{word}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
 
-    /// Runs another command of the product with this instance's config, to its end.
+    /// Runs another command of the product to its end, with this instance's config.
     pub fn culvert(&self, arguments: &[&str]) -> Result<Output> {
         self.host
             .command(&self.command_line(arguments)?)

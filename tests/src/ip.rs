@@ -1,7 +1,7 @@
-//! Links, addresses and routes of a place, by commands in the words of ip(8).
+//! Links, addresses and routes of a place, by commands in the syntax of ip(8).
 //!
-//! A test makes dozens of them: each is a message to the kernel over a socket of the place, where a
-//! start of `ip` costs more than all else in an emulated machine.
+//! A test makes dozens of them: each is a netlink message over a socket of the place, because on an
+//! emulated machine the start of `ip` costs more than all else.
 
 use std::{
     fmt::Debug,
@@ -32,7 +32,7 @@ const ROUTE: i32 = 0;
 /// `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`.
 const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
-/// Longer than any answer about one link.
+/// The buffer for a response; longer than any about one link.
 const LARGEST: usize = 32 << 10;
 pub(crate) const CHANGE: u16 = NLM_F_REQUEST | NLM_F_ACK;
 const NEW: u16 = CHANGE | NLM_F_CREATE | NLM_F_EXCL;
@@ -143,7 +143,7 @@ impl Kernel {
         self.change(RouteNetlinkMessage::NewRoute(route), NEW)
     }
 
-    /// The number of a link.
+    /// Returns the index of a link.
     fn index(&self, link: &str) -> Result<u32> {
         let message = LinkUnspec::new_with_name(link).build();
         let message = RouteNetlinkMessage::GetLink(message);
@@ -162,7 +162,7 @@ impl Kernel {
     }
 }
 
-/// Sends a message over a socket of netlink; returns its answer, unless that only acknowledges it.
+/// Sends a message over a netlink socket; returns the response, or none for an acknowledgement.
 pub(crate) fn ask<T>(socket: &Socket, message: T, flags: u16) -> io::Result<Option<T>>
 where
     T: Debug + NetlinkDeserializable + NetlinkSerializable,
@@ -187,7 +187,7 @@ where
     error.code.map_or(Ok(None), |_| Err(error.to_io()))
 }
 
-/// What follows the destination of a route.
+/// The options after the destination of a route.
 #[derive(Debug, Default)]
 struct Options<'a> {
     via: Option<IpAddr>,
@@ -224,7 +224,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A pair of links, one here and one in the network namespace of a process.
+/// Builds a veth pair: one end here, one in the network namespace of a process.
 fn veth(link: &str, peer: &str, pid: u32) -> LinkMessage {
     let other = LinkUnspec::new_with_name(peer).setns_by_pid(pid).build();
     let info = vec![
@@ -258,7 +258,7 @@ fn address_message((address, length): (IpAddr, u8), options: &[&str]) -> Result<
     Ok(message)
 }
 
-/// A prefix, or an address alone.
+/// Parses a prefix; an address alone has its full length.
 fn prefix(text: &str) -> Result<(IpAddr, u8)> {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     let address: IpAddr = address

@@ -1,4 +1,4 @@
-//! IPVS of a network namespace, told by messages of generic netlink: `net/netfilter/ipvs` and
+//! IPVS of a network namespace, configured over generic netlink: `net/netfilter/ipvs` and
 //! `include/uapi/linux/ip_vs.h` of the kernel.
 
 use std::{
@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{ip, place::Place};
 
-/// The family that tells of the others, and its request for one by its name.
+/// The generic netlink controller, and its request for a family's ID by name.
 const CONTROL: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
@@ -27,7 +27,7 @@ const NAME: &CStr = c"IPVS";
 const NEW_SERVICE: u8 = 1;
 const REMOVE_SERVICE: u8 = 3;
 const NEW_DESTINATION: u8 = 5;
-/// The parts of a request.
+/// The top-level attributes of a request.
 const SERVICE: u16 = 1;
 const DESTINATION: u16 = 2;
 
@@ -39,16 +39,16 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Asks for IPVS where a place is.
+    /// Opens IPVS in the network namespace of a place.
     pub fn open(place: &Place) -> Result<Self> {
         let socket = place.socket_of(domain(), Type::RAW, generic())?;
         let family = family(&socket, NAME)?.context("this kernel has no IPVS")?;
         Ok(Self { socket, family })
     }
 
-    /// Makes a virtual service of TCP with one destination, whose packets are rewritten.
+    /// Adds a virtual TCP service with one destination, with forwarding by NAT.
     pub fn add(&self, service: SocketAddr, destination: SocketAddr) -> Result<()> {
-        // A mask in network byte order, or the length of a prefix.
+        // The netmask in network byte order for IPv4, the prefix length in host byte order for IPv6.
         let whole = match service {
             SocketAddr::V4(_) => [0xff; 4],
             SocketAddr::V6(_) => 128_u32.to_ne_bytes(),
@@ -76,7 +76,7 @@ impl Ipvs {
         self.tell(NEW_DESTINATION, &both)
     }
 
-    /// Takes a virtual service away.
+    /// Removes a virtual service.
     pub fn remove(&self, service: SocketAddr) -> Result<()> {
         self.tell(REMOVE_SERVICE, &[nested(SERVICE, &name(service))])
     }
@@ -92,7 +92,7 @@ impl Ipvs {
     }
 }
 
-/// Whether the kernel has IPVS; it loads the module if there is one.
+/// True if the kernel has IPVS; loads the module if there is one.
 pub(crate) fn is_there() -> Result<bool> {
     let socket = Socket::new(domain(), Type::RAW, Some(generic()))?;
     Ok(family(&socket, NAME)?.is_some())
@@ -106,7 +106,7 @@ fn generic() -> Protocol {
     Protocol::from(libc::NETLINK_GENERIC)
 }
 
-/// Looks up the number of a family; there is none where the kernel lacks it.
+/// Looks up the ID of a family; none if the kernel lacks it.
 fn family(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     let name = attribute(FAMILY_NAME, name.to_bytes_with_nul());
     let message = Message {
@@ -124,7 +124,7 @@ fn family(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     }
 }
 
-/// What names a service: family, protocol, address and port.
+/// Returns the attributes that identify a service: family, protocol, address and port.
 fn name(service: SocketAddr) -> Vec<DefaultNla> {
     let family = match service {
         SocketAddr::V4(_) => libc::AF_INET,
@@ -139,7 +139,7 @@ fn name(service: SocketAddr) -> Vec<DefaultNla> {
     ]
 }
 
-/// `union nf_inet_addr`.
+/// Encodes `union nf_inet_addr`.
 fn address(of: IpAddr) -> [u8; 16] {
     let mut address = [0; 16];
     match of {
@@ -163,14 +163,14 @@ fn bytes(attributes: &[DefaultNla]) -> Vec<u8> {
     bytes
 }
 
-/// The number of two bytes that an attribute holds.
+/// Finds an attribute of a kind and returns its 16-bit value.
 fn find(attributes: &[u8], kind: u16) -> Option<u16> {
     let mut attributes = NlasIterator::new(attributes).flatten();
     let found = attributes.find(|attribute| attribute.kind() == kind)?;
     parse_u16(found.value()).ok()
 }
 
-/// A message of generic netlink.
+/// A generic netlink message.
 #[derive(Debug)]
 struct Message {
     family: u16,
@@ -178,7 +178,7 @@ struct Message {
     attributes: Vec<u8>,
 }
 
-/// The bytes that stand before the attributes: the command, a version, and nothing.
+/// The length of `struct genlmsghdr`: the command, a version, and two reserved bytes.
 const HEADER: usize = 4;
 
 impl NetlinkSerializable for Message {
@@ -212,7 +212,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// How many connections the IPVS of a place holds.
+/// Returns the number of connections in a place's IPVS table.
 pub fn connections(place: &Place) -> Result<usize> {
     let listed = place.run(&["cat", "/proc/net/ip_vs_conn"])?;
     let Some((_head, connections)) = listed.split_once('\n') else {

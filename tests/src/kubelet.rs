@@ -1,16 +1,16 @@
-//! A server as a kubelet is to its clients, and a client of it: TLS 1.3 with a certificate of its
-//! own, HTTP/1.1, upgrades, half-closes, stalls and resets. Both ends record what happened.
+//! A server that behaves like a kubelet, and its client: TLS 1.3 with a certificate of its own,
+//! HTTP/1.1, upgrades, half-closes, stalls and resets. Both ends record the events.
 //!
 //! | request | answer |
 //! |---|---|
 //! | `GET /healthz` | `ok` |
 //! | `GET /bytes/N` | N bytes of the pattern |
-//! | `POST /sum` | how many bytes the body has, and their digest |
+//! | `POST /sum` | the number of bytes in the body, and their digest |
 //! | `POST /echo` | the body |
-//! | `POST /until-end` | the same as `/sum`, for all until the client ends its half; then the end |
-//! | `GET /upgrade` | 101 and [`FIRST`] in one segment; then everything comes back, until the end |
+//! | `POST /until-end` | as `/sum`, for all bytes until the client's half-close; then the end |
+//! | `GET /upgrade` | 101 and [`FIRST`] in one segment; then all bytes are echoed until the end |
 //! | `GET /reset` | a reset |
-//! | `GET /stall` | nothing, and nothing is read any more |
+//! | `GET /stall` | no response, and nothing more is read |
 
 use std::{
     fmt::{self, Display},
@@ -26,13 +26,13 @@ use serde::{Deserialize, Serialize};
 pub mod client;
 pub mod serve;
 
-/// What follows the head of an upgrade in the same segment.
+/// The bytes that follow the head of an upgrade in the same segment.
 pub const FIRST: &[u8] = b"first bytes of the upgraded stream";
 
-/// The length of the pattern that bodies repeat: prime, so that blocks that change places show.
+/// The length of the repeated pattern: prime, so that swapped blocks are detected.
 const PATTERN: usize = 65_521;
 
-/// A body: the pattern again and again.
+/// Returns the pattern that bodies repeat.
 #[must_use]
 pub fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -47,7 +47,7 @@ pub fn pattern() -> Vec<u8> {
     bytes
 }
 
-/// Sends a body of this length.
+/// Sends a body of `length` bytes.
 pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     let pattern = pattern();
     let mut summing = Summing::default();
@@ -61,7 +61,7 @@ pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     Ok(summing.sum())
 }
 
-/// How many bytes came, and their SHA-256.
+/// The number of received bytes and their SHA-256 digest.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Sum {
     pub bytes: u64,
@@ -87,7 +87,7 @@ impl FromStr for Sum {
     }
 }
 
-/// A sum under way.
+/// A sum in progress.
 #[derive(Clone)]
 pub struct Summing {
     bytes: u64,
@@ -104,7 +104,7 @@ impl Default for Summing {
 }
 
 impl Summing {
-    /// Takes what came next.
+    /// Adds the next bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         self.context.update(bytes);
         self.bytes += count(bytes.len());
@@ -115,7 +115,7 @@ impl Summing {
         self.bytes
     }
 
-    /// What it came to.
+    /// Returns the result.
     #[must_use]
     pub fn sum(self) -> Sum {
         let digest = self.context.finish();
@@ -130,16 +130,16 @@ impl Summing {
     }
 }
 
-/// A number of bytes, as records have it.
+/// Converts a number of bytes to the type in records.
 pub(crate) fn count(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// What a server saw of one connection.
+/// The record of one connection at the server.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Exchange {
     pub peer: SocketAddr,
-    /// What happened on it, one after another.
+    /// The events, in order.
     pub steps: Vec<String>,
     pub over: bool,
 }

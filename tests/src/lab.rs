@@ -1,5 +1,5 @@
-//! A laboratory's folder and cgroup. Their names hold the process that made them, so that what it left
-//! behind is known when it has ended: a sweeper waits for that, and each new laboratory looks as well.
+//! A laboratory's folder and cgroup. Their names contain the owner's process ID, so that remains are
+//! recognised once it has ended: a sweeper process waits for that, and each new laboratory sweeps too.
 
 use std::{
     env, fs,
@@ -24,13 +24,13 @@ use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
-/// The file in a laboratory's folder that names the folders it made elsewhere.
+/// The file in a laboratory's folder that lists the folders it created elsewhere.
 const ELSEWHERE: &str = "elsewhere";
 
-/// The time a process may take to end once it has closed its files.
+/// The time a process has to end after it closed its files.
 const END: Duration = Duration::from_secs(10);
 
-/// A folder for files and a cgroup for processes; both go when it is dropped.
+/// A folder for files and a cgroup for processes; both are removed on drop.
 #[derive(Debug)]
 pub struct Lab {
     folder: PathBuf,
@@ -38,7 +38,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// A new one, after sweeping what dead processes left.
+    /// Creates a laboratory, after sweeping the remains of dead processes.
     pub fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         sweep()?;
@@ -61,8 +61,8 @@ impl Lab {
         &self.folder
     }
 
-    /// Makes a folder elsewhere that nobody fills, as a place for mounts, unless it is there. It goes
-    /// with the last laboratory that wants it: a mount goes with its place.
+    /// Creates an empty folder elsewhere, as a mount point, unless it exists. It is removed with the
+    /// last laboratory that uses it; its removal unmounts it.
     pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
         let others = wanted_by_others(&self.folder);
         let ancestors: Vec<_> = path.ancestors().collect();
@@ -70,7 +70,7 @@ impl Lab {
         for folder in ancestors.into_iter().rev() {
             let is_missing = !folder.exists();
             if is_missing || others.iter().any(|other| other == folder) {
-                // Named first: whoever sweeps must know it, whenever this process ends.
+                // Listed first, so that a sweeper knows the folder whenever this process ends.
                 writeln!(list, "{}", folder.display())?;
             }
             if is_missing {
@@ -81,14 +81,14 @@ impl Lab {
         Ok(())
     }
 
-    /// The name of the laboratory, and of its group in each hierarchy of control groups.
+    /// Returns the name of the laboratory, and of its cgroup in each hierarchy.
     #[must_use]
     pub fn name(&self) -> &str {
         let name = self.folder.file_name().and_then(|name| name.to_str());
         name.unwrap_or(PREFIX)
     }
 
-    /// The cgroup that all of the laboratory's places are under.
+    /// Returns the cgroup that contains those of all the laboratory's places.
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
@@ -98,24 +98,24 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         interrupt::leave_to_signal();
-        // What is left is swept at the next start.
+        // Remains are swept by the next laboratory.
         drop(remove(self));
     }
 }
 
-/// Removes what laboratories of processes that are gone left behind.
+/// Removes the remains of laboratories whose processes have ended.
 pub fn sweep() -> Result<()> {
     remove_those_of(|owner| !is_alive(owner))
 }
 
-/// Starts a process, once, that sweeps when this one has ended, however that happens.
+/// Starts, once, a process that sweeps after this one has ended in any way.
 fn sweep_at_the_end() -> Result<()> {
-    /// Its standard input ends with this process.
+    /// The sweeper's standard input, which is closed with this process.
     static SWEEPER: Mutex<Option<ChildStdin>> = Mutex::new(None);
     let mut sweeper = SWEEPER.lock().unwrap_or_else(PoisonError::into_inner);
     if sweeper.is_none() {
         let program = environment::culvert_lab()?;
-        // A group of its own: an interrupt typed at a terminal is not for it.
+        // A process group of its own: an interrupt typed at a terminal must not end it.
         let mut process = Command::new(&program)
             .args(["sweep-after", &process::id().to_string()])
             .stdin(Stdio::piped())
@@ -129,7 +129,7 @@ fn sweep_at_the_end() -> Result<()> {
     Ok(())
 }
 
-/// Waits for the end of the process that holds the other end of standard input, then sweeps.
+/// Waits until the owner of the other end of standard input has ended, then sweeps.
 pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
@@ -138,25 +138,25 @@ pub fn sweep_after(owner: Pid) -> Result<()> {
     sweep()
 }
 
-/// Ends and removes all laboratories of this process: for the way out after a signal.
+/// Removes all laboratories of this process, for the exit after a signal.
 pub fn remove_own() -> Result<()> {
     remove_those_of(|owner| owner == Pid::this())
 }
 
-/// Whether a process is there and has not ended: nobody may have asked yet how it ended.
+/// True if a process exists and is no zombie, which its parent has yet to wait for.
 #[must_use]
 pub fn is_alive(pid: Pid) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The state stands behind the name, which may hold blanks and parentheses itself.
+    // The state follows the name, which may contain blanks and parentheses itself.
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
     let chosen = |name: &str| owner(name).is_some_and(&condemned);
-    // Two who remove the same are in each other's way.
+    // Concurrent removals of the same folders would disturb each other.
     let folder = fs::File::open(env::temp_dir())?;
     let _lock = Flock::lock(folder, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
@@ -172,7 +172,7 @@ fn remove_those_of(condemned: impl Fn(Pid) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Version 2 first: its groups hold every process.
+/// Returns the cgroup hierarchies, version 2 first: its groups contain every process.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut all = vec![cgroup::mount_point()?];
     all.extend(cgroup::legacy()?);
@@ -190,20 +190,20 @@ fn remove_folder(folder: &Path) -> Result<()> {
     let others = wanted_by_others(folder);
     for path in elsewhere(folder).iter().rev() {
         if !others.contains(path) {
-            // Somebody else may have put something into it, or have removed it.
+            // The folder may hold others' files, or be removed already; both are fine.
             drop(fs::remove_dir(path));
         }
     }
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// The folders that a laboratory wants elsewhere and that were made for one.
+/// Returns the folders elsewhere that a laboratory uses and that some laboratory created.
 fn elsewhere(folder: &Path) -> Vec<PathBuf> {
     let list = fs::read_to_string(folder.join(ELSEWHERE)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
 }
 
-/// Those of all laboratories but one.
+/// Returns the folders elsewhere of all laboratories but one.
 fn wanted_by_others(folder: &Path) -> Vec<PathBuf> {
     let all = folder
         .parent()
@@ -212,7 +212,7 @@ fn wanted_by_others(folder: &Path) -> Vec<PathBuf> {
     others.flat_map(|other| elsewhere(&other)).collect()
 }
 
-/// The process that a name belongs to.
+/// Returns the owner's process ID in a laboratory's name.
 fn owner(name: &str) -> Option<Pid> {
     let (pid, _number) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)

@@ -1,9 +1,9 @@
-//! The laboratory: nodes made of network namespaces and control groups, real sockets in them, and
-//! the records that servers and clients keep of what happened to each connection.
+//! The laboratory: nodes made of network namespaces and cgroups, real sockets in them, and records of
+//! the events of each connection, kept by servers and clients.
 //!
-//! A *place* (a node's host, a pod, a client outside) is a network namespace **and** a cgroup. An
-//! agent process holds it; everything in it ends with the agent, and the agent ends with the
-//! process that started it, however that one ends.
+//! A *place* (a node's host, a pod, a client outside) is a network namespace **and** a cgroup. An agent
+//! process holds it: everything in the place ends with the agent, and the agent ends with the process
+//! that started it, even if that is killed.
 
 pub mod admin;
 pub mod agent;

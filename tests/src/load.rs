@@ -1,4 +1,4 @@
-//! Loads of real connections, and the reports that clients keep.
+//! Loads of real connections, and the reports about them.
 
 use std::{
     io,
@@ -32,16 +32,15 @@ mod report;
 pub mod tcp;
 pub mod udp;
 
-/// How long one connect or one answer may take before it counts as lost.
+/// The time limit of a connect or a response, after which it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The same in a slow virtual machine, which may stand still for as long as its host does something
-/// else.
+/// The upper bound of the same limit in a slow virtual machine, which may stall while its host is busy.
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(8);
 
-/// The number of attempts that may be under way at once, unless the plan says.
+/// The default maximum number of concurrent attempts.
 const WORKERS: u32 = 8;
 
-/// How long one connect or one answer may take here before it counts as lost.
+/// Returns the time limit of a connect or a response on this machine.
 #[must_use]
 pub fn patience() -> Duration {
     Scale::from_environment()
@@ -49,20 +48,20 @@ pub fn patience() -> Duration {
         .min(PATIENCE_AT_MOST)
 }
 
-/// Makes sockets where the load is to come from.
+/// A function that creates sockets in the place that a load comes from.
 pub type Sockets<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
 
-/// Sockets of this process: for a load process that runs in a place.
+/// Creates a socket in this process, for a load process that runs in a place.
 pub fn own_sockets(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
 
-/// Ends loads before their time: all that have it, together.
+/// A signal that ends loads early: all loads that share it.
 #[derive(Clone, Debug, Default)]
 pub struct Enough(Arc<AtomicBool>);
 
 impl Enough {
-    /// Does something, and ends the loads behind it, whatever became of it.
+    /// Runs a function, then ends the loads that share the signal, also if it panics.
     pub fn after<T>(&self, body: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -74,38 +73,38 @@ impl Enough {
         body()
     }
 
-    /// Whether the body has ended.
+    /// True once the function has ended.
     #[must_use]
     pub fn is_said(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// An open load: attempts start at their time, whatever became of earlier ones.
+/// An open-loop load: attempts start on schedule, independent of earlier ones.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// Where to; several are taken in turn.
+    /// The targets; several are used in turn.
     #[arg(long, required = true)]
     pub to: Vec<SocketAddr>,
-    /// The Service that is meant, told to the servers.
+    /// The intended Service, which is sent to the servers.
     #[arg(long)]
     pub service: Option<String>,
     /// Attempts a second.
     #[arg(long)]
     pub rate: u32,
-    /// The time that it lasts at most, in milliseconds.
+    /// The maximum duration in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
     pub lasting: Duration,
-    /// The number of attempts that may be under way at once.
+    /// The maximum number of concurrent attempts.
     #[arg(long, default_value_t = WORKERS)]
     pub workers: u32,
-    /// What ends it sooner.
+    /// The signal that ends the load early.
     #[arg(skip)]
     pub enough: Enough,
 }
 
 impl Plan {
-    /// A load of one target.
+    /// Creates a load on one target.
     #[must_use]
     pub fn new(to: SocketAddr, rate: u32, lasting: Duration) -> Self {
         Self {
@@ -118,14 +117,14 @@ impl Plan {
         }
     }
 
-    /// Ended sooner by what others may have, too.
+    /// Lets a signal end the load early; other loads may share it.
     #[must_use]
     pub fn until(mut self, enough: &Enough) -> Self {
         self.enough = enough.clone();
         self
     }
 
-    /// Told to the servers, which compare it with the Services they belong to.
+    /// Sets the intended Service, which the servers compare with their own.
     #[must_use]
     pub fn meant_for(mut self, service: &str) -> Self {
         self.service = Some(service.to_owned());
@@ -138,18 +137,18 @@ impl Plan {
     }
 }
 
-/// An attempt that was answered.
+/// A successful attempt.
 #[derive(Debug)]
 pub(crate) struct Answered {
-    /// The name that the server answered with.
+    /// The name in the server's response.
     pub(crate) server: String,
-    /// How long the connect took.
+    /// The duration of the connect.
     pub(crate) connect: Duration,
-    /// Whether the socket's peer, or the sender of the answer, is what was dialled.
+    /// True if the socket's peer, or the sender of the response, is the dialled address.
     pub(crate) peer_as_dialled: bool,
 }
 
-/// An attempt that failed, with the step at which it did.
+/// A failed attempt, with the step that failed.
 #[derive(Debug)]
 pub(crate) struct Failed {
     step: &'static str,
@@ -161,7 +160,7 @@ impl Failed {
         move |error| Self { step, error }
     }
 
-    /// Whether the product ended the socket, since its backend had gone.
+    /// True if the product ended the socket because its backend was removed.
     pub(crate) fn was_ended(&self) -> bool {
         matches!(
             self.error.raw_os_error(),
@@ -174,7 +173,7 @@ impl Failed {
     }
 }
 
-/// A socket whose reads are bounded.
+/// Creates a socket with a read timeout.
 fn socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Failed> {
     let socket = sockets(Domain::for_address(to), kind).map_err(Failed::at("socket"))?;
     let bounded = socket.set_read_timeout(Some(patience()));
@@ -182,7 +181,7 @@ fn socket(to: SocketAddr, kind: Type, sockets: Sockets<'_>) -> Result<Socket, Fa
     Ok(socket)
 }
 
-/// A TCP connection, and how long the connect took.
+/// Opens a TCP connection; returns it with the duration of the connect.
 fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration), Failed> {
     let socket = socket(to, Type::STREAM, sockets)?;
     let start = Instant::now();
@@ -190,10 +189,10 @@ fn connected(to: SocketAddr, sockets: Sockets<'_>) -> Result<(Socket, Duration),
     Ok((socket, start.elapsed()))
 }
 
-/// The kernel's name of an error.
+/// Returns the kernel's name of an error.
 pub fn errno(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
-        // A blocking call that met its limit of time says one of these.
+        // A blocking call that exceeds its time limit fails with one of these.
         (Some(libc::EAGAIN | libc::EINPROGRESS), _) => "timeout".to_owned(),
         (Some(number), _) => format!("{:?}", Errno::from_raw(number)),
         (None, kind) => format!("{kind:?}"),
@@ -204,7 +203,7 @@ pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A time on a command line, given in milliseconds.
+/// Parses a duration in milliseconds from a command line.
 fn millis(text: &str) -> Result<Duration, ParseIntError> {
     text.parse().map(Duration::from_millis)
 }
@@ -213,7 +212,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The time of day, by which reports of several processes are compared.
+/// Returns the wall-clock time, by which the reports of several processes are compared.
 pub fn since_epoch_ms() -> u64 {
     milliseconds(
         SystemTime::now()
@@ -222,8 +221,8 @@ pub fn since_epoch_ms() -> u64 {
     )
 }
 
-/// Runs an open load: attempt number i starts i / rate seconds after the beginning, or as soon as
-/// a worker is free.
+/// Runs an open-loop load: attempt i starts i / rate seconds after the beginning, or as soon as a worker
+/// is free.
 pub(crate) fn run(
     plan: &Plan,
     attempt: &(dyn Fn(SocketAddr) -> Result<Answered, Failed> + Sync),

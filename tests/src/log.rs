@@ -1,17 +1,17 @@
-//! Files that processes write what they print to.
+//! Log files of processes.
 
 use std::{fs::File, path::Path};
 
 use anyhow::{Context as _, Result};
 
-/// Opens a file to write behind its end.
+/// Opens a file for appending.
 pub fn append(path: &Path) -> Result<File> {
     let mut options = File::options();
     let opened = options.create(true).append(true).open(path);
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Reads a file; one that is missing is empty.
+/// Reads a file; a missing one reads as empty.
 pub(crate) fn read(path: &Path) -> String {
     let bytes = std::fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -1,4 +1,4 @@
-//! `culvert-lab`: holds places, and runs servers, and loads.
+//! `culvert-lab`: holds places, and runs servers and loads in them.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -30,22 +30,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Hold a place and serve it on standard input; started by the laboratory.
+    /// Hold a place and execute requests from standard input; started by the laboratory.
     #[command(hide = true)]
     Agent(Ground),
-    /// Remove what a process left, once it has ended; started by the laboratory.
+    /// Remove the remains of a process once it has ended; started by the laboratory.
     #[command(hide = true)]
     SweepAfter { owner: i32 },
-    /// Make an empty node and hold it until Enter, an interrupt or the end of standard input.
+    /// Create an empty node and hold it until Enter, an interrupt or the end of standard input.
     Up {
-        /// How many pods it has.
+        /// The number of pods.
         #[arg(long, default_value_t = 2)]
         pods: u8,
     },
-    /// Serve ports, and give a record of it to whoever connects to a Unix socket.
+    /// Serve ports, and publish a record of the requests on a Unix socket.
     Serve(serve::run::Options),
-    /// Run an end of a tunnel without kernel programs, and tell of it to whoever connects to a
-    /// Unix socket.
+    /// Run an end of a tunnel without kernel programs, and publish a record of it on a Unix socket.
     End {
         role: EndRole,
         #[arg(long)]
@@ -53,7 +52,7 @@ enum Command {
         #[arg(long)]
         record: PathBuf,
     },
-    /// Streams to measure: a server that floods or echoes, and its clients.
+    /// Measure streams: a server that floods or echoes, and its clients.
     Flow {
         #[command(subcommand)]
         flow: commands::flow::Flow,
@@ -63,10 +62,10 @@ enum Command {
         #[command(subcommand)]
         load: commands::load::Load,
     },
-    /// Load every kernel program in each variant that this kernel takes, and print what the
-    /// verifier made of them.
+    /// Load every kernel program in each variant that this kernel accepts, and print the verifier's
+    /// statistics.
     Verify,
-    /// Connect UDP sockets to many VIPs as fast as can be, telling each which Service is meant.
+    /// Connect UDP sockets to many VIPs as fast as possible, and send the intended Service with each.
     RaceRead(race::Plan),
 }
 

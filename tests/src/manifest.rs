@@ -17,15 +17,15 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// One file that holds many Services.
+    /// Creates one file that holds many Services.
     #[must_use]
     pub fn of_services(file: &str, services: &[Service]) -> Self {
         let text: String = services.iter().map(ToString::to_string).collect();
         Self::from((file, &*text))
     }
 
-    /// The ConfigMap that names further ports of edge nodes, as the product's default has it: a list
-    /// of ports under a key.
+    /// Creates the ConfigMap of further ports of edge nodes, by its default name: a list of ports under
+    /// a key.
     #[must_use]
     pub fn further_ports(key: &str, ports: &str) -> Self {
         let text = format!(

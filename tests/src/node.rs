@@ -11,8 +11,8 @@ use crate::{
     topology::Topology,
 };
 
-/// A node with a host, pods and a client outside, on which `culvert node` can be started.
-/// Everything of it ends when it is dropped.
+/// A node with a host, pods and a client outside, on which `culvert node` can be started. All of its
+/// parts end on drop.
 #[derive(Debug)]
 pub struct Node {
     instance: Instance,
@@ -20,12 +20,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node with the product's own map sizes; the daemon isn't started yet.
+    /// Creates a node with the product's default map sizes; the daemon isn't started yet.
     pub fn new() -> Result<Self> {
         Self::with(Settings::from_environment()?)
     }
 
-    /// A node with settings of its own; the daemon isn't started yet.
+    /// Creates a node with given settings; the daemon isn't started yet.
     pub fn with(settings: Settings) -> Result<Self> {
         let topology = Topology::new()?;
         let folder = topology.lab().folder().to_owned();
@@ -34,12 +34,12 @@ impl Node {
         Ok(Self { instance, topology })
     }
 
-    /// The pod of this name, made when it is asked for first.
+    /// Returns the pod of this name; creates it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         self.topology.pod(name)
     }
 
-    /// A client elsewhere in the network, outside the instance's cgroup.
+    /// Returns a client elsewhere in the network, outside the instance's cgroup.
     #[must_use]
     pub const fn outside(&self) -> &Place {
         self.topology.outside()

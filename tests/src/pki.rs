@@ -1,5 +1,4 @@
-//! Certificates of the laboratory's own: those of servers behind the edge, and those of the tunnel's
-//! ends.
+//! The laboratory's own certificates: those of servers behind the edge, and those of the tunnel's ends.
 
 use std::{
     fs,
@@ -23,16 +22,16 @@ use rustls::{
     version::TLS13,
 };
 
-/// How long a certificate is good, before and after now.
+/// The validity of a certificate, before and after now.
 const LIFE: Duration = Duration::from_hours(24);
 
-/// The organization of agents, and of gateways, in their certificates.
+/// The organisations (O) of agents and of gateways in their certificates.
 const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 
-/// The name that every agent asks its gateway for.
+/// The name that every agent verifies in its gateway's certificate.
 const GATEWAY: &str = "gateway.culvert.dev";
 
-/// A bare pair of keys in PEM, the private one first.
+/// Generates a bare key pair in PEM, the private key first.
 pub fn keys() -> Result<[String; 2]> {
     let key = KeyPair::generate()?;
     Ok([key.serialize_pem(), key.public_key_pem()])
@@ -51,12 +50,12 @@ pub struct Pair {
     pub key: String,
 }
 
-/// When a certificate is good.
+/// The validity period of a certificate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Validity {
-    /// Now, for a day.
+    /// Valid now and for a day.
     Current,
-    /// Now, for two days.
+    /// Valid now and for two days.
     Longer,
 }
 
@@ -82,23 +81,23 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// The certificate of a server with these names and addresses.
+    /// Issues the certificate of a server with these names and addresses.
     pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
         self.issue(&[], (names, addresses), ServerAuth, Validity::Current)
     }
 
-    /// The certificate of a server with these addresses.
+    /// Issues the certificate of a server with these addresses.
     pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Pair> {
         let subject = [(CommonName, name)];
         self.issue(&subject, (&[], addresses), ServerAuth, Validity::Current)
     }
 
-    /// The certificate of a node's agent.
+    /// Issues the certificate of a node's agent.
     pub fn agent(&self, node: &str, validity: Validity) -> Result<Pair> {
         self.client(node, ORGANIZATIONS[0], validity)
     }
 
-    /// The certificate of a client of any organization.
+    /// Issues the certificate of a client of any organisation.
     pub fn client(&self, name: &str, organization: &str, validity: Validity) -> Result<Pair> {
         let subject = [(OrganizationName, organization), (CommonName, name)];
         self.issue(&subject, (&[], &[]), ClientAuth, validity)
@@ -148,17 +147,17 @@ fn live(params: &mut CertificateParams, validity: Validity) {
     .into();
 }
 
-/// The files of one end: what it trusts, its certificate and its key.
+/// The PEM files of an end: its trusted authorities, its certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The authorities that the other end's certificate must come from.
+    /// The authorities that the other end's certificate must chain to.
     pub ca: PathBuf,
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
 impl Files {
-    /// The files of an end in a folder.
+    /// Returns the paths of an end's files in a folder.
     #[must_use]
     pub fn of(folder: &Path, stem: &str) -> Self {
         let file = |kind: &str| folder.join(format!("{stem}.{kind}"));
@@ -169,7 +168,7 @@ impl Files {
         }
     }
 
-    /// The files of an end as `culvert ca` writes them into a folder.
+    /// Returns the paths of an end's files as `culvert ca` writes them into a folder.
     #[must_use]
     pub fn issued(folder: &Path) -> Self {
         Self {
@@ -179,7 +178,7 @@ impl Files {
         }
     }
 
-    /// Writes them, each whole: beside its place, then renamed into it.
+    /// Writes the files, each atomically: as a draft next to its path, then renamed.
     pub fn write(&self, ca: &str, pair: &Pair) -> Result<()> {
         for (path, text) in [
             (&self.ca, ca),
@@ -193,7 +192,7 @@ impl Files {
         Ok(())
     }
 
-    /// The settings of a TLS 1.3 server with this certificate, which asks its clients for none.
+    /// Builds the config of a TLS 1.3 server with this certificate and without client authentication.
     pub fn server(&self) -> Result<Arc<ServerConfig>> {
         let chain = CertificateDer::pem_file_iter(&self.cert)?.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(&self.key)?;
@@ -205,7 +204,7 @@ impl Files {
     }
 }
 
-/// The settings of a TLS 1.3 client that trusts the authorities in a file.
+/// Builds the config of a TLS 1.3 client that trusts the authorities in a file.
 pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(ca)? {
@@ -218,7 +217,7 @@ pub fn trusting(ca: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// The provider that the product uses, too.
+/// Returns the cryptography provider that the product uses too.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

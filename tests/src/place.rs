@@ -1,4 +1,4 @@
-//! A place: a network namespace and a cgroup, and what can be done in it.
+//! A place: a network namespace and a cgroup, with operations in it.
 
 use std::{
     fmt::Display,
@@ -21,13 +21,13 @@ use crate::{
     cgroup, environment, ip, wait,
 };
 
-/// How long a connect or an answer may take before it counts as lost.
+/// The time limit of a connect or a response, after which it counts as lost.
 pub const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a short command may take.
+/// The time limit of a short command.
 pub const COMMAND: Duration = Duration::from_secs(30);
 
-/// How many connections wait for a listener of a test.
+/// The accept backlog of a test's listener.
 const BACKLOG: i32 = 1024;
 
 /// A network namespace and a cgroup, held by an agent.
@@ -43,7 +43,7 @@ impl Place {
         })
     }
 
-    /// Makes a place with a network and a cgroup of its own, and sets parameters of the network.
+    /// Creates a place with a network and a cgroup of its own, and sets network parameters.
     pub fn with_network(
         cgroup: PathBuf,
         bpffs: Option<PathBuf>,
@@ -61,23 +61,23 @@ impl Place {
         Ok(place)
     }
 
-    /// The process that holds the place, for `nsenter -t` and `/proc/<pid>/root`.
+    /// Returns the ID of the process that holds the place, for `nsenter -t` and `/proc/<pid>/root`.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.agent.pid()
     }
 
-    /// A socket made in the place.
+    /// Creates a socket in the place.
     pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
         self.agent.socket(domain, kind, None)
     }
 
-    /// A socket of a given protocol made in the place.
+    /// Creates a socket of a given protocol in the place.
     pub fn socket_of(&self, domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
         self.agent.socket(domain, kind, Some(protocol))
     }
 
-    /// A TCP connection from the place, whose reads and writes end after [`ANSWER`].
+    /// Opens a TCP connection from the place, whose reads and writes time out after [`ANSWER`].
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         let to = single(to)?;
         let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
@@ -86,7 +86,7 @@ impl Place {
         Ok(socket.into())
     }
 
-    /// A TCP listener in the place.
+    /// Opens a TCP listener in the place.
     pub fn listen(&self, at: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let at = single(at)?;
         let socket = self.socket(Domain::for_address(at), Type::STREAM)?;
@@ -96,7 +96,7 @@ impl Place {
         Ok(socket.into())
     }
 
-    /// A UDP socket in the place, bound to an address, whose reads end after [`ANSWER`].
+    /// Binds a UDP socket in the place, whose reads time out after [`ANSWER`].
     pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let at = single(at)?;
         let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
@@ -105,7 +105,7 @@ impl Place {
         Ok(socket.into())
     }
 
-    /// Runs a command to its end, which must be a success.
+    /// Runs a command to its end; returns its output, or an error if it failed.
     pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
         let output = self.command(argv).start()?.finish(COMMAND)?;
         if !output.exit.is_success() {
@@ -120,12 +120,12 @@ impl Place {
         Ok(output.stdout)
     }
 
-    /// Makes links, addresses and routes: commands in the words of ip(8), one a line.
+    /// Creates links, addresses and routes by commands in the syntax of ip(8), one a line.
     pub fn ip(&self, commands: &str) -> Result<()> {
         ip::batch(self, commands)
     }
 
-    /// A command to start in the place.
+    /// Prepares a command to start in the place.
     pub fn command<A: AsRef<str>>(&self, argv: &[A]) -> Command<'_> {
         let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
         Command {
@@ -136,7 +136,7 @@ impl Place {
         }
     }
 
-    /// A command of the laboratory's own program to start in the place.
+    /// Prepares a command of the laboratory's own program to start in the place.
     pub fn lab_command<A: AsRef<str>>(&self, arguments: &[A]) -> Result<Command<'_>> {
         let program = environment::culvert_lab()?;
         let program = program
@@ -157,7 +157,7 @@ impl Place {
 
 /// Connects a socket, waiting at most `within`; the socket blocks afterwards.
 pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::Result<()> {
-    // The kernel's own limit on a blocking connect: the same call as without a limit.
+    // The kernel's own limit for a blocking connect, so the system call is the same as without one.
     socket.set_write_timeout(Some(within))?;
     socket.connect(&to.into()).map_err(|error| {
         let late = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
@@ -180,7 +180,7 @@ fn joined<A: AsRef<str>>(argv: &[A]) -> String {
     argv.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ")
 }
 
-/// A command, not yet started.
+/// A command that is not started yet.
 #[derive(Debug)]
 #[must_use]
 pub struct Command<'a> {
@@ -191,19 +191,19 @@ pub struct Command<'a> {
 }
 
 impl Command<'_> {
-    /// Keeps it to one CPU.
+    /// Pins the command to one CPU.
     pub const fn cpu(mut self, cpu: u32) -> Self {
         self.cpu = Some(cpu);
         self
     }
 
-    /// With an option and its value.
+    /// Appends an option and its value.
     pub fn option(mut self, name: &str, value: impl Display) -> Self {
         self.argv.extend([name.to_owned(), value.to_string()]);
         self
     }
 
-    /// Writes what it prints to a file, instead of keeping it for [`Process::finish`].
+    /// Writes the output to a file, instead of keeping it for [`Process::finish`].
     pub fn log(mut self, file: File) -> Self {
         self.log = Some(file);
         self
@@ -226,7 +226,7 @@ impl Command<'_> {
     }
 }
 
-/// A process in a place; killed when it is dropped.
+/// A process in a place; killed on drop.
 #[derive(Debug)]
 pub struct Process {
     agent: Arc<Agent>,
@@ -236,17 +236,17 @@ pub struct Process {
     stderr: File,
 }
 
-/// What a process left.
+/// The result of a process.
 #[derive(Clone, Debug)]
 pub struct Output {
     pub exit: Exit,
     pub stdout: String,
-    /// What it complained about.
+    /// Its error output.
     pub stderr: String,
 }
 
 impl Output {
-    /// Reads the report that it printed as JSON.
+    /// Parses the JSON report that the process printed.
     pub fn report<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(&self.stdout).with_context(|| self.stderr.clone())
     }
@@ -258,12 +258,12 @@ impl Process {
         self.pid
     }
 
-    /// Sends it a signal; none is sent to one that has ended.
+    /// Sends the process a signal, unless it has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.agent.signal(self.pid, signal)
     }
 
-    /// How it ended, if it did.
+    /// Returns the exit status if the process ended.
     pub fn ended(&self) -> Result<Option<Exit>> {
         self.agent.ended(self.pid)
     }
@@ -273,7 +273,7 @@ impl Process {
             .with_context(|| format!("`{}` doesn't end", joined(&self.argv)))?
     }
 
-    /// Waits for its end, and returns what it printed.
+    /// Waits for the end of the process; returns its output.
     pub fn finish(mut self, within: Duration) -> Result<Output> {
         let exit = self.wait(within)?;
         Ok(Output {
@@ -286,7 +286,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A place that is gone has taken the process along.
+        // A place that is gone took its processes with it.
         if self.signal(Signal::SIGKILL).is_ok() {
             drop(self.wait(ANSWER));
         }

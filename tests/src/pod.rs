@@ -19,7 +19,7 @@ use crate::{
     topology, wait,
 };
 
-/// How long a server may take to listen.
+/// The time a server has to listen.
 const LISTENING: Duration = Duration::from_secs(10);
 
 /// A pod: a network namespace and a cgroup below the instance's, with one address per family.
@@ -46,7 +46,7 @@ impl Pod {
         }
     }
 
-    /// Its name, which its servers answer with.
+    /// Returns the pod's name, which its servers send in responses.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -95,7 +95,7 @@ impl Pod {
         self.serve_on(listeners, None)
     }
 
-    /// Starts a server process with several listeners, kept to one CPU.
+    /// Starts a server process with several listeners, pinned to one CPU.
     pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let stem = self.folder.join(format!("{}-{number}", self.name));
@@ -118,7 +118,7 @@ impl Deref for Pod {
     }
 }
 
-/// A server process; killed when it is dropped.
+/// A server process; killed on drop.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -127,7 +127,7 @@ pub struct Server {
 
 pub(crate) struct Options<'a> {
     pub(crate) name: &'a str,
-    /// The beginning of the names of its files.
+    /// The common beginning of its file names.
     pub(crate) stem: &'a Path,
     pub(crate) listeners: &'a [Listener],
     pub(crate) cpu: Option<u32>,
@@ -159,19 +159,19 @@ impl Server {
         Ok(server)
     }
 
-    /// What it has served so far, by its own record.
+    /// Returns the server's record of the requests so far.
     pub fn record(&self) -> Result<Record> {
         serve::read_record(&self.record)
     }
 
-    /// The process, to be signalled.
+    /// Returns the process, for signals.
     #[must_use]
     pub const fn process(&self) -> &Process {
         &self.process
     }
 }
 
-/// A path as a word of a command line.
+/// Converts a path to a command-line argument.
 pub fn text(path: &Path) -> Result<String> {
     let text = path
         .to_str()

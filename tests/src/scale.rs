@@ -1,12 +1,12 @@
-//! The one place that all load figures come from.
+//! The scale that all load figures go through.
 
 use std::time::Duration;
 
 use crate::environment;
 
-/// How large loads are, against the figures written in the tests: 1 natively, less in slow
-/// virtual machines (`CULVERT_SCALE=0.05`); and how long they last, if not by the same factor
-/// (`CULVERT_LASTING=1`).
+/// The size of loads relative to the figures in the tests: 1 natively, less in slow virtual machines
+/// (`CULVERT_SCALE=0.05`). Their duration scales by the same factor, unless `CULVERT_LASTING` sets
+/// another.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// In thousandths, so that counts are computed without rounding through floating point.
@@ -15,13 +15,13 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// The figures as they are written.
+    /// The figures as written.
     pub const FULL: Self = Self {
         thousandths: 1000,
         lasting: 1000,
     };
 
-    /// From `CULVERT_SCALE`; full where it is absent or no number.
+    /// Reads the scale from `CULVERT_SCALE`; full if it is absent or no number.
     #[must_use]
     pub fn from_environment() -> Self {
         let scale = environment::scale().and_then(|text| Self::parse(&text));
@@ -33,7 +33,7 @@ impl Scale {
         }
     }
 
-    /// From a decimal factor above 0.
+    /// Parses a decimal factor above 0.
     fn parse(text: &str) -> Option<Self> {
         let factor = Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
         let thousandths = u32::try_from(factor.as_millis()).ok()?;
@@ -43,20 +43,20 @@ impl Scale {
         })
     }
 
-    /// A number of things, or a rate; at least 1.
+    /// Scales a count or a rate; at least 1.
     #[must_use]
     pub fn count(self, full: u32) -> u32 {
         let scaled = u64::from(full) * u64::from(self.thousandths) / 1000;
         u32::try_from(scaled).unwrap_or(u32::MAX).max(1)
     }
 
-    /// How long a load lasts.
+    /// Scales the duration of a load.
     #[must_use]
     pub fn lasting(self, full: Duration) -> Duration {
         full * self.lasting / 1000
     }
 
-    /// How long to wait for something: never less than written, and longer where machines are slow.
+    /// Scales a time limit: never shorter than written, and longer on slow machines.
     #[must_use]
     pub fn patience(self, full: Duration) -> Duration {
         full * 1000.max(1_000_000 / self.thousandths).min(20_000) / 1000

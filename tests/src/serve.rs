@@ -1,4 +1,4 @@
-//! Servers that run in pods, and the records that they keep.
+//! Servers that run in pods, and their records.
 
 use std::{
     collections::BTreeMap,
@@ -21,21 +21,21 @@ use crate::{kubelet::Exchange, scale::Scale};
 
 pub mod run;
 
-/// How long a server may take to give its record.
+/// The time limit for reading a server's record.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What a port is served with.
+/// The protocol served on a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// HTTP/1.1: each request is answered with the server's name.
     Http,
-    /// TCP: what comes is sent back.
+    /// TCP: received bytes are sent back.
     Echo,
     /// UDP: each datagram is answered with the server's name, a blank and the payload.
     Udp,
-    /// TCP: accepted and closed, as fast as can be.
+    /// TCP: connections are accepted and closed, as fast as possible.
     Sink,
-    /// TLS: as a kubelet is to its clients.
+    /// TLS: behaves like a kubelet towards its clients.
     Kubelet,
 }
 
@@ -53,10 +53,10 @@ impl Kind {
     }
 }
 
-/// One port, or a range of them, of a server.
+/// One port of a server, or a range of ports.
 ///
-/// Written `udp:53=dns,dns6` for a port that belongs to some Services, and `udp:2000-2099=svc` for
-/// ports of which each belongs to one: 2000 to `svc-0`, 2001 to `svc-1`.
+/// Written `udp:53=dns,dns6` for a port of several Services, and `udp:2000-2099=svc` for ports with one
+/// Service each: 2000 for `svc-0`, 2001 for `svc-1`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Listener {
     kind: Kind,
@@ -66,7 +66,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// A port that belongs to no Service in particular: whatever comes is right.
+    /// Creates a listener for no particular Service: no request is foreign.
     #[must_use]
     pub const fn new(kind: Kind, port: u16) -> Self {
         Self {
@@ -77,14 +77,14 @@ impl Listener {
         }
     }
 
-    /// The same port of one Service: requests that were meant for another are foreign.
+    /// Assigns the port to a Service: requests intended for another one are foreign.
     #[must_use]
     pub fn of(mut self, service: &str) -> Self {
         self.services.push(service.to_owned());
         self
     }
 
-    /// `count` ports, of which each belongs to a Service of its own: `<stem>-0` and so on.
+    /// Creates `count` ports with one Service each: `<stem>-0` and so on.
     #[must_use]
     pub fn range(kind: Kind, first: u16, count: u16, stem: &str) -> Self {
         let last = first.saturating_add(count.saturating_sub(1));
@@ -155,28 +155,27 @@ impl FromStr for Listener {
     }
 }
 
-/// What one port of a server has seen.
+/// The counts of one port of a server.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Counts {
     pub accepted: u64,
-    /// Requests or datagrams that were answered.
+    /// The number of answered requests or datagrams.
     pub answered: u64,
-    /// Requests or datagrams that were meant for a Service which this port doesn't belong to.
+    /// The number of requests or datagrams that were intended for a Service without this port.
     pub foreign: u64,
 }
 
-/// What a server has seen, port by port (`http:8080`).
+/// The record of a server: counts by port (`http:8080`).
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
     pub name: String,
     pub ports: BTreeMap<String, Counts>,
-    /// What was seen of each connection to a port of kind `kubelet`, in the order in which they
-    /// came.
+    /// The records of the connections to ports of kind `kubelet`, in the order of their arrival.
     pub exchanges: Vec<Exchange>,
 }
 
 impl Record {
-    /// Over all ports.
+    /// Returns the sum over all ports.
     #[must_use]
     pub fn total(&self) -> Counts {
         self.ports
@@ -189,14 +188,14 @@ impl Record {
     }
 }
 
-/// Asks a process for its record, which it gives to whoever connects.
+/// Reads a process's record from its socket, where every connection gets it.
 pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
     let stream = UnixStream::connect(socket).context("a server has gone")?;
     stream.set_read_timeout(Some(Scale::from_environment().patience(ANSWER)))?;
     serde_json::from_reader(BufReader::new(stream)).context("a server's record is cut off")
 }
 
-/// One port while it is served.
+/// The state of one served port.
 #[derive(Debug)]
 struct Port {
     counts: Mutex<Counts>,
@@ -213,7 +212,7 @@ impl Port {
         self.locked().accepted += 1;
     }
 
-    /// Counts a request, and compares the Service that it was meant for.
+    /// Counts a request, and compares its intended Service.
     fn count_request(&self, meant_for: Option<&[u8]>) {
         let is_foreign = meant_for.is_some_and(|name| {
             !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
@@ -228,10 +227,10 @@ impl Port {
     }
 }
 
-/// Both families on one socket.
+/// The wildcard address of both families on one socket.
 const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
-/// How many connections wait to be accepted.
+/// The accept backlog.
 const BACKLOG: i32 = 4096;
 
 /// Listens on a port of all addresses of both families.
@@ -244,7 +243,7 @@ pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Accepts for ever, and serves each connection by itself.
+/// Accepts for ever, and serves each connection in a task of its own.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
     serve: impl Fn(TcpStream) -> F,

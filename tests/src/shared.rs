@@ -1,8 +1,8 @@
-//! Fixtures that tests share: made by the first test that asks for one, handed from test to test, and
-//! dropped where another module's tests ask for theirs.
+//! Fixtures that tests share: created by the first test that needs one, passed from test to test, and
+//! dropped when tests of another module need theirs.
 //!
-//! A story that fails may leave anything behind. The fixture is therefore kept only by a test that
-//! gives it back; after every other end, also a panic, the next test makes a new one.
+//! A failing test may leave the fixture in any state. So only a test that gives it back keeps it; after
+//! any other end, also a panic, the next test creates a new one.
 
 use std::{
     ops::Deref,
@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::Result;
 
-/// A fixture that several tests use, one after the other.
+/// A fixture that several tests use, one after another.
 pub trait Fixture: Send + Sync + Sized + 'static {
-    /// Undoes what a test changed; an error means that it can't be used again.
+    /// Undoes a test's changes; after an error the fixture is not reused.
     fn restore(&self) -> Result<()> {
         Ok(())
     }
@@ -26,7 +26,7 @@ pub struct Shared<T> {
     fixture: Mutex<Option<Arc<T>>>,
 }
 
-/// The fixture that was made last. What is left at the end of the process is swept after it.
+/// The fixture created last. If it exists at the end of the process, the sweeper removes its remains.
 static LAST: Mutex<Option<&'static dyn Retire>> = Mutex::new(None);
 
 trait Retire: Sync {
@@ -34,7 +34,7 @@ trait Retire: Sync {
 }
 
 impl<T: Fixture> Shared<T> {
-    /// A fixture that this function makes.
+    /// Creates a shared fixture from its constructor.
     #[must_use]
     pub const fn new(make: fn() -> Result<T>) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl<T: Fixture> Shared<T> {
         }
     }
 
-    /// Waits for the fixture, and makes it where there is none.
+    /// Waits for exclusive use of the fixture, and creates it if there is none.
     pub fn take(&'static self) -> Result<Lease<T>> {
         let mut kept = lock(&self.fixture);
         let fixture = match kept.take() {
@@ -65,7 +65,7 @@ fn is_same(one: &dyn Retire, other: &dyn Retire) -> bool {
 }
 
 impl<T: Fixture> Retire for Shared<T> {
-    /// Waits for the test that has the fixture, if one does.
+    /// Drops the fixture, after waiting for a test that uses it.
     fn retire(&self) {
         drop(lock(&self.fixture).take());
     }
@@ -75,16 +75,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A shared fixture in the hands of one test.
+/// The exclusive use of a shared fixture by one test.
 #[derive(Debug)]
 pub struct Lease<T: 'static> {
-    // Dropped before the next test may make another one.
+    // The fixture is dropped before the lock, so before the next test may create another one.
     fixture: Arc<T>,
     kept: MutexGuard<'static, Option<Arc<T>>>,
 }
 
 impl<T: Fixture> Lease<T> {
-    /// Gives the fixture back for the next test: the last line of a test that succeeds.
+    /// Returns the fixture for the next test: the last line of a test that succeeds.
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
         *self.kept = Some(Arc::clone(&self.fixture));

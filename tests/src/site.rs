@@ -29,10 +29,10 @@ pub const KUBELET: [u16; 2] = [10_250, 10_255];
 /// A port of the edge that is steered only if a ConfigMap names it.
 pub const FURTHER: u16 = 9100;
 
-/// How long until an agent is connected, also again: its tries are spread over some seconds.
+/// The time an agent has to connect, also again: its attempts are spread over some seconds.
 pub const CONNECTED: Duration = Duration::from_secs(30);
 
-/// A cloud node and an edge node. Everything of them ends when it is dropped.
+/// A cloud node and an edge node. All of their parts end on drop.
 #[derive(Debug)]
 pub struct Site {
     kubelet: Server,
@@ -42,7 +42,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Both nodes, with certificates and manifests; neither the daemon nor the agent is started.
+    /// Creates both nodes, with certificates and manifests; neither the daemon nor the agent is started.
     pub fn set(settings: Settings) -> Result<Self> {
         let settings = Settings {
             tunnel: true,
@@ -65,27 +65,27 @@ impl Site {
         })
     }
 
-    /// Both nodes, with daemon and agent, and the agent connected.
+    /// Creates both nodes, starts daemon and agent, and waits until the agent is connected.
     pub fn new() -> Result<Self> {
         let site = Self::set(Settings::from_environment()?)?;
         site.start()?;
         Ok(site)
     }
 
-    /// Starts daemon and agent, and waits until the kubelet is reached.
+    /// Starts daemon and agent, and waits until the kubelet can be reached.
     pub fn start(&self) -> Result<()> {
         self.node.start()?;
         self.edge.start_agent(KUBELET)?;
         self.until_served()
     }
 
-    /// The pod that clients are in.
+    /// Returns the pod that clients run in.
     pub fn pod(&self) -> Result<Arc<Pod>> {
         self.node.pod("client")
     }
 
-    /// Waits until clients on the cloud host and in its pod are served by the kubelet. What comes
-    /// first from a new pod may be lost, and sent again only after a second.
+    /// Waits until the kubelet serves clients on the cloud host and in its pod. The first packet of a
+    /// new pod may be lost, and is retransmitted only after a second.
     pub fn until_served(&self) -> Result<()> {
         let mut last = None;
         let pod = self.pod()?;
@@ -106,13 +106,13 @@ impl Site {
         })
     }
 
-    /// Whether a new client in a place is served.
+    /// Sends a request of a new client in a place; fails if it is not served.
     pub fn ask(&self, place: &Place) -> Result<()> {
         let to = Self::at4(KUBELET[0]);
         self.client(place.connect(to)?, to)?.healthz().map(drop)
     }
 
-    /// A client of the kubelet over a connection to an address of the edge.
+    /// Creates a client of the kubelet over a connection to an address of the edge.
     pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
         stream.set_read_timeout(Some(ANSWER))?;
         let client = Client::over(stream, dialled.ip(), Arc::clone(&self.tls))?;
@@ -148,13 +148,13 @@ impl Site {
 
 impl Fixture for Site {}
 
-/// What is in the folders of a gateway and of an agent: names, modes and contents of files.
+/// The folders of a gateway and of an agent: names, modes and contents of their files.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
 
-/// Certificates from a CA of `culvert ca`: those of the first site of this process serve all.
+/// Certificates issued by `culvert ca` for the first site of this process; all sites use them.
 static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
 
-/// Fills the folders of a gateway and of an agent.
+/// Fills the certificate folders of a gateway and of an agent.
 fn identify(folders: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
     let mut identities = IDENTITIES.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(identities) = &*identities else {
@@ -186,7 +186,7 @@ fn read(folder: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Runs `culvert ca` for a CA in a folder.
+/// Runs `culvert ca` for the CA in a folder.
 fn issue(place: &Place, culvert: &Path, words: &[&str], folder: &Path) -> Result<()> {
     let mut argv = vec![text(culvert)?, "ca".to_owned()];
     argv.extend(words.iter().map(|word| (*word).to_owned()));

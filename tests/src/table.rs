@@ -1,10 +1,10 @@
-//! Tables in text, and times in them.
+//! Text tables, and the format of times in them.
 
-/// A column: its head, and its cell of a row.
+/// A column: its heading, and the function for a row's cell.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// A table of a head and a line for each row: the first and the last column to the left, numbers to
-/// the right.
+/// Formats a table with a heading and a line per row: the first and the last column are left-aligned,
+/// the others right-aligned.
 #[must_use]
 pub fn in_columns<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let mut lines = vec![String::new(); rows.len() + 1];
@@ -27,7 +27,7 @@ pub fn in_columns<T>(rows: &[T], columns: &[Column<T>]) -> String {
     lines.collect()
 }
 
-/// Nanoseconds as microseconds with one decimal.
+/// Formats nanoseconds as microseconds with one decimal.
 #[must_use]
 pub fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1000, nanoseconds % 1000 / 100)

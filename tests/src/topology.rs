@@ -1,4 +1,4 @@
-//! A node's network: its host, its pods and a client outside, joined by veth pairs and routes.
+//! A node's network: its host, its pods and a client outside, connected by veth pairs and routes.
 //!
 //! ```text
 //! pod 10.1.0.N ──eth0──podN─┐
@@ -7,7 +7,7 @@
 //!                              2001:db8::1
 //! ```
 //!
-//! Service addresses lead nowhere, in every place: a connect that isn't translated fails at once,
+//! Service addresses are unreachable in every place: a connect that isn't translated fails at once,
 //! without a packet.
 
 use std::{
@@ -20,23 +20,23 @@ use anyhow::{Context as _, Result};
 
 use crate::{agent::Ground, cgroup, lab::Lab, place::Place, pod::Pod};
 
-/// The host's address on its uplink.
+/// The host's IPv4 address on its uplink.
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The host's address on its uplink.
+/// The host's IPv6 address on its uplink.
 pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-/// The address of the client outside.
+/// The IPv4 address of the client outside.
 pub const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// The address of the client outside.
+/// The IPv6 address of the client outside.
 pub const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
-/// The addresses that Services have.
+/// The addresses of Services.
 pub const SERVICES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
-/// The addresses that pods have.
+/// The addresses of pods.
 pub const PODS: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
 
-/// Set in every namespace: no duplicate address detection, so that addresses work at once, and
-/// timestamps without an offset per pair of addresses, since the same ports meet again by way of
-/// other addresses (a timestamp that goes backwards makes the kernel drop a SYN in `TIME_WAIT`).
-/// ICMP errors without a limit: each attempt that goes astray is to fail at once.
+/// Parameters of every namespace. No duplicate address detection, so that addresses work at once.
+/// Timestamps without an offset per address pair, since the same ports meet again by other addresses,
+/// and the kernel drops a SYN in `TIME_WAIT` whose timestamp goes backwards. No rate limit for ICMP
+/// errors, since each misdirected attempt must fail at once.
 const EVERYWHERE: [(&str, &str); 7] = [
     ("net.ipv6.conf.all.disable_ipv6", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
@@ -47,17 +47,17 @@ const EVERYWHERE: [(&str, &str); 7] = [
     ("net.ipv6.icmp.ratelimit", "0"),
 ];
 
-/// Set on the host, too.
+/// Further parameters of the host.
 const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
     ("net.ipv4.conf.all.send_redirects", "0"),
 ];
 
-/// The address by which pods reach the host; the same on each of the host's pod interfaces.
+/// The gateway addresses of pods; the same on each of the host's pod interfaces.
 const GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
 
-/// The namespaces of one node. They end when it is dropped.
+/// The namespaces of one node. They end on drop.
 #[derive(Debug)]
 pub struct Topology {
     pods: Mutex<Vec<Arc<Pod>>>,
@@ -67,7 +67,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A host and a client outside.
+    /// Creates a host and a client outside.
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
         let bpffs = Some(lab.folder().join("bpffs"));
@@ -84,31 +84,31 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The host's namespace, in the cgroup of the instance.
+    /// Returns the host's place, in the cgroup of the instance.
     #[must_use]
     pub const fn host(&self) -> &Place {
         &self.host
     }
 
-    /// A client elsewhere in the network, whose cgroup is not the instance's.
+    /// Returns a client elsewhere in the network, whose cgroup is not the instance's.
     #[must_use]
     pub const fn outside(&self) -> &Place {
         &self.outside
     }
 
-    /// The folder and cgroup that everything of this node is in.
+    /// Returns the folder and cgroup that contain all parts of this node.
     #[must_use]
     pub const fn lab(&self) -> &Lab {
         &self.lab
     }
 
-    /// The cgroup that the host and the pods are in, and the client outside isn't.
+    /// Returns the cgroup of the host and the pods, which does not contain the client outside.
     #[must_use]
     pub fn instance_cgroup(&self) -> PathBuf {
         self.lab.cgroup().join("instance")
     }
 
-    /// The pod of this name, made when it is asked for first.
+    /// Returns the pod of this name; creates it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pod) = pods.iter().find(|pod| pod.name() == name) {
@@ -123,7 +123,7 @@ impl Topology {
         Ok(pod)
     }
 
-    /// A further place in the network namespace of another, in a cgroup of its own.
+    /// Creates a further place in the network namespace of another, in a cgroup of its own.
     pub fn beside(&self, other: &Place, cgroup: &str, bpffs: Option<PathBuf>) -> Result<Place> {
         let cgroup = self.lab.cgroup().join(cgroup);
         cgroup::create(&cgroup)?;
@@ -134,8 +134,8 @@ impl Topology {
         })
     }
 
-    /// A further place with a network of its own, outside the instance's cgroup; nothing is joined
-    /// to it yet.
+    /// Creates a further place with a network of its own, outside the instance's cgroup and not
+    /// connected yet.
     pub fn elsewhere(&self, name: &str) -> Result<Place> {
         Place::with_network(self.lab.cgroup().join(name), None, &EVERYWHERE)
     }
@@ -189,7 +189,7 @@ impl Topology {
         Ok(pod)
     }
 
-    /// How to get into the places from a shell.
+    /// Returns the shell commands that enter the places.
     #[must_use]
     pub fn ways_in(&self) -> String {
         let way = |name: &str, pid: u32, group: &str| {
@@ -210,13 +210,13 @@ impl Topology {
     }
 }
 
-/// The beginning of each place's network: loopback, and Services that lead nowhere.
+/// Returns the first commands of each place's network: loopback, and unreachable Service addresses.
 fn nowhere() -> String {
     let [v4, v6] = SERVICES;
     format!("link set lo up\nroute add unreachable {v4}\nroute add unreachable {v6}\n")
 }
 
-/// The addresses of the pod with this number.
+/// Returns the addresses of the pod with this number.
 pub(crate) fn addresses(number: u8) -> [IpAddr; 2] {
     let v4 = Ipv4Addr::new(10, 1, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0x10, 1, 0, 0, 0, 0, u16::from(number));

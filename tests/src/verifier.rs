@@ -1,5 +1,5 @@
-//! What the verifier made of each program, in each variant that can be loaded here. aya loads the
-//! maps; the programs are loaded once more beside them, since it keeps no log of a success.
+//! The verifier's figures for each program, in each variant that can be loaded here. aya loads the maps;
+//! the programs are loaded again next to them, since aya keeps no log of a successful load.
 
 mod call;
 
@@ -27,45 +27,45 @@ use tunnel_common::{
 };
 use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, Switches};
 
-/// The verifier's figures alone, and all that it did.
+/// The verifier's log levels: statistics only, and everything.
 const BPF_LOG_STATS: u32 = 4;
 const BPF_LOG_ALL: u32 = 2;
 
-/// Room for figures, and for the log of a refusal at most.
+/// The size of the log buffer: for statistics, and the maximum for the log of a refusal.
 const ROOM: u32 = 64 << 10;
 const ROOM_AT_MOST: u32 = 64 << 20;
 
-/// The mark that the daemon's own sockets have where something is steered.
+/// The mark of the daemon's own sockets on a node that steers.
 const OWN_MARK: u32 = 0x0c01_e000;
 
-/// A program, as it was verified.
+/// The verifier's figures for a program.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
     /// The name of the program.
     pub program: &'static str,
-    /// What it was told: `retval` or `rewrite`, by how it refuses, then whether it steers, and
-    /// whether it tells its events.
+    /// The variant: `retval` or `rewrite` for its way to refuse, then a suffix if it steers, and one if
+    /// it logs events.
     pub variant: String,
-    /// Instructions that the verifier followed, on all paths together; a million at most.
+    /// The number of instructions verified, over all paths; a million at most.
     pub instructions: u64,
-    /// Bytes of stack where it is deepest. Before Linux 7.3 the verifier tells only what each
-    /// function takes: then the program's own and those of its largest function. Of ours only those
-    /// call another that look for an address of a network namespace, and they take next to nothing.
+    /// The maximum stack depth in bytes. Before Linux 7.3 the verifier reports only the stack of each
+    /// function; then the sum of the program's own and its largest function's. Of our functions only
+    /// those that look up an address of a network namespace call another, and they use almost none.
     pub stack: u64,
-    /// How long the verifier worked, in microseconds.
+    /// The verification time in microseconds.
     pub microseconds: u64,
-    /// How long loading took, in microseconds: the verifier, and compiling.
+    /// The load time in microseconds: verification and JIT compilation.
     pub load_microseconds: u64,
 }
 
-/// Loads every program in each variant that the loader may choose on a kernel with these features,
-/// and gives the verifier's figures. Nothing is attached or pinned.
+/// Loads every program in each variant that the loader may choose on a kernel with these features;
+/// returns the verifier's figures. Nothing is attached or pinned.
 pub fn measure(features: Features) -> Result<Vec<Measured>> {
     let variants = variants(features);
     let told: Vec<_> = variants.iter().map(Variant::globals).collect();
     let level = aya_log::Level::Trace.into();
-    // The kernel's types take long to read: once here, and again only if an object asks for them.
+    // The kernel's BTF takes long to parse: once here, and again only for an object with relocations.
     let mut loader = EbpfLoader::new();
     let mut measured = Vec::new();
     for (bytes, is_logged) in [(OBJECT, false), (LOGGING_OBJECT, true)] {
@@ -91,7 +91,7 @@ pub fn measure(features: Features) -> Result<Vec<Measured>> {
     Ok(measured)
 }
 
-/// What the loader may tell the programs.
+/// The constants that the loader may set in the programs.
 struct Variant {
     features: Features,
     switches: Switches,
@@ -151,8 +151,8 @@ fn parse(bytes: &[u8]) -> Result<Object> {
     Ok(object)
 }
 
-/// Makes the object ready for the kernel, with the maps of one that aya loaded: its constants are
-/// frozen there, so the verifier leaves out what can't be reached.
+/// Prepares the object for the kernel, with the maps of an object that aya loaded: constants are frozen
+/// there, so the verifier skips code that they make unreachable.
 fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -> Result<Object> {
     let globals = globals
         .iter()
@@ -175,7 +175,7 @@ fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -
     Ok(object)
 }
 
-/// What the kernel was told of the types in an object: it keeps that with the smallest program.
+/// Returns the object's BTF as aya loaded it into the kernel; the smallest program has its ID.
 fn types(loaded: &mut Ebpf) -> Result<OwnedFd> {
     let name = table::SOCK_RELEASE.name;
     let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
@@ -186,7 +186,7 @@ fn types(loaded: &mut Ebpf) -> Result<OwnedFd> {
     Ok(call::open_btf(number.context("a program without types")?)?)
 }
 
-/// The map behind a kind that the object has.
+/// Returns the data of a map, if it is of a kind that the object has.
 fn data_of(map: &Map) -> Option<&MapData> {
     match Some(map) {
         Some(
@@ -215,7 +215,7 @@ fn verify(
         kind: program.kind.number(),
         hook: match program.place {
             Place::Cgroup => program.hook,
-            // Told by the link.
+            // The link determines the hook.
             Place::Uplinks => 0,
         },
         instructions: &words(&function.instructions),
@@ -243,10 +243,10 @@ fn verify(
     })
 }
 
-/// Why the kernel refuses a program: loaded again, with room for the whole log.
+/// Returns the error and the complete log for a refused program, by loading it again.
 fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     let mut room = ROOM;
-    // Ten times at most.
+    // Ends: the size of the log doubles at most ten times.
     loop {
         let (loaded, log) = call::load(raw, BPF_LOG_ALL, room)?;
         match loaded {
@@ -261,8 +261,7 @@ fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     }
 }
 
-/// Instructions as they lie in memory: the operation, two registers of four bits, an offset and a
-/// number.
+/// Encodes instructions as in memory: an opcode, two 4-bit registers, an offset and an immediate.
 fn words(instructions: &[bpf_insn]) -> Vec<u64> {
     let word = |instruction: &bpf_insn| {
         let registers = instruction.dst_reg() | instruction.src_reg() << 4;
@@ -282,7 +281,7 @@ fn words(instructions: &[bpf_insn]) -> Vec<u64> {
     instructions.iter().map(word).collect()
 }
 
-/// What the verifier says of a success: `print_verification_stats` in kernel/bpf/verifier.c.
+/// The verifier's statistics of a successful load: `print_verification_stats` in kernel/bpf/verifier.c.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Figures {
     instructions: u64,
@@ -302,8 +301,8 @@ impl Figures {
     }
 }
 
-/// The bytes of the deepest stack: what Linux 7.3 says, or else the program's own and those of its
-/// largest function, of numbers that are joined by `+`.
+/// Parses the maximum stack depth: the value of Linux 7.3, else, of numbers joined by `+`, the first one
+/// (the program's own stack) plus the largest of the others.
 fn stack(depth: &str) -> Option<u64> {
     let mut words = depth.split_whitespace();
     let first = words.next()?;

@@ -1,5 +1,5 @@
-//! Waiting for conditions: no test sleeps. How long to wait is written for fast machines; slow ones
-//! are given more by their [`Scale`].
+//! Waiting for conditions: no test sleeps. Time limits are written for fast machines; slow ones extend
+//! them by their [`Scale`].
 
 use std::{fmt::Debug, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::{
     scale::Scale,
 };
 
-/// The shortest and the longest time between two looks.
+/// The shortest and the longest interval between two checks.
 const LOOKS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
 
-/// How long to leave until the next look: looking costs those who are waited for, so it is a part
-/// of the time that they have taken already.
+/// Returns the pause before the next check, a fraction of the time waited so far: checks slow down the
+/// processes that are waited for.
 fn next_look(waited: Duration) -> Duration {
     let [shortest, longest] = LOOKS;
     (waited / 8).clamp(shortest, longest)
@@ -25,17 +25,17 @@ pub fn until(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()
     some(within, || condition().then_some(()))
 }
 
-/// Waits until `condition` holds, which may be for a moment only.
+/// Waits until `condition` holds, even if only for a moment, by frequent checks.
 pub fn until_a_moment(within: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     looking(within, |_| LOOKS[0], || condition().then_some(()))
 }
 
-/// Waits until `look` finds something, and returns it.
+/// Waits until `look` returns a value, and returns it.
 pub fn some<T>(within: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     looking(within, next_look, look)
 }
 
-/// Waits until a process is ready, which must not end before.
+/// Waits until a process is ready; fails if it ends before.
 pub(crate) fn ready<T: Debug>(
     within: Duration,
     mut ended: impl FnMut() -> Result<Option<T>>,

@@ -1,4 +1,4 @@
-//! How a program starts: it dies with who started it, and may be bound to one CPU.
+//! The start of a program: it is killed with its parent, and may be pinned to one CPU.
 #![expect(unsafe_code, reason = "work between fork and exec can't be checked")]
 
 use std::{os::unix::process::CommandExt as _, process::Command};
@@ -14,20 +14,20 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-/// Has a command start so.
+/// Prepares a command to start like this.
 pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(one).transpose()?;
     let parent = Pid::this();
     let start = move || {
         set_pdeathsig(Signal::SIGKILL)?;
         if getppid() != parent {
-            // It has gone before the call.
+            // The parent ended before the call, so no signal will come.
             return Err(Errno::ESRCH.into());
         }
         if let Some(cpus) = &cpus {
             sched_setaffinity(Pid::from_raw(0), cpus)?;
         }
-        // Signals that the laboratory waits for are blocked there, and a mask is inherited.
+        // Signals that the laboratory waits for are blocked in it, and the mask is inherited.
         Ok(SigSet::all().thread_unblock()?)
     };
     // SAFETY: the closure makes system calls and nothing else: no memory is allocated and no lock

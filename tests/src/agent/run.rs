@@ -1,4 +1,4 @@
-//! The agent's own side: getting into the place, and serving it.
+//! The agent process: enters the place and executes requests in it.
 
 use std::{
     collections::BTreeMap,
@@ -27,14 +27,14 @@ use super::{
 };
 use crate::cgroup;
 
-/// Holds a place and serves it on standard input, a socket, until the other side is gone.
+/// Holds a place and executes requests from standard input, a socket, until the other side closes it.
 pub fn serve(ground: &Ground) -> Result<()> {
     let channel = io::stdin()
         .as_fd()
         .try_clone_to_owned()
         .context("no channel")?;
     if let Err(error) = enter(ground) {
-        // The answer to the greeting that is on its way.
+        // The response to the greeting that the other side sends.
         wire::send(channel.as_fd(), &Err::<(), _>(failure(&error)), &[])?;
         return Err(error);
     }
@@ -69,7 +69,7 @@ fn enter(ground: &Ground) -> Result<()> {
     ground.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
 }
 
-/// Mounts a BPF file system where only this place's processes see it, and no mount gets out.
+/// Mounts a BPF file system that only this place's processes see; no mount propagates out.
 fn mount_bpffs(folder: &Path) -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -117,7 +117,8 @@ fn answer(
             let child = children
                 .get_mut(&pid)
                 .context("no such process in this place")?;
-            // A process that has ended keeps its number until it is asked for: no other is hit.
+            // An ended child stays a zombie until it is waited for, so its ID is not reused for another
+            // process.
             if child.try_wait()?.is_none() {
                 kill(Pid::from_raw(pid), Signal::try_from(signal)?)?;
             }
@@ -131,7 +132,7 @@ fn answer(
     Ok((reply, None))
 }
 
-/// Starts a program that ends with this process.
+/// Starts a program that is killed with this process.
 fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child> {
     let [output, errors] = <[OwnedFd; 2]>::try_from(files)
         .ok()

@@ -1,5 +1,5 @@
-//! What travels between an agent and the process that started it: one JSON value a packet, with
-//! open files beside it.
+//! The messages between an agent and the process that started it: one JSON value per packet, with open
+//! files attached.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -10,48 +10,48 @@ use std::{
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Larger than any message: command lines are the longest.
+/// The maximum length of a message in bytes; command lines are the longest.
 const LARGEST: usize = 128 * 1024;
 
-/// What an agent can be asked for.
+/// A request to an agent.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Request {
-    /// Whether it stands in its place.
+    /// Confirms that the agent has entered its place.
     Greet,
-    /// A socket: answered with one open file.
+    /// Creates a socket: the response has one open file.
     Socket {
         domain: i32,
         kind: i32,
         protocol: Option<i32>,
     },
-    /// A process, with two open files for what it prints: answered with its number.
+    /// Starts a process, with two open files for its output: the response is its process ID.
     Spawn { argv: Vec<String>, cpu: Option<u32> },
-    /// Whether a process has ended: answered with an [`Exit`] if it has.
+    /// Checks a process: the response is an [`Exit`] if it has ended.
     Ended { pid: i32 },
-    /// A signal to a process.
+    /// Sends a signal to a process.
     Signal { pid: i32, signal: i32 },
-    /// A file to write.
+    /// Writes a file.
     Write { path: PathBuf, text: String },
 }
 
-/// The failure of a request, sent in the place of its answer.
+/// The failure of a request, sent instead of its response.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Failure {
     pub(crate) errno: Option<i32>,
     pub(crate) message: String,
 }
 
-/// How a process ended.
+/// The exit status of a process.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Exit {
-    /// What it returned, unless a signal ended it.
+    /// The exit code, unless a signal ended it.
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
 }
 
 impl Exit {
-    /// Whether it returned 0.
+    /// True if the exit code is 0.
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self.code, Some(0))
@@ -87,11 +87,11 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// The next message and the files with it; nothing once the other side has gone.
+/// Receives the next message and its files; none once the other side has closed the socket.
 pub(crate) fn receive<T: DeserializeOwned>(
     channel: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // How long it is: most messages are a thousandth of the longest.
+    // The length is read first: most messages are a thousandth of the maximum.
     let length = recv(
         channel.as_raw_fd(),
         &mut [],

@@ -15,7 +15,7 @@ use tunnel_tests::{
 
 #[derive(Subcommand)]
 pub(crate) enum Flow {
-    /// Serve a port over TCP and a port over TLS.
+    /// Serve one port over TCP and one over TLS.
     Serve {
         #[arg(long)]
         plain: u16,
@@ -25,19 +25,19 @@ pub(crate) enum Flow {
         cert: PathBuf,
         #[arg(long)]
         key: PathBuf,
-        /// A Unix socket that appears once both listen.
+        /// A Unix socket that is created once both ports listen.
         #[arg(long)]
         ready: PathBuf,
     },
-    /// Take floods over several connections.
+    /// Receive floods over several connections.
     Flood(FlowClient),
-    /// Have 64 bytes sent back, again and again.
+    /// Echo 64 bytes, again and again.
     Echo(FlowClient),
-    /// Ask for floods and read nothing of them, until the process is killed.
+    /// Request floods and read nothing, until the process is killed.
     Stall {
         #[command(flatten)]
         client: FlowClient,
-        /// A file that appears once all are open.
+        /// A file that is created once all connections are open.
         #[arg(long)]
         ready: PathBuf,
     },
@@ -47,10 +47,10 @@ pub(crate) enum Flow {
 pub(crate) struct FlowClient {
     #[arg(long)]
     to: SocketAddr,
-    /// Over TLS: the authority of the server's certificate.
+    /// The authority of the server's certificate; enables TLS.
     #[arg(long, requires = "address")]
     ca: Option<PathBuf>,
-    /// The address that the server must prove to have.
+    /// The address that the server's certificate must be valid for.
     #[arg(long)]
     address: Option<IpAddr>,
     #[arg(long, default_value_t = 1)]

@@ -9,17 +9,17 @@ use tunnel_tests::load::{self, Plan, connect, hold, own_sockets, udp::Mode};
 
 #[derive(Subcommand)]
 pub(crate) enum Load {
-    /// HTTP requests, each over a connection of its own.
+    /// Send HTTP requests, each over a connection of its own.
     Tcp(Plan),
-    /// Questions over UDP, each from a socket of its own.
+    /// Send UDP requests, each from a socket of its own.
     Udp {
         #[command(flatten)]
         plan: Plan,
-        /// Send without connecting.
+        /// Send without connecting the sockets.
         #[arg(long)]
         unconnected: bool,
     },
-    /// Requests over TLS to a kubelet-like server, each over a connection of its own.
+    /// Send requests over TLS to a kubelet-like server, each over a connection of its own.
     Kubelet {
         #[command(flatten)]
         plan: Plan,
@@ -27,7 +27,7 @@ pub(crate) enum Load {
         #[arg(long)]
         ca: PathBuf,
     },
-    /// One connection to a kubelet-like server, and one request after another.
+    /// Send one request after another over one connection to a kubelet-like server.
     Dialog {
         #[arg(long)]
         to: SocketAddr,
@@ -39,7 +39,7 @@ pub(crate) enum Load {
         #[arg(required = true)]
         asks: Vec<String>,
     },
-    /// Connects one after another, as fast as can be.
+    /// Connect sockets one after another, as fast as possible.
     Connect(connect::Plan),
     /// Connect sockets and hold them until the process is killed.
     Hold(hold::Plan),
@@ -69,7 +69,7 @@ pub(crate) fn run(load: Load) -> Result<()> {
     }
 }
 
-/// Does nothing until the process is killed.
+/// Blocks until the process is killed.
 fn park() -> ! {
     loop {
         std::thread::park();

@@ -5,8 +5,8 @@ use serde_json::json;
 use tunnel_tests::verifier;
 use tunnel_userspace::bpf;
 
-/// Loads every program in each variant that this kernel takes, and prints the probed features and
-/// the verifier's figures.
+/// Loads every program in each variant that this kernel accepts; prints the probed features and the
+/// verifier's figures.
 pub(crate) fn run() -> Result<()> {
     let probed = bpf::probe()?;
     crate::print(&json!({

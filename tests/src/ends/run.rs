@@ -1,4 +1,4 @@
-//! The processes.
+//! The processes of the tunnel's ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use tunnel_userspace::{
 
 use super::{AgentRecord, AgentSettings, CloudRecord, CloudSettings, Target};
 
-/// What the ends log.
+/// The log filter of the ends.
 const LOG: &str = "debug,h2=warn,rustls=warn";
 
 fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Runtime)> {
@@ -42,7 +42,7 @@ fn start<T: DeserializeOwned>(settings: &Path) -> Result<(T, tokio::runtime::Run
     Ok((settings, runtime))
 }
 
-/// What both ends are told: without rights, sockets have no mark.
+/// Returns the settings of both ends: without privileges, sockets have no mark.
 const fn common(limits: Limits) -> Common {
     Common { limits, mark: None }
 }
@@ -66,7 +66,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let prefix =
         Prefix::new(Address::from_ip(address), length).context("the prefix is no range")?;
     let (_targets, targets) = watch::channel(Arc::new(model_of(&settings.targets)));
-    // Loopback.
+    // The index of `lo`.
     let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
     let ingress = Ingress::bind(
         ingress::Settings {
@@ -136,7 +136,7 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     .await
 }
 
-/// Works until SIGTERM and the drain after it, and tells of it to whoever connects to a Unix socket.
+/// Runs an end until SIGTERM and the drain after it; sends its record to every client of a Unix socket.
 async fn until_told<T: Serialize>(
     record: &Path,
     tell: impl Fn() -> Result<T>,
@@ -153,7 +153,7 @@ async fn until_told<T: Serialize>(
             _ = term.recv() => drop(drain.send_replace(true)),
             asked = record.accept() => {
                 let (mut stream, _) = asked?;
-                // Whoever asked may have gone.
+                // The client may have disconnected.
                 drop(stream.write_all(&serde_json::to_vec(&tell()?)?).await);
             }
         }

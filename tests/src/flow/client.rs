@@ -1,4 +1,4 @@
-//! The clients.
+//! The clients of the flood and echo server.
 
 use std::{
     io,
@@ -28,20 +28,20 @@ use crate::{
     load::{Latency, nanoseconds},
 };
 
-/// How long a connect, or an echo, may take.
+/// The time limit of a connect or an echo.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long floods run before they are measured.
+/// The time that floods run before the measurement.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
 const BYTES: usize = 64;
 
-/// Where to, and how.
+/// The address and protocol of a server.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// What is dialled.
+    /// The address to dial.
     pub to: SocketAddr,
-    /// Over TLS: whom to trust, and the address that the server must prove to have.
+    /// For TLS: the client config, and the address that the server's certificate must be valid for.
     pub tls: Option<(Arc<ClientConfig>, IpAddr)>,
 }
 
@@ -68,7 +68,7 @@ async fn open(way: &Way, what: u8) -> io::Result<Pin<Box<dyn Stream>>> {
     Ok(stream)
 }
 
-/// Reads what there is; an end is an error.
+/// Reads some bytes; the end of the stream is an error.
 async fn some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<u64> {
     match stream.read(buffer).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -84,7 +84,7 @@ fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Takes floods over several connections at once, for some time.
+/// Receives floods over several connections at once, for some time.
 pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     run(async {
         let counted = Arc::new(AtomicU64::new(0));
@@ -118,7 +118,7 @@ pub fn flood(way: &Way, connections: u32, lasting: Duration) -> Result<Flood> {
     })
 }
 
-/// Has 64 bytes sent back, one time after another, and returns how long each took.
+/// Echoes 64 bytes again and again; returns the round-trip times.
 pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
     run(async {
         let mut stream = time::timeout(PATIENCE, open(way, ECHO)).await??;
@@ -133,13 +133,13 @@ pub fn echo(way: &Way, lasting: Duration) -> Result<Latency> {
             time::timeout(PATIENCE, stream.read_exact(&mut back)).await??;
             times.push(nanoseconds(start.elapsed()));
         }
-        // What comes first also opens the stream.
+        // The first echoes also open the stream.
         times.drain(..times.len().min(20));
         Ok(Latency::of(times))
     })
 }
 
-/// Asks for floods and reads nothing of them; tells once all are open, and holds them for ever.
+/// Requests floods without reading; calls `tell` once all connections are open, and holds them for ever.
 pub fn stall(way: &Way, connections: u32, tell: impl FnOnce() -> Result<()>) -> Result<()> {
     run(async {
         let mut held = Vec::new();

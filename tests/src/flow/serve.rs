@@ -1,4 +1,4 @@
-//! The server.
+//! The flood and echo server.
 
 use std::{io, os::fd::AsFd as _, path::Path, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     serve::{accept, listen},
 };
 
-/// Serves two ports until the process is killed; a Unix socket appears once both listen.
+/// Serves two ports until the process is killed; creates a Unix socket once both listen.
 pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -47,7 +47,7 @@ pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> R
     })
 }
 
-/// The socket under a stream that sends at once.
+/// Disables Nagle's algorithm; returns a handle to the socket for its buffer sizes.
 fn prepared(stream: &TcpStream) -> io::Result<Socket> {
     stream.set_nodelay(true)?;
     Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))

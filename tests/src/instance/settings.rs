@@ -5,24 +5,24 @@ use tunnel_common::table::{Size, Sizes};
 
 use crate::{environment, scale::Scale};
 
-/// What differs between instances.
+/// The settings that differ between instances.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub culvert: PathBuf,
     /// The sizes of the maps: `bpf.maps`.
     pub maps: Sizes,
-    /// Where metrics and status are served in the host's namespace.
+    /// The address of metrics and status in the host's namespace.
     pub admin: SocketAddr,
-    /// Where health is served in the host's namespace.
+    /// The address of health checks in the host's namespace.
     pub healthz: SocketAddr,
-    /// Whether it has the cloud's end of a tunnel: steering, ingress and gateway.
+    /// True if it has the cloud's end of a tunnel: steering, ingress and gateway.
     pub tunnel: bool,
-    /// A line of `service`, as `nodePortAddresses: []`.
+    /// A line of the section `service`, such as `nodePortAddresses: []`.
     pub node_ports: String,
 }
 
 impl Settings {
-    /// The defaults of the product, for a program.
+    /// Returns the product's defaults for a program.
     #[must_use]
     pub fn of(culvert: PathBuf) -> Self {
         Self {
@@ -35,8 +35,8 @@ impl Settings {
         }
     }
 
-    /// For the program that the environment names: the defaults of the product, with smaller maps
-    /// where the machine is slow.
+    /// Returns the product's defaults for the program in the environment, with smaller maps on slow
+    /// machines.
     pub fn from_environment() -> Result<Self> {
         let scale = Scale::from_environment();
         let whole = Self::of(environment::culvert()?);
@@ -46,7 +46,7 @@ impl Settings {
         Ok(Self { maps, ..whole })
     }
 
-    /// `bpf.maps`, as a line of YAML.
+    /// Returns `bpf.maps` as a line of YAML.
     pub(super) fn sizes(&self) -> String {
         let sizes = self
             .maps

@@ -1,4 +1,4 @@
-//! The client, over a socket that was made and connected elsewhere.
+//! The client, over a connected socket that the caller provides.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -16,7 +16,7 @@ use crate::http::Head;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// A connection to a server, past its handshake.
+/// A connection to a server whose handshake is complete.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<Tls>,
@@ -24,7 +24,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Makes the handshake, as a client that dialled `address` and trusts what `tls` does.
+    /// Performs the handshake as a client that dialled `address` and trusts the authorities in `tls`.
     pub fn over(mut socket: TcpStream, address: IpAddr, tls: Arc<ClientConfig>) -> Result<Self> {
         socket.set_nodelay(true)?;
         let name = ServerName::IpAddress(address.to_canonical().into());
@@ -42,7 +42,7 @@ impl Client {
         })
     }
 
-    /// Whom the server's certificate is for.
+    /// Returns the subject of the server's certificate.
     #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject
@@ -53,18 +53,18 @@ impl Client {
         &self.stream.get_ref().sock
     }
 
-    /// The address that the socket shows as its peer.
+    /// Returns the socket's peer address.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         self.socket().peer_addr()
     }
 
-    /// Bounds each later read and write.
+    /// Sets a time limit on each later read and write.
     pub fn patience(&self, within: Duration) -> io::Result<()> {
         self.socket().set_read_timeout(Some(within))?;
         self.socket().set_write_timeout(Some(within))
     }
 
-    /// Sends the head of a request but for the host, and what follows it.
+    /// Sends a request: `head` without the host header, then `body`.
     fn ask(&mut self, head: &str, body: &str) -> io::Result<()> {
         let request = format!("{head}\r\nhost: lab\r\n\r\n{body}");
         let stream = self.stream.get_mut();
@@ -76,7 +76,7 @@ impl Client {
         self.head(200)?.body(&mut self.stream)
     }
 
-    /// The head of an answer, which must have this status.
+    /// Reads the head of a response, which must have this status.
     fn head(&mut self, status: u16) -> Result<Head> {
         let head = Head::read(&mut self.stream)?;
         ensure!(head.status == status, "{head:?}");
@@ -88,7 +88,7 @@ impl Client {
         self.body()
     }
 
-    /// Gets a body of this length.
+    /// Downloads a body of this length.
     pub fn bytes(&mut self, length: u64) -> Result<Sum> {
         self.ask(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
         let announced = self.head(200)?.length;
@@ -109,7 +109,7 @@ impl Client {
         Ok(summing.sum())
     }
 
-    /// Sends a body of this length; what the server counted must be what was sent.
+    /// Uploads a body of this length; the server's sum must match.
     pub fn sum(&mut self, length: u64) -> Result<Sum> {
         let head = format!("POST /sum HTTP/1.1\r\ncontent-length: {length}");
         self.ask(&head, "")?;
@@ -117,7 +117,7 @@ impl Client {
         agree(&sent, &self.body()?)
     }
 
-    /// Has a short text sent back.
+    /// Has the server echo a short text.
     pub fn echo(&mut self, text: &str) -> Result<()> {
         let head = format!("POST /echo HTTP/1.1\r\ncontent-length: {}", text.len());
         self.ask(&head, text)?;
@@ -126,7 +126,7 @@ impl Client {
         Ok(())
     }
 
-    /// Upgrades the connection; the server's first bytes come in the segment of its answer.
+    /// Upgrades the connection; the server's first bytes follow the response in the same segment.
     pub fn upgrade(&mut self) -> Result<String> {
         let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
         self.ask(head, "")?;
@@ -137,7 +137,7 @@ impl Client {
         Ok(String::from_utf8(first)?)
     }
 
-    /// Has bytes sent back on an upgraded connection.
+    /// Has the server echo bytes on an upgraded connection.
     pub fn exchange(&mut self, bytes: &[u8]) -> Result<()> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes)?;
@@ -148,7 +148,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends so many bytes and ends the own half; then the server tells what it counted, and ends.
+    /// Sends `length` bytes and half-closes; the server responds with its sum and closes.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
         self.ask("POST /until-end HTTP/1.1", "")?;
         let sent = send(self.stream.get_mut(), length)?;
@@ -158,7 +158,7 @@ impl Client {
         Ok(sum)
     }
 
-    /// Ends the own half of an upgraded connection, and waits for the end of the other.
+    /// Half-closes an upgraded connection, and waits until the server closes.
     pub fn close(mut self) -> Result<()> {
         self.end_half()?;
         self.end()
@@ -186,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Asks for silence: from now on the server reads and writes nothing.
+    /// Makes the server stall: from now on it reads and writes nothing.
     pub fn stall(&mut self) -> Result<()> {
         Ok(self.ask("GET /stall HTTP/1.1", "")?)
     }
@@ -214,7 +214,7 @@ mod tests {
         Ok(client)
     }
 
-    /// The steps of the first connection, to which the other end may come a little later.
+    /// Returns the events of the first connection, once the server has recorded its end.
     fn steps_to_the_end(kubelet: &Kubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
         wait::until(ANSWER, || steps().last().is_some_and(|it| it == "closed"))?;

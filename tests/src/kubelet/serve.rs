@@ -1,4 +1,4 @@
-//! The server.
+//! The kubelet-like server.
 
 use std::{
     io,
@@ -24,10 +24,10 @@ use crate::{
     serve,
 };
 
-/// How much is read or written at once.
+/// The size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// What a server saw of its connections, in their order.
+/// The records of a server's connections, in their order.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Arc<Mutex<Vec<Exchange>>>);
 
@@ -57,7 +57,7 @@ impl Journal {
     }
 }
 
-/// One connection's part of the journal.
+/// The journal's record of one connection.
 struct Line {
     journal: Journal,
     place: usize,
@@ -77,7 +77,7 @@ impl Drop for Line {
     }
 }
 
-/// Serves one connection to its end, and notes what happened.
+/// Serves one connection to its end, and records its events.
 async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
     let Ok(peer) = stream.peer_addr() else { return };
     let line = journal.open(peer);
@@ -103,7 +103,7 @@ async fn converse(stream: TcpStream, tls: TlsAcceptor, journal: Journal) {
 struct Talk {
     stream: TlsStream<TcpStream>,
     line: Line,
-    /// What was read and not used yet.
+    /// Bytes that were read but not used yet.
     buffer: Vec<u8>,
 }
 
@@ -160,8 +160,8 @@ impl Talk {
         Ok(())
     }
 
-    /// Reads a body of this length, or without one until the client ends its half, and sends it back
-    /// where that is asked for.
+    /// Reads a body of this length, or without one until the client's half-close; echoes it if
+    /// `sends_back`.
     async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<Summing> {
         let mut summing = Summing::default();
         let most = length.unwrap_or(u64::MAX);
@@ -218,7 +218,7 @@ impl Talk {
     }
 }
 
-/// The head of an answer with a body of this length.
+/// Formats the head of a response with a body of this length.
 fn head(status: &str, length: u64) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n")
 }
@@ -234,7 +234,7 @@ pub async fn accept(
     serve::accept(listener, converse).await
 }
 
-/// A server in a thread of this process; it ends when it is dropped.
+/// A server in a thread of this process; it ends on drop.
 #[derive(Debug)]
 pub struct Kubelet {
     address: SocketAddr,
@@ -243,8 +243,8 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Serves a port of loopback with a certificate for a name and an address; the settings of
-    /// clients that trust its authority come with it.
+    /// Serves a port of loopback with a certificate for a name and an address; returns also the config
+    /// of clients that trust its authority.
     pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
         let folder = tempfile::tempdir()?;
         let authority = Authority::new("kubelets")?;

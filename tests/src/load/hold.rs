@@ -1,4 +1,4 @@
-//! Sockets that are connected and then held, until the process that owns them ends.
+//! Sockets that are connected and held until their process ends.
 
 use std::{
     collections::VecDeque,
@@ -13,19 +13,19 @@ use socket2::{Domain, Socket, Type};
 use super::{own_sockets, patience, udp::Mode};
 use crate::place;
 
-/// What is held.
+/// The sockets to hold.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// Where TCP connects.
+    /// The addresses of TCP connections.
     #[arg(long)]
     pub tcp: Vec<SocketAddr>,
-    /// Where UDP sockets connect, and others send without connecting.
+    /// The addresses of UDP, each for connected sockets and for unconnected ones that send.
     #[arg(long)]
     pub udp: Vec<SocketAddr>,
-    /// The number of sockets of each kind and address.
+    /// The number of sockets per kind and address.
     #[arg(long)]
     pub each: u32,
-    /// The number of those opened and closed before, while as many as are held in the end are open.
+    /// The number of sockets opened and closed before, while as many as in the end are open.
     #[arg(long, default_value_t = 0)]
     pub before: u32,
 }
@@ -36,7 +36,7 @@ enum Kind {
     Udp(Mode),
 }
 
-/// Makes the sockets.
+/// Opens the sockets.
 pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();
@@ -56,7 +56,7 @@ pub fn sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     Ok(open.into())
 }
 
-/// A socket of a kind; a TCP one is reset when it is closed, so that nothing is left of it.
+/// Opens a socket of a kind; a TCP one may reset on close, so that no TIME_WAIT remains.
 fn socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(to);
     match kind {

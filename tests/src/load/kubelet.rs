@@ -1,5 +1,5 @@
-//! Requests to a kubelet-like server: many, each over a connection of its own, or one after another
-//! over the same.
+//! Requests to a kubelet-like server: many, each over a connection of its own, or one after another over
+//! the same one.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use crate::{
     pki, place,
 };
 
-/// Runs a load of `GET /healthz`; what is counted as the server is the subject of its certificate.
+/// Runs a load of `GET /healthz`; the report identifies servers by their certificate's subject.
 pub fn run(plan: &Plan, ca: &Path, sockets: Sockets<'_>) -> Result<Report> {
     let tls = pki::trusting(ca)?;
     Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
@@ -47,7 +47,7 @@ fn attempt(
     })
 }
 
-/// The kernel's error under another one, by its number if it has one.
+/// Returns the I/O error in an error's chain, by its number if it has one.
 #[must_use]
 pub fn cause(error: &anyhow::Error) -> io::Error {
     let found = error.chain().find_map(|it| it.downcast_ref::<io::Error>());
@@ -59,36 +59,36 @@ pub fn cause(error: &anyhow::Error) -> io::Error {
     }
 }
 
-/// What became of one request of a dialog.
+/// The result of one request of a dialog.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Step {
-    /// What was asked for.
+    /// The request.
     pub ask: String,
-    /// How long it took.
+    /// Its duration.
     pub took_ms: u64,
-    /// What came of it.
+    /// The response or the error.
     pub outcome: Result<String, String>,
 }
 
-/// What a client saw of one connection.
+/// The record of one connection at the client.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Dialog {
-    /// When it began, in milliseconds since 1970.
+    /// The time when it began, in milliseconds since 1970.
     pub began_ms: u64,
-    /// What was dialled.
+    /// The dialled address.
     pub dialled: SocketAddr,
-    /// What the socket shows as its peer.
+    /// The socket's peer address.
     pub peer: SocketAddr,
-    /// Whom the server's certificate is for.
+    /// The subject of the server's certificate.
     pub subject: String,
-    /// What was asked for, and what came of it.
+    /// The requests and their results.
     pub steps: Vec<Step>,
 }
 
-/// Connects and asks one thing after another; an ask that fails is the last one.
+/// Connects and sends requests one after another, up to the first that fails.
 ///
-/// Asks are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`, `pause=MILLIS`,
-/// `until-end=N`, `close` and `reset`.
+/// The requests are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
+/// `pause=MILLIS`, `until-end=N`, `close` and `reset`.
 pub fn dialog(to: SocketAddr, ca: &Path, asks: &[String], sockets: Sockets<'_>) -> Result<Dialog> {
     let tls = pki::trusting(ca)?;
     let began_ms = since_epoch_ms();

@@ -1,6 +1,6 @@
-//! Readers of the service maps: UDP sockets that connect to many VIPs in turn, as fast as can be,
-//! and send the name of the Service that they mean. The servers tell which were led astray; a
-//! reader that knows the source addresses sees it itself, without the cost of a datagram each.
+//! Readers of the service maps: UDP sockets that connect to many VIPs in turn, as fast as possible, and
+//! send the name of the intended Service. The servers count misrouted datagrams; a reader that knows the
+//! source addresses detects them itself, without the cost of a datagram each.
 
 use std::{
     collections::BTreeMap,
@@ -16,43 +16,43 @@ use socket2::{Domain, Socket, Type};
 use super::{errno, millis};
 use crate::clock::Instant;
 
-/// How many connects are made between two looks at the clock.
+/// The number of connects between two readings of the clock.
 const BURST: u32 = 256;
 
-/// Which VIPs are read: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
+/// The VIPs to read: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
     /// The first VIP and its port.
     #[arg(long)]
     pub first: SocketAddr,
-    /// The number of VIPs, one address after another.
+    /// The number of VIPs, at consecutive addresses.
     #[arg(long)]
     pub count: u32,
-    /// VIP number k belongs to the Service STEM-k.
+    /// The stem of the Services' names: VIP number k belongs to STEM-k.
     #[arg(long)]
     pub stem: String,
-    /// The time to read for, in milliseconds.
+    /// The duration in milliseconds.
     #[arg(long = "millis", value_parser = millis)]
     pub lasting: Duration,
     /// Connect one socket again and again, instead of a new one each time.
     #[arg(long)]
     pub reconnect: bool,
-    /// The source address that the route to the backends of the first Service gives, and to those
-    /// of the others one after another: a connect shows at once where it was led. Only a new
-    /// socket takes its source address from the route.
+    /// The source address on the route to the first Service's backends; those of the other Services are
+    /// consecutive. It shows at once the Service that a connect reached. Only a new socket takes its
+    /// source address from the route.
     #[arg(long)]
     pub source: Option<IpAddr>,
-    /// Send after one connect of so many, and after each that was led astray.
+    /// Send after every Nth connect, and after each misrouted one.
     #[arg(long, default_value_t = 1)]
     pub send_each: u64,
 }
 
-/// What a reader did.
+/// The report of a reader.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
     pub connects: u64,
     pub sent: u64,
-    /// How many connects showed the source address of another Service's backends.
+    /// The number of connects whose source address is that of another Service's backends.
     pub astray: u64,
     /// The number of datagrams that a host answered with "port unreachable".
     pub refused: u64,
@@ -68,7 +68,7 @@ impl Report {
             .or_default() += 1;
     }
 
-    /// Adds what another reader did.
+    /// Adds the report of another reader.
     pub fn merge(&mut self, other: &Self) {
         self.connects += other.connects;
         self.sent += other.sent;
@@ -80,7 +80,7 @@ impl Report {
     }
 }
 
-/// A VIP, and what tells its Service.
+/// A VIP, and the means to recognise its Service.
 struct Target {
     vip: SocketAddr,
     name: Vec<u8>,
@@ -128,7 +128,7 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
         }
         (None, _) => false,
     };
-    // One whose backend went since shows no source any more. What it was is not to be known.
+    // A socket whose backend was removed meanwhile shows no source address; its backend is unknown.
     if is_astray && is_ended(socket) {
         return;
     }
@@ -139,19 +139,19 @@ fn read(socket: &UdpSocket, target: &Target, send_each: u64, report: &mut Report
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
         Err(_) if is_ended(socket) => {}
-        // It is told of a datagram before this one.
+        // The error belongs to an earlier datagram.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => report.refused += 1,
         Err(error) => report.note(&error, "send"),
     }
 }
 
-/// Whether a connected socket was ended, as the product does where the backend has gone.
+/// True if a connected socket was ended, as the product does when its backend is removed.
 fn is_ended(socket: &UdpSocket) -> bool {
     let peer = socket.peer_addr();
     peer.is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
 }
 
-/// The address so many after another.
+/// Returns the address `number` after another.
 #[must_use]
 pub fn offset(address: IpAddr, number: u32) -> IpAddr {
     match address {

@@ -1,4 +1,4 @@
-//! The reports that clients keep.
+//! The reports of load clients.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answered, Failed, nanoseconds};
 
-/// How often something happened, and when first and last, since the load began.
+/// The number of occurrences of an event, and the times of the first and the last since the load began.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Seen {
     pub count: u64,
@@ -30,13 +30,13 @@ impl Seen {
     }
 }
 
-/// Times of one kind of call.
+/// The durations of one kind of call.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Latency {
     pub count: u64,
-    /// Half of them took at most this long.
+    /// The median.
     pub p50_ns: u64,
-    /// 99 of 100 took at most this long.
+    /// The 99th percentile.
     pub p99_ns: u64,
     pub max_ns: u64,
 }
@@ -53,26 +53,26 @@ impl Latency {
     }
 }
 
-/// The value that so many of a hundred don't exceed, of sorted ones; 0 of none.
+/// Returns a percentile of sorted values, the smallest that covers it; 0 without values.
 #[must_use]
 pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
     let place = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
     sorted.get(place).copied().unwrap_or(0)
 }
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// When it began, in milliseconds since 1970.
+    /// The time when the load began, in milliseconds since 1970.
     pub began_ms: u64,
     pub took_ms: u64,
     pub attempts: u64,
     pub answered: u64,
-    /// How many of these showed another peer than the one dialled.
+    /// The number of answered attempts whose peer differs from the dialled address.
     pub other_peer: u64,
     /// The failures, by error and step.
     pub failures: BTreeMap<String, Seen>,
-    /// The answers, by server.
+    /// The responses, by server.
     pub servers: BTreeMap<String, Seen>,
     pub connect: Latency,
 }
@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-/// What the workers have seen so far.
+/// The results of a worker, or of all of them.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) report: Report,
@@ -120,7 +120,7 @@ impl Tally {
         }
     }
 
-    /// What it comes to, of a load that began and took so long.
+    /// Returns the report of a load with this beginning and duration.
     pub(super) fn report(self, began_ms: u64, took_ms: u64) -> Report {
         Report {
             began_ms,

@@ -9,13 +9,13 @@ use socket2::Socket;
 
 use super::{Answered, Failed, Plan, Report, Sockets, connected};
 
-/// Runs the load with sockets of the given kind.
+/// Runs the load with sockets that `sockets` creates.
 #[must_use]
 pub fn run(plan: &Plan, sockets: Sockets<'_>) -> Report {
     run_at(plan, "/", sockets)
 }
 
-/// Runs the load with requests for a path that is answered with the name of the server.
+/// Runs the load with requests for a path whose response is the name of the server.
 #[must_use]
 pub fn run_at(plan: &Plan, path: &str, sockets: Sockets<'_>) -> Report {
     let request = request(path, plan.service.as_deref());

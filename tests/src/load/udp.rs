@@ -1,4 +1,4 @@
-//! Questions over UDP, each from a socket of its own.
+//! Requests over UDP, each from a socket of its own.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use socket2::Type;
 use super::{Answered, Failed, Plan, Report, Sockets};
 use crate::clock::Instant;
 
-/// How a datagram gets its destination.
+/// The way in which a datagram gets its destination.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
     /// `connect`, then `send` and `recv`.
@@ -19,12 +19,12 @@ pub enum Mode {
     Unconnected,
 }
 
-/// Runs the load with sockets of the given kind.
+/// Runs the load with sockets that `sockets` creates.
 #[must_use]
 pub fn run(plan: &Plan, mode: Mode, sockets: Sockets<'_>) -> Report {
     let question = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
     let ask = |to| attempt(to, mode, question.as_bytes(), sockets);
-    // As resolvers do, it asks once more where its backend went before it had an answer.
+    // As resolvers do, it retries once if its backend was removed before the response.
     super::run(plan, &|to| match ask(to) {
         Err(failed) if failed.was_ended() => ask(to),
         first => first,
@@ -65,7 +65,7 @@ fn attempt(
     })
 }
 
-/// The server's name, if the rest of the answer is the question.
+/// Returns the server's name, if the rest of the response is the request.
 fn server(answer: &[u8], question: &[u8]) -> io::Result<String> {
     let name = answer
         .strip_suffix(question)

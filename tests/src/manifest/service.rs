@@ -1,4 +1,4 @@
-//! A Service with its EndpointSlices.
+//! The manifest of a Service with its EndpointSlices.
 
 use std::{
     fmt::{self, Display},
@@ -7,7 +7,7 @@ use std::{
 
 use super::{Protocol, listed};
 
-/// A port of a Service, and the port of its endpoints that it leads to.
+/// A port of a Service, with its target port.
 #[derive(Clone, Copy, Debug)]
 struct ServicePort {
     protocol: Protocol,
@@ -22,19 +22,19 @@ impl ServicePort {
     }
 }
 
-/// An address that a Service leads to.
+/// An endpoint of a Service.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    /// Whether it is going away, else it is ready; it is serving in either case.
+    /// True if it is terminating, else it is ready; it is serving in either case.
     is_terminating: bool,
-    /// The node that it is on; none where it is left out.
+    /// The node that it is on; empty to omit it.
     node: &'static str,
-    /// The zone that it is in; none where it is left out.
+    /// The zone that it is in; empty to omit it.
     zone: &'static str,
 }
 
-/// A Service with a ClusterIP per family and the EndpointSlices that belong to it.
+/// A Service with a ClusterIP per family, and its EndpointSlices.
 #[derive(Clone, Debug)]
 pub struct Service {
     name: String,
@@ -45,14 +45,14 @@ pub struct Service {
     annotations: Vec<(String, String)>,
     /// Further lines of the object.
     lines: Vec<String>,
-    /// The node of the endpoints that come next.
+    /// The node of the endpoints added next.
     node: &'static str,
-    /// Their zone.
+    /// The zone of the endpoints added next.
     zone: &'static str,
 }
 
 impl Service {
-    /// A Service with these ClusterIPs, without ports or endpoints yet.
+    /// Creates a Service with these ClusterIPs, without ports or endpoints yet.
     #[must_use]
     pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
@@ -80,13 +80,13 @@ impl Service {
         self
     }
 
-    /// A Service with one front.
+    /// Creates a Service with one frontend.
     #[must_use]
     pub fn cluster_ip(name: &str, front: SocketAddr, protocol: Protocol) -> Self {
         Self::new(name, [front.ip()]).port(protocol, front.port(), front.port())
     }
 
-    /// With a port that leads to `target` on its endpoints.
+    /// Adds a port that leads to `target` on the endpoints.
     #[must_use]
     pub fn port(mut self, protocol: Protocol, port: u16, target: u16) -> Self {
         self.ports.push(ServicePort {
@@ -98,7 +98,7 @@ impl Service {
         self
     }
 
-    /// With a node port for the port that was added last.
+    /// Sets the node port of the port that was added last.
     #[must_use]
     pub fn node_port(mut self, number: u16) -> Self {
         if let Some(port) = self.ports.last_mut() {
@@ -107,14 +107,14 @@ impl Service {
         self
     }
 
-    /// With a line of its spec, as YAML.
+    /// Adds a line to the spec, as YAML.
     #[must_use]
     pub fn spec(mut self, line: &str) -> Self {
         self.lines.push(format!("  {line}\n"));
         self
     }
 
-    /// With the addresses of a load balancer, as items of YAML.
+    /// Adds load balancer addresses, as YAML items.
     #[must_use]
     pub fn load_balancer(mut self, ingress: &str) -> Self {
         let line = format!("status: {{ loadBalancer: {{ ingress: [{ingress}] }} }}\n");
@@ -122,14 +122,14 @@ impl Service {
         self
     }
 
-    /// With the endpoints that are added from here on being on a node.
+    /// Sets the node of the endpoints that are added from here on.
     #[must_use]
     pub const fn on(mut self, node: &'static str) -> Self {
         self.node = node;
         self
     }
 
-    /// With the endpoints that are added from here on being in a zone.
+    /// Sets the zone of the endpoints that are added from here on.
     #[must_use]
     pub const fn within(mut self, zone: &'static str) -> Self {
         self.zone = zone;
@@ -146,7 +146,7 @@ impl Service {
         addresses.into_iter().fold(self, Self::backend)
     }
 
-    /// With an endpoint that is going away and still answers.
+    /// Adds an endpoint that is terminating and still serving.
     #[must_use]
     pub fn terminating(self, address: IpAddr) -> Self {
         self.endpoint(address, true)
@@ -162,7 +162,7 @@ impl Service {
         self
     }
 
-    /// The name of the file that holds it and its EndpointSlices.
+    /// Returns the name of the file for the Service and its EndpointSlices.
     #[must_use]
     pub fn file(&self) -> String {
         format!("{}.yaml", self.name)
@@ -211,7 +211,7 @@ impl Service {
                 node_port.unwrap_or_default()
             ));
         }
-        // Those of the spec come before what follows it.
+        // The lines of the spec must precede those of other sections.
         let (spec, rest): (Vec<_>, Vec<_>) =
             self.lines.iter().partition(|line| line.starts_with(' '));
         spec.into_iter()
@@ -220,7 +220,7 @@ impl Service {
         text
     }
 
-    /// The EndpointSlice object of one family: `ipv4` or `ipv6` as the ClusterIPs are.
+    /// Returns the EndpointSlice of the family that the address `like` has.
     #[must_use]
     pub fn slice_yaml(&self, like: IpAddr) -> String {
         let family = family(like);

@@ -26,32 +26,32 @@ use crate::{
     pki::Files,
 };
 
-/// Room for bursts of datagrams.
+/// The receive buffer, for bursts of datagrams.
 const DATAGRAMS: usize = 8 << 20;
 
-/// How a server process is started.
+/// The options of a server process.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The name that it answers with.
+    /// The name that the server sends in responses.
     #[arg(long)]
     pub name: String,
-    /// The Unix socket that gives the record.
+    /// The Unix socket that publishes the record.
     #[arg(long)]
     pub record: PathBuf,
-    /// The certificate of ports of kind kubelet.
+    /// The certificate for ports of kind kubelet.
     #[arg(long, requires = "key")]
     pub cert: Option<PathBuf>,
-    /// Its key.
+    /// The private key of the certificate.
     #[arg(long, requires = "cert")]
     pub key: Option<PathBuf>,
-    /// KIND:PORT or KIND:FIRST-LAST, and =SERVICE,… behind it; KIND is http, echo, udp, sink
+    /// KIND:PORT or KIND:FIRST-LAST, optionally with =SERVICE,… behind it; KIND is http, echo, udp, sink
     /// or kubelet.
     #[arg(required = true)]
     pub listeners: Vec<Listener>,
 }
 
-/// Serves until the process is killed; the record is given to whoever connects to `record`, a Unix
-/// socket that appears once everything listens.
+/// Serves until the process is killed. Every client of the Unix socket `record`, which is created once
+/// all ports listen, gets the record.
 pub fn serve(options: Options) -> Result<()> {
     let Options {
         name,
@@ -95,7 +95,7 @@ pub fn serve(options: Options) -> Result<()> {
                 ports,
                 exchanges: server.journal.exchanges(),
             };
-            // Whoever asked may have gone.
+            // The client may have disconnected.
             drop(stream.write_all(&serde_json::to_vec(&record)?).await);
         }
     })
@@ -131,7 +131,7 @@ impl Server {
             }
             Kind::Sink => {
                 let listener = super::listen(number)?;
-                // A thread of its own that blocks in accept(): the shortest way.
+                // A thread that blocks in accept() has the shortest path.
                 thread::spawn(move || {
                     while listener.accept().is_ok() {
                         port.count_accepted();
@@ -196,7 +196,7 @@ async fn answer(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Resul
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // The ICMP answer to an earlier answer.
+            // The ICMP error for an earlier response.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error),
         };
@@ -204,7 +204,7 @@ async fn answer(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Resul
         port.count_request(payload.split(|byte| *byte == b' ').next());
         let mut answer = format!("{name} ").into_bytes();
         answer.extend_from_slice(payload);
-        // The one who asked may have closed its socket.
+        // The client may have closed its socket.
         drop(socket.send_to(&answer, from).await);
     }
 }

@@ -1,4 +1,4 @@
-//! Loads of bpf(2) that keep the verifier's log (aya keeps none of a success).
+//! Program loads by bpf(2) that keep the verifier's log (aya keeps none of a successful load).
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 use std::{
@@ -11,19 +11,19 @@ use nix::libc;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_BTF_GET_FD_BY_ID: i64 = 19;
 
-/// Bytes of `struct bpf_func_info`.
+/// The size of `struct bpf_func_info`.
 const RECORD: u32 = 8;
 
-/// A program as the kernel takes it.
+/// A program in the form that bpf(2) takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program<'a> {
     /// `BPF_PROG_TYPE_…`.
     pub(super) kind: u32,
-    /// The hook that it is for; 0 where its type has only one.
+    /// The expected attach type; 0 if the program type has only one.
     pub(super) hook: u32,
-    /// Its instructions, each as it lies in memory.
+    /// The instructions, each as in memory.
     pub(super) instructions: &'a [u64],
-    /// The description of the types of its functions.
+    /// The BTF with the types of its functions.
     pub(super) types: BorrowedFd<'a>,
     /// `struct bpf_func_info` of each function.
     pub(super) functions: &'a [u8],
@@ -49,12 +49,12 @@ struct Attr {
     record: u32,
     functions: u64,
     functions_count: u32,
-    /// The rest is not looked at where it is zero.
+    /// Zero, so the kernel ignores the rest.
     rest: [u32; 9],
 }
 
-/// Loads a program and has the verifier write a log. Whether it loaded, and what there was room for of
-/// the log.
+/// Loads a program with a verifier log; returns the result, and the part of the log that fits in `room`
+/// bytes.
 pub(super) fn load(
     program: &Program<'_>,
     level: u32,
@@ -79,36 +79,36 @@ pub(super) fn load(
         ..Attr::default()
     };
     // SAFETY: the instructions and records are as many as the attribute says, the licence is a C string,
-    // the log has the room that is said, and all outlive the call.
+    // the log is as long as it says, and all outlive the call.
     let loaded = unsafe { call(BPF_PROG_LOAD, &attr) };
     let written = log.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok((loaded, String::from_utf8_lossy(written).into_owned()))
 }
 
-/// Opens a description of types by its number.
+/// Opens a BTF object by its ID.
 pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
-    // The number is where a load has the type of the program.
+    // In `union bpf_attr` the ID is at the offset of a load's program type.
     let attr = Attr {
         kind: number,
         ..Attr::default()
     };
-    // SAFETY: no pointers.
+    // SAFETY: the command has no pointers.
     unsafe { call(BPF_BTF_GET_FD_BY_ID, &attr) }
 }
 
-/// Calls the kernel for a new file descriptor.
+/// Calls bpf(2) with a command that returns a new file descriptor.
 ///
 /// # Safety
 ///
-/// The pointers in the attribute must be valid for what the command does with them, and the command must
-/// be one that gives a descriptor.
+/// The pointers in the attribute must be valid for the command's use of them, and the command must be
+/// one that returns a descriptor.
 unsafe fn call(command: i64, attr: &Attr) -> io::Result<OwnedFd> {
-    // SAFETY: the attribute outlives the call; the caller vouches for the rest.
+    // SAFETY: the attribute outlives the call; the caller guarantees the rest.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Attr>()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
     let fd = RawFd::try_from(result).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

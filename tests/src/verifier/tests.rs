@@ -13,7 +13,7 @@ fn figures_are_read_from_the_log_of_a_success() {
         microseconds: 1234,
     };
     assert_eq!(Figures::read(LOG), Some(figures));
-    // What stands around them does not matter.
+    // The surrounding text does not matter.
     let warned = format!("func#0 @0\n{LOG}and more\n");
     assert_eq!(Figures::read(&warned), Some(figures));
 }

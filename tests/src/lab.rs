@@ -62,7 +62,7 @@ impl Lab {
     }
 
     /// Creates an empty folder elsewhere, as a mount point, unless it exists. It is removed with the
-    /// last laboratory that uses it; its removal unmounts it.
+    /// last laboratory that uses it, since its removal would detach the mounts of others.
     pub fn folder_elsewhere(&self, path: &Path) -> Result<()> {
         let others = wanted_by_others(&self.folder);
         let ancestors: Vec<_> = path.ancestors().collect();

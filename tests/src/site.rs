@@ -29,7 +29,7 @@ pub const KUBELET: [u16; 2] = [10_250, 10_255];
 /// A port of the edge that is steered only if a ConfigMap names it.
 pub const FURTHER: u16 = 9100;
 
-/// The time an agent has to connect, also again: its attempts are spread over some seconds.
+/// The time an agent has to connect or reconnect: its attempts are spread over some seconds.
 pub const CONNECTED: Duration = Duration::from_secs(30);
 
 /// A cloud node and an edge node. All of their parts end on drop.

@@ -14,7 +14,7 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-/// Prepares a command to start like this.
+/// Adds these steps to the start of a command.
 pub(crate) fn prepare(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(one).transpose()?;
     let parent = Pid::this();

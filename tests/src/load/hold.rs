@@ -25,7 +25,7 @@ pub struct Plan {
     /// The number of sockets per kind and address.
     #[arg(long)]
     pub each: u32,
-    /// The number of sockets opened and closed before, while as many as in the end are open.
+    /// The number of times that the oldest socket is closed and a new one opened, before all are held.
     #[arg(long, default_value_t = 0)]
     pub before: u32,
 }

@@ -8,8 +8,8 @@ use core::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// An IPv4 or IPv6 address: four words in network byte order, as `bpf_sock_addr::user_ip6` holds
-/// them. An IPv4 address is held in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section
-/// 2.5.5.2), so a v4-mapped socket and an IPv4 socket find the same entry.
+/// them. An IPv4 address is stored in its v4-mapped form (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2),
+/// so a v4-mapped socket and an IPv4 socket find the same entry.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(transparent)]
 pub struct Address([u32; 4]);
@@ -34,36 +34,37 @@ impl Address {
     pub const MULTICAST_V6: Self =
         Self::from_ip(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)));
 
-    /// Takes an IPv4 address as one word in network byte order, as `bpf_sock_addr::user_ip4`
-    /// holds it.
+    /// Converts an IPv4 address from one word in network byte order, as `bpf_sock_addr::user_ip4` holds
+    /// it.
     #[inline(always)]
     #[must_use]
     pub const fn from_v4_word(word: u32) -> Self {
         Self([0, 0, MAPPED, word])
     }
 
-    /// Takes four words in network byte order, as `bpf_sock_addr::user_ip6` holds them.
+    /// Converts an address from four words in network byte order, as `bpf_sock_addr::user_ip6` holds
+    /// them.
     #[inline(always)]
     #[must_use]
     pub const fn from_words(words: [u32; 4]) -> Self {
         Self(words)
     }
 
-    /// The four words in network byte order.
+    /// Returns the four words in network byte order.
     #[inline(always)]
     #[must_use]
     pub const fn words(self) -> [u32; 4] {
         self.0
     }
 
-    /// The sixteen octets, as RFC 4291 section 2.2 writes them.
+    /// Returns the sixteen octets, as RFC 4291 section 2.2 writes them.
     #[inline(always)]
     #[must_use]
     pub const fn octets(self) -> [u8; 16] {
         zerocopy::transmute!(self.0)
     }
 
-    /// The last word in network byte order: the whole address if it is IPv4.
+    /// Returns the last word in network byte order: the complete address if it is IPv4.
     #[inline(always)]
     #[must_use]
     pub const fn v4_word(self) -> u32 {
@@ -71,7 +72,7 @@ impl Address {
         word
     }
 
-    /// The upper and the lower half as numbers, which compare as the addresses do.
+    /// Returns the upper and the lower half as numbers, which sort as the addresses do.
     #[inline(always)]
     #[must_use]
     pub const fn halves(self) -> [u64; 2] {
@@ -80,14 +81,14 @@ impl Address {
         [u64::from_be(upper), u64::from_be(lower)]
     }
 
-    /// The address of these halves.
+    /// Returns the address with this upper and lower half.
     #[inline(always)]
     #[must_use]
     pub const fn from_halves([upper, lower]: [u64; 2]) -> Self {
         Self(zerocopy::transmute!([upper.to_be(), lower.to_be()]))
     }
 
-    /// Whether this is an IPv4 address.
+    /// Returns true if this is an IPv4 address.
     #[inline(always)]
     #[must_use]
     pub const fn is_v4(self) -> bool {
@@ -95,7 +96,7 @@ impl Address {
         (a | b) == 0 && c == MAPPED
     }
 
-    /// Whether this is an address of loopback: `127.0.0.0/8`, mapped or not, or `::1`.
+    /// Returns true if this is a loopback address: `127.0.0.0/8`, mapped or not, or `::1`.
     #[inline(always)]
     #[must_use]
     pub const fn is_loopback(self) -> bool {
@@ -107,7 +108,7 @@ impl Address {
         }
     }
 
-    /// Whether this is an IPv6 address that is known on its link only, `fe80::/10`.
+    /// Returns true if this is a link-local IPv6 address, `fe80::/10`.
     #[inline(always)]
     #[must_use]
     pub const fn is_link_local(self) -> bool {
@@ -115,7 +116,7 @@ impl Address {
         u32::from_be(a) >> 22 == 0xfe80 >> 6
     }
 
-    /// Takes an address of either family; a v4-mapped IPv6 address counts as IPv4.
+    /// Converts an address of either family; a v4-mapped IPv6 address becomes IPv4.
     #[must_use]
     pub const fn from_ip(ip: IpAddr) -> Self {
         let bits = match ip {
@@ -148,7 +149,7 @@ impl Address {
         ])
     }
 
-    /// The address as the standard library holds it; v4-mapped becomes IPv4.
+    /// Returns the address in the type of the standard library; v4-mapped becomes IPv4.
     #[must_use]
     pub const fn to_ip(self) -> IpAddr {
         let [a, b, c, d] = self.0;
@@ -178,7 +179,8 @@ impl core::hash::Hash for Address {
 }
 
 impl Ord for Address {
-    /// By halves: kernel programs compare addresses too, and the verifier follows each comparison.
+    /// Compares by halves: kernel programs compare addresses too, and the verifier follows each
+    /// comparison.
     #[inline(always)]
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         let ([a, b], [c, d]) = (self.halves(), other.halves());
@@ -204,28 +206,28 @@ impl fmt::Display for Address {
 pub struct Port(u16);
 
 impl Port {
-    /// Takes a port number in host byte order.
+    /// Converts a port number from host byte order.
     #[inline(always)]
     #[must_use]
     pub const fn from_host(port: u16) -> Self {
         Self(port.to_be())
     }
 
-    /// Takes a port as the network and the kernel hold it.
+    /// Wraps a port that is already in network byte order.
     #[inline(always)]
     #[must_use]
     pub const fn from_network(port: u16) -> Self {
         Self(port)
     }
 
-    /// The port number in host byte order.
+    /// Returns the port number in host byte order.
     #[inline(always)]
     #[must_use]
     pub const fn to_host(self) -> u16 {
         u16::from_be(self.0)
     }
 
-    /// The port in network byte order.
+    /// Returns the port in network byte order.
     #[inline(always)]
     #[must_use]
     pub const fn to_network(self) -> u16 {
@@ -269,7 +271,7 @@ impl fmt::Display for Port {
 #[repr(transparent)]
 pub struct Protocol(u8);
 
-/// `IPPROTO_MPTCP`: what a multipath TCP socket reports instead of TCP.
+/// `IPPROTO_MPTCP`, which a multipath TCP socket reports instead of TCP.
 const MPTCP: u32 = 262;
 
 impl Protocol {
@@ -277,11 +279,11 @@ impl Protocol {
     pub const TCP: Self = Self(6);
     /// UDP, 17.
     pub const UDP: Self = Self(17);
-    /// SCTP, 132: accepted in the model, not translated at sockets (it has no connect hook).
+    /// SCTP, 132: accepted in the model, not translated at sockets, since it has no connect hook.
     pub const SCTP: Self = Self(132);
 
-    /// The protocol of a socket that the socket hooks translate: TCP (multipath TCP counts as
-    /// TCP) or UDP. Anything else, ICMP sockets among it, is left alone.
+    /// Returns the protocol of a socket that the socket hooks translate: TCP (multipath TCP counts as
+    /// TCP) or UDP. Other sockets, such as ICMP sockets, are left alone.
     #[inline(always)]
     #[must_use]
     pub const fn of_socket(number: u32) -> Option<Self> {
@@ -292,7 +294,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol number.
+    /// Returns the protocol number.
     #[must_use]
     pub const fn number(self) -> u8 {
         self.0

@@ -1,4 +1,4 @@
-//! Which backend a client keeps (`sessionAffinity: ClientIP`): the entries of the map `affinity`.
+//! Session affinity (`sessionAffinity: ClientIP`): the entries of the map `affinity`.
 
 use core::mem::{offset_of, size_of};
 
@@ -11,26 +11,26 @@ use crate::{
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// Who asks for a backend.
+/// The client that asks for a backend.
 ///
-/// A socket chooses before it has an address, unless it was bound to one. So it is known by the
-/// address that its network namespace has, and where the kernel doesn't show that, by the namespace:
-/// all sockets of a pod are one client, and so are all of the host.
+/// A socket chooses before it has an address, unless it was bound to one. So it is identified by the
+/// address of its network namespace, or by the namespace itself if the kernel doesn't show that address:
+/// all sockets of a pod are one client, and so are all sockets of the host.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Client {
-    /// The address; of a network namespace its cookie, in the last two words.
+    /// The address of the client; for a network namespace its cookie, in the last two words.
     address: Address,
     /// [`Client::ADDRESS`], or 1 for a network namespace.
     kind: u32,
 }
 
 impl Client {
-    /// The kind of one that is known by its address.
+    /// The kind of a client that is identified by its address.
     pub const ADDRESS: u32 = 0;
     const NAMESPACE: u32 = 1;
 
-    /// The client of an address.
+    /// Returns the client that is identified by an address.
     #[inline(always)]
     #[must_use]
     pub const fn of_address(address: Address) -> Self {
@@ -40,7 +40,7 @@ impl Client {
         }
     }
 
-    /// The sockets of a network namespace, by its cookie.
+    /// Returns the client that is identified by the cookie of its network namespace.
     #[inline(always)]
     #[must_use]
     #[expect(
@@ -55,14 +55,14 @@ impl Client {
         }
     }
 
-    /// What it is made of, in scalars: its kind, and the halves of its address.
+    /// Returns the client as scalars: its kind, and the halves of its address.
     #[inline(always)]
     #[must_use]
     pub const fn parts(&self) -> (u32, [u64; 2]) {
         (self.kind, self.address.halves())
     }
 
-    /// The client that is made of these.
+    /// Returns the client of [`Client::parts`].
     #[inline(always)]
     #[must_use]
     pub const fn from_parts(kind: u32, halves: [u64; 2]) -> Self {
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Its words, for a hash.
+    /// Returns the words of the client, as input of a hash.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> &[u32; 5] {
@@ -80,8 +80,8 @@ impl Client {
     }
 }
 
-/// Key of the map `affinity`: a client of a service port. Every front of the port shares it, as
-/// every address of a Service shares it in kube-proxy (`pkg/proxy/nftables/proxier.go`).
+/// Key of the map `affinity`: a client of a service port. All frontends of the port share the entry, as
+/// all addresses of a Service do in kube-proxy (`pkg/proxy/nftables/proxier.go`).
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct AffinityKey {
@@ -100,18 +100,17 @@ pub struct Affinity {
     pub used: u64,
     /// The index of the backend.
     pub index: u32,
-    /// The state in which the backend was when it was chosen; it tells this use of the index from
-    /// the next.
+    /// The state of the backend when it was chosen; tells this generation of the index from the next.
     pub state: State,
     /// The key of this entry.
     pub key: AffinityKey,
 }
 
 impl Affinity {
-    /// Whether the client goes on to its backend: it connected within so many seconds, and the
-    /// backend is in the same use, and in the set that is chosen from.
+    /// Returns true if the client keeps its backend: its last connect is less than `seconds` ago, and
+    /// the backend is in the same generation and in the set to choose from.
     ///
-    /// Another connection of the client may be later than the clock was read; then it is none too old.
+    /// Another connection of the client may store a time after `now` was read; its entry is not too old.
     #[inline(always)]
     #[must_use]
     pub fn holds(

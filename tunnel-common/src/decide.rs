@@ -1,13 +1,13 @@
-//! The decision from a front to a backend, over any [`Maps`]: the kernel programs' maps, or a copy of
-//! them in the daemon's or a test's memory.
+//! The decision from a frontend to a backend, over any [`Maps`]: the kernel programs' maps, or a copy of
+//! them in the memory of the daemon or a test.
 //!
-//! 1. [`front`] looks up the record of an address and port, and leaves alone what sockets or loopback
-//!    exclude.
+//! 1. [`front`] looks up the record of an address and port, and ignores frontends that sockets or
+//!    loopback exclude.
 //! 2. [`backend`] admits the client, takes the set for the kind of [`Traffic`], and chooses from it by
 //!    affinity or algorithm.
-//! 3. [`held`] tells whether a UDP flow may stay with the backend that it has.
+//! 3. [`held`] returns the backend of a UDP flow if the flow may keep it.
 //!
-//! Each function is inlined. A program that has to be split for the verifier overrides the steps
+//! Each function is inlined. A program that must be split for the verifier overrides the steps
 //! [`Maps::place`], [`Maps::kept`] and [`Maps::is_among`].
 
 mod choice;
@@ -29,7 +29,7 @@ use crate::{
     service::{Algorithm, Backend, Front, FrontKey, State},
 };
 
-/// The record of a front that serves this traffic.
+/// Returns the record of a frontend that serves this traffic.
 #[inline(always)]
 pub fn front<'a, T: Maps + ?Sized>(
     maps: &'a T,
@@ -47,8 +47,8 @@ pub fn front<'a, T: Maps + ?Sized>(
             if traffic == Traffic::Sockets && front.flags & Front::NOT_SOCKETS != 0 {
                 return Lookup::None;
             }
-            // Loopback is each network namespace's own, and only the host's has fronts; a socket that
-            // is bound to loopback has no route to a backend.
+            // Each network namespace has its own loopback, and only that of the host has frontends; a
+            // socket that is bound to loopback has no route to a backend.
             let is_v4 = key.address.is_v4();
             if key.address.is_loopback()
                 && (asker.is_bound_to_loopback(is_v4) || !asker.is_known_host())
@@ -65,22 +65,22 @@ pub fn front<'a, T: Maps + ?Sized>(
 /// A backend that was chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Choice {
-    /// Its index.
+    /// The index of the backend.
     pub index: u32,
     /// The address of the backend.
     pub address: Address,
     /// The port of the backend.
     pub port: Port,
-    /// [`Reason::Translated`], or [`Reason::TranslatedAffine`] where its client had it before.
+    /// [`Reason::Translated`], or [`Reason::TranslatedAffine`] if the client kept its backend.
     pub reason: Reason,
 }
 
 /// The reason for no choice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NoChoice {
-    /// The client is in none of the ranges that may use the front.
+    /// The client is in none of the ranges that may use the frontend.
     Refused,
-    /// Only some clients may use the front, and the client's address is not known.
+    /// Only some clients may use the frontend, and the client's address is unknown.
     Unknown,
     /// The Service has no backends.
     Empty,
@@ -91,7 +91,7 @@ pub enum NoChoice {
 }
 
 impl NoChoice {
-    /// The reason that is counted.
+    /// Returns the reason to count.
     #[inline(always)]
     #[must_use]
     pub const fn reason(self) -> Reason {
@@ -104,7 +104,8 @@ impl NoChoice {
         }
     }
 
-    /// Returns true for no route, as where kube-proxy drops packets, and false for a refusal.
+    /// Returns true for an unreachable destination, where kube-proxy drops packets, and false for a
+    /// refusal.
     #[inline(always)]
     #[must_use]
     pub const fn is_drop(self) -> bool {
@@ -115,11 +116,11 @@ impl NoChoice {
     }
 }
 
-/// Chooses a backend for a new connection or flow to the front of a key.
+/// Chooses a backend for a new connection or flow to the frontend of a key.
 ///
 /// # Errors
 ///
-/// The client may not use the front, or there is no backend for it.
+/// The client may not use the frontend, or the frontend has no backend for this traffic.
 #[inline(always)]
 pub fn backend<T: Maps + ?Sized>(
     maps: &T,
@@ -129,7 +130,7 @@ pub fn backend<T: Maps + ?Sized>(
     traffic: Traffic,
 ) -> Result<Choice, NoChoice> {
     let front = record.front;
-    // Of the key: a hook of IPv4 knows its family when it is compiled.
+    // From the key: the family of an IPv4 hook is then a constant at compile time.
     let is_v4 = key.address.is_v4();
     let caller = if depends_on_client(front) {
         asker.caller(is_v4)
@@ -142,14 +143,14 @@ pub fn backend<T: Maps + ?Sized>(
     choose(maps, record, traffic, caller)
 }
 
-/// Whether a choice depends on the client.
+/// Returns true if a choice depends on the client.
 #[inline(always)]
 fn depends_on_client(front: &Front) -> bool {
     front.affinity != 0 || front.sources.len != 0 || front.algorithm.is_by_client()
 }
 
-/// Checks that a client is one of those that may use a front, where only some may. The others find no
-/// way, as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
+/// Checks that the client may use a frontend that only some clients may use. For the others it is
+/// unreachable, as kube-proxy drops their packets (`pkg/proxy/nftables/proxier.go`, `firewall-ips`).
 #[inline(always)]
 fn admit<T: Maps + ?Sized>(
     maps: &T,
@@ -161,7 +162,7 @@ fn admit<T: Maps + ?Sized>(
     let is_decided = front.flags & Front::HOST_UNKNOWN == 0;
     let is_bound = asker.is_bound(is_v4);
     let may = if !is_bound && is_decided && asker.is_known_host() {
-        // The planner says which of its addresses the host would take.
+        // The planner has decided, from the addresses that the host would use.
         front.flags & Front::ADMITS_HOST != 0
     } else if caller.kind == Client::ADDRESS {
         maps.is_among(front.sources, [caller.upper, caller.lower])
@@ -197,7 +198,7 @@ fn choose<T: Maps + ?Sized>(
         };
         return of_index(maps, index, reason);
     }
-    // The usual case is not worth a call.
+    // The usual case is not worth the cost of a call.
     let place = if set.len == 1 || front.algorithm == Algorithm::RANDOM {
         select::place(set, maps.random())
     } else {
@@ -229,7 +230,7 @@ fn of_index<T: Maps + ?Sized>(maps: &T, index: u32, reason: Reason) -> Result<Ch
     })
 }
 
-/// The state of a backend; that of an unused index if there is no such backend.
+/// Returns the state of a backend; that of an unused index if the backend does not exist.
 #[inline(always)]
 pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> State {
     match maps.backend(index) {
@@ -238,8 +239,8 @@ pub fn state<T: Maps + ?Sized>(maps: &T, index: u32) -> State {
     }
 }
 
-/// The backend of a UDP flow, if the flow may stay with it: it belongs to the service port of the
-/// front, and [`select::is_sticky`] says yes.
+/// Returns the backend of a UDP flow, if the flow may keep it: the backend belongs to the service port
+/// of the frontend, and [`select::is_sticky`] holds.
 #[inline(always)]
 pub fn held<'a, T: Maps + ?Sized>(
     maps: &'a T,

@@ -2,17 +2,17 @@
 //!
 //! - [`addr`]: addresses, ports and protocols, with the byte order in the type
 //! - [`service`]: keys and values of the service maps
-//! - [`affinity`]: which backend a client keeps
-//! - [`decide`]: from a front to a backend, over any maps
-//! - [`kernel`]: where a kernel keeps what the programs read of its own structures
-//! - [`origin`]: what a socket remembers of its translation
+//! - [`affinity`]: the backends that clients keep
+//! - [`decide`]: the decision from a frontend to a backend, over any maps
+//! - [`kernel`]: offsets in the kernel's own structures, which the programs read
+//! - [`origin`]: the translations that a socket remembers
 //! - [`reason`]: why a connect, datagram, stream or object ended as it did
-//! - [`steering`]: keys and values of the steering maps; addresses that stand for a node and port
-//! - [`select`]: pure decisions: which slot, whether a remembered choice still holds
-//! - [`table`]: every map and program, a row each
-//! - [`lookup`]: the record that a key leads to, looked up again where it is another's
+//! - [`steering`]: keys and values of the steering maps; addresses that represent a node and port
+//! - [`select`]: pure decisions: which slot, whether a stored choice still holds
+//! - [`table`]: every map and program, one row each
+//! - [`lookup`]: the lookup of a key's record, repeated if the record is another key's
 //!
-//! Nothing here needs a kernel, so the same functions run in the programs and under test.
+//! No code here needs a kernel, so the same functions run in the programs and under test.
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]
 

@@ -1,19 +1,19 @@
-//! The look-up of a record by an index in a hash, with the rule "look again where the echo differs".
+//! The lookup of a record by its index in a hash, repeated while the record echoes another key.
 
 use crate::{
     service::{Front, FrontKey},
     steering::{Steered, SteeringKey},
 };
 
-/// How often a key is looked up whose index leads to another key's record.
+/// The number of lookups of a key before it counts as unstable.
 pub const TRIES: u32 = 4;
 
-/// A record that says which key it was written for.
+/// A record that contains the key for which it was written.
 pub trait Echo {
     /// The key of the hash that leads to such records.
     type Key: PartialEq;
 
-    /// The key that it was written for.
+    /// Returns the key for which the record was written.
     fn key(&self) -> &Self::Key;
 }
 
@@ -44,26 +44,26 @@ impl<R: Echo> Echo for &R {
     }
 }
 
-/// The outcome of a look-up.
+/// The outcome of a lookup.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Lookup<R> {
     /// The record of the key.
     Found(R),
     /// The key has no record.
     None,
-    /// Each try met an index that was being replaced.
+    /// Every lookup read an index that was being replaced.
     Unstable,
 }
 
-/// Looks up the record of a key by an index, and again where the record echoes another key: an element
-/// of a hash that is replaced is reused at once, so that its reader may be given another key's index.
+/// Looks up the record of a key by its index, and repeats that if the record echoes another key: the
+/// kernel reuses a replaced element of a hash at once, so a reader may get another key's index.
 ///
-/// A key counts as absent when a second look doesn't find it either: the kernel puts a new element at
-/// the head of its chain and then takes the old one out, and a reader between the two meets neither.
+/// A key counts as absent only if a second lookup fails too: the kernel inserts the new element at the
+/// head of its chain and then removes the old one, and a reader between the two sees neither.
 ///
 /// # Errors
 ///
-/// Those of the tables.
+/// Those of `index_of` and `record_at`.
 #[inline(always)]
 pub fn look_up<R: Echo, E>(
     key: &R::Key,

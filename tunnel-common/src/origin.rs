@@ -1,5 +1,5 @@
-//! What a socket remembers of its translation: the value of the socket storage `origin`, and the
-//! entries of `overflow` for the older translations of an unconnected socket.
+//! The translations that a socket remembers: the value of the socket storage `origin`, and the entries
+//! of `overflow` for the older translations of an unconnected socket.
 
 use core::mem::{offset_of, size_of};
 
@@ -10,16 +10,16 @@ use crate::{
     service::{FrontKey, State},
 };
 
-/// Version of [`Origin`]. Values hang on sockets and can't be converted, so a change only adds
-/// fields in the reserve and raises this.
+/// Version of [`Origin`]. Values belong to open sockets and can't be converted, so a change only uses
+/// reserved fields and increments this.
 pub const ORIGIN_VERSION: u8 = 1;
 
-/// How long a UDP flow may be idle before its next datagram chooses anew, in nanoseconds: the
-/// stream timeout of conntrack (`net.netfilter.nf_conntrack_udp_timeout_stream`), which is what
-/// kube-proxy's flows live by.
+/// The time that a UDP flow may be idle before its next datagram chooses again, in nanoseconds: the
+/// stream timeout of conntrack (`net.netfilter.nf_conntrack_udp_timeout_stream`), which kube-proxy's
+/// flows have.
 pub const UDP_IDLE_NS: u64 = 120_000_000_000;
 
-/// One translation of one socket: what it dialled and what it was given.
+/// One translation of one socket: the VIP that it dialled, and the backend that it got.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Origin {
@@ -27,17 +27,17 @@ pub struct Origin {
     pub used: u64,
     /// The address that was dialled.
     pub vip: Address,
-    /// The address that it was given.
+    /// The address of the backend.
     pub backend: Address,
-    /// Index of the backend in the array `be`.
+    /// The index of the backend in the array `be`.
     pub index: u32,
     /// The state of the backend when it was chosen.
     pub state: State,
-    /// The service port that owned the front.
+    /// The service port that owned the frontend.
     pub service: u32,
     /// The port that was dialled.
     pub vip_port: Port,
-    /// The port that it was given.
+    /// The port of the backend.
     pub backend_port: Port,
     /// The transport protocol.
     pub protocol: Protocol,
@@ -52,16 +52,15 @@ pub struct Origin {
 impl Origin {
     /// Flag: older translations of this socket are in `overflow`.
     pub const OVERFLOWED: u16 = 1;
-    /// Flag: the map `conns` counts the socket that remembers this, at [`Origin::index`]. What was
-    /// remembered before there was such a map lacks it, and so does what a socket of the kernel's
-    /// remembers, whose close is not seen.
+    /// Flag: the map `conns` counts the socket, at [`Origin::index`]. Missing in values older than that
+    /// map, and in sockets of the kernel, whose close runs no hook.
     pub const COUNTED: u16 = 2;
 
-    /// The index, and the service port, of a translation that led to no backend: to the tunnel, or to a
-    /// place that refuses.
+    /// The index, and the service port, of a translation without a backend: to the tunnel, or to an
+    /// address that refuses.
     pub const NOBODY: u32 = u32::MAX;
 
-    /// The translation of a key to an address and port that are nobody's. Nothing counts it.
+    /// Returns the translation of a key to an address and port without a backend, which nothing counts.
     #[inline(always)]
     #[must_use]
     pub fn new(key: &FrontKey, backend: Address, backend_port: Port) -> Self {
@@ -81,7 +80,7 @@ impl Origin {
         }
     }
 
-    /// Whether two translations lead from the same VIP to the same backend.
+    /// Returns true if two translations lead from the same VIP to the same backend.
     #[inline(always)]
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
@@ -92,14 +91,14 @@ impl Origin {
             && self.vip == other.vip
     }
 
-    /// Whether older translations of the socket are in `overflow`.
+    /// Returns true if older translations of the socket are in `overflow`.
     #[inline(always)]
     #[must_use]
     pub const fn has_older(&self) -> bool {
         self.flags & Self::OVERFLOWED != 0
     }
 
-    /// The backend at which the socket that remembers this is counted, if it is.
+    /// Returns the index of the backend whose open connections include this socket, if any.
     #[inline(always)]
     #[must_use]
     pub const fn counted(&self) -> Option<u32> {
@@ -110,14 +109,14 @@ impl Origin {
         }
     }
 
-    /// Whether this is the translation of `key`.
+    /// Returns true if this is the translation of `key`.
     #[inline(always)]
     #[must_use]
     pub fn is_of(&self, key: &FrontKey) -> bool {
         self.vip_port == key.port && self.protocol == key.protocol && self.vip == key.address
     }
 
-    /// Whether datagrams of this translation go to, and come from, that address and port.
+    /// Returns true if datagrams of this translation go to, and come from, this address and port.
     #[inline(always)]
     #[must_use]
     pub fn leads_to(&self, address: &Address, port: Port) -> bool {
@@ -125,7 +124,7 @@ impl Origin {
     }
 }
 
-/// Key of the LRU hash `overflow`: a socket, and either a VIP it dialled or a backend it was given.
+/// Key of the LRU hash `overflow`: a socket, and either a VIP that it dialled or a backend that it got.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct OverflowKey {
@@ -133,18 +132,19 @@ pub struct OverflowKey {
     pub cookie: u64,
     /// The VIP, or the backend.
     pub address: Address,
-    /// Its port.
+    /// The port of the VIP or backend.
     pub port: Port,
-    /// Which of the two this is.
+    /// The direction, which tells a VIP from a backend.
     pub direction: Direction,
     reserved: u8,
     reserved_word: u32,
 }
 
 impl OverflowKey {
-    /// The key of a socket, by its cookie, and a VIP or backend.
+    /// Returns the key for a socket's cookie and a VIP or backend.
     ///
-    /// The rest is no array of bytes: a program would fill it in a loop, and the verifier follows each.
+    /// The reserve is not an array of bytes: a program would fill one in a loop, whose every iteration
+    /// the verifier follows.
     #[inline(always)]
     #[must_use]
     pub const fn new(cookie: u64, address: Address, port: Port, direction: Direction) -> Self {
@@ -159,7 +159,7 @@ impl OverflowKey {
     }
 }
 
-/// Which way an entry of `overflow` leads.
+/// The direction of an entry of `overflow`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(transparent)]
 pub struct Direction(u8);
@@ -171,8 +171,8 @@ impl Direction {
     pub const REVERSE: Self = Self(1);
 }
 
-/// Value of `overflow`: the translation, and the key it was written under. A hash element may be
-/// reused for another key while it is read, so a reader compares the key.
+/// Value of `overflow`: the translation, and the key it was written for. The kernel may reuse the
+/// element for another key while it is read, so a reader compares the key.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Overflow {

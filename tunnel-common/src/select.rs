@@ -8,17 +8,16 @@ use crate::{
     service::{Backend, Set, Source, State},
 };
 
-/// How many steps finding a client takes at most, and so how many ranges one front may have: less
-/// than two to the power of it.
+/// The maximum number of steps of a search for a client; a frontend has fewer than 2^STEPS ranges.
 const STEPS: u32 = 16;
 
-/// How many ranges of clients one front may have.
+/// The maximum number of ranges of clients of one frontend.
 pub const SOURCES_OF_FRONT: u32 = (1 << STEPS) - 1;
 
-/// The place in a set that a number leads to, counted from 0; none if the set is empty.
+/// Returns the offset in a set that a number selects; none if the set is empty.
 ///
-/// With a uniform random number the choice is uniform to within `len / 2^32`; with a counter it
-/// goes round.
+/// With a uniform random number the choice is uniform to within `len / 2^32`; with a counter it is
+/// round-robin.
 #[inline(always)]
 #[must_use]
 pub const fn place(set: Set, number: u32) -> Option<u32> {
@@ -28,8 +27,8 @@ pub const fn place(set: Set, number: u32) -> Option<u32> {
     }
 }
 
-/// Two different places in a set of two slots or more, each pair of them as likely as any other to
-/// within `len / 2^32` where the numbers are uniform random ones.
+/// Returns two different offsets in a set of at least two slots. With uniform random numbers each pair
+/// is equally likely, to within `len / 2^32`.
 #[inline(always)]
 #[must_use]
 pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
@@ -38,7 +37,7 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
     }
     let first = number % set.len;
     let second = other % set.len.wrapping_sub(1);
-    // What is not before the first moves up by one.
+    // An offset not before the first moves up by one, so that the first is skipped.
     let second = if second < first {
         second
     } else {
@@ -47,14 +46,14 @@ pub const fn two(set: Set, number: u32, other: u32) -> Option<(u32, u32)> {
     Some((first, second))
 }
 
-/// Whether another backend of a set has fewer open connections for its share than one: each by its
-/// connections, modulo 2^64, and its slots.
+/// Returns true if the second backend has fewer open connections for its share of the set than the
+/// first. Each is given by its connections, modulo 2^64, and its slots.
 ///
-/// A count below zero (of sockets that another map counted when they were opened) counts as none.
+/// A negative count (of sockets that were counted in another map at their connect) counts as zero.
 #[inline(always)]
 #[must_use]
 pub const fn is_emptier((open, share): (u64, u32), (other, its_share): (u64, u32)) -> bool {
-    // A fraction is smaller if its numerator is, when both have the same denominator.
+    // Compares open/share without a division: both sides are multiplied by both shares.
     at_least_none(other).wrapping_mul(widened(share))
         < at_least_none(open).wrapping_mul(widened(its_share))
 }
@@ -65,16 +64,16 @@ const fn widened(share: u32) -> u64 {
     share as u64
 }
 
-/// A count of open connections; none where the sum is below, modulo 2^64, as other maps counted some of
-/// their beginnings.
+/// Returns a count of open connections; 0 if it is negative modulo 2^64, since another map counted some
+/// of the connects.
 #[inline(always)]
 #[must_use]
 pub const fn at_least_none(open: u64) -> u64 {
     if open > u64::MAX / 2 { 0 } else { open }
 }
 
-/// A number that depends on every bit of some words, the same on every machine. The steps are those
-/// of SplitMix64's output function, one round a word.
+/// Returns a hash that depends on every bit of the words and is equal on all machines. The steps are
+/// those of SplitMix64's output function, one round per word.
 #[inline(always)]
 #[must_use]
 #[expect(clippy::as_conversions, reason = "the upper half of the hash")]
@@ -90,8 +89,8 @@ pub fn hash<const N: usize>(words: &[u32; N]) -> u32 {
     (state >> 32) as u32
 }
 
-/// Whether an address is in one of the ranges of a set, which are in ascending order and don't touch.
-/// `source` gives the range at an index.
+/// Returns true if an address is in one of the ranges of a set, which are ascending and disjoint.
+/// `source` returns the range at an index.
 #[inline(always)]
 #[must_use]
 pub fn is_among<'a>(
@@ -120,17 +119,17 @@ pub fn is_among<'a>(
     false
 }
 
-/// Whether the backend that a UDP socket was given serves, by the state of its index now: that of
-/// one use of an index never comes back.
+/// Returns true if the backend of a UDP socket serves, by the present state of its index: the state of a
+/// generation never recurs.
 #[inline(always)]
 #[must_use]
 pub fn serves_flow(origin: &Origin, state: State) -> bool {
     origin.state == state && state.is_serving()
 }
 
-/// Whether the backend that a TCP socket was given serves, as its index says. TCP sockets note no use
-/// of the index, so that a later one counts as the same if it leads to the same place for the same
-/// service port.
+/// Returns true if the backend of a TCP socket serves, by the record at its index. TCP sockets don't
+/// store the generation of the index, so a later one counts as the same if it has the same address, port
+/// and service port.
 #[must_use]
 pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
     backend.state.is_serving()
@@ -138,16 +137,16 @@ pub fn serves_connection(origin: &Origin, backend: &Backend) -> bool {
         && origin.leads_to(&backend.address, backend.port)
 }
 
-/// Whether the backend that a UDP socket was given has gone, and its index is in no other use yet.
+/// Returns true if the backend of a UDP socket is removed, and its index not yet reused.
 #[must_use]
 pub fn has_left(origin: &Origin, state: State) -> bool {
     state == origin.state.gone()
 }
 
-/// Whether a remembered UDP choice still holds: the front belongs to the same service port, the
-/// backend is in the same use and serves, and the flow was not idle for too long. This is what
-/// conntrack and kube-proxy's clean-up of it come to (kube-proxy `conntrack/cleanup.go`).
-/// Another thread may have used the flow after the clock was read; then it was not idle.
+/// Returns true if the backend of a UDP flow is kept: the frontend belongs to the same service port, the
+/// backend is of the same generation and serves, and the flow was not idle for too long. Conntrack and
+/// kube-proxy's clean-up of it (`conntrack/cleanup.go`) have the same result. Another thread may have
+/// used the flow after the clock was read; then the flow was not idle.
 #[inline(always)]
 #[must_use]
 pub fn is_sticky(origin: &Origin, service: u32, state: State, now: u64) -> bool {

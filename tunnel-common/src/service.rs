@@ -1,9 +1,9 @@
 //! Keys and values of the service maps.
 //!
-//! `svc` is a hash from a [`FrontKey`] to the index of a [`Front`] in the array `front`. A front
-//! names two sets, ranges of the array `slot`; a [`Slot`] names a [`Backend`] in the array `be`.
-//! Records, slots and the address of a backend are written once and freed only after a grace
-//! period; the two words that change in place are [`Backend::state`] and [`Backend::sets`].
+//! `svc` is a hash from a [`FrontKey`] to the index of a [`Front`] in the array `front`. A record names
+//! two sets, ranges of the array `slot`; a [`Slot`] names a [`Backend`] in the array `be`. Records,
+//! slots and the address of a backend are written once and freed only after a grace period; the two
+//! words that change in place are [`Backend::state`] and [`Backend::sets`].
 
 use core::{
     fmt,
@@ -42,7 +42,7 @@ pub struct FrontKey {
 }
 
 impl FrontKey {
-    /// The key of an address, port and protocol.
+    /// Returns the key of an address, port and protocol.
     #[inline(always)]
     #[must_use]
     pub const fn new(address: Address, port: Port, protocol: Protocol) -> Self {
@@ -54,7 +54,7 @@ impl FrontKey {
         }
     }
 
-    /// Its words, for a hash.
+    /// Returns the words of the key, as input of a hash.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> &[u32; 5] {
@@ -72,7 +72,7 @@ impl fmt::Display for FrontKey {
     }
 }
 
-/// The backends that a front may use: `len` slots of the array `slot` from `base` on.
+/// The backends that a frontend may use: `len` slots of the array `slot` from `base` on.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -80,11 +80,11 @@ impl fmt::Display for FrontKey {
 pub struct Set {
     /// Index of the first slot.
     pub base: u32,
-    /// How many slots; 0 for a front without backends, which refuses.
+    /// The number of slots; 0 for a frontend without backends, which refuses.
     pub len: u32,
 }
 
-/// How a slot is chosen from a set.
+/// The algorithm that chooses a slot from a set.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -94,26 +94,26 @@ pub struct Algorithm(u8);
 impl Algorithm {
     /// A uniform random choice for each connection.
     pub const RANDOM: Self = Self(0);
-    /// In turn, counted by service port.
+    /// Round-robin, with a counter per service port.
     pub const ROUND_ROBIN: Self = Self(1);
-    /// By the client.
+    /// A hash of the client.
     pub const SOURCE_HASH: Self = Self(2);
-    /// By the address and port that are dialled.
+    /// A hash of the address and port that are dialled.
     pub const DESTINATION_HASH: Self = Self(3);
-    /// By the client, from a set that is a Maglev table.
+    /// A hash of the client, from a set that is a Maglev table.
     pub const MAGLEV: Self = Self(4);
-    /// Of two places that are drawn at random, the one whose backend has fewer open connections for
-    /// its share of the set.
+    /// The better of two random slots: the one whose backend has fewer open connections for its share of
+    /// the set.
     pub const LEAST_CONN: Self = Self(5);
 
-    /// Whether what is chosen depends on who asks, and on nothing else.
+    /// Returns true if the choice depends on the client only.
     #[inline(always)]
     #[must_use]
     pub const fn is_by_client(self) -> bool {
         self.0 == Self::SOURCE_HASH.0 || self.0 == Self::MAGLEV.0
     }
 
-    /// The word used in annotations, tables and logs.
+    /// Returns the word used in annotations, tables and logs.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -128,21 +128,21 @@ impl Algorithm {
     }
 }
 
-/// How many backends a record holds itself. A set that is no larger is chosen from without a look
-/// at `slot` and `be`, which are far apart in memory where there are many Services.
+/// The number of backends that a record itself can contain. A choice from a set of this size needs no
+/// read of `slot` and `be`, which are cache misses if there are many Services.
 pub const NEAR: usize = 3;
 
-/// A backend as a record holds it: what its entry in `be` says.
+/// A backend in a record: a copy of its entry in `be`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Near {
-    /// Where connections go.
+    /// The address of the backend.
     pub address: Address,
-    /// Where connections go.
+    /// The port of the backend.
     pub port: Port,
     /// As [`Slot::share`].
     pub share: u16,
-    /// Its index in the array `be`.
+    /// The index of the backend in the array `be`.
     pub index: u32,
 }
 
@@ -156,33 +156,32 @@ impl Near {
     };
 }
 
-/// Value of the array `front`: a write-once record of one front.
+/// Value of the array `front`: a write-once record of one frontend.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Front {
-    /// The key this record was written for. A reader that came here by another key was given a
-    /// stale index and looks up again.
+    /// The key for which the record was written. A reader with another key got a stale index, and looks
+    /// up again.
     pub key: FrontKey,
-    /// The service port that owns the front; the owner of its backends, and the index of its
-    /// [`Tally`].
+    /// The service port that owns the frontend and its backends; also the index of its [`Tally`].
     pub service: u32,
     /// The backends for `internalTrafficPolicy` and `externalTrafficPolicy` Cluster.
     pub cluster: Set,
-    /// How a slot is chosen.
+    /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
     /// Bits of [`Front::SOCKETS_LOCAL`], [`Front::PACKETS_LOCAL`], [`Front::HAS_ENDPOINTS`],
     /// [`Front::NOT_SOCKETS`], [`Front::ADMITS_HOST`] and [`Front::HOST_UNKNOWN`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
-    /// The backends of the set that sockets choose from, if there are no more than [`NEAR`].
+    /// The backends of the sockets' set, if there are at most [`NEAR`].
     pub near: [Near; NEAR],
-    /// The backends on this node, for the policies Local.
+    /// The backends on this node, for the traffic policies Local.
     pub local: Set,
-    /// Client-IP affinity in seconds; 0 for none.
+    /// The time-out of the client-IP affinity in seconds; 0 for none.
     pub affinity: u32,
-    /// The clients that may use the front: `len` entries of the array `source` from `base` on, in
-    /// ascending order; all may where there are none.
+    /// The clients that may use the frontend: `len` entries of the array `source` from `base` on, in
+    /// ascending order; all clients if there are none.
     pub sources: Set,
 }
 
@@ -191,30 +190,29 @@ impl Front {
     pub const SOCKETS_LOCAL: u8 = 1;
     /// Flag: packets from elsewhere choose from `local`, else from `cluster`.
     pub const PACKETS_LOCAL: u8 = 2;
-    /// Flag: there are endpoints, for this node's traffic or not. What finds none leads nowhere;
-    /// without any it is refused.
+    /// Flag: the Service has endpoints. If the set for the traffic has none of them, the destination is
+    /// unreachable; without the flag, connects are refused.
     pub const HAS_ENDPOINTS: u8 = 4;
-    /// Flag: sockets are left alone; the front is for packets only.
+    /// Flag: sockets are left alone; the frontend is for packets only.
     pub const NOT_SOCKETS: u8 = 8;
-    /// Flag: the host's own sockets are among the clients that may use the front. It says something
-    /// where only some may.
+    /// Flag: the host's own sockets may use the frontend. Only read if the frontend has `sources`.
     pub const ADMITS_HOST: u8 = 16;
-    /// Flag: from which of its addresses the host's own sockets would come is not known, so they are
-    /// looked at as those of pods are. It says something where only some clients may use the front.
+    /// Flag: the source address of the host's own sockets is unknown to the planner, so the programs
+    /// check them as sockets of pods. Only read if the frontend has `sources`.
     pub const HOST_UNKNOWN: u8 = 32;
 }
 
-/// Value of the array `slot`: a write-once place in a set.
+/// Value of the array `slot`: a write-once slot of a set.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Slot {
     /// Index into the array `be`.
     pub backend: u32,
-    /// How many slots of the set lead to this backend: its weight beside the others.
+    /// The number of slots of the set that lead to this backend: its relative weight.
     pub share: u32,
 }
 
-/// Value of the array `source`: a write-once range of addresses that may use a front.
+/// Value of the array `source`: a write-once range of addresses that may use a frontend.
 #[derive(
     Clone,
     Copy,
@@ -237,22 +235,22 @@ pub struct Source {
     pub last: Address,
 }
 
-/// Value of the array `tally`: what is counted of a service port.
+/// Value of the array `tally`: the counters of a service port.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
 pub struct Tally {
-    /// Connections and UDP flows that were sent to a backend.
+    /// The number of connections and UDP flows that were sent to a backend.
     pub sent: u64,
-    /// Connections and datagrams that were refused.
+    /// The number of connections and datagrams that were refused.
     pub refused: u64,
-    /// How often a backend was chosen in turn.
+    /// The counter of round-robin.
     pub turn: u64,
 }
 
-/// A word of a backend that changes: whether it serves, and which use of its index this is. The
-/// word of one use never comes back, so an equal word means "the same backend, still serving".
+/// The state and generation of a backend, a word that changes. The word of one generation never recurs,
+/// so an equal word means "the same backend, still serving".
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -262,29 +260,29 @@ pub struct State(u32);
 impl State {
     const SERVING: u32 = 1;
 
-    /// Whether the backend serves; otherwise it is gone, or the index was never used.
+    /// Returns true if the backend serves; otherwise it is removed, or the index was never used.
     #[inline(always)]
     #[must_use]
     pub const fn is_serving(self) -> bool {
         self.0 & Self::SERVING != 0
     }
 
-    /// The state in which the next use of the index begins.
+    /// Returns the first state of the next generation of the index.
     #[must_use]
     pub const fn next_use(self) -> Self {
         Self((self.0 | Self::SERVING).wrapping_add(2))
     }
 
-    /// The same use, gone.
+    /// Returns this generation of the index, marked as removed.
     #[must_use]
     pub const fn gone(self) -> Self {
         Self(self.0 & !Self::SERVING)
     }
 
-    /// Not in use, in a map that is made at this time since the machine started, for an index whose
-    /// earlier uses nobody knows. The word moves on by one use a millisecond, which is faster than
-    /// an index can be used again (a use ends with a grace period), so none of the uses that follow
-    /// is one of those that were.
+    /// Returns an unused state for a new map whose indices may have been in use before, by the time
+    /// since the machine started. The word advances by one generation a millisecond, faster than an
+    /// index can be reused (a generation ends with a grace period), so no later generation equals an
+    /// earlier one.
     #[must_use]
     pub fn unused_since(milliseconds: u64) -> Self {
         let uses = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);
@@ -292,28 +290,28 @@ impl State {
     }
 }
 
-/// Value of the array `be`: one target of one service port.
+/// Value of the array `be`: one backend of one service port.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Backend {
-    /// Where connections go.
+    /// The address that connections are sent to.
     pub address: Address,
-    /// Where connections go.
+    /// The port that connections are sent to.
     pub port: Port,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Zero; flags of later layouts.
+    /// Zero; reserved for flags of later layouts.
     pub flags: u8,
     /// The service port that this index belongs to.
     pub service: u32,
-    /// Whether it serves. Changes while the index is in use.
+    /// The state and generation. Changes while the index is in use.
     pub state: State,
-    /// Which sets of its service port it is in, for clients that keep their backend. Changes while
-    /// the index is in use.
+    /// The sets of its service port that contain the backend, for clients that keep their backend.
+    /// Changes while the index is in use.
     pub sets: Membership,
 }
 
-/// Which of the two sets of its service port a backend is in.
+/// The sets of its service port that contain a backend.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -321,27 +319,27 @@ pub struct Backend {
 pub struct Membership(u32);
 
 impl Membership {
-    /// In none: new connections don't go there.
+    /// In no set: the backend gets no new connections.
     pub const NONE: Self = Self(0);
-    /// In the set for policies Cluster.
+    /// In the set for the traffic policies Cluster.
     pub const CLUSTER: Self = Self(1);
-    /// In the set for policies Local.
+    /// In the set for the traffic policies Local.
     pub const LOCAL: Self = Self(2);
 
-    /// In the sets of both.
+    /// Returns the union of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether it is in the same sets as another.
+    /// Returns true if both are the same sets.
     #[inline(always)]
     #[must_use]
     pub const fn is(self, other: Self) -> bool {
         self.0 == other.0
     }
 
-    /// Whether it is in all sets of another, of which there is one at least.
+    /// Returns true if `other` is not empty and all its sets are in this.
     #[inline(always)]
     #[must_use]
     pub const fn includes(self, other: Self) -> bool {

@@ -1,5 +1,5 @@
-//! Steering: connects to ports of edge nodes are sent to the tunnel's ingress, by way of an address
-//! that stands for the node and port.
+//! Steering: connects to ports of edge nodes are sent to the tunnel's ingress, by an address that
+//! represents the node and port.
 
 use core::mem::{offset_of, size_of};
 
@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port};
 
-/// Key of the hash `steer`: what is dialled, over TCP.
+/// Key of the hash `steer`: the address and port that are dialled, over TCP.
 #[derive(
     Clone,
     Copy,
@@ -26,14 +26,14 @@ use crate::addr::{Address, Port};
 pub struct SteeringKey {
     /// The address of the edge node.
     pub address: Address,
-    /// The port on it.
+    /// The port of the edge node.
     pub port: Port,
     /// Zero.
     pub reserved: u16,
 }
 
 impl SteeringKey {
-    /// The key of an address and port.
+    /// Returns the key of an address and port.
     #[inline(always)]
     #[must_use]
     pub const fn new(address: Address, port: Port) -> Self {
@@ -45,26 +45,26 @@ impl SteeringKey {
     }
 }
 
-/// Value of the array `steered`: one address and port of an edge node. Written before its index is
-/// in `steer`, and not written again for as long as the quarantine lasts after it was taken out.
+/// Value of the array `steered`: one address and port of an edge node. Written before its index is in
+/// `steer`; after its removal from there it is not overwritten until the quarantine has ended.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Steered {
-    /// When it was taken out of `steer`, in nanoseconds since the machine started; 0 while it is
-    /// in there, and for a place that was never used.
+    /// The time of its removal from `steer`, in nanoseconds since the machine started; 0 while it is in
+    /// `steer`, and for an index that was never used.
     pub removed: u64,
-    /// The key that it was written for.
+    /// The key for which the record was written.
     pub key: SteeringKey,
-    /// Where connects go: the steering address.
+    /// The destination of steered connects: the steering address.
     pub to: Address,
-    /// Where connects go: the port of the ingress.
+    /// The destination of steered connects: the port of the ingress.
     pub to_port: Port,
     /// [`Steered::UNUSED`], [`Steered::NODE`] or [`Steered::CANARY`].
     pub kind: u16,
 }
 
 impl Steered {
-    /// Kind: the place was never used.
+    /// Kind: the index was never used.
     pub const UNUSED: u16 = 0;
     /// Kind: an address and port of an edge node.
     pub const NODE: u16 = 1;
@@ -72,8 +72,8 @@ impl Steered {
     pub const ROUTED_V4: u64 = 1;
     /// Bit of the second entry of `host`: there is a route to the IPv6 prefix.
     pub const ROUTED_V6: u64 = 2;
-    /// Kind: the daemon's own probe. A connect to it notes the network namespace that it came from
-    /// as that of the host.
+    /// Kind: the daemon's own probe. A connect to it stores the cookie of its network namespace as that
+    /// of the host.
     pub const CANARY: u16 = 2;
 }
 
@@ -86,18 +86,18 @@ const _: () = {
     assert!(offset_of!(Steered, to_port) == 44);
 };
 
-/// A range of addresses of one family, whose addresses are numbered.
+/// A range of addresses of one family, with consecutive indices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prefix {
     network: u128,
-    /// Of the 128 bits that the address has in its IPv6 form.
+    /// The length of the network part, of the 128 bits of the address in its IPv6 form.
     bits: u32,
     is_v4: bool,
 }
 
 impl Prefix {
-    /// The range of an address and the length of its network part, in bits of its own family.
-    /// Nothing if the length is too long for the family, or the address has bits beyond it.
+    /// Returns the range of an address and the length of its network part, in bits of its own family;
+    /// none if the length is too great for the family, or the address has bits beyond the network part.
     #[must_use]
     pub fn new(address: Address, length: u8) -> Option<Self> {
         let is_v4 = address.is_v4();
@@ -115,19 +115,19 @@ impl Prefix {
         })
     }
 
-    /// Whether it is of IPv4.
+    /// Returns true if the range is of IPv4.
     #[must_use]
     pub const fn is_v4(&self) -> bool {
         self.is_v4
     }
 
-    /// The first address.
+    /// Returns the first address, the network itself.
     #[must_use]
     pub fn network(&self) -> Address {
         address_of(self.network)
     }
 
-    /// The length of the network part, in bits of its own family.
+    /// Returns the length of the network part, in bits of its own family.
     #[must_use]
     pub fn length(&self) -> u8 {
         let length = if self.is_v4 {
@@ -138,34 +138,34 @@ impl Prefix {
         u8::try_from(length).unwrap_or(u8::MAX)
     }
 
-    /// The mask: the bits of the network part, of the IPv6 form.
+    /// Returns the mask: the bits of the network part in the IPv6 form.
     #[must_use]
     pub fn mask(&self) -> Address {
         address_of(!u128::MAX.checked_shr(self.bits).unwrap_or(0))
     }
 
-    /// Whether an address lies in the range.
+    /// Returns true if an address lies in the range.
     #[must_use]
     pub fn contains(&self, address: &Address) -> bool {
         number_of(address) & number_of(&self.mask()) == self.network
             && address.is_v4() == self.is_v4
     }
 
-    /// How many addresses can be numbered; the first one, the network itself, and the last one,
-    /// where IPv4 has its broadcast, are not counted. A range of one address has room for none.
+    /// Returns the number of addresses that have an index: all but the first, the network itself, and
+    /// the last, the broadcast of IPv4. A range of one address has none.
     #[must_use]
     pub fn room(&self) -> u32 {
         let host = u128::MAX.checked_shr(self.bits).unwrap_or(0);
         u32::try_from(host.saturating_sub(1)).unwrap_or(u32::MAX)
     }
 
-    /// The address of an index; nothing if it is beyond the range.
+    /// Returns the address of an index; none if the index is beyond the range.
     #[must_use]
     pub fn address(&self, index: u32) -> Option<Address> {
         (index < self.room()).then(|| address_of(self.network + u128::from(index) + 1))
     }
 
-    /// The index of an address; nothing if it is outside the range.
+    /// Returns the index of an address; none if the address is outside the range.
     #[must_use]
     pub fn index(&self, address: &Address) -> Option<u32> {
         let place = number_of(address)
@@ -180,7 +180,7 @@ impl Prefix {
 impl core::str::FromStr for Prefix {
     type Err = NoPrefix;
 
-    /// Reads what [`core::fmt::Display`] writes: `198.19.0.0/16`.
+    /// Parses the format of [`core::fmt::Display`]: `198.19.0.0/16`.
     fn from_str(text: &str) -> Result<Self, NoPrefix> {
         let (address, length) = text.split_once('/').ok_or(NoPrefix)?;
         let address: core::net::IpAddr = address.parse().or(Err(NoPrefix))?;
@@ -189,7 +189,7 @@ impl core::str::FromStr for Prefix {
     }
 }
 
-/// A text that is no range.
+/// The error for a text that is not a range.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct NoPrefix;
 

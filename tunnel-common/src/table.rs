@@ -1,5 +1,5 @@
-//! Every map and program, a row each: what the object declares, and all that the daemon knows of a map
-//! by its name. A further map is a row here, its type, its declaration in the object, and who uses it.
+//! Every map and program, one row each: the declaration in the object, and all facts that the daemon
+//! uses by a map's name. A new map is a row here, its type, its declaration in the object, and its user.
 
 mod sizes;
 
@@ -14,23 +14,23 @@ use crate::{
     steering::{Steered, SteeringKey},
 };
 
-/// How many entries a map has.
+/// The number of entries of a map.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Entries {
-    /// As the config says.
+    /// By a size of the config.
     Of(Size, Rule),
-    /// So many for each CPU.
+    /// A number per CPU.
     PerCpu(u32),
-    /// So many; none where the kernel keeps one for each socket.
+    /// A fixed number; 0 if the kernel keeps one entry per socket.
     Fixed(u32),
 }
 
-/// When a map is made anew where the daemon finds one of its own layout.
+/// The condition for replacing an existing map of the same layout by a new one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Remade {
-    /// Where the sizes of its part change.
+    /// The sizes of its part change.
     With(Part),
-    /// Where a larger one is needed; it is added up with the old one.
+    /// A larger map is needed; its values are added to those of the old one.
     Larger,
     /// Never.
     Never,
@@ -46,14 +46,14 @@ pub enum Kind {
     Array = 2,
     /// An array of which each CPU has its own.
     PerCpuArray = 6,
-    /// A hash that forgets what was not used for longest.
+    /// A hash that evicts the least recently used entry.
     LruHash = 9,
-    /// A value that hangs on a socket.
+    /// A value per socket, in the socket's storage.
     SocketStorage = 24,
 }
 
 impl Kind {
-    /// The kernel's number.
+    /// Returns the kernel's number.
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
     pub const fn number(self) -> u32 {
@@ -64,24 +64,24 @@ impl Kind {
 /// A map.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Map {
-    /// Its name: in the object, of the pin, and in documents.
+    /// The name in the object, of the pin, and in documents.
     pub name: &'static str,
-    /// Its kind.
+    /// The kind of the map.
     pub kind: Kind,
-    /// Bytes of a key.
+    /// The size of a key in bytes.
     pub key: u32,
-    /// Bytes of a value.
+    /// The size of a value in bytes.
     pub value: u32,
-    /// `BPF_F_…`.
+    /// The flags, `BPF_F_…`.
     pub flags: u32,
-    /// How many entries it has.
+    /// The number of entries.
     pub entries: Entries,
-    /// When it is made anew.
+    /// The condition for replacing the map.
     pub remade: Remade,
-    /// Whether it is taken over from an older layout, since what it holds means the same in all of them:
-    /// what hangs on sockets, which can't be converted, the counts that go down when those close, and
-    /// what steering addresses stand for. A layout that changes such a map otherwise than in its reserve
-    /// takes this from it; from `origin` and `conns` it never may.
+    /// True if maps of an older layout are adopted, since their values mean the same in every layout:
+    /// values of open sockets, which can't be converted, the counts that decrease when sockets close,
+    /// and the meaning of steering addresses. A layout that changes such a map beyond its reserved
+    /// fields must set this to false; it never may for `origin` and `conns`.
     pub lasts: bool,
 }
 
@@ -117,7 +117,7 @@ impl Map {
         }
     }
 
-    /// How many entries it has for sizes, and on a machine with so many CPUs.
+    /// Returns the number of entries for these sizes and this number of CPUs.
     #[must_use]
     pub const fn entries(&self, sizes: Sizes, cpus: u32) -> u32 {
         match self.entries {
@@ -127,7 +127,7 @@ impl Map {
         }
     }
 
-    /// The map of that name.
+    /// Returns the map of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         MAPS.iter().find(|map| map.name == name)
@@ -148,57 +148,57 @@ macro_rules! maps {
     ($($(#[$doc:meta])* $constant:ident = $map:expr;)+) => {
         $($(#[$doc])* pub const $constant: Map = $map;)+
 
-        /// Every map, in the order in which they are created. The first of a size tells what size maps
-        /// were made with.
+        /// Every map, in the order of creation. The first map of each size shows the size that maps were
+        /// created with.
         pub const MAPS: &[Map] = &[$($constant),+];
     };
 }
 
-/// `BPF_F_NO_PREALLOC`: entries come into being with their sockets.
+/// `BPF_F_NO_PREALLOC`: entries are allocated with their sockets.
 const NO_PREALLOC: u32 = 1;
-/// `BPF_F_NO_COMMON_LRU`: each CPU has a list of its own of what was not used for longest.
+/// `BPF_F_NO_COMMON_LRU`: each CPU has its own LRU list.
 const NO_COMMON_LRU: u32 = 2;
 /// `BPF_F_MMAPABLE`: the daemon maps it into its memory.
 pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
-    /// Front key to the index of its record.
+    /// The index of the record of each frontend key.
     SVC = Map::new::<FrontKey, u32>("svc", Kind::Hash, Entries::Of(Size::Fronts, Rule::Exactly));
-    /// Records of fronts.
+    /// The records of frontends.
     FRONT = Map::new::<u32, Front>("front", Kind::Array, Entries::Of(Size::Fronts, Rule::Spare));
-    /// Places in sets.
+    /// The slots of sets.
     SLOT = Map::new::<u32, Slot>("slot", Kind::Array, Entries::Of(Size::Slots, Rule::Spare));
-    /// Ranges of clients that may use a front.
+    /// The ranges of clients that may use a frontend.
     SOURCE = Map::new::<u32, Source>("source", Kind::Array, Entries::Of(Size::Sources, Rule::Spare));
-    /// Backends.
+    /// The backends.
     BE = Map::new::<u32, Backend>("be", Kind::Array, Entries::Of(Size::Backends, Rule::Spare));
-    /// How many open sockets remember each backend.
+    /// The number of open sockets of each backend.
     CONNS = Map::new::<u32, u64>("conns", Kind::Array, Entries::Of(Size::Backends, Rule::Spare))
         .flagged(MMAPABLE)
         .remade(Remade::Larger)
         .lasting();
-    /// What a socket remembers.
+    /// The translation of each socket.
     ORIGIN = Map::new::<u32, Origin>("origin", Kind::SocketStorage, Entries::Fixed(0))
         .flagged(NO_PREALLOC)
         .lasting();
-    /// Older translations of unconnected sockets.
+    /// The older translations of unconnected sockets.
     OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", Kind::LruHash, Entries::PerCpu(1024))
         .flagged(NO_COMMON_LRU)
         .lasting();
-    /// Counters by reason.
+    /// The counters by reason.
     COUNT = Map::new::<u32, u64>("count", Kind::PerCpuArray, Entries::Fixed(Reason::CAPACITY));
-    /// What was sent on and refused, by service port.
+    /// The counters by service port.
     TALLY = Map::new::<u32, Tally>("tally", Kind::Array, Entries::Of(Size::Fronts, Rule::Spare));
-    /// Which backend a client keeps.
+    /// The backends that clients keep.
     AFFINITY = Map::new::<AffinityKey, Affinity>(
         "affinity",
         Kind::LruHash,
         Entries::Of(Size::Affinity, Rule::Exactly),
     );
-    /// Address and port of an edge node to the index of its record.
+    /// The index of the record of each address and port of an edge node.
     STEER = Map::new::<SteeringKey, u32>("steer", Kind::Hash, Entries::Of(Size::Steering, Rule::Probe))
         .lasting();
-    /// Addresses and ports of edge nodes that are steered.
+    /// The records of addresses and ports of edge nodes.
     STEERED = Map::new::<u32, Steered>("steered", Kind::Array, Entries::Of(Size::Steering, Rule::Resting))
         .lasting();
     /// The cookie of the host's network namespace; the families that are routed to the ingress.
@@ -211,16 +211,16 @@ const _: () = assert!(ORIGIN.lasts && CONNS.lasts);
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Type {
-    /// At tc.
+    /// A program at tc.
     Classifier = 3,
-    /// At a socket's making and end.
+    /// A program at the creation or release of a socket.
     Socket = 9,
-    /// At calls that have an address.
+    /// A program at system calls with an address.
     SocketAddress = 18,
 }
 
 impl Type {
-    /// The kernel's number.
+    /// Returns the kernel's number.
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
     pub const fn number(self) -> u32 {
@@ -228,12 +228,12 @@ impl Type {
     }
 }
 
-/// Where a program is linked.
+/// The place to which a program is attached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Place {
-    /// At the cgroup (`bpf.cgroup`), by one link that is pinned under the program's name.
+    /// The cgroup (`bpf.cgroup`), by one link that is pinned under the program's name.
     Cgroup,
-    /// At each uplink (`service.uplinks`) where something is steered, by a link that is pinned under the
+    /// Each uplink (`service.uplinks`) of a node that steers, by a link that is pinned under the
     /// program's name and the index of the device; on kernels without such links by a filter.
     Uplinks,
 }
@@ -241,14 +241,14 @@ pub enum Place {
 /// A program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Program {
-    /// Its name: in the object, of its links, and in documents. Those of a cgroup are named after their
-    /// hook.
+    /// The name in the object, of its links, and in documents. Programs of a cgroup have the name of
+    /// their hook.
     pub name: &'static str,
-    /// Its type.
+    /// The type of the program.
     pub kind: Type,
-    /// Its hook, with the kernel's number (`enum bpf_attach_type`).
+    /// The hook, with the kernel's number (`enum bpf_attach_type`).
     pub hook: u32,
-    /// Where it is linked.
+    /// The place to which it is attached.
     pub place: Place,
 }
 
@@ -262,13 +262,13 @@ impl Program {
         }
     }
 
-    /// The program of that name.
+    /// Returns the program of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         PROGRAMS.iter().find(|program| program.name == name)
     }
 
-    /// Every program of a place, in the order in which they are attached.
+    /// Returns every program of a place, in the order of attachment.
     pub fn of_place(place: Place) -> impl Iterator<Item = &'static Self> {
         PROGRAMS
             .iter()
@@ -276,13 +276,13 @@ impl Program {
     }
 }
 
-/// The program at the close of a socket.
+/// The program at the release of a socket.
 pub const SOCK_RELEASE: Program = Program::at_cgroup("sock_release", Type::Socket, 34);
 
-/// The program at connects of IPv4 sockets, whose hook every kernel has that can be used.
+/// The program at connects of IPv4 sockets, whose hook every supported kernel has.
 pub const CONNECT4: Program = Program::at_cgroup("connect4", Type::SocketAddress, 10);
 
-/// The program that keeps what comes from outside away from steering prefixes.
+/// The program that drops packets from outside to steering prefixes.
 pub const GUARD: Program = Program {
     name: "guard",
     kind: Type::Classifier,
@@ -291,8 +291,8 @@ pub const GUARD: Program = Program {
     place: Place::Uplinks,
 };
 
-/// Every program, in the order in which they are attached: what brings a VIP back stands before what
-/// takes it away.
+/// Every program, in the order of attachment: the programs that restore a VIP precede those that replace
+/// it.
 pub const PROGRAMS: &[Program] = &[
     SOCK_RELEASE,
     Program::at_cgroup("getpeername4", Type::SocketAddress, 29),

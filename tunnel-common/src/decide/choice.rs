@@ -1,4 +1,4 @@
-//! The choices that take more than a random number.
+//! The choices that need more than a random number.
 
 use super::{Caller, Kept, Maps, Traffic, state};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     service::{Algorithm, Front, State},
 };
 
-/// A place in the set of a front, by its algorithm.
+/// Chooses an offset in the set of a frontend, by its algorithm.
 #[inline(always)]
 pub fn place<T: Maps + ?Sized>(
     maps: &T,
@@ -32,8 +32,8 @@ pub fn place<T: Maps + ?Sized>(
     select::place(set, number)
 }
 
-/// Of two places in the set, drawn at random, the one whose backend has fewer open connections for its
-/// share of the set; the first if they have the same.
+/// Draws two offsets in the set at random, and returns the one whose backend has fewer open connections
+/// for its share of the set; the first if they are equal.
 #[inline(always)]
 fn emptier<T: Maps + ?Sized>(maps: &T, front: &Front, traffic: Traffic) -> Option<u32> {
     let set = traffic.set(front);
@@ -47,7 +47,7 @@ fn emptier<T: Maps + ?Sized>(maps: &T, front: &Front, traffic: Traffic) -> Optio
     })
 }
 
-/// The open connections, and the share, of the backend at a place in the set.
+/// Returns the open connections, and the share, of the backend at an offset in the set.
 #[inline(always)]
 fn load_at<T: Maps + ?Sized>(
     maps: &T,
@@ -65,7 +65,7 @@ fn load_at<T: Maps + ?Sized>(
     Some((maps.open_at(index), share))
 }
 
-/// The backend that a client keeps: the one it had, or a new choice that is noted.
+/// Returns the backend that a client keeps: the previous one, or a new choice, which is stored.
 #[inline(always)]
 pub fn kept<T: Maps + ?Sized>(
     maps: &T,
@@ -93,7 +93,7 @@ pub fn kept<T: Maps + ?Sized>(
         }
     };
     entry.state = state(maps, entry.index);
-    // Another connection of the client, at the same time, may have been quicker.
+    // A simultaneous connection of the client may have stored its choice first.
     if !maps.insert_affinity(&entry, known.is_none())
         && let Some(known) = maps.affinity(&entry.key)
         && may_keep(maps, front, traffic, known, entry.used)
@@ -107,8 +107,8 @@ pub fn kept<T: Maps + ?Sized>(
     })
 }
 
-/// Whether a client may keep its backend. An element that is reused meanwhile for another client can
-/// do no worse than name another backend of the set.
+/// Returns true if a client may keep its backend. The element may be reused for another client while it
+/// is read; the worst result is another backend of the same set.
 #[inline(always)]
 fn may_keep<T: Maps + ?Sized>(
     maps: &T,

@@ -1,4 +1,4 @@
-//! The maps that a decision reads, and the socket or packet that asks.
+//! The maps that a decision reads, and the socket or packet that asks for it.
 
 use crate::{
     addr::Address,
@@ -7,18 +7,18 @@ use crate::{
     service::{Backend, Front, FrontKey, Membership, NEAR, Near, Set, Slot, Source, State},
 };
 
-/// The kind of traffic. Each has its own set of a front.
+/// The kind of traffic, which decides the set of a frontend to choose from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Traffic {
     /// Connects and datagrams of sockets on this node.
     Sockets = 0,
-    /// Packets from elsewhere.
+    /// Packets from outside this node.
     Packets = 1,
 }
 
 impl Traffic {
-    /// The set that a front has for it.
+    /// Returns the set of a frontend for this traffic.
     #[inline(always)]
     #[must_use]
     pub const fn set(self, front: &Front) -> Set {
@@ -29,7 +29,7 @@ impl Traffic {
         }
     }
 
-    /// The same set, as backends know it.
+    /// Returns the same set, as [`Backend::sets`] names it.
     #[inline(always)]
     #[must_use]
     pub const fn membership(self, front: &Front) -> Membership {
@@ -49,11 +49,12 @@ impl Traffic {
         front.flags & flag != 0
     }
 
-    /// Whether the record itself has the backends of the set.
+    /// Returns true if the record itself contains the backends of the set.
     #[inline(always)]
     #[must_use]
     pub const fn is_near(self, front: &Front) -> bool {
-        // As long as both kinds choose from one set, `near` holds that set.
+        // `near` has the backends of the sockets' set, so packets may use it only if they share that
+        // set.
         let held = Self::Sockets.membership(front);
         self.membership(front).is(held) && is_few(self.set(front).len)
     }
@@ -65,26 +66,26 @@ const fn is_few(len: u32) -> bool {
     len as usize <= NEAR
 }
 
-/// A client in scalars, which functions hand on in registers.
+/// A client as scalars, which functions pass in registers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Caller {
     /// The first part of [`Client::parts`].
     pub kind: u32,
-    /// The upper half of its address.
+    /// The upper half of the address.
     pub upper: u64,
-    /// The lower half of its address.
+    /// The lower half of the address.
     pub lower: u64,
 }
 
 impl Caller {
-    /// No client in particular.
+    /// The value for decisions that don't depend on the client.
     pub const NONE: Self = Self {
         kind: 0,
         upper: 0,
         lower: 0,
     };
 
-    /// The scalars of a client.
+    /// Returns the scalars of a client.
     #[inline(always)]
     #[must_use]
     pub const fn new(client: &Client) -> Self {
@@ -92,14 +93,14 @@ impl Caller {
         Self { kind, upper, lower }
     }
 
-    /// The client of these scalars.
+    /// Returns the client with these scalars.
     #[inline(always)]
     #[must_use]
     pub const fn client(self) -> Client {
         Client::from_parts(self.kind, [self.upper, self.lower])
     }
 
-    /// Its address, unless it is known by its network namespace only.
+    /// Returns the address of the client, unless only its network namespace is known.
     #[inline(always)]
     #[must_use]
     pub fn address(self) -> Option<Address> {
@@ -109,86 +110,89 @@ impl Caller {
 
 /// The socket or packet that asks for a backend.
 pub trait Asker {
-    /// The client, as it dials an address of that family. Asked only where the decision depends on it.
+    /// Returns the client, as it dials an address of that family. Called only if the decision depends on
+    /// it.
     fn caller(&self, is_v4: bool) -> Caller;
 
-    /// Whether it has an address of that family already.
+    /// Returns true if the asker already has an address of that family.
     fn is_bound(&self, is_v4: bool) -> bool;
 
-    /// Whether that address is one of loopback, from which no route leads to a backend.
+    /// Returns true if that address is one of loopback, from which no route leads to a backend.
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool;
 
-    /// Whether it is known to be in the host's network namespace.
+    /// Returns true if the asker is known to be in the host's network namespace.
     fn is_known_host(&self) -> bool;
 }
 
-/// The maps that a decision reads, and the clock and chance that it depends on.
+/// The maps that a decision reads, the clock, and the random numbers.
 pub trait Maps {
-    /// The index of the record of a front, from the map `svc`. It may be another front's by now.
+    /// Returns the index of the record of a frontend, from the map `svc`. A concurrent write may have
+    /// made it another frontend's.
     fn front_index(&self, key: &FrontKey) -> Option<u32>;
 
-    /// A record of a front.
+    /// Returns the record of a frontend.
     fn front(&self, index: u32) -> Option<&Front>;
 
-    /// A slot of a set.
+    /// Returns a slot of a set.
     fn slot(&self, index: u32) -> Option<&Slot>;
 
-    /// A range of clients.
+    /// Returns a range of clients.
     fn source(&self, index: u32) -> Option<&Source>;
 
-    /// A backend.
+    /// Returns a backend.
     fn backend(&self, index: u32) -> Option<&Backend>;
 
-    /// The entry of a client, if it is that of the key.
+    /// Returns the entry of a client, if the entry echoes the key.
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity>;
 
-    /// Notes the backend of a client, or only if none is noted yet; says whether it was noted.
+    /// Stores the backend of a client, with `is_new` only if none is stored; returns true if it was
+    /// stored.
     fn insert_affinity(&self, entry: &Affinity, is_new: bool) -> bool;
 
-    /// The number of open sockets that remember a backend, modulo 2^64.
+    /// Returns the number of open sockets that remember a backend, modulo 2^64.
     fn open_at(&self, backend: u32) -> u64;
 
-    /// The next number in turn for a service port.
+    /// Returns the next round-robin number of a service port.
     fn turn(&self, service: u32) -> Option<u32>;
 
-    /// A uniform random number.
+    /// Returns a uniform random number.
     fn random(&self) -> u32;
 
-    /// Nanoseconds of the monotonic clock.
+    /// Returns the nanoseconds of the monotonic clock.
     fn now(&self) -> u64;
 
-    /// The state of a backend, which may change while it is read.
+    /// Returns the state of a backend, which the daemon may change concurrently.
     #[inline(always)]
     fn state(&self, backend: &Backend) -> State {
         backend.state
     }
 
-    /// The sets of a backend, which may change while it is read.
+    /// Returns the sets of a backend, which the daemon may change concurrently.
     #[inline(always)]
     fn sets(&self, backend: &Backend) -> Membership {
         backend.sets
     }
 
-    /// A backend that a record holds itself.
+    /// Returns a backend that the record itself contains.
     #[inline(always)]
     #[expect(clippy::as_conversions, reason = "`From` is not for every usize")]
     fn near<'a>(&self, front: &'a Front, place: u32) -> Option<&'a Near> {
         front.near.get(place as usize)
     }
 
-    /// The step [`decide::place`].
+    /// Runs the step [`decide::place`].
     #[inline(always)]
     fn place(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<u32> {
         decide::place(self, record.front, traffic, caller)
     }
 
-    /// The step [`decide::kept`].
+    /// Runs the step [`decide::kept`].
     #[inline(always)]
     fn kept(&self, record: Record<'_>, traffic: Traffic, caller: Caller) -> Option<Kept> {
         decide::kept(self, record.front, traffic, caller)
     }
 
-    /// Whether the address of a client, in halves, is in one of the ranges of a set.
+    /// Returns true if the client's address, given as halves, is in one of the ranges of a set.
     #[inline(always)]
     fn is_among(&self, sources: Set, halves: [u64; 2]) -> bool {
         let address = Address::from_halves(halves);
@@ -196,31 +200,31 @@ pub trait Maps {
     }
 }
 
-/// A record of a front, and its index.
+/// A record of a frontend, and its index in the array `front`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Record<'a> {
-    /// Its index.
+    /// The index of the record.
     pub index: u32,
     /// The record.
     pub front: &'a Front,
 }
 
-/// The backend that a client keeps.
+/// The backend of a client with affinity.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Kept {
-    /// Its index.
+    /// The index of the backend.
     pub index: u32,
-    /// Whether the client had it before.
+    /// True if the client had this backend before.
     pub is_old: bool,
 }
 
 impl Kept {
-    /// The bit beside an index that its client had before.
+    /// The bit that is set if the client had the backend before.
     const OLD: u64 = 1 << 32;
-    /// The word for none.
+    /// The word for no backend.
     const NONE: u64 = u64::MAX;
 
-    /// One word, which functions hand on in a register.
+    /// Packs a result into one word, which functions pass in a register.
     #[inline(always)]
     #[must_use]
     pub fn to_word(kept: Option<Self>) -> u64 {
@@ -237,7 +241,7 @@ impl Kept {
         }
     }
 
-    /// What such a word was made of.
+    /// Unpacks a word of [`Kept::to_word`].
     #[inline(always)]
     #[must_use]
     pub fn from_word(word: u64) -> Option<Self> {

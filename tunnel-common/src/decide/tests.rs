@@ -11,10 +11,10 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Maps with one front, at index 5.
+/// Maps with one frontend, at index 5.
 struct Memory {
     front: Front,
-    /// The index that every key leads to.
+    /// The index to which every key leads.
     index: Option<u32>,
     slots: Vec<Slot>,
     sources: Vec<Source>,
@@ -24,7 +24,7 @@ struct Memory {
     turn: Cell<u32>,
     now: Cell<u64>,
     affinity: RefCell<BTreeMap<u32, &'static Affinity>>,
-    /// An entry that another connection notes right before this one would.
+    /// An entry that another connection stores right before this one would.
     quicker: Option<&'static Affinity>,
 }
 
@@ -82,7 +82,7 @@ impl Maps for Memory {
     }
 }
 
-/// A client: its address if that is known, and whether it is bound or on the host.
+/// A client: its address, if known, and whether it is bound or on the host.
 struct Client {
     address: Option<[u8; 4]>,
     is_bound: bool,
@@ -134,7 +134,7 @@ fn key_of(ip: [u8; 4]) -> FrontKey {
     )
 }
 
-/// A record without anything but its key.
+/// Returns a record with nothing but its key.
 pub(crate) const fn record(key: FrontKey) -> Front {
     const NOTHING: Set = Set { base: 0, len: 0 };
     Front {
@@ -151,7 +151,7 @@ pub(crate) const fn record(key: FrontKey) -> Front {
     }
 }
 
-/// A front with as many backends in its set for all, the last of them in that for this node too.
+/// Returns a frontend with this many backends in `cluster`, the last of which is in `local` too.
 fn memory(backends: u8) -> Memory {
     let serving = State::default().next_use();
     let len = u32::from(backends);
@@ -197,7 +197,7 @@ fn memory(backends: u8) -> Memory {
     }
 }
 
-/// The index that a client is given, and the reason.
+/// Returns the index that a client gets, and the reason.
 fn chosen(memory: &Memory, client: &Client, traffic: Traffic) -> Result<(u32, Reason), NoChoice> {
     let record = Record {
         index: 5,
@@ -269,7 +269,7 @@ fn each_kind_of_traffic_has_its_set() {
     memory.front.flags |= Front::PACKETS_LOCAL;
 
     assert_eq!(sent(&memory), Ok(0));
-    // Not the first that the record holds: those are the sockets'.
+    // Not the first backend of `near`, which is the sockets'.
     assert_eq!(
         chosen(&memory, &POD, Traffic::Packets),
         Ok((2, Reason::Translated))
@@ -317,7 +317,7 @@ fn only_clients_of_the_ranges_may_use_a_front_that_has_some() {
     let unknown = client(None, false, false);
     assert_eq!(sent_for(&memory, &unknown), Err(NoChoice::Unknown));
 
-    // The planner decides for the host, unless the socket is bound or the planner doesn't know.
+    // The planner decides for the host, unless the socket is bound or the planner lacks its addresses.
     assert_eq!(sent_for(&memory, &HOST), Err(NoChoice::Refused));
     memory.front.flags |= Front::ADMITS_HOST;
     assert_eq!(sent_for(&memory, &HOST), Ok(0));
@@ -350,7 +350,7 @@ fn each_algorithm_chooses_in_its_way() {
         memory.front.algorithm = Algorithm::DESTINATION_HASH;
         assert_eq!(sent(&memory), sent_for(&memory, &HOST));
 
-        // The numbers draw places 0 and 1.
+        // The numbers draw offsets 0 and 1.
         memory.front.algorithm = Algorithm::LEAST_CONN;
         memory.open = vec![2, 1];
         assert_eq!(sent(&memory), Ok(1));
@@ -376,7 +376,7 @@ fn a_client_keeps_its_backend_while_it_serves_and_the_time_lasts() {
 
     memory.backends[2].state = memory.backends[2].state.gone();
     assert_eq!(connect(&memory, 0, 129), (0, Reason::Translated));
-    // The index went to another service port.
+    // The index was reassigned to another service port.
     memory.backends[0].service = 4;
     assert_eq!(connect(&memory, 1, 130), (1, Reason::Translated));
 }

@@ -11,8 +11,8 @@ fn key(port: u16) -> FrontKey {
     FrontKey::new(address, Port::from_host(port), Protocol::TCP)
 }
 
-/// Looks up the key of port 80. Each look meets the next of `indices`, then the last for ever; record
-/// 1 is that of the key, 0 is another's, and there are no others. Also tells how many looks there were.
+/// Looks up the key of port 80. Each lookup gets the next of `indices`, then always the last; record 1
+/// is that of the key, record 0 another key's, and no other exists. Also returns the number of lookups.
 fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Front)>, usize) {
     let looks = Cell::new(0);
     let Ok::<_, Infallible>(found) = look_up(

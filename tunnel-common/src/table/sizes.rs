@@ -1,12 +1,12 @@
-//! How large maps are: what the config gives, and how many entries that makes.
+//! The sizes of maps: the numbers in the config, and the number of entries that results.
 
 use super::{BE, Entries, FRONT, MAPS, Map, SLOT, SOURCE, STEER, STEERED};
 
-/// Declares the sizes: the word in `bpf.maps`, the size, the part it belongs to, and its default.
+/// Declares the sizes: the word in `bpf.maps`, the size, its part, and the default.
 macro_rules! sizes {
     ($($(#[$doc:meta])* $word:ident: $name:ident of $part:ident = $default:literal;)+) => {
-        /// How many entries the maps give room for (`bpf.maps` of the config). The arrays are larger, for
-        /// the time in which the old and the new are both there.
+        /// The capacity of the maps (`bpf.maps` of the config). The arrays are larger, since old and new
+        /// entries coexist during a change.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         #[cfg_attr(
             feature = "user",
@@ -17,23 +17,23 @@ macro_rules! sizes {
             $($(#[$doc])* pub $word: u32,)+
         }
 
-        /// A size that the config gives.
+        /// A size in the config.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
         pub enum Size {
             $($(#[$doc])* $name,)+
         }
 
         impl Size {
-            /// Each of them, in the order of the config.
+            /// Every size, in the order of the config.
             pub const ALL: [Self; [$($default),+].len()] = [$(Self::$name),+];
 
-            /// Its word in `bpf.maps`.
+            /// Returns the word of the size in `bpf.maps`.
             #[must_use]
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$name => stringify!($word),)+ }
             }
 
-            /// The maps that are made anew where it changes.
+            /// Returns the maps that are replaced if the size changes.
             #[must_use]
             pub const fn part(self) -> Part {
                 match self { $(Self::$name => Part::$part,)+ }
@@ -41,13 +41,13 @@ macro_rules! sizes {
         }
 
         impl Sizes {
-            /// One of them.
+            /// Returns the number of a size.
             #[must_use]
             pub const fn of(self, size: Size) -> u32 {
                 match size { $(Size::$name => self.$word,)+ }
             }
 
-            /// The same with another number for one of them.
+            /// Returns these sizes with another number for one of them.
             #[must_use]
             pub const fn with(mut self, size: Size, number: u32) -> Self {
                 match size { $(Size::$name => self.$word = number,)+ }
@@ -64,43 +64,43 @@ macro_rules! sizes {
 }
 
 sizes! {
-    /// Addresses with port and protocol that are translated.
+    /// Frontends: addresses with port and protocol that are translated.
     fronts: Fronts of Services = 32_768;
-    /// Places in sets: each endpoint of each Service port counts once.
+    /// Slots of sets: each endpoint of each Service port counts once.
     slots: Slots of Services = 131_072;
     /// Backends: each endpoint of each Service port counts once.
     backends: Backends of Services = 65_536;
-    /// Ranges of clients that may use the address of a load balancer: each of a Service port counts
-    /// once, those that touch as one.
+    /// Ranges of clients that may use the address of a load balancer: each range of a Service port
+    /// counts once, adjoining ranges as one.
     sources: Sources of Services = 4096;
     /// Addresses and ports of edge nodes that are steered.
     steering: Steering of Steering = 16_384;
-    /// Clients that keep their backend: each of each Service port counts once.
+    /// Clients that keep their backend: each client of each Service port counts once.
     affinity: Affinity of Affinity = 16_384;
 }
 
-/// Maps that hang together by their indices, and are made anew together.
+/// Maps that refer to each other by index, and are replaced together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Part {
-    /// Those of Services.
+    /// The maps of Services.
     Services,
-    /// Those of steering, which `tunnel.steering` of the config asks for; without it they are as small
-    /// as they can be.
+    /// The maps of steering, which `tunnel.steering` of the config enables; without it they have the
+    /// least possible size.
     Steering,
-    /// That of clients that keep their backend.
+    /// The map of clients that keep their backend.
     Affinity,
 }
 
 impl Part {
-    /// Each of them.
+    /// Every part.
     pub const ALL: [Self; 3] = [Self::Services, Self::Steering, Self::Affinity];
 }
 
 impl Sizes {
-    /// The size of maps that no config asks for; none can.
+    /// The size of maps that the config doesn't enable; no config can set it.
     pub const UNASKED: u32 = 0;
 
-    /// So many of each.
+    /// Returns sizes that are all this number.
     #[must_use]
     pub const fn each(number: u32) -> Self {
         Self {
@@ -113,27 +113,28 @@ impl Sizes {
         }
     }
 
-    /// Each with its word in the config.
+    /// Returns each size with its word in the config.
     pub fn words(self) -> impl Iterator<Item = (&'static str, u32)> {
         Size::ALL
             .into_iter()
             .map(move |size| (size.word(), self.of(size)))
     }
 
-    /// The same with those of a part as another has them.
+    /// Returns these sizes with those of a part taken from `other`.
     #[must_use]
     pub fn with_part(self, part: Part, other: Self) -> Self {
         let of_part = Size::ALL.into_iter().filter(|size| size.part() == part);
         of_part.fold(self, |sizes, size| sizes.with(size, other.of(size)))
     }
 
-    /// The same without a part that the config doesn't ask for: its maps are as small as they can be.
+    /// Returns these sizes with the least possible size for a part, which the config doesn't enable.
     #[must_use]
     pub fn without(self, part: Part) -> Self {
         self.with_part(part, Self::each(Self::UNASKED))
     }
 
-    /// The sizes that maps were made with, by how many entries those have. Nothing if one is missing.
+    /// Returns the sizes that maps were created with, by their numbers of entries; none if a map is
+    /// missing.
     pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
         Size::ALL
             .into_iter()
@@ -147,58 +148,58 @@ impl Sizes {
             })
     }
 
-    /// Entries of the array `front`.
+    /// Returns the number of entries of the array `front`.
     #[must_use]
     pub const fn front_entries(self) -> u32 {
         FRONT.entries(self, 1)
     }
 
-    /// Entries of the array `steered`.
+    /// Returns the number of entries of the array `steered`.
     #[must_use]
     pub const fn steered_entries(self) -> u32 {
         STEERED.entries(self, 1)
     }
 
-    /// Entries of the hash `steer`.
+    /// Returns the number of entries of the hash `steer`.
     #[must_use]
     pub const fn steer_entries(self) -> u32 {
         STEER.entries(self, 1)
     }
 
-    /// Entries of the array `slot`.
+    /// Returns the number of entries of the array `slot`.
     #[must_use]
     pub const fn slot_entries(self) -> u32 {
         SLOT.entries(self, 1)
     }
 
-    /// Entries of the array `source`.
+    /// Returns the number of entries of the array `source`.
     #[must_use]
     pub const fn source_entries(self) -> u32 {
         SOURCE.entries(self, 1)
     }
 
-    /// Entries of the array `be`.
+    /// Returns the number of entries of the array `be`.
     #[must_use]
     pub const fn backend_entries(self) -> u32 {
         BE.entries(self, 1)
     }
 }
 
-/// How many entries a map has for a size.
+/// The number of entries of a map for a size.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Rule {
-    /// As many.
+    /// The size itself.
     Exactly,
-    /// An eighth and 64 more, for the time in which the old and the new are both there.
+    /// An eighth and 64 more, since old and new entries coexist during a change.
     Spare,
     /// One more, for the daemon's probe.
     Probe,
-    /// Twice as many, since an index rests when it isn't used any more, and one for the daemon's probe.
+    /// Twice as many, since a removed index is in quarantine before it is reused, and one for the probe.
     Resting,
 }
 
 impl Rule {
-    /// The entries of a map for a size: one that the config admits, or that of a map.
+    /// Returns the number of entries of a map for a size: one that the config admits, or that of a map.
     #[must_use]
     pub const fn entries(self, size: u32) -> u32 {
         match self {
@@ -209,7 +210,8 @@ impl Rule {
         }
     }
 
-    /// The size that a map of so many entries gives room for; none where it has fewer than any of ours.
+    /// Returns the size for which a map of this number of entries has room; 0 if it has fewer than any
+    /// of our maps.
     #[must_use]
     pub const fn room(self, entries: u32) -> u32 {
         match self {
@@ -226,7 +228,7 @@ impl Rule {
 }
 
 impl Size {
-    /// The array that has it and room to spare, whose entries are counted for it.
+    /// Returns the array of this size with spare entries, whose free entries are counted for the size.
     #[must_use]
     pub fn array(self) -> Option<&'static Map> {
         let rule = Entries::Of(self, Rule::Spare);

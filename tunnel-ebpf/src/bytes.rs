@@ -6,7 +6,7 @@ use aya_ebpf::{
     helpers::generated::bpf_skb_load_bytes_relative, programs::TcContext,
 };
 
-/// The protocol of the network layer (`ETH_P_…`), in host byte order.
+/// Returns the protocol of the network layer (`ETH_P_…`), in host byte order.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     #[expect(
@@ -16,7 +16,7 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     u16::from_be(ctx.skb.protocol() as u16)
 }
 
-/// The last two bytes of a word of the packet, in host byte order.
+/// Returns the last two bytes of a word of the packet, in host byte order.
 #[inline(always)]
 pub(crate) const fn low_half(word: u32) -> u16 {
     #[expect(
@@ -27,8 +27,8 @@ pub(crate) const fn low_half(word: u32) -> u16 {
     half
 }
 
-/// Words of the network header, from an offset in it, as they are in the packet; nothing if the
-/// packet ends before.
+/// Reads words of the network header, from an offset in it, in network byte order; none if the packet
+/// ends before.
 #[inline(always)]
 pub(crate) fn load<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
     let mut words = [0_u32; WORDS];

@@ -1,4 +1,4 @@
-//! Who asks for a backend: the address that a socket has, or will have.
+//! The client that asks for a backend: the address that a socket has, or will get.
 #![expect(unsafe_code, reason = "some functions have names of their own")]
 
 use tunnel_common::{
@@ -17,17 +17,17 @@ use crate::{
     steering,
 };
 
-/// How many devices of a namespace are looked at. Fallback devices of tunnels, up to nine, may come
-/// before that of a pod.
+/// The maximum number of devices of a namespace that are scanned. Up to nine fallback devices of tunnels
+/// may precede that of a pod.
 const DEVICES: u32 = 16;
 
-/// How many addresses of a device are looked at.
+/// The maximum number of addresses of a device that are scanned.
 const ADDRESSES: u32 = 8;
 
-/// Where an entry of a list of the kernel's (`struct list_head`) has the one before it, in bytes.
+/// The offset of `prev` in `struct list_head`, in bytes.
 const PREVIOUS: usize = size_of::<usize>();
 
-/// The socket that a hook runs for, as it asks for a backend.
+/// The socket of a hook, which asks for a backend.
 pub(crate) struct Asking<'a, S>(pub(crate) &'a S);
 
 impl<S: Sock> Asker for Asking<'_, S> {
@@ -52,8 +52,8 @@ impl<S: Sock> Asker for Asking<'_, S> {
     }
 }
 
-/// The client that a socket is, as it dials an address of that family: the address that it has, or else
-/// the first of that family that its network namespace has, or else the namespace.
+/// Returns the client of a socket, as it dials an address of that family: the socket's own address, or
+/// else the first address of the family in its network namespace, or else the namespace.
 #[inline(always)]
 fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
     let address = sock
@@ -67,7 +67,7 @@ fn of<S: Sock>(sock: &S, is_v4: bool) -> Caller {
 
 #[inline(always)]
 fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
-    // The loader tells all places or none.
+    // The loader sets all offsets or none.
     if place::<SOCK_NET>() == 0 {
         return None;
     }
@@ -86,23 +86,23 @@ fn of_namespace<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
     }
 }
 
-/// Where the first IPv4 address is that the network namespace of a socket has, and that is not for a
-/// link only; 0 if there is none. A function with a name of its own is verified once, and not again
-/// with everything that comes after each of its ends.
+/// Returns the pointer to the first IPv4 address in a socket's network namespace that is not for a link
+/// only; 0 if there is none. The verifier checks a global function once, and not again with the
+/// remainder of the program after each of its exits.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
     first(socket, |device| first_v4_of(device)).unwrap_or(0)
 }
 
-/// As [`first_v4`], of IPv6.
+/// Returns the same for IPv6.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
     first(socket, |device| first_v6_of(device)).unwrap_or(0)
 }
 
-/// What is found first on the devices that are up and no loopback.
+/// Returns the first result of `of` for the devices that are up and not loopback.
 #[inline(always)]
 fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
     let net: usize = peek(socket + place::<SOCK_NET>())?;
@@ -126,19 +126,19 @@ fn first(socket: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
     None
 }
 
-/// Where the first IPv4 address of a device is that is not for its link only; 0 if it has none. With a
-/// name of its own, as [`first_v4`].
+/// Returns the pointer to the first IPv4 address of a device that is not for its link only; 0 if there
+/// is none. A global function, as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4_of(device: usize) -> usize {
     v4_of(device).unwrap_or(0)
 }
 
-/// As [`first_v4_of`], of IPv6.
+/// Returns the same for IPv6.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6_of(device: usize) -> usize {
-    // An address that is being removed leads nowhere any more. It is in no list by then.
+    // An address that is removed during the walk points to no next one. A second walk misses it.
     v6_of(device).or_else(|| v6_of(device)).unwrap_or(0)
 }
 
@@ -162,9 +162,9 @@ fn v4_of(device: usize) -> Option<usize> {
     None
 }
 
-/// The list begins with the newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's
-/// `net/ipv6/addrconf.c`), so it is followed from its end: what is for the link only, and then the
-/// address that the device has had for longest.
+/// Returns the pointer to the address that a device has had for longest, without those for its link. The
+/// list begins with the newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's
+/// `net/ipv6/addrconf.c`), so it is read from its end.
 #[inline(always)]
 fn v6_of(device: usize) -> Option<usize> {
     let known: usize = peek(device + place::<DEVICE_V6>())?;

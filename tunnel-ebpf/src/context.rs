@@ -1,7 +1,7 @@
-//! Safe views of the contexts that the kernel hands to the socket hooks.
+//! Safe views of the contexts that the kernel passes to the socket hooks.
 //!
-//! Every field is read and written with one volatile access of 32 bits: the verifier refuses the
-//! 64-bit accesses that LLVM would merge neighbours into.
+//! Every field is read and written with one volatile access of 32 bits: the verifier rejects the 64-bit
+//! accesses into which LLVM would merge neighbours.
 #![expect(unsafe_code, reason = "the context is a raw pointer of the kernel's")]
 
 use core::{
@@ -26,45 +26,45 @@ use tunnel_common::{
     service::FrontKey,
 };
 
-/// The verdict of a hook: the system call goes on.
+/// The verdict of a hook with which the system call continues.
 pub(crate) const ALLOW: i32 = 1;
 
-/// The verdict of a hook: the system call fails, with EPERM unless the error was set.
+/// The verdict of a hook with which the system call fails, with EPERM unless another error was set.
 pub(crate) const DENY: i32 = 0;
 
-/// The licence as the kernel reads it: it lends most helpers to GPL-compatible programs only.
+/// The licence, which the kernel reads: most helpers are for GPL-compatible programs only.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// Whether `bpf_set_retval` may be called from socket hooks (Linux 6.1 and later). Set by the
-/// loader; where it is 0 the verifier never sees the call.
+/// 1 if socket hooks may call `bpf_set_retval` (Linux 6.1 and later). Set by the loader; with 0 the
+/// verifier removes the call.
 #[unsafe(no_mangle)]
 static RETVAL_SETTABLE: Global<u8> = Global::new(0);
 
-/// The mark of the daemon's own sockets, which are left alone. Set by the loader; where it is 0
-/// there are none, and the verifier never sees the look at the mark.
+/// The mark of the daemon's own sockets, which are left alone. Set by the loader; with 0 no socket has
+/// it, and the verifier removes the check.
 #[unsafe(no_mangle)]
 static OWN_MARK: Global<u32> = Global::new(0);
 
-/// Whether connects to edge nodes are steered. Set by the loader.
+/// 1 if connects to edge nodes are steered. Set by the loader.
 #[unsafe(no_mangle)]
 static STEERING: Global<u8> = Global::new(0);
 
-/// Where `struct sock` has the bit `sk_kern_sock`: the byte, and the bit in it. Set by the loader,
-/// from the kernel's description of its types; where the bit is 0 it is not known, and the verifier
-/// never sees the look at it.
+/// The byte of `struct sock` that contains the bit `sk_kern_sock`, by its offset. Set by the loader from
+/// the kernel's BTF, with [`KERN_SOCK_BIT`].
 #[unsafe(no_mangle)]
 static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
-/// As [`KERN_SOCK_BYTE`].
+/// The mask of `sk_kern_sock` in that byte; with 0 it is unknown, and the verifier removes the check.
 #[unsafe(no_mangle)]
 static KERN_SOCK_BIT: Global<u8> = Global::new(0);
 
-/// The steering prefixes that the guard keeps outsiders from: the network, then the mask, as words in network byte order. Set by the loader. A
-/// network that its own mask takes bits from is that of no address.
+/// The steering prefixes that the guard protects from outside: the network, then the mask, as words in
+/// network byte order. Set by the loader. A network with bits outside its mask, as here, matches no
+/// address.
 #[unsafe(no_mangle)]
 pub(crate) static GUARD_V4: [Global<u32>; 2] = [Global::new(u32::MAX), Global::new(0)];
-/// As [`GUARD_V4`], with four words each.
+/// The same for IPv6, with four words each.
 #[unsafe(no_mangle)]
 pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     const NONE: Global<u32> = Global::new(u32::MAX);
@@ -72,22 +72,22 @@ pub(crate) static GUARD_V6: [Global<u32>; 8] = {
     [NONE, NONE, NONE, NONE, ALL, ALL, ALL, ALL]
 };
 
-/// Where the kernel keeps what is read of it, by the constants of `tunnel_common::kernel`. Set by
-/// the loader, if it knows; where it doesn't the verifier never sees the looks.
+/// The offsets in the kernel's structures, indexed by the constants of `tunnel_common::kernel`. Set by
+/// the loader if they are known; with 0 the verifier removes the reads.
 #[unsafe(no_mangle)]
 static KERNEL_PLACES: [Global<u32>; PLACES] = {
     const UNKNOWN: Global<u32> = Global::new(0);
     [UNKNOWN; PLACES]
 };
 
-/// Where the kernel keeps something; 0 for everything if that is not known.
+/// Returns one of these offsets; 0 for all of them if they are unknown.
 #[inline(always)]
 pub(crate) fn place<const PLACE: usize>() -> usize {
     const { assert!(PLACE < PLACES, "a place that there is") };
     KERNEL_PLACES[PLACE].load() as usize
 }
 
-/// Plain numbers: every bit pattern is a value.
+/// A plain number, for which every bit pattern is valid.
 pub(crate) trait Plain: Copy {}
 
 impl Plain for u8 {}
@@ -95,15 +95,14 @@ impl Plain for u32 {}
 impl Plain for usize {}
 impl Plain for [u32; 4] {}
 
-/// Reads the kernel's memory. What is there may change meanwhile; where nothing is mapped, nothing is
-/// read.
+/// Reads the kernel's memory. The content may change concurrently; an unmapped address returns none.
 #[inline(always)]
 pub(crate) fn peek<T: Plain>(address: usize) -> Option<T> {
     copy(ptr::without_provenance(address))
 }
 
-/// The address that the socket of a hook has in the kernel's memory. The verifier lets nobody count
-/// on from a pointer to a socket, but the bytes of the pointer can be copied.
+/// Returns the kernel address of the socket of a hook. The verifier allows no arithmetic on a pointer to
+/// a socket, but its bytes can be copied.
 #[inline(always)]
 pub(crate) fn address_of_socket(ctx: &SockAddrContext) -> Option<usize> {
     let socket = socket(ctx);
@@ -121,24 +120,24 @@ fn copy<T: Plain>(from: *const c_void) -> Option<T> {
     (failed == 0).then(|| unsafe { value.assume_init() })
 }
 
-/// Whether connects to edge nodes are steered.
+/// Returns true if connects to edge nodes are steered.
 #[inline(always)]
 pub(crate) fn is_steering() -> bool {
     STEERING.load() != 0
 }
 
-/// The socket of a hook and the address it dials, sends to or heard from.
+/// The socket of a hook, and the address that it dials, sends to or received from.
 pub(crate) trait Sock {
-    /// The context.
+    /// Returns the context.
     fn context(&self) -> &SockAddrContext;
 
-    /// The address in the context.
+    /// Returns the address in the context.
     fn address(&self) -> Address;
 
     /// Replaces address and port in the context.
     fn set(&self, address: &Address, port: Port);
 
-    /// The port in the context.
+    /// Returns the port in the context.
     #[inline(always)]
     fn port(&self) -> Port {
         let word = read(self.context(), offset_of!(bpf_sock_addr, user_port));
@@ -149,25 +148,25 @@ pub(crate) trait Sock {
         Port::from_network(word as u16)
     }
 
-    /// The protocol of the socket, if it is one that is translated.
+    /// Returns the protocol of the socket, if it is one that is translated.
     #[inline(always)]
     fn protocol(&self) -> Option<Protocol> {
         Protocol::of_socket(read(self.context(), offset_of!(bpf_sock_addr, protocol)))
     }
 
-    /// The front key that the socket dials, if its protocol is translated.
+    /// Returns the frontend key that the socket dials, if its protocol is translated.
     #[inline(always)]
     fn key(&self) -> Option<FrontKey> {
         Some(FrontKey::new(self.address(), self.port(), self.protocol()?))
     }
 
-    /// Whether the socket is bound to a network device.
+    /// Returns true if the socket is bound to a network device.
     #[inline(always)]
     fn is_bound_to_device(&self) -> bool {
         field(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
     }
 
-    /// The address of a family that the socket was bound to, or was given when it was connected.
+    /// Returns the address of a family to which the socket is bound, or which it got at its connect.
     #[inline(always)]
     fn own_address(&self, is_v4: bool) -> Option<Address> {
         let ctx = self.context();
@@ -186,15 +185,15 @@ pub(crate) trait Sock {
         ((a | b | c | d) != 0).then_some(Address::from_words(words))
     }
 
-    /// Whether the socket is one of the daemon's own.
+    /// Returns true if the socket is one of the daemon's own.
     #[inline(always)]
     fn is_own(&self) -> bool {
         let mark = OWN_MARK.load();
         mark != 0 && field(self.context(), offset_of!(bpf_sock, mark)) == mark
     }
 
-    /// Whether the socket is one of the kernel's own (NFS, the inner ones of MPTCP), whose close runs
-    /// no hook.
+    /// Returns true if the socket is one of the kernel's own (NFS, the inner sockets of MPTCP), whose
+    /// close runs no hook.
     #[inline(always)]
     fn is_of_kernel(&self) -> bool {
         let bit = KERN_SOCK_BIT.load();
@@ -206,14 +205,14 @@ pub(crate) trait Sock {
         byte.is_some_and(|byte| byte & bit != 0)
     }
 
-    /// The cookie of the network namespace that the socket is in.
+    /// Returns the cookie of the network namespace that the socket is in.
     #[inline(always)]
     fn namespace(&self) -> u64 {
         // SAFETY: the helper takes the context of this program type.
         unsafe { bpf_get_netns_cookie(self.context().as_ptr()) }
     }
 
-    /// The cookie of the socket: a number that no other socket has or had.
+    /// Returns the cookie of the socket: a number that no other socket has or has had.
     #[inline(always)]
     fn cookie(&self) -> u64 {
         // SAFETY: the helper takes the context of this program type.
@@ -221,7 +220,7 @@ pub(crate) trait Sock {
     }
 }
 
-/// The socket that a hook runs for.
+/// Returns the socket of a hook.
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
     // SAFETY: the kernel hands a valid context to the program, for as long as it runs.
@@ -258,7 +257,7 @@ fn write(ctx: &SockAddrContext, offset: usize, word: u32) {
     unsafe { place.wrapping_byte_add(offset).write_volatile(word) };
 }
 
-/// A view for the hooks that carry an IPv4 address.
+/// A view for the hooks with an IPv4 address.
 pub(crate) struct Sock4<'a>(&'a SockAddrContext);
 
 impl<'a> Sock4<'a> {
@@ -294,7 +293,7 @@ impl Sock for Sock4<'_> {
     }
 }
 
-/// A view for the hooks that carry an IPv6 address, v4-mapped ones among them.
+/// A view for the hooks with an IPv6 address, which may be v4-mapped.
 pub(crate) struct Sock6<'a>(&'a SockAddrContext);
 
 impl<'a> Sock6<'a> {
@@ -304,7 +303,7 @@ impl<'a> Sock6<'a> {
     }
 }
 
-/// Where the words of an IPv6 address are in the context.
+/// The offsets of the words of an IPv6 address in the context.
 const IP6: [usize; 4] = {
     let first = offset_of!(bpf_sock_addr, user_ip6);
     [first, first + 4, first + 8, first + 12]
@@ -342,8 +341,8 @@ impl Sock for Sock6<'_> {
     }
 }
 
-/// Makes the system call fail with an error number once the hook denies it. Says whether this
-/// kernel can.
+/// Sets the error of the system call for a hook that denies it. Returns false if this kernel has no
+/// helper for that.
 #[inline(always)]
 pub(crate) fn set_error(number: i32) -> bool {
     if RETVAL_SETTABLE.load() == 0 {
@@ -354,22 +353,22 @@ pub(crate) fn set_error(number: i32) -> bool {
     true
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns the nanoseconds of the monotonic clock.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
     // SAFETY: the helper has no precondition.
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// A random number.
+/// Returns a random number.
 #[inline(always)]
 pub(crate) fn random() -> u32 {
     // SAFETY: the helper has no precondition.
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// The same number, in a register from here on. Of one that the compiler keeps on the stack, and loads
-/// once to compare it and once more to use it, the verifiers of Linux 5.10 and 6.1 don't know the bounds.
+/// Returns the number unchanged, in a register. If the compiler keeps it on the stack, and loads it once
+/// to compare it and once more to use it, the verifiers of Linux 5.10 and 6.1 lose its bounds.
 #[inline(always)]
 pub(crate) fn in_register(number: u32) -> usize {
     let mut number = number as usize;

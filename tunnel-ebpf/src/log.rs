@@ -1,7 +1,7 @@
-//! Events for the log of user space: what a program did with a socket or packet.
+//! Events for the log of user space: the decision of a program on a socket or packet.
 //!
-//! Records are text of the form `name=value`; reasons and protocols are told by their numbers, since
-//! a text whose length is not known when this is compiled costs the verifier too much.
+//! Records are text of the form `name=value`. Reasons and protocols are numbers, since the verifier
+//! needs too long for a text whose length is unknown at compile time.
 
 use aya_ebpf::bindings::BPF_RB_AVAIL_DATA;
 use aya_log_ebpf::{
@@ -12,12 +12,12 @@ use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::Fron
 
 use crate::maps;
 
-/// How much the ring may hold for another record to be tried: of its 128 KiB, all but what records
-/// of several CPUs may take between the question and the answer.
+/// The amount of data in the ring up to which a new record is tried: its 128 KiB, less the records that
+/// several CPUs may write between the check and the write.
 const FULL: u64 = (128 - 8) << 10;
 
-/// Sends an event to user space. Where its level is not asked for, the verifier removes the code;
-/// where nobody empties the ring, the record is lost and counted.
+/// Sends an event to user space. If its level is disabled, the verifier removes the code; if the reader
+/// is too slow, the record is lost and counted.
 macro_rules! event {
     ($level:ident, $($text:tt)+) => {
         if level_enabled(Level::$level) && has_room() {
@@ -35,7 +35,7 @@ fn has_room() -> bool {
     false
 }
 
-/// A connect or datagram goes to a backend, or to the ingress.
+/// Logs a connect or datagram that is sent to a backend or to the ingress.
 #[inline(always)]
 pub(crate) fn translated(origin: &Origin, reason: Reason) {
     event!(
@@ -50,7 +50,7 @@ pub(crate) fn translated(origin: &Origin, reason: Reason) {
     );
 }
 
-/// A connect or datagram is refused.
+/// Logs a connect or datagram that is refused.
 #[inline(always)]
 pub(crate) fn refused(key: &FrontKey, reason: Reason) {
     event!(
@@ -63,7 +63,7 @@ pub(crate) fn refused(key: &FrontKey, reason: Reason) {
     );
 }
 
-/// A connect or datagram to nobody's front.
+/// Logs a connect or datagram to an address without a frontend.
 #[inline(always)]
 pub(crate) fn left_alone(key: &FrontKey) {
     event!(
@@ -75,7 +75,7 @@ pub(crate) fn left_alone(key: &FrontKey) {
     );
 }
 
-/// A datagram to a backend that the socket was given before.
+/// Logs a datagram to a backend that the socket already has.
 #[inline(always)]
 pub(crate) fn goes_on(key: &FrontKey) {
     event!(
@@ -87,7 +87,7 @@ pub(crate) fn goes_on(key: &FrontKey) {
     );
 }
 
-/// A VIP was put in the place of a backend.
+/// Logs the replacement of a backend's address by the VIP.
 #[inline(always)]
 pub(crate) fn put_back(origin: &Origin) {
     event!(
@@ -100,7 +100,7 @@ pub(crate) fn put_back(origin: &Origin) {
     );
 }
 
-/// A socket that remembered a translation was closed.
+/// Logs the close of a socket that has a translation.
 #[inline(always)]
 pub(crate) fn released(origin: &Origin) {
     event!(
@@ -115,7 +115,7 @@ pub(crate) fn released(origin: &Origin) {
     );
 }
 
-/// A packet from outside was dropped.
+/// Logs a packet from outside that was dropped.
 #[inline(always)]
 pub(crate) fn guarded(to: Address) {
     event!(

@@ -1,4 +1,4 @@
-//! Culvert's kernel programs as they are in `main.rs`, with their events logged.
+//! Culvert's kernel programs as in `main.rs`, with event logs.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]

@@ -1,4 +1,4 @@
-//! Culvert's kernel programs. Their events are logged by those of `logging.rs` only.
+//! Culvert's kernel programs. Those of `logging.rs` also log their events.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]

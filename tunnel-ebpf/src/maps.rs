@@ -1,4 +1,4 @@
-//! Every map of the data plane, once. No other module names a map.
+//! Every map of the data plane, once. No other module accesses a map.
 #![expect(unsafe_code, reason = "BPF map access")]
 
 use core::{arch::asm, ptr};
@@ -23,7 +23,7 @@ use tunnel_common::{
 
 use crate::context;
 
-// Sizes of 1 are set by the loader, from its config and the number of CPUs.
+// The loader sets the sizes of 1 here, by its config and the number of CPUs.
 #[btf_map(name = "svc")]
 static SVC: HashMap<FrontKey, u32, 1> = HashMap::new();
 #[btf_map(name = "front")]
@@ -34,7 +34,7 @@ static SLOT: Array<Slot, 1> = Array::new();
 static SOURCE: Array<Source, 1> = Array::new();
 #[btf_map(name = "be")]
 static BE: Array<Backend, 1> = Array::new();
-// The daemon maps it into its memory too.
+// The daemon maps it into its own memory too.
 #[btf_map(name = "conns")]
 static CONNS: Array<u64, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tally")]
@@ -59,17 +59,17 @@ const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
 
-/// The maps in the kernel, as a decision reads them.
+/// The maps in the kernel, for a decision.
 ///
-/// The steps that take more than a random number are functions with names of their own: the verifier
-/// follows those once, and not again with everything that comes after each of their ends.
+/// Steps that need more than a random number are global functions: the verifier checks those once, and
+/// not again with the remainder of the program after each of their exits.
 pub(crate) struct Kernel;
 
 impl decide::Maps for Kernel {
     #[inline(always)]
     fn front_index(&self, key: &FrontKey) -> Option<u32> {
         // SAFETY: the program runs in an RCU read section, so the element stays mapped. It may be
-        // reused for another key meanwhile, so this may be another front's index: `lookup::look_up`
+        // reused for another key meanwhile, so this may be another frontend's index: `lookup::look_up`
         // compares the key that the record echoes.
         unsafe { SVC.get(key) }.copied()
     }
@@ -94,7 +94,7 @@ impl decide::Maps for Kernel {
         BE.get(index)
     }
 
-    /// The element of the hash may be reused for another key at any moment.
+    /// Reads an entry, whose element may be reused for another key at any moment.
     #[inline(always)]
     fn affinity(&self, key: &AffinityKey) -> Option<&Affinity> {
         // SAFETY: the element stays mapped for the run of the program. Every bit pattern is a value,
@@ -120,8 +120,8 @@ impl decide::Maps for Kernel {
             .map_or(0, |count| unsafe { count.read_volatile() })
     }
 
-    /// A program that runs at this very moment on another CPU may be given the same number, which costs
-    /// one turn and nothing else.
+    /// Reads, then increments. A program on another CPU may concurrently get the same number, which
+    /// costs one turn and nothing else.
     #[inline(always)]
     fn turn(&self, service: u32) -> Option<u32> {
         let tally = TALLY.get_ptr_mut(service)?;
@@ -182,7 +182,7 @@ impl decide::Maps for Kernel {
     }
 }
 
-/// The word for no place.
+/// The word for no offset.
 const NO_PLACE: u64 = u64::MAX;
 
 #[inline(never)]
@@ -222,33 +222,33 @@ extern "C" fn is_among_sources(base: u32, len: u32, upper: u64, lower: u64) -> u
     select::is_among(Set { base, len }, &address, |index| SOURCE.get(index)).into()
 }
 
-/// Counts a socket that remembers a backend from now on.
+/// Adds one to the open connections of a backend.
 #[inline(always)]
 pub(crate) fn count_opened(index: u32) {
     add(CONNS.get_ptr_mut(index), 1);
 }
 
-/// Counts a socket that remembers a backend no more.
+/// Subtracts one from the open connections of a backend.
 #[inline(always)]
 pub(crate) fn count_closed(index: u32) {
-    // One less: the sum is taken modulo 2^64.
+    // Minus one, since the sum is modulo 2^64.
     add(CONNS.get_ptr_mut(index), u64::MAX);
 }
 
-/// Counts a connection or flow of a service port that is sent to a backend.
+/// Counts a connection or flow of a service port that was sent to a backend.
 #[inline(always)]
 pub(crate) fn count_sent(service: u32) {
     count_at_service(service, 0);
 }
 
-/// Counts a connection or datagram of a service port that is refused.
+/// Counts a connection or datagram of a service port that was refused.
 #[inline(always)]
 pub(crate) fn count_refused(service: u32) {
     count_at_service(service, 1);
 }
 
-/// A function with a name of its own has a frame of its own: its caller has little room left. A
-/// service port that has no counts is none.
+/// Increments a counter of a service port, if it has counters. A global function has a stack frame of
+/// its own; that of its caller has little room left.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
@@ -266,7 +266,7 @@ extern "C" fn count_at_service(service: u32, is_refused: u32) -> u32 {
     1
 }
 
-/// What the socket remembers.
+/// Returns the last translation of a socket.
 #[inline(always)]
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket of the context.
@@ -276,7 +276,7 @@ pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Notes that the flow of a socket was used.
+/// Stores the time of the last use of a socket's flow.
 #[inline(always)]
 pub(crate) fn touch(origin: &'static Origin, now: u64) {
     let used = (&raw const origin.used).cast_mut();
@@ -284,7 +284,7 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
     unsafe { used.write_volatile(now) };
 }
 
-/// Notes that a socket has older translations beside the one it remembers.
+/// Marks a socket that has older translations in `overflow`.
 #[inline(always)]
 pub(crate) fn mark_overflowed(origin: &'static Origin) {
     let flags = (&raw const origin.flags).cast_mut();
@@ -293,8 +293,8 @@ pub(crate) fn mark_overflowed(origin: &'static Origin) {
     unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
 }
 
-/// Makes the socket remember a translation if it remembers none. Gives what it remembers now,
-/// which is another's if a thread was quicker, or nothing if there is no memory for it.
+/// Stores a translation of a socket that has none. Returns the stored one, which is another if a
+/// concurrent thread was first, or none if memory is short.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket of the context; the initial value is whole before the
@@ -304,15 +304,15 @@ pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Optio
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Makes the socket forget. Readers that hold the value keep it as it was. Says whether there was
-/// one.
+/// Removes the translation of a socket. Readers that hold the value keep it unchanged. Returns true if
+/// there was one.
 #[inline(always)]
 pub(crate) fn remove_origin(ctx: &SockAddrContext) -> bool {
     // SAFETY: the helper takes the socket of the context. It fails only if there is no value.
     unsafe { ORIGIN.delete(context::socket(ctx)) }.is_ok()
 }
 
-/// What a socket that is being closed remembers.
+/// Returns the last translation of a socket that is being closed.
 #[inline(always)]
 pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     let sock: *mut bpf_sock = ctx.sock;
@@ -329,7 +329,7 @@ pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     unsafe { value.cast_const().cast::<Origin>().as_ref() }
 }
 
-/// An older translation of a socket, if the entry is that of the key.
+/// Returns an older translation of a socket, if the entry echoes the key.
 #[inline(always)]
 pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
     // SAFETY: the element stays mapped for the run of the program, but may be reused for another
@@ -342,11 +342,11 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
     }
 }
 
-/// Keeps an older translation of a socket. The map evicts what was not used for longest.
+/// Stores an older translation of a socket. The map evicts the least recently used entry.
 #[inline(always)]
 pub(crate) fn insert_overflow(entry: &Overflow) {
-    // The map is an LRU: the insert fails only when every entry is being changed at this moment,
-    // and then the flow chooses anew.
+    // The map is an LRU: the insert fails only if every entry is being changed at this moment, and then
+    // the flow chooses again.
     #[expect(
         clippy::needless_borrows_for_generic_args,
         reason = "a copy takes room on the stack"
@@ -354,39 +354,39 @@ pub(crate) fn insert_overflow(entry: &Overflow) {
     let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
 }
 
-/// Drops an older translation of a socket.
+/// Removes an older translation of a socket.
 #[inline(always)]
 pub(crate) fn remove_overflow(key: &OverflowKey) {
     let _absent: Result<(), i32> = OVERFLOW.remove(key);
 }
 
-/// The index of the record of an address and port of an edge node.
+/// Returns the index of the record of an address and port of an edge node.
 #[inline(always)]
 pub(crate) fn steer_index(key: &SteeringKey) -> Option<u32> {
     // SAFETY: as for `front_index`.
     unsafe { STEER.get(key) }.copied()
 }
 
-/// The record of an address and port of an edge node; but for the time of its removal it is not
-/// changed while a program can reach it.
+/// Returns the record of an address and port of an edge node. While a program can reach it, only the
+/// time of its removal changes.
 #[inline(always)]
 pub(crate) fn steered(index: u32) -> Option<&'static Steered> {
     STEERED.get(index)
 }
 
-/// The cookie of the host's network namespace; 0 as long as it is not known.
+/// Returns the cookie of the host's network namespace; 0 until it is known.
 #[inline(always)]
 pub(crate) fn host() -> u64 {
     HOST.get(0).copied().unwrap_or(0)
 }
 
-/// The families whose steering prefix is routed to this node: bits of `Steered::ROUTED_*`.
+/// Returns the families whose steering prefix is routed to this node: bits of `Steered::ROUTED_*`.
 #[inline(always)]
 pub(crate) fn routed() -> u64 {
     HOST.get(1).copied().unwrap_or(0)
 }
 
-/// Notes the cookie of the host's network namespace.
+/// Stores the cookie of the host's network namespace.
 #[inline(always)]
 pub(crate) fn note_host(cookie: u64) {
     if let Some(host) = HOST.get_ptr_mut(0) {
@@ -395,13 +395,13 @@ pub(crate) fn note_host(cookie: u64) {
     }
 }
 
-/// Counts a reason, on this CPU.
+/// Increments the counter of a reason on this CPU.
 #[inline(always)]
 pub(crate) fn count(reason: Reason) {
     add(COUNT.get_ptr_mut(reason.index()), 1);
 }
 
-/// Adds to a counter, if there is one.
+/// Adds to a counter, if it exists.
 #[inline(always)]
 fn add(counter: Option<*mut u64>, number: u64) {
     if let Some(counter) = counter {

@@ -1,5 +1,5 @@
-//! What a socket remembers: its last translation in the socket storage `origin`, and the older ones of
-//! an unconnected socket in `overflow`.
+//! The translations of a socket: the last one in the socket storage `origin`, and the older ones of an
+//! unconnected socket in `overflow`.
 
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{
@@ -11,32 +11,32 @@ use tunnel_common::{
 
 use crate::{context::Sock, log, maps};
 
-/// What a socket remembers, looked up once.
+/// The translations of a socket; the last one is read once.
 pub(crate) struct Remembered<'a, S> {
     sock: &'a S,
     last: Option<&'static Origin>,
 }
 
-/// The outcome where a socket is to remember a translation.
+/// The outcome of storing a translation.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Memory {
-    /// The socket remembers it.
+    /// The socket stores it.
     Kept,
-    /// A TCP socket of the kernel's own remembers nothing.
+    /// TCP sockets of the kernel's own store none.
     OfKernel,
-    /// There is no memory for it.
+    /// Memory for the socket storage is short.
     Full,
 }
 
 impl<'a, S: Sock> Remembered<'a, S> {
-    /// Looks up what a socket remembers.
+    /// Reads the last translation of a socket.
     #[inline(always)]
     pub(crate) fn of(sock: &'a S) -> Self {
         let last = maps::origin(sock.context());
         Self { sock, last }
     }
 
-    /// Whether an address is that of a backend which the socket was given.
+    /// Returns true if an address and port are those of a backend of the socket.
     #[inline(always)]
     pub(crate) fn leads_to(&self, key: &FrontKey) -> bool {
         let Some(last) = self.last else { return false };
@@ -47,8 +47,8 @@ impl<'a, S: Sock> Remembered<'a, S> {
                     .is_some()
     }
 
-    /// Puts the VIP in the place of the backend; returns the last translation if that is where the VIP
-    /// was found.
+    /// Replaces the backend's address by the VIP; returns the last translation if that contained the
+    /// VIP.
     #[inline(always)]
     pub(crate) fn restore(&self) -> Option<&'static Origin> {
         let last = self.last?;
@@ -68,8 +68,8 @@ impl<'a, S: Sock> Remembered<'a, S> {
         None
     }
 
-    /// The translation of a VIP, the last one or an older one. A socket that remembers nothing may be
-    /// one whose value another thread is replacing at this moment, so its older ones are asked too.
+    /// Returns the translation of a VIP, the last one or an older one. If a socket has none, another
+    /// thread may be replacing it at this moment, so the older ones are read too.
     #[inline(always)]
     pub(crate) fn flow(&self, key: &FrontKey) -> Option<Origin> {
         match self.last {
@@ -93,13 +93,13 @@ impl<'a, S: Sock> Remembered<'a, S> {
         ))
     }
 
-    /// Makes the socket remember a translation; the last one moves to `overflow` if it is a UDP socket.
+    /// Stores a translation of the socket; for a UDP socket the last one moves to `overflow`.
     ///
     /// The value is replaced, not changed: a reader sees the old translation or the new one, never a
-    /// mixture of two. The kernel holds the socket's lock while a connect or send hook runs
-    /// (`BPF_CGROUP_RUN_SA_PROG_LOCK` of include/linux/bpf-cgroup.h; TCP's connect has it already), and
-    /// the close comes when no call is left that could: so one program at a time counts a socket up
-    /// with the value that it puts there, and down with the one that it takes away.
+    /// mixture of both. The kernel holds the socket's lock while a connect or send hook runs
+    /// (`BPF_CGROUP_RUN_SA_PROG_LOCK` of include/linux/bpf-cgroup.h; TCP's connect already has it), and
+    /// the release follows the last such call: so one program at a time increments the count of the
+    /// backend that it stores, and decrements that of the one that it removes.
     #[inline(always)]
     pub(crate) fn remember(self, origin: &mut Origin) -> Memory {
         let Self { sock, last } = self;
@@ -119,7 +119,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
             if origin.protocol == Protocol::TCP {
                 return Memory::OfKernel;
             }
-            // Its datagrams must come back, but nobody sees it close.
+            // Replies need the translation, but no hook runs at the close.
             origin.flags &= !Origin::COUNTED;
         }
         let Some(stored) = maps::insert_origin(sock.context(), origin) else {
@@ -129,7 +129,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
             return Memory::Full;
         };
         if !stored.is_same(origin) {
-            // Another thread was quicker: its translation stays, and this one is kept beside it.
+            // Another thread stored its translation first: that stays, and this one goes to `overflow`.
             overflow(sock.cookie(), origin);
             maps::mark_overflowed(stored);
             return Memory::Kept;
@@ -143,7 +143,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
         Memory::Kept
     }
 
-    /// Forgets the translation to an address that the socket now dials itself: it must show that.
+    /// Removes the translation to an address that the socket now dials itself: getpeername must show it.
     #[inline(always)]
     pub(crate) fn forget(self, key: &FrontKey) {
         let Self { sock, last } = self;
@@ -162,7 +162,7 @@ impl<'a, S: Sock> Remembered<'a, S> {
     }
 }
 
-/// Counts the close of a socket that remembers a translation.
+/// Counts the close of a socket that has a translation.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
@@ -174,10 +174,10 @@ pub(crate) fn release(ctx: &SockContext) {
     }
 }
 
-/// Takes the last translation away, and counts the socket no more at that backend.
+/// Removes the last translation, and decrements the open connections of its backend.
 #[inline(always)]
 fn drop_last<S: Sock>(sock: &S, last: &Origin) {
-    // Read before: the value may be reused once it is gone.
+    // Read first: the value may be reused once it is removed.
     let counted = last.counted();
     if maps::remove_origin(sock.context())
         && let Some(index) = counted
@@ -186,12 +186,12 @@ fn drop_last<S: Sock>(sock: &S, last: &Origin) {
     }
 }
 
-/// Keeps a translation beside the socket, under its VIP and under its backend. A function with a frame
-/// of its own, since that of its callers lacks the room for an entry.
+/// Stores a translation in `overflow`, under its VIP and under its backend. A function with a stack
+/// frame of its own, since that of its callers lacks the room for an entry.
 #[inline(never)]
 fn overflow(cookie: u64, origin: &Origin) {
-    // One entry, written twice: there is little room on the stack. Addresses go by their halves: of a
-    // plain copy LLVM makes a call of a loop, which the verifier follows step by step.
+    // One entry, written twice, since the stack is small. Addresses are copied by halves: LLVM turns a
+    // plain copy into a call of a loop, whose every iteration the verifier follows.
     let by_halves = |address: Address| Address::from_halves(address.halves());
     let vip = by_halves(origin.vip);
     let mut entry = Overflow {

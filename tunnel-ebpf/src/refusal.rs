@@ -1,4 +1,4 @@
-//! Connects and datagrams that are refused: why, and how the caller sees it.
+//! Refused connects and datagrams: the reason, and the result that the caller sees.
 
 use tunnel_common::{
     addr::{Address, Port, Protocol},
@@ -17,20 +17,20 @@ pub(crate) const ECONNREFUSED: i32 = 111;
 pub(crate) const ENOMEM: i32 = 12;
 pub(crate) const EHOSTUNREACH: i32 = 113;
 
-/// Whether a hook runs once for a connection or for each datagram.
+/// The kind of a hook, which runs once for a connection or for each datagram.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Call {
     Connect,
     Send,
 }
 
-/// Why a connect or datagram is refused, and the error that the caller sees.
+/// The reason of a refusal, and the error that the caller sees.
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     pub(crate) error: i32,
 }
 
-/// A record kept changing while it was read.
+/// The refusal for a record that kept changing while it was read.
 pub(crate) const UNSTABLE: Refusal = Refusal {
     reason: Reason::RecordUnstable,
     error: ECONNREFUSED,
@@ -38,10 +38,10 @@ pub(crate) const UNSTABLE: Refusal = Refusal {
 
 /// Makes the system call fail.
 ///
-/// Where the error can't be set (before Linux 6.1), a connect is sent to a place that refuses at
-/// once: TCP to port 0 of loopback, UDP to port 1 of it, TCP of a socket bound to a device (which
-/// can't reach loopback), or that is to find no route, to an address that has none. The rest gets
-/// EPERM.
+/// If the error can't be set (before Linux 6.1), a connect is redirected to an address that refuses at
+/// once: TCP to port 0 of loopback, UDP to port 1 of it; TCP to an address without a route, if the
+/// socket is bound to a device (so that it can't reach loopback) or the error is EHOSTUNREACH. All other
+/// calls get EPERM.
 #[inline(always)]
 pub(crate) fn refuse<S: Sock>(sock: &S, key: &FrontKey, call: Call, refusal: &Refusal) -> i32 {
     maps::count(refusal.reason);

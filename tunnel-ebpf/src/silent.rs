@@ -1,4 +1,4 @@
-//! What `log` is in the programs that are loaded as a rule: nothing.
+//! The module `log` of the default programs: no event is logged.
 
 use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontKey};
 

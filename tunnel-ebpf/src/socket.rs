@@ -1,4 +1,4 @@
-//! What the socket hooks do: translate connects and datagrams, and put the VIP back.
+//! The socket hooks: translate connects and datagrams, and restore the VIP.
 
 use tunnel_common::{
     addr::Protocol,
@@ -19,7 +19,7 @@ use crate::{
     steering::{self, Steering},
 };
 
-/// `connect(2)` of TCP and UDP sockets.
+/// Handles `connect(2)` of TCP and UDP sockets.
 #[inline(always)]
 pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.key() else { return ALLOW };
@@ -48,8 +48,8 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Connect, &refusal)
 }
 
-/// `sendto(2)` and `sendmsg(2)` of UDP sockets with an address, and every `send(2)` of a connected
-/// v4-mapped one.
+/// Handles `sendto(2)` and `sendmsg(2)` of UDP sockets with an address, and every `send(2)` of a
+/// connected v4-mapped one.
 #[inline(always)]
 pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     let Some(key) = sock.key() else { return ALLOW };
@@ -61,8 +61,8 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
             return ALLOW;
         }
     };
-    // A connected v4-mapped socket comes here with the backend's address on each send. A backend that
-    // is itself a front would be translated twice.
+    // A connected v4-mapped socket runs this hook with the backend's address on each send. A backend
+    // that is itself a frontend would be translated twice.
     let remembered = Remembered::of(sock);
     if remembered.leads_to(&key) {
         log::goes_on(&key);
@@ -79,13 +79,13 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     refuse(sock, &key, Call::Send, &refusal)
 }
 
-/// The front of an address, if it is one for sockets.
+/// Returns the frontend of an address, if it is one for sockets.
 #[inline(always)]
 fn front<S: Sock>(sock: &S, key: &FrontKey) -> Lookup<Record<'static>> {
     decide::front(&Kernel, &Asking(sock), key, Traffic::Sockets)
 }
 
-/// `recvfrom(2)` and `recvmsg(2)` of UDP sockets: the sender's address becomes the VIP again.
+/// Handles `recvfrom(2)` and `recvmsg(2)` of UDP sockets: replaces the sender's address by the VIP.
 #[inline(always)]
 pub(crate) fn receive<S: Sock>(sock: &S) {
     if let Some(origin) = Remembered::of(sock).restore() {
@@ -93,13 +93,13 @@ pub(crate) fn receive<S: Sock>(sock: &S) {
     }
 }
 
-/// `getpeername(2)`: the peer's address becomes the VIP again.
+/// Handles `getpeername(2)`: replaces the peer's address by the VIP.
 #[inline(always)]
 pub(crate) fn peername<S: Sock>(sock: &S) {
     Remembered::of(sock).restore();
 }
 
-/// Sends a connect or datagram on to a backend.
+/// Redirects a connect or datagram to a backend.
 #[inline(always)]
 fn translate<S: Sock>(
     sock: &S,
@@ -107,7 +107,7 @@ fn translate<S: Sock>(
     key: &FrontKey,
     record: Record<'_>,
 ) -> Result<(), Refusal> {
-    // Only UDP flows age, and the clock has its price.
+    // Only UDP flows have a time-out, and reading the clock is not free.
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
     let kept = if is_udp {
@@ -140,7 +140,7 @@ fn translate<S: Sock>(
     Ok(())
 }
 
-/// A new choice for a front, which is counted there.
+/// Chooses a backend of a frontend, and counts the choice or refusal for its service port.
 #[inline(always)]
 fn chosen<S: Sock>(
     sock: &S,
@@ -153,7 +153,7 @@ fn chosen<S: Sock>(
             maps::count_sent(service);
             let mut origin = Origin::new(key, choice.address, choice.port);
             (origin.index, origin.service) = (choice.index, service);
-            // A TCP socket never asks whether its choice still holds, so the look is spared.
+            // A TCP socket never checks its choice again, so it needs no state.
             if key.protocol == Protocol::UDP {
                 origin.state = decide::state(&Kernel, choice.index);
             }
@@ -166,7 +166,7 @@ fn chosen<S: Sock>(
     }
 }
 
-/// The refusal where there is no choice. One that is dropped elsewhere finds no way.
+/// Returns the refusal for a missing choice: unreachable where kube-proxy would drop packets.
 #[inline(always)]
 const fn refusal_of(none: NoChoice) -> Refusal {
     let error = if none.is_drop() {
@@ -180,7 +180,7 @@ const fn refusal_of(none: NoChoice) -> Refusal {
     }
 }
 
-/// The choice that a UDP flow already has, if it still holds.
+/// Returns the present translation of a UDP flow, if it still holds.
 #[inline(always)]
 fn held<S: Sock>(
     remembered: &Remembered<'_, S>,
@@ -190,8 +190,8 @@ fn held<S: Sock>(
 ) -> Option<Origin> {
     let mut kept = remembered.flow(key)?;
     let backend = decide::held(&Kernel, front, &kept, now)?;
-    // The copy of an element that is reused meanwhile may be a mixture. The entry of a backend
-    // that is in the same use is not.
+    // The element may have been reused during the copy, which is then a mixture. The entry of a backend
+    // of the same generation is not.
     kept.vip = key.address;
     kept.vip_port = key.port;
     kept.backend = backend.address;

@@ -1,4 +1,4 @@
-//! Ports of edge nodes: a connect to one goes to an address that stands for it, where the tunnel's
+//! Ports of edge nodes: a connect to one is redirected to its steering address, on which the tunnel's
 //! ingress listens.
 
 use core::convert::Infallible;
@@ -18,22 +18,22 @@ use crate::{
     origin::{Memory, Remembered},
 };
 
-/// What became of a connect.
+/// The outcome of a connect.
 pub(crate) enum Steering {
-    /// It goes to the ingress.
+    /// It is redirected to the ingress.
     Redirected,
-    /// It was the daemon's probe, and is not to leave.
+    /// It is the daemon's probe, which must not leave the node.
     Refused,
-    /// It is none of the tunnel's.
+    /// Its destination is not steered.
     None,
-    /// There is no route to the ingress, so it is to be refused.
+    /// The ingress has no route, so the connect is to be refused.
     Closed,
-    /// Each try met an index that was being replaced.
+    /// Every lookup read an index that was being replaced.
     Unstable,
 }
 
-/// Sends a connect to a port of an edge node to the ingress. Of TCP only: kubelets serve nothing
-/// over UDP.
+/// Redirects a connect to a port of an edge node to the ingress. TCP only: kubelets serve nothing over
+/// UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
     if key.protocol != Protocol::TCP || !context::is_steering() && !sock.is_own() {
@@ -45,7 +45,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
         Lookup::Unstable => return Steering::Unstable,
     };
     if steered.kind == Steered::CANARY {
-        // Only the daemon's socket bears the mark, so nobody else can name the host.
+        // Only the daemon's socket has the mark, so no other process can set the host's cookie.
         if sock.is_own() {
             maps::note_host(sock.namespace());
         }
@@ -74,7 +74,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontKey) -> Steering {
     Steering::Redirected
 }
 
-/// The record of an address and port.
+/// Returns the record of an address and port.
 #[inline(always)]
 fn find(key: &SteeringKey) -> Lookup<(u32, &'static Steered)> {
     let Ok::<_, Infallible>(found) = look_up(
@@ -85,15 +85,16 @@ fn find(key: &SteeringKey) -> Lookup<(u32, &'static Steered)> {
     found
 }
 
-/// Whether a socket is known to be in the host's network namespace.
+/// Returns true if a socket is known to be in the host's network namespace.
 #[inline(always)]
 pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
     let host = maps::host();
     host != 0 && host == sock.namespace()
 }
 
-/// Whether a socket is in the host's network namespace. There, one that is bound to a device can't
-/// reach the ingress, which is reached by loopback. While the namespace is not known, any may be.
+/// Returns true if a socket may be in the host's network namespace, as any may until its cookie is
+/// known. A socket there that is bound to a device can't reach the ingress, whose route leads over
+/// loopback.
 #[inline(always)]
 fn is_of_host<S: Sock>(sock: &S) -> bool {
     let host = maps::host();

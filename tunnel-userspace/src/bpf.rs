@@ -1,26 +1,26 @@
-//! Everything that touches aya or the kernel's BPF.
+//! All code that uses aya or the kernel's BPF.
 //!
-//! - `probe`: what this kernel can do
-//! - `pins`: the folder of pins, checked and held; `pin`: one of them, whether it is ours
+//! - `probe`: the features of this kernel
+//! - `pins`: the folder of pins, checked and locked; `pin`: one pin, its check and removal
 //! - `folders`: the folders of maps, and the steps from one set of maps to another (pure)
-//! - `migration`: maps of other sizes, or in the place of an older layout's, made beside those in use
-//! - `shapes`: the shapes of maps, as the table has them and as the kernel tells them
+//! - `migration`: maps of other sizes, or to replace an older layout's, filled next to those in use
+//! - `shapes`: the shapes of maps, by the table and by the kernel
 //! - `load`: the object, loaded on the pinned maps
-//! - `programs`: the programs of an object, loaded, for those who attach them
+//! - `programs`: the programs of an object, loaded, for the modules that attach them
 //! - `attach`: programs at their hooks, by pinned links
-//! - `kernel_log`: one program that logs its events, in the place of the plain one
-//! - `pending`: writes to maps that wait for others
+//! - `kernel_log`: the variant of one program that logs its events, attached instead of the plain one
+//! - `pending`: batched writes to maps
 //! - `guard`: the program that keeps outsiders from the steering prefixes
 //! - `conns`: the counts of open connections
 //! - `maps`: the service maps, the steering maps, and the counters
-//! - `socket_storage`: what sockets remember
-//! - `mounts`: the file systems that are needed, mounted
-//! - `iterator`: a BPF iterator over everything that hangs on sockets in a socket storage
+//! - `socket_storage`: the translations that sockets remember
+//! - `mounts`: mounts the file systems that a node needs
+//! - `iterator`: a BPF iterator over all values of a socket storage
 //! - `btf`: the kernel's description of its own types (pure)
-//! - `kernel`: where the kernel keeps what the programs read of its structures
+//! - `kernel`: the offsets in the kernel's structures that the programs read
 //! - `path`: file systems, and the error of a step on a path
-//! - `cgroup`: where the cgroup v2 hierarchy is
-//! - `sys`: calls that aya lacks, also to wait until no program runs that ran before
+//! - `cgroup`: finds the cgroup v2 hierarchy
+//! - `sys`: calls that aya lacks, and the wait for an RCU grace period
 
 mod attach;
 mod btf;

@@ -1,5 +1,5 @@
-//! Programs at their hooks, by pinned links: they stay when the daemon ends, and a program is
-//! replaced by another with no moment without one.
+//! Programs at their hooks, by pinned links: links outlive the daemon, and replace a program by another
+//! with no moment without one.
 
 use std::{
     fs::{self, File},
@@ -20,8 +20,8 @@ use super::{
     sys::{self, Target},
 };
 
-/// The program that a pin of that name is a link of, and the device if it is one of an uplink; nothing
-/// if no program has such a link.
+/// Returns the program of a link that is pinned under this name, and the device of a link at an uplink;
+/// none if no program has such a link.
 pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
     let at_cgroup = Program::named(name).filter(|program| program.place == Place::Cgroup);
     if let Some(program) = at_cgroup {
@@ -32,33 +32,33 @@ pub(super) fn of_pin(name: &str) -> Option<(&'static Program, Option<u32>)> {
     Some((program, Some(device.parse().ok()?)))
 }
 
-/// The name of the pin of a program's link at a device.
+/// Returns the name of the pin of a program's link at a device.
 pub(super) fn pin_at(program: &Program, device: u32) -> String {
     format!("{}-{device}", program.name)
 }
 
-/// A program could not be attached.
+/// The error of attaching a program.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// The cgroup is not there.
+    /// The cgroup does not exist.
     #[error(transparent)]
     Cgroup(#[from] PathError),
     /// A step of attaching failed.
     #[error("cannot {step} program {program} on cgroup {path}{}", hint(.step, .path, .source))]
     Step {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
         /// The name of the program.
         program: &'static str,
         /// The folder of the cgroup.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// What to look at where the hook is not to be had.
+/// Returns the hint for a permission error at the attach; an empty text for other errors.
 fn hint(step: &str, path: &Path, source: &io::Error) -> String {
     if step != ATTACH || source.kind() != io::ErrorKind::PermissionDenied {
         return String::new();
@@ -70,26 +70,26 @@ fn hint(step: &str, path: &Path, source: &io::Error) -> String {
     )
 }
 
-/// How the programs came to be attached.
+/// The result of attaching all programs of a cgroup.
 #[derive(Debug, Default)]
 #[must_use = "links that are not pinned end with it"]
 pub struct Attached {
-    /// Hooks whose program was replaced.
+    /// The number of hooks whose program was replaced.
     pub replaced: usize,
-    /// Links that were made, and where they are to be pinned. Until they are, they end with this
-    /// value, and what was pinned there stays.
+    /// New links and the paths of their pins. Until they are pinned, they end with this value, and older
+    /// pins stay.
     links: Vec<(PathBuf, OwnedFd)>,
 }
 
 impl Attached {
-    /// How many hooks had no program of ours.
+    /// Returns the number of hooks that had no program of ours.
     #[must_use]
     pub const fn new_links(&self) -> usize {
         self.links.len()
     }
 
-    /// Pins the new links, so that they outlive this process. What was pinned in their place, a
-    /// link to a cgroup that is no longer ours, ends.
+    /// Pins the new links, so that they outlive this process. Older pins at these paths, links to a
+    /// cgroup that is no longer ours, end.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Attached {
     }
 }
 
-/// Attaches every program of a cgroup to it, or puts it in the place of the one that is there.
+/// Attaches every program of a cgroup, or replaces the one that is attached.
 pub(super) fn attach(
     programs: &Programs,
     links: &Path,
@@ -129,19 +129,18 @@ pub(super) fn attach(
     Ok(attached)
 }
 
-/// The step of attaching a program where there is none.
+/// The step of attaching a program to a hook without one.
 const ATTACH: &str = "attach";
 
-/// How a program came to its hook.
+/// The result of attaching one program.
 pub(super) enum Put {
-    /// In the place of the one that was there.
+    /// The previous program was replaced.
     Replaced,
-    /// By a new link, which ends unless it is pinned.
+    /// A new link was created, which ends unless it is pinned.
     Made(OwnedFd),
 }
 
-/// Puts a program in the place of the one whose link is pinned there, or makes a link. Where it fails,
-/// with the step that did.
+/// Replaces the program of a pinned link, or creates a link. An error comes with the step that failed.
 pub(super) fn put(
     program: &ProgramFd,
     row: &Program,
@@ -158,7 +157,7 @@ pub(super) fn put(
     made.map(Put::Made).map_err(failed(ATTACH))
 }
 
-/// Pins a link, or the program of a filter, where an older one may be pinned.
+/// Pins a link, or the program of a filter, and replaces an older pin at the path.
 pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     match sys::pin(link, pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -169,8 +168,8 @@ pub(super) fn pin_in_place(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     }
 }
 
-/// The pinned link, if it is that which is wanted. A link to another cgroup, one that was removed or
-/// one that the config no longer names, is not ours to update.
+/// Opens the pinned link, if it is the wanted one. A link to another cgroup, a detached link, or one
+/// that the config no longer names, is not ours to update.
 fn open_link(pin: &Path, wanted: sys::Link) -> io::Result<Option<OwnedFd>> {
     let link = match sys::open_pin(pin) {
         Ok(link) => link,

@@ -1,12 +1,12 @@
-//! The kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as it takes to
-//! find a function, and a member of a structure. aya reads it too, but keeps members to itself. Pure.
+//! The kernel's BTF, the description of its own types (`Documentation/bpf/btf.rst`), as needed to find a
+//! function, and a member of a structure. aya parses it too, but doesn't export members. Pure.
 
 use zerocopy::FromBytes as _;
 
-/// Where the kernel tells it.
+/// The file with the kernel's BTF.
 pub(super) const TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// What a type is; the kinds that are looked for here.
+/// The kinds of types that are searched.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub(super) enum Kind {
@@ -15,7 +15,7 @@ pub(super) enum Kind {
 }
 
 const MAGIC: u16 = 0xeb9f;
-/// Bytes of a type without what its kind adds, and of a member.
+/// The size of a type without the data of its kind, and of a member, in bytes.
 const TYPE: usize = 12;
 const MEMBER: usize = 12;
 
@@ -26,27 +26,27 @@ const VOLATILE: u32 = 9;
 const CONST: u32 = 10;
 const FUNC: u32 = 12;
 
-/// How deep names without a structure of their own are looked through.
+/// The maximum depth of nested members without a name that are searched.
 const DEPTH: u32 = 8;
-/// How many members are looked at for one name: far more than any structure has with all its parts, and a
-/// bound for a description in which parts hold each other.
+/// The maximum number of members that a search reads: far more than any structure has with all its
+/// parts, and a bound for BTF in which structures contain each other.
 const LOOKS: u32 = 100_000;
 
-/// The description.
+/// The parsed BTF.
 pub(super) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where each type begins; the first has the number 1.
+    /// The offset of each type; the first type has the number 1.
     places: Vec<usize>,
 }
 
-/// A type as it is written.
+/// A type as encoded.
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// Whether members give the size of bit fields as well.
+    /// True if members give the size of bit fields as well.
     flag: bool,
-    /// The type that this one is of.
+    /// The type that this one refers to.
     of: u32,
     rest: &'a [u8],
     count: usize,
@@ -55,19 +55,19 @@ struct Type<'a> {
 /// A member of a structure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Member {
-    /// Bytes from the beginning of the structure.
+    /// The offset from the start of the structure, in bytes.
     pub(super) offset: u32,
-    /// Where it begins in that byte, if it is a bit field: bits from the lowest on, or from the
-    /// highest on where machines put the highest byte of a number first.
+    /// The first bit in that byte, if the member is a bit field: counted from the lowest bit, or from
+    /// the highest on big-endian machines.
     pub(super) bit: u32,
-    /// How many bits it has, if it is a bit field; else 0.
+    /// The number of bits, if the member is a bit field; else 0.
     pub(super) width: u32,
     /// The number of its type.
     kind: u32,
 }
 
 impl<'a> Btf<'a> {
-    /// Takes a description; nothing if it is none.
+    /// Parses BTF; returns none if it is invalid.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, _) = <[u32; 6]>::read_from_prefix(bytes).ok()?;
         let [first, head, types, types_length, strings, strings_length] = header;
@@ -95,7 +95,7 @@ impl<'a> Btf<'a> {
         Some(btf)
     }
 
-    /// The number of the first type of a kind and name.
+    /// Returns the number of the first type of a kind and name.
     pub(super) fn find(&self, kind: Kind, name: &str) -> Option<u32> {
         (1..).zip(&self.places).find_map(|(id, place)| {
             let found = read(self.types.get(*place..)?)?;
@@ -103,13 +103,13 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// A member of a structure, also one of a part of it that has no name.
+    /// Returns a member of a structure, or of its nested structures without a name.
     pub(super) fn member(&self, id: u32, name: &str) -> Option<Member> {
         let mut looks = LOOKS;
         self.member_within(id, name, DEPTH, &mut looks)
     }
 
-    /// A member of the structure that a member is.
+    /// Returns a member of the structure that is the type of `outer`.
     pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
         let inner = self.member(outer.kind, name)?;
         Some(Member {
@@ -180,13 +180,13 @@ fn read(bytes: &[u8]) -> Option<Type<'_>> {
     })
 }
 
-/// How many bytes a type takes (`btf_type_ops` of kernel/bpf/btf.c); nothing of a kind that is not
-/// known.
+/// Returns the size of an encoded type in bytes (`btf_type_ops` of kernel/bpf/btf.c); none for an
+/// unknown kind.
 fn length(bytes: &[u8]) -> Option<usize> {
     let found = read(bytes)?;
     let each = |size: usize| found.count.checked_mul(size);
     let added = match found.kind {
-        // Pointers, names of other types, qualifiers, functions, floats, tags of types.
+        // Pointers, forward declarations, qualifiers, functions, floats, tags of types.
         2 | 7 | TYPEDEF | VOLATILE | CONST | 11 | FUNC | 16 | 18 => 0,
         // Integers, variables, tags of declarations.
         1 | 14 | 17 => 4,

@@ -7,13 +7,13 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::path::{PathError, failed};
 
-/// The cgroup can't be found.
+/// The error of finding the cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The folder, or the table of mounts, can't be read.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// The folder is no cgroup.
+    /// The folder is not a cgroup.
     #[error("{path} is no folder of a cgroup v2 hierarchy")]
     Foreign {
         /// The folder.
@@ -27,11 +27,11 @@ pub enum CgroupError {
     None,
 }
 
-/// Checks that a path is the folder of a cgroup, before anything is made for it.
+/// Checks that a path is a folder of a cgroup v2 hierarchy, before anything is created for it.
 ///
 /// # Errors
 ///
-/// It is not.
+/// The path is none, or can't be read.
 pub fn check(path: &Path) -> Result<(), CgroupError> {
     let found = statfs(path).map_err(|error| failed("look at cgroup", path)(error.into()))?;
     if found.filesystem_type() == CGROUP2_SUPER_MAGIC {
@@ -41,18 +41,18 @@ pub fn check(path: &Path) -> Result<(), CgroupError> {
     Err(CgroupError::Foreign { path })
 }
 
-/// Where the cgroup v2 hierarchy is mounted, alone or beside v1.
+/// Returns the mount point of the cgroup v2 hierarchy, alone or next to v1.
 ///
 /// # Errors
 ///
-/// There is none.
+/// No hierarchy is mounted, or the table of mounts can't be read.
 pub fn find_root() -> Result<PathBuf, CgroupError> {
     let table = Path::new("/proc/self/mounts");
     let mounts = fs::read_to_string(table).map_err(failed("read", table))?;
     root_in(&mounts).ok_or(CgroupError::None)
 }
 
-/// The mount point of the first cgroup2 mount in the table. Blanks in it are written in octal.
+/// Returns the mount point of the first cgroup2 mount in the table, which has blanks in octal.
 fn root_in(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);

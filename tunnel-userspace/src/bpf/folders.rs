@@ -1,20 +1,20 @@
 //! The folders of maps by name, and the steps from one set of maps to another. Pure.
 //!
 //! `v<layout>` is in use, or will be after the next attach. `v<layout>-next` is being filled.
-//! `v<layout>-old` was replaced and is still read until every program is. Whichever step is the last
-//! that a process makes, the next one finds a set of maps that is whole:
+//! `v<layout>-old` was replaced, and is read until every program is replaced. After any step, the next
+//! process finds a complete set of maps:
 //!
-//! 1. `v1-next` is made beside `v1`, or beside `v0`, and filled
+//! 1. `v1-next` is created next to `v1` or `v0`, and filled
 //! 2. `v1` becomes `v1-old`
 //! 3. `v1-next` becomes `v1`
 //! 4. the programs are replaced
 //! 5. `v1-old`, or `v0`, is removed
 //!
-//! Nobody writes into the old maps after the first step, so the new ones stay as good as they.
+//! Nothing writes into the old maps after the first step, so the new ones stay equal to them.
 
 use std::{collections::BTreeSet, fmt};
 
-/// How far a folder of maps is.
+/// The stage of a folder of maps.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Stage {
     /// Its maps are in use.
@@ -37,7 +37,7 @@ impl Folder {
         Self { layout, stage }
     }
 
-    /// The folder of that name; nothing if it is none of maps.
+    /// Parses the name of a folder of maps; returns none for any other name.
     pub(super) fn of_name(name: &str) -> Option<Self> {
         let rest = name.strip_prefix('v')?;
         let (layout, stage) = match rest.split_once('-') {
@@ -47,7 +47,7 @@ impl Folder {
             Some(_) => return None,
         };
         let folder = Self::new(layout.parse().ok()?, stage);
-        // Names that only look like a number are not ours.
+        // Rejects names that only look like ours, as with a leading zero.
         (folder.to_string() == name).then_some(folder)
     }
 }
@@ -67,23 +67,23 @@ impl fmt::Display for Folder {
 /// A change of the folders.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Step {
-    /// Everything in it, then the folder.
+    /// Removes all files of a folder, then the folder.
     Remove(Folder),
     Rename(Folder, Folder),
 }
 
 type Folders = BTreeSet<Folder>;
 
-/// The folder that the whole set of maps of a layout is in, if there is one.
+/// Returns the folder with the complete set of maps of a layout, if there is one.
 pub(super) fn whole(found: &Folders, layout: u32) -> Option<Folder> {
     let is_there = |stage| found.contains(&Folder::new(layout, stage));
     let stage = if is_there(Stage::Current) {
         Stage::Current
     } else if !is_there(Stage::Old) {
-        // What is being filled may be half full.
+        // The maps in `next` may be incomplete.
         return None;
     } else if is_there(Stage::Next) {
-        // The old maps step aside only for new ones that are filled.
+        // The old maps are renamed only after the new ones are filled.
         Stage::Next
     } else {
         Stage::Old
@@ -91,7 +91,7 @@ pub(super) fn whole(found: &Folders, layout: u32) -> Option<Folder> {
     Some(Folder::new(layout, stage))
 }
 
-/// What finishes, or undoes, the change that an earlier process was making.
+/// Returns the steps that complete, or undo, the change of an earlier process.
 pub(super) fn recovery(found: &Folders, layout: u32) -> Vec<Step> {
     let [current, next] = [Stage::Current, Stage::Next].map(|stage| Folder::new(layout, stage));
     let whole = whole(found, layout);
@@ -102,7 +102,7 @@ pub(super) fn recovery(found: &Folders, layout: u32) -> Vec<Step> {
     discarded.into_iter().chain(restored).collect()
 }
 
-/// What puts the maps that were filled in the place of those that are there.
+/// Returns the steps that replace the present maps by those that were filled.
 pub(super) fn promotion(found: &Folders, layout: u32) -> Vec<Step> {
     let [current, next, old] =
         [Stage::Current, Stage::Next, Stage::Old].map(|stage| Folder::new(layout, stage));
@@ -117,7 +117,7 @@ pub(super) fn promotion(found: &Folders, layout: u32) -> Vec<Step> {
     steps
 }
 
-/// What nobody needs once the programs use the maps of that layout.
+/// Returns the steps that remove all other maps, once the programs use those of this layout.
 pub(super) fn leftovers(found: &Folders, layout: u32) -> Vec<Step> {
     let current = Folder::new(layout, Stage::Current);
     let others = found.iter().filter(|folder| **folder != current);
@@ -136,7 +136,7 @@ mod tests {
     const OLD: Folder = Folder::new(LAYOUT, Stage::Old);
     const OLDER: Folder = Folder::new(0, Stage::Current);
 
-    /// A set of maps: which, and whether all of it is there.
+    /// A set of maps: its number, and whether it is complete.
     #[derive(Clone, Copy, Debug, Eq, PartialEq)]
     struct Maps {
         made: u32,
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// The folders, and a process that is killed before one of its moves.
+    /// The folders, and a process that is killed before one of its steps.
     #[derive(Clone, Debug, Default)]
     struct Disk {
         folders: BTreeMap<Folder, Maps>,
@@ -194,7 +194,7 @@ mod tests {
             Ok(())
         }
 
-        /// A start that makes maps anew, as often as it is not killed before.
+        /// Runs a start with new maps, which may be killed before any step.
         fn start(&mut self, made: u32) -> Result<(), Killed> {
             for layout in [0, LAYOUT] {
                 self.run(recovery(&self.found(), layout))?;
@@ -219,7 +219,7 @@ mod tests {
             self.run(leftovers(&self.found(), LAYOUT))
         }
 
-        /// What a start finds is whole, and at least as new as what the programs read.
+        /// Checks that a start finds a complete set, at least as new as the one that the programs read.
         fn is_sound(&self) {
             let found = whole(&self.found(), LAYOUT).or_else(|| whole(&self.found(), 0));
             let maps = found.and_then(|folder| self.folders.get(&folder));

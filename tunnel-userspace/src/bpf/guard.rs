@@ -1,6 +1,6 @@
-//! The guard of the uplinks: a program at tc that drops what comes from outside for a steering
-//! prefix. By a pinned link (tcx) where the kernel has them; else by a filter (clsact) with a fixed
-//! priority and handle, and the pinned program as a note that it is there.
+//! The guard of the uplinks: a program at tc that drops packets from outside to a steering prefix.
+//! Attached by a pinned link (tcx) if the kernel has those; else by a filter (clsact) with a fixed
+//! priority and handle, and the pinned program as a note of the filter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,14 +25,14 @@ use super::{
 };
 use crate::net::Keeper;
 
-/// The filter's place: before all others, under a handle that nobody counts up to.
+/// The priority of the filter, before all others, and a handle that no allocator reaches.
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
 
-/// The entry of `host` that holds the families which are routed to the ingress.
+/// The entry of `host` with the families that are routed to the ingress.
 const FAMILIES: u32 = 1;
 
-/// An uplink could not be guarded.
+/// The error of guarding an uplink.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} the guard of uplink {device}")]
 pub struct GuardError {
@@ -51,15 +51,15 @@ fn failed(step: &'static str, device: impl ToString) -> impl FnOnce(io::Error) -
     }
 }
 
-/// The program, and where it is.
+/// The guard, and the devices that it is attached to.
 pub struct Guard {
     programs: Programs,
     links: PathBuf,
     features: Features,
-    /// The devices on which this process has put it.
+    /// The devices to which this process has attached it.
     placed: BTreeSet<u32>,
     host: Handle<u32, u64>,
-    /// The families that the programs were told.
+    /// The families that were last written for the programs.
     admitted: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ impl Guard {
         }
     }
 
-    /// Runs the program on a frame and gives its verdict: -1 to pass, 2 to drop.
+    /// Runs the program on a frame, and returns its verdict: -1 to pass, 2 to drop.
     ///
     /// # Errors
     ///
@@ -128,17 +128,17 @@ impl Guard {
             classid: None,
         });
         let filter = |program: &mut SchedClassifier| {
-            // An attach that replaces fails where there is nothing to replace.
+            // An attach that replaces fails if there is nothing to replace.
             let id = program.attach_to_link(there).or_else(|_nothing_there| {
                 program.attach_with_options(name, TcAttachType::Ingress, options)
             });
             let id = id.map_err(to_io)?;
-            // The filter is to outlive this process; a link that is dropped takes it off.
+            // The filter must outlive this process; dropping the link would remove it.
             let _stays = ManuallyDrop::new(program.take_link(id).map_err(to_io)?);
             Ok(())
         };
         self.programs.with_classifier(&GUARD, filter)?;
-        // The note comes after the filter: one without the other is put there again.
+        // Pinned after the filter: if one of the two is missing, both are created again.
         attach::pin_in_place(self.programs.fd(&GUARD)?.as_fd(), pin)
     }
 }
@@ -153,7 +153,7 @@ impl Keeper for Guard {
             if !anew && self.placed.contains(device) {
                 continue;
             }
-            // One that can't be guarded leaves no other unguarded.
+            // A failure at one device leaves no other unguarded.
             match self.put(*device, name) {
                 Ok(()) => {
                     if self.placed.insert(*device) {
@@ -199,7 +199,7 @@ impl Keeper for Guard {
     }
 }
 
-/// Every pinned guard, with its device.
+/// Returns every pinned guard, with its device.
 fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(links) else {
         return Vec::new();
@@ -213,8 +213,8 @@ fn pinned(links: &Path) -> Vec<(u32, PathBuf)> {
         .collect()
 }
 
-/// Whether a pin is a guard of that device: a link at tc, of it or of one that is gone, or the note
-/// of a filter.
+/// Returns true if a pin is a guard of that device: a tcx link of the device or of one that is gone, or
+/// the note of a filter.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
     if let Some(found) = sys::link(object.as_fd())? {
@@ -224,19 +224,19 @@ pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     sys::is_classifier(object.as_fd(), GUARD.name)
 }
 
-/// Takes off the filter that a pin is the note of, if it is one and the device is there.
+/// Removes the filter of which a pin is the note, if it is one and the device exists.
 pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     let object = sys::open_pin(pin)?;
     if !sys::is_classifier(object.as_fd(), GUARD.name)? {
         return Ok(());
     }
-    // Of a device that is gone nix gives an empty name: it takes only -1 for a failure.
+    // For a removed device nix returns an empty name: it takes only -1 for a failure.
     let name = if_indextoname(device).unwrap_or_default();
     if name.is_empty() {
         return Ok(());
     }
     let there = place_of(&name.to_string_lossy())?;
-    // It may be gone already.
+    // The filter may be gone already.
     if let Err(error) = aya::programs::links::Link::detach(there) {
         tracing::debug!(%error, device, "no filter to take off");
     }

@@ -1,6 +1,6 @@
-//! A BPF iterator (Linux 5.9) over everything that hangs on sockets in a socket storage, in every network
-//! namespace. sock_diag(7) tells it of TCP sockets only (`inet_sk_diag_fill` leaves before it comes to
-//! that for others).
+//! A BPF iterator (Linux 5.9) over all values of a socket storage, in every network namespace.
+//! sock_diag(7) shows those of TCP sockets only (`inet_sk_diag_fill` returns before that step for other
+//! sockets).
 
 use std::{
     fs::{self, File},
@@ -18,12 +18,11 @@ use super::{
 };
 use crate::sockets::Remembered;
 
-/// What an iterator over a socket storage is attached to.
+/// The function to which an iterator over a socket storage is attached.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
-/// What the program writes of a socket is a [`Remembered`] of so many bytes, which ends with the
-/// [`Origin`].
+/// The size of the [`Remembered`] that the program writes for a socket, which ends with the [`Origin`].
 const RECORD: usize = size_of::<Remembered>();
-/// How many bytes of them are read at once.
+/// The number of bytes that one read returns at most.
 const BATCH: usize = 400 * RECORD;
 
 const _: () = {
@@ -41,7 +40,7 @@ pub(super) struct SocketIterator {
 }
 
 impl SocketIterator {
-    /// Loads the program for a storage.
+    /// Loads the program, and attaches it to a storage.
     pub(super) fn over(storage: BorrowedFd<'_>) -> io::Result<Self> {
         let places = Places::find(&fs::read(TYPES)?).ok_or_else(|| {
             let text =
@@ -52,7 +51,7 @@ impl SocketIterator {
         Ok(Self { link })
     }
 
-    /// Shows every socket that remembers something.
+    /// Calls `show` for every socket that has a value.
     pub(super) fn for_each(
         &self,
         show: &mut dyn FnMut(Remembered) -> io::Result<()>,
@@ -61,11 +60,11 @@ impl SocketIterator {
         let mut batch = Vec::with_capacity(BATCH);
         // Ends with the kernel's list.
         loop {
-            // A record may be cut in two between two reads, but only the last batch is not full.
+            // A read may end within a record, but only the last batch is not full.
             let room = u64::try_from(BATCH - batch.len()).unwrap_or(0);
             match records.by_ref().take(room).read_to_end(&mut batch) {
                 Ok(_) => {}
-                // After a million sockets without a record the kernel lets others run first.
+                // After a million sockets without a record the kernel returns EAGAIN, to let others run.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error),
             }
@@ -82,23 +81,23 @@ impl SocketIterator {
     }
 }
 
-/// Where this kernel keeps what the program reads.
+/// The offsets in this kernel's structures that the program needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Places {
-    /// The number of the function that the program is attached to.
+    /// The BTF number of the function to which the program is attached.
     target: u32,
-    /// Of `struct sock`.
+    /// Offsets in `struct sock`.
     cookie: i16,
     state: i16,
     net: i16,
-    /// Of `struct net`.
+    /// Offset in `struct net`.
     number: i16,
 }
 
 impl Places {
     fn find(description: &[u8]) -> Option<Self> {
         let btf = Btf::parse(description)?;
-        // The first member of `struct sock`.
+        // Its offsets are those of `struct sock`, whose first member it is.
         let common = btf.find(Kind::Struct, "sock_common")?;
         let of_sock = |name: &str| i16::try_from(btf.member(common, name)?.offset).ok();
         let ns = btf.member(btf.find(Kind::Struct, "net")?, "ns")?;
@@ -112,7 +111,7 @@ impl Places {
     }
 }
 
-/// Instructions of BPF, as RFC 9669 writes them.
+/// Opcodes of BPF (RFC 9669).
 const LOAD_8: u64 = 0x71;
 const LOAD_32: u64 = 0x61;
 const LOAD_64: u64 = 0x79;
@@ -124,21 +123,21 @@ const ADD_CONST: u64 = 0x07;
 const JUMP_UNLESS_ZERO: u64 = 0x55;
 const CALL: u64 = 0x85;
 const EXIT: u64 = 0x95;
-/// `bpf_seq_write`.
+/// The number of the helper `bpf_seq_write`.
 const SEQ_WRITE: i32 = 127;
-/// The stack.
+/// The register of the frame pointer.
 const STACK: u8 = 10;
 
-/// One instruction.
+/// Encodes one instruction.
 fn instruction(code: u64, to: u8, from: u8, offset: i16, value: i32) -> u64 {
     let registers = u64::from(to) | u64::from(from) << 4;
     let offset = u64::from(offset.cast_unsigned());
     code | registers << 8 | offset << 16 | u64::from(value.cast_unsigned()) << 32
 }
 
-/// Writes a [`Remembered`] of each socket. The context is `struct bpf_iter__bpf_sk_storage_map`: four
-/// pointers, to what there is to know of the walk (whose first member is the file to write to), to
-/// the map, the socket and the value; the last two are null at the end.
+/// Returns the program that writes a [`Remembered`] of each socket. Its context is `struct
+/// bpf_iter__bpf_sk_storage_map`: four pointers, to the metadata (whose first member is the seq_file to
+/// write to), the map, the socket and the value; the last two are null at the end.
 fn program(places: &Places) -> Vec<u64> {
     let mut program = vec![
         instruction(MOVE_CONST, 0, 0, 0, 0),

@@ -1,5 +1,4 @@
-//! Where this kernel keeps what the programs read of its own structures: told by its description of
-//! its types.
+//! The offsets in this kernel's own structures that the programs read, from its BTF.
 
 use std::fs;
 
@@ -10,7 +9,7 @@ use tunnel_common::kernel::{
 
 use super::btf::{Btf, Kind, TYPES};
 
-/// What the kernel says of its types, if it does.
+/// Reads the kernel's BTF, if it has any.
 pub(super) fn description() -> Option<Vec<u8>> {
     let description = fs::read(TYPES).inspect_err(|error| {
         tracing::debug!(%error, path = TYPES, "the kernel does not describe its types");
@@ -18,13 +17,14 @@ pub(super) fn description() -> Option<Vec<u8>> {
     description.ok()
 }
 
-/// Bytes from the beginning of each structure, by the constants of `tunnel_common::kernel`.
+/// Offsets from the start of each structure, in bytes, indexed by the constants of
+/// `tunnel_common::kernel`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Places([u32; PLACES]);
 
-/// Each with its structure and member.
+/// The structure and member of each offset.
 const NAMES: [(usize, &str, &str); PLACES] = [
-    // The first member of `struct sock`.
+    // Its offsets are those of `struct sock`, whose first member it is.
     (SOCK_NET, "sock_common", "skc_net"),
     (NET_DEVICES, "net", "dev_base_head"),
     (DEVICE_LIST, "net_device", "dev_list"),
@@ -41,38 +41,38 @@ const NAMES: [(usize, &str, &str); PLACES] = [
 ];
 
 impl Places {
-    /// Those of a kernel, if it describes them all.
+    /// Finds the offsets of a kernel, if its BTF has them all.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         let mut places = [0; PLACES];
         for (place, structure, member) in NAMES {
             let id = btf.find(Kind::Struct, structure)?;
             *places.get_mut(place)? = btf.member(id, member)?.offset;
         }
-        // What says that they are known must not look as if they were not.
+        // Zero in this word means unknown, so it must not be a valid offset.
         places
             .get(SOCK_NET)
             .is_some_and(|place| *place > 0)
             .then_some(Self(places))
     }
 
-    /// The places as the programs are told them; zeros where they are not known.
+    /// Returns the offsets in the form that programs read; zeros if they are unknown.
     pub(super) fn words(places: Option<Self>) -> [u32; PLACES] {
         places.map_or([0; PLACES], |Self(places)| places)
     }
 }
 
-/// Where `struct sock` has the bit by which a socket of the kernel's own is known (`sk_kern_sock`):
-/// connects of such run the hooks, their close runs none (`inet_release` in net/ipv4/af_inet.c).
+/// The bit `sk_kern_sock` of `struct sock`, which is set for a socket of the kernel's own: connects of
+/// such sockets run the hooks, their close runs none (`inet_release` in net/ipv4/af_inet.c).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelSocketBit {
-    /// The byte, from the beginning of the structure.
+    /// The byte, as offset from the start of the structure.
     pub byte: u32,
-    /// The bit in it, as a number with nothing but that set.
+    /// The mask of the bit in that byte.
     pub bit: u8,
 }
 
 impl KernelSocketBit {
-    /// That of a kernel, if it describes it.
+    /// Finds the bit of a kernel, if its BTF has it.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         let member = btf.member(btf.find(Kind::Struct, "sock")?, "sk_kern_sock")?;
         let bit = if cfg!(target_endian = "little") {
@@ -87,7 +87,7 @@ impl KernelSocketBit {
     }
 }
 
-/// Looks up everything that is looked for in a description.
+/// Finds all offsets in BTF: the target of a fuzzer.
 pub(crate) fn places_in(description: &[u8]) {
     if let Some(types) = Btf::parse(description) {
         let _found = (Places::find(&types), KernelSocketBit::find(&types));
@@ -114,7 +114,7 @@ mod tests {
         let description = description().expect("a kernel with a description of its types");
         let Places(places) = in_description(&description, Places::find).expect("places");
 
-        // Not the first members of their structures, on any kernel.
+        // None of these is the first member of its structure, on any kernel.
         let devices = [NET_DEVICES, DEVICE_LIST, DEVICE_V4, DEVICE_V6];
         for place in devices.into_iter().chain([SOCK_NET, V4_SCOPE]) {
             assert!(places[place] > 0, "{place}");

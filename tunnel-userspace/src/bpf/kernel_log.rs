@@ -1,5 +1,5 @@
-//! The log of one program. It is loaded a second time on the pinned maps, from the object whose
-//! programs tell their events, and takes the place of the plain one until this process ends.
+//! The log of one program. Its variant that logs events is loaded on the pinned maps, and replaces the
+//! plain program until this process ends.
 
 use std::{
     convert::Infallible,
@@ -31,15 +31,15 @@ use super::{
     sys,
 };
 
-/// The object with programs that tell their events, as the build script compiled it.
+/// The object with programs that log their events, as the build script compiled it.
 pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
 
-/// How often the ring is looked at.
+/// The interval at which the ring is polled.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How many events are told between two pauses. What comes beyond that waits in the ring, and is
-/// lost and counted where the ring is full.
+/// The number of events that are logged per interval. Further events wait in the ring, and are lost and
+/// counted if it is full.
 const BATCH: u32 = 100;
 
 /// A kernel program whose events are logged.
@@ -48,26 +48,26 @@ const BATCH: u32 = 100;
 pub struct KernelLog {
     /// The program, named as its hook.
     pub program: String,
-    /// Up to which level.
+    /// The most detailed level that is logged.
     #[serde(default)]
     pub level: Level,
 }
 
-/// How much is logged; its numbers are those that the programs compare with.
+/// The level of detail; the programs compare with its numbers.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Level {
-    /// What failed.
+    /// Failures.
     Error = 1,
-    /// What may fail.
+    /// Possible failures.
     Warn,
-    /// What is new.
+    /// New state.
     Info,
-    /// What was done.
+    /// Decisions.
     #[default]
     Debug,
-    /// What was left alone too.
+    /// Sockets that were left alone, too.
     Trace,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// A program could not be made to tell its events. The plain one is in its place.
+/// The error of replacing a program by its logging variant. The plain program is attached.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} the variant of {program} that tells its events")]
 pub struct KernelLogError {
@@ -87,24 +87,24 @@ pub struct KernelLogError {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// A program that tells its events. When this is dropped, the plain one takes its place again, but
-/// for the guard, which stays as it is until the next start.
+/// A program that logs its events. When this is dropped, the plain one replaces it again, except the
+/// guard, which stays until the next start.
 pub struct Logging {
     program: String,
     /// The link, and the plain program.
     plain: Option<(OwnedFd, ProgramFd)>,
-    /// Ends the reader when it is dropped.
+    /// Ends the reader when dropped.
     stop: Option<Sender<Infallible>>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl DataPath {
-    /// Puts the variant of an attached program that tells its events in its place, and writes what
-    /// it tells to the log, with the target `kernel`.
+    /// Replaces an attached program by its logging variant, and writes its events to the log, with the
+    /// target `kernel`.
     ///
     /// # Errors
     ///
-    /// There is no such program, it is not attached, or the kernel refuses.
+    /// There is no such program, it is not attached, or the kernel refuses the variant.
     pub fn log(&mut self, wanted: &KernelLog) -> Result<Logging, KernelLogError> {
         let KernelLog { program, level } = wanted;
         let failed = |step| {
@@ -125,7 +125,7 @@ impl DataPath {
         });
         let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&sink))
             .map_err(|error| failed("open the ring of")(error.into()))?;
-        // Where the program can't be attached, the reader ends with the channel.
+        // If the program can't be attached, the reader ends with the channel.
         let reader = thread::Builder::new()
             .name("kernel log".to_owned())
             .spawn(move || read(logger, &sink))
@@ -162,7 +162,7 @@ impl DataPath {
         Ok(variant)
     }
 
-    /// Gives the link, and the program that was in it.
+    /// Replaces the program of a link; returns the link, and the previous program.
     fn place(&self, row: &Program, variant: &Programs) -> io::Result<(OwnedFd, ProgramFd)> {
         let plain = self.programs.fd(row)?;
         let link = sys::open_pin(&self.links.join(row.name))?;
@@ -192,17 +192,17 @@ impl Drop for Logging {
     }
 }
 
-/// Empties the ring until it is told to stop. A thread of its own: under a flood the ring is never
+/// Empties the ring until the channel closes. In a thread of its own: under a flood the ring is never
 /// empty.
 fn read(mut logger: EbpfLogger<Arc<Sink>>, sink: &Sink) {
     while sink.pace().pause() {
         logger.flush();
     }
-    // What was told before the end.
+    // Events from before the end.
     logger.flush();
 }
 
-/// Where records go: to the log of this process, at a bounded pace.
+/// The destination of records: the log of this process, at a bounded rate.
 struct Sink {
     program: String,
     pace: Mutex<Pace>,
@@ -237,7 +237,7 @@ impl Log for Sink {
     fn flush(&self) {}
 }
 
-/// How many records may still be told.
+/// The rate limit of records.
 struct Pace {
     stopped: Receiver<Infallible>,
     left: u32,
@@ -255,7 +255,7 @@ impl Pace {
         }
     }
 
-    /// Waits for the next batch. Says whether to go on.
+    /// Waits for the next interval. Returns false at the end.
     fn pause(&mut self) -> bool {
         if !self.is_ending {
             self.is_ending = self.stopped.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout);
@@ -264,7 +264,8 @@ impl Pace {
         !self.is_ending
     }
 
-    /// Whether a record may be told; waits where it may be told later. At the end nothing waits.
+    /// Returns true once a record may be logged, after a wait for the next interval if the limit is used
+    /// up. Does not wait at the end.
     fn admits(&mut self, program: &str) -> bool {
         if self.left == 0 {
             if !mem::replace(&mut self.was_exceeded, true) {
@@ -283,7 +284,7 @@ impl Pace {
     }
 }
 
-/// A record with words in the place of numbers, and IPv4 addresses as such.
+/// Returns a record with words instead of numbers, and IPv4 addresses in their own form.
 fn readable(text: &str) -> String {
     let words: Vec<_> = text.split(' ').map(word).collect();
     words.join(" ")
@@ -325,7 +326,7 @@ mod tests {
             "sent on: destination=10.96.0.10 port=80 protocol=TCP \
              backend=fd00::5 backend_port=8080 reason=translated"
         );
-        // A number without a word stays.
+        // A number without a word stays a number.
         assert_eq!(readable("reason=63 protocol=132"), "reason=63 protocol=132");
     }
 
@@ -334,7 +335,7 @@ mod tests {
         let (stop, stopped) = mpsc::channel();
         let mut pace = Pace::new(stopped);
 
-        // The batch after the first one has waited.
+        // The last one waits for the second interval.
         let told = (0..=BATCH).filter(|_| pace.admits("connect4")).count();
         assert_eq!(u32::try_from(told), Ok(BATCH + 1));
         assert!(pace.was_exceeded);

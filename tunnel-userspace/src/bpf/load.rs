@@ -31,19 +31,19 @@ use crate::reconcile::{AdoptError, Grace, ReadError, Sizes, WriteError};
 /// The object, as the build script compiled it.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
 
-/// The data path could not be loaded.
+/// The error of loading the data path.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The folder of pins can't be used.
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// The maps that are there can't be read.
+    /// The existing maps can't be read.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The new maps can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// What the maps hold can't be carried over.
+    /// The content of the maps can't be migrated.
     #[error(transparent)]
     Carry(#[from] AdoptError),
     /// The CPUs can't be counted.
@@ -66,14 +66,14 @@ pub enum LoadError {
     Program {
         /// The name of the program.
         program: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: ProgramError,
     },
 }
 
-/// Lifts the limit of locked memory, which Linux before 5.11 counts maps against, for root too.
-/// Where that is not allowed, later kernels don't need it. Says whether it was done.
+/// Raises the limit of locked memory, against which Linux before 5.11 counts maps, for root too. A
+/// failure matters on those kernels only. Returns true if the limit was raised.
 pub(super) fn raise_memory_limit() -> bool {
     let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if let Err(error) = raised {
@@ -82,18 +82,18 @@ pub(super) fn raise_memory_limit() -> bool {
     raised.is_ok()
 }
 
-/// What the programs are told when they are loaded.
+/// The settings of the programs, from the config.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Switches {
     /// The mark of the daemon's own sockets, which are left alone; 0 for none.
     pub own_mark: u32,
-    /// The ranges that connects to edge nodes are sent to, one of each family at most; without any,
+    /// The prefixes to which connects to edge nodes are sent, at most one per family; without any,
     /// nothing is steered.
     pub prefixes: Vec<Prefix>,
 }
 
 impl Switches {
-    /// Network and mask of the range of a family; that of no address if there is none.
+    /// Returns network and mask of a family's prefix; values that match no address if there is none.
     fn range(&self, is_v4: bool) -> ([u32; 4], [u32; 4]) {
         let range = self.prefixes.iter().find(|prefix| prefix.is_v4() == is_v4);
         range.map_or(([u32::MAX; 4], [0; 4]), |prefix| {
@@ -107,7 +107,7 @@ impl Switches {
 pub struct Globals([(&'static str, Vec<u8>); 8]);
 
 impl Globals {
-    /// What the programs are told of the kernel and of the config.
+    /// Returns the constants for a kernel's features and the config.
     #[must_use]
     pub fn of(features: Features, switches: &Switches) -> Self {
         let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -128,14 +128,14 @@ impl Globals {
         ])
     }
 
-    /// Tells them to the programs of an object that is about to be loaded.
+    /// Sets the constants of an object that is about to be loaded.
     pub fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         for (name, bytes) in self.by_name() {
             loader.override_global(name, bytes, true);
         }
     }
 
-    /// Each with its name.
+    /// Returns the bytes of each constant, with its name.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         self.0.iter().map(|(name, bytes)| (*name, &**bytes))
     }
@@ -144,7 +144,7 @@ impl Globals {
 /// Programs that are loaded on the pinned maps, and not yet attached.
 pub struct DataPath {
     pub(super) programs: Programs,
-    /// Those that are put at uplinks: these, or the variant that tells its events.
+    /// The programs for uplinks: the plain ones, or the variant that logs its events.
     pub(super) at_uplinks: Programs,
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
@@ -152,25 +152,25 @@ pub struct DataPath {
     conns: Arc<Conns>,
     sizes: Sizes,
     features: Features,
-    /// Whether the maps were just made, and none were there.
+    /// True if this process created the maps, and none existed before.
     is_new: bool,
     migration: Option<IsEmpty>,
 }
 
-/// Whether maps that were made beside others are empty, since those others can't be read.
+/// True if the new maps are empty, since the old ones can't be read.
 #[derive(Clone, Copy, Debug)]
 struct IsEmpty(bool);
 
 impl DataPath {
-    /// Checks the pins, opens or makes the maps, and loads the programs. Nothing is attached.
+    /// Checks the pins, opens or creates the maps, and loads the programs. Attaches nothing.
     ///
-    /// Where the maps that are there have other sizes, or an older layout, new ones are made beside
-    /// them, for which [`Self::promote`] is to be called before [`Self::attach`]. Sizes that can't
-    /// be had stay as they are. The time is that since the machine started.
+    /// If the existing maps have other sizes, or an older layout, new ones are created next to them;
+    /// then [`Self::promote`] must be called before [`Self::attach`]. Sizes that can't be applied stay
+    /// as they are. `now` is the time since the machine started.
     ///
     /// # Errors
     ///
-    /// What is pinned is not ours, or the kernel refuses.
+    /// A pin is not ours, or the kernel refuses.
     pub fn load(
         pins: &Pins,
         wanted: Sizes,
@@ -230,19 +230,19 @@ impl DataPath {
         })
     }
 
-    /// Whether the maps have yet to get what the programs that are attached go by, so that these are
-    /// to be replaced only once the sources have told everything.
+    /// Returns true if the maps are empty while attached programs use older ones, so that the programs
+    /// may be replaced only after the sources have delivered everything.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         matches!(self.migration, Some(IsEmpty(true)))
     }
 
-    /// Puts the maps that were made beside others in their place, if there are such. From then on
-    /// they are those that a start finds.
+    /// Replaces the existing maps by the new ones, if new ones were created. From then on a start finds
+    /// those.
     ///
     /// # Errors
     ///
-    /// The file system refused.
+    /// The file system refuses.
     pub fn promote(&mut self, pins: &Pins) -> Result<(), PinError> {
         if self.migration.is_some() {
             pins.promote()?;
@@ -252,13 +252,12 @@ impl DataPath {
         Ok(())
     }
 
-    /// Moves what the programs that were replaced counted, in maps that were replaced with them,
-    /// once none of them runs any more: to be called after [`Self::attach`], and before those maps
-    /// are swept away.
+    /// Adds the counts in replaced maps to the new ones, once no replaced program runs any more: to be
+    /// called after [`Self::attach`], and before those maps are removed.
     ///
     /// # Errors
     ///
-    /// The kernel gives no grace period.
+    /// The kernel offers no grace period.
     pub fn settle(&self, grace: &impl Grace) -> io::Result<()> {
         if !self.conns.is_settled() {
             grace.wait()?;
@@ -267,11 +266,11 @@ impl DataPath {
         Ok(())
     }
 
-    /// The guard of the uplinks.
+    /// Returns the guard of the uplinks.
     ///
     /// # Errors
     ///
-    /// Its map can't be opened.
+    /// The map `host` can't be opened.
     pub fn guard(&self) -> Result<Guard, ReadError> {
         let host = Handle::open(&self.maps, &table::HOST)?;
         let (programs, links) = (self.at_uplinks.clone(), self.links.clone());
@@ -282,12 +281,12 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// One can't be opened.
+    /// A map can't be opened.
     pub fn open_steering(&self) -> Result<KernelSteering, ReadError> {
         KernelSteering::open(&self.maps)
     }
 
-    /// The sizes that the maps have: those of the maps that were there, else those wanted.
+    /// Returns the sizes of the maps: those of existing maps, else the wanted ones.
     #[must_use]
     pub const fn sizes(&self) -> Sizes {
         self.sizes
@@ -297,24 +296,24 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// One can't be opened.
+    /// A map can't be opened.
     pub fn open_maps(&self) -> Result<(KernelMaps, Counters), ReadError> {
         let conns = || Arc::clone(&self.conns);
         let maps = KernelMaps::open_with(&self.maps, conns(), self.is_new)?;
         Ok((maps, Counters::open(&self.maps, conns())?))
     }
 
-    /// Attaches the programs to a cgroup, or puts them in the place of those that are there.
+    /// Attaches the programs to a cgroup, or replaces those that are attached.
     ///
     /// # Errors
     ///
-    /// The cgroup is not there, or the kernel refuses.
+    /// The cgroup does not exist, or the kernel refuses.
     pub fn attach(&self, cgroup: &Path) -> Result<Attached, AttachError> {
         attach::attach(&self.programs, &self.links, cgroup)
     }
 }
 
-/// A loader of programs on the maps that are pinned in a folder.
+/// Returns a loader of programs for the maps that are pinned in a folder.
 pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     globals.tell(&mut loader);
@@ -324,7 +323,7 @@ pub(super) fn loader<'a>(folder: &Path, globals: &'a Globals) -> EbpfLoader<'a> 
     loader
 }
 
-/// Opens or makes the maps in a folder, and loads every program on them.
+/// Opens or creates the maps in a folder, and loads every program on them.
 fn load_object(folder: &Path, sizes: Sizes, globals: &Globals) -> Result<Ebpf, LoadError> {
     let mut loader = loader(folder, globals);
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;

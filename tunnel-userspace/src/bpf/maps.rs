@@ -19,13 +19,13 @@ pub struct KernelMaps {
     source: Handle<u32, Source>,
     conns: Arc<Conns>,
     tally: Handle<u32, Tally>,
-    /// Writes that wait, while they may.
+    /// The batch of pending writes, while batching is on.
     pub(super) pending: Option<Pending>,
-    /// Whether the maps were made for this, as there were none.
+    /// True if this process created the maps, and none existed before.
     is_new: bool,
 }
 
-/// The maps whose writes may wait.
+/// The maps whose writes may be batched.
 #[derive(Clone, Debug)]
 pub(super) struct Services {
     pub(super) svc: Handle<FrontKey, u32>,
@@ -40,7 +40,7 @@ impl KernelMaps {
         Self::open_with(folder, Arc::new(Conns::open(folder, &[])?), false)
     }
 
-    /// The same with counts of open connections that are open already.
+    /// Opens the maps, with counts of open connections that are already open.
     pub(super) fn open_with(
         folder: &Path,
         conns: Arc<Conns>,
@@ -61,7 +61,7 @@ impl KernelMaps {
         })
     }
 
-    /// Changes a word of a backend. The rest is written as it is.
+    /// Changes a word of a backend, and rewrites the rest unchanged.
     fn change_backend(
         &mut self,
         index: u32,
@@ -249,7 +249,8 @@ impl SteeringMaps for KernelSteering {
     }
 }
 
-/// The kernel's counters, by reason, service port and backend: for readers beside the owner of the maps.
+/// The kernel's counters, by reason, service port and backend: for readers concurrent to the owner of
+/// the maps.
 pub struct Counters {
     count: PerCpuArray<MapData, u64>,
     conns: Arc<Conns>,
@@ -268,14 +269,14 @@ impl Counters {
         })
     }
 
-    /// How many open sockets remember a backend.
+    /// Returns the number of open connections of all backends.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.conns.sum()
     }
 
-    /// How often the programs met each reason that they count, since the maps were made, on all
-    /// CPUs together.
+    /// Returns the counter of each reason that programs count, since the maps were created, summed over
+    /// the CPUs.
     ///
     /// # Errors
     ///
@@ -291,7 +292,7 @@ impl Counters {
     }
 }
 
-/// The error of a look at the counters by reason.
+/// Returns the error of reading the counters by reason.
 fn unread(error: MapError) -> ReadError {
     ReadError {
         map: table::COUNT.name,

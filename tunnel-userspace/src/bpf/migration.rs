@@ -1,5 +1,5 @@
-//! Maps that are made beside those in use: of other sizes, or of a newer layout. What sockets,
-//! counters and steering addresses hang on is taken along; the rest is written anew.
+//! New maps next to those in use: of other sizes, or of a newer layout. Maps to which sockets, counters
+//! and steering addresses refer are migrated; the others are written again.
 
 use std::{
     fs,
@@ -23,37 +23,38 @@ use super::{
 };
 use crate::reconcile::{Misfit, ServiceSnapshot, Sizes, SteeringSnapshot, write_unused};
 
-/// The maps that a start goes on with.
+/// The maps with which a start continues.
 pub(super) enum Start {
-    /// New ones, as there are none.
+    /// New maps, since none exist.
     New(Sizes),
-    /// Those that are there.
+    /// The existing maps.
     Here(Sizes),
-    /// New ones beside those that are there.
+    /// New maps next to the existing ones.
     Migrate(Box<Migration>),
 }
 
-/// New maps beside those that are there.
+/// New maps next to existing ones.
 pub(super) struct Migration {
-    /// Where the old ones are.
+    /// The folder of the old maps.
     from: PathBuf,
-    /// Their sizes, if their layout is ours: those to go on with where new ones are not to be had.
+    /// The sizes of the old maps, if their layout is ours: to continue with if new maps can't be
+    /// created.
     pub(super) had: Option<Sizes>,
     /// The sizes of the new ones.
     pub(super) sizes: Sizes,
-    /// The parts whose maps are made anew. Nothing is carried over into those of the others.
+    /// The parts whose maps are replaced. Only their content is migrated; maps of other parts stay.
     remade: Vec<Part>,
     services: Option<ServiceSnapshot>,
     steering: Option<SteeringSnapshot>,
 }
 
-/// Decides which maps to go on with; ends what an earlier process began.
+/// Decides with which maps to continue; completes the change of an earlier process.
 pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     match pins.check()? {
         Found::Nothing => Ok(Start::New(wanted)),
         Found::Ours(had) if had == wanted => Ok(Start::Here(had)),
-        // Programs may still be counting in the maps that an earlier start replaced, and only two
-        // such maps are added up.
+        // Programs may still count in the maps that an earlier start replaced, and only two such maps
+        // are added.
         Found::Ours(had) if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() => {
             warn!("an earlier change of the maps is ended first; sizes change at the next start");
             Ok(Start::Here(had))
@@ -63,7 +64,7 @@ pub(super) fn choose(pins: &Pins, wanted: Sizes, now: Duration) -> Result<Start,
     }
 }
 
-/// New maps of other sizes, where what is there fits into them.
+/// Plans new maps of other sizes, if the content of the existing ones fits.
 fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
     let read = || Ok(ServiceSnapshot::read(&KernelMaps::open(&from)?, had)?);
@@ -85,7 +86,7 @@ fn resize(from: PathBuf, had: Sizes, wanted: Sizes, now: Duration) -> Result<Sta
     })))
 }
 
-/// New maps in the place of those of an older layout.
+/// Plans new maps to replace those of an older layout.
 fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadError> {
     let mut sizes = wanted;
     let mut remade = Part::ALL.to_vec();
@@ -112,12 +113,12 @@ fn convert(from: PathBuf, wanted: Sizes, now: Duration) -> Result<Start, LoadErr
     })))
 }
 
-/// Whether a part has other sizes.
+/// Returns true if the sizes of a part differ.
 fn is_other(part: Part, one: Sizes, other: Sizes) -> bool {
     one.with_part(part, other) != one
 }
 
-/// How many entries a pinned map has; nothing if there is none.
+/// Returns the number of entries of a pinned map; none if it does not exist.
 fn entries(folder: &Path, map: &Map) -> Result<Option<u32>, PinError> {
     let pin = folder.join(map.name);
     if !pin.exists() {
@@ -144,8 +145,8 @@ fn carry_steering(
     carry((Part::Steering, had), sizes, read, SteeringSnapshot::fits)
 }
 
-/// What the maps of a part hold, if they are to have other sizes than they had. They keep theirs where it
-/// doesn't fit.
+/// Reads the content of a part's maps, if their sizes are to change. If it doesn't fit, the part keeps
+/// its sizes.
 fn carry<C>(
     (part, had): (Part, Sizes),
     sizes: &mut Sizes,
@@ -172,7 +173,7 @@ fn carry<C>(
 }
 
 impl Start {
-    /// The new maps that it makes beside those in use, if it does.
+    /// Returns the new maps next to those in use, if there are any.
     pub(super) fn migration(&self) -> Option<&Migration> {
         match self {
             Self::New(_) | Self::Here(_) => None,
@@ -182,19 +183,19 @@ impl Start {
 }
 
 impl Migration {
-    /// Whether the new maps are empty until the sources have told everything.
+    /// Returns true if the new maps are empty until the sources have delivered everything.
     pub(super) const fn is_empty(&self) -> bool {
         self.had.is_none()
     }
 
-    /// Pins the maps that are taken along in the new folder, too.
+    /// Pins the maps that are kept in the new folder, too.
     pub(super) fn take_along(&self, to: &Path) -> Result<(), PinError> {
         for map in MAPS {
             let is_outdated = self.is_empty() && !map.lasts;
             let is_new = is_outdated
                 || match map.remade {
                     Remade::With(part) => self.remade.contains(&part),
-                    // A larger one stays: sockets are counted there.
+                    // A larger map stays, since it counts open sockets.
                     Remade::Larger => {
                         let wanted = map.entries(self.sizes, 1);
                         entries(&self.from, map)?.is_none_or(|had| had < wanted)
@@ -209,7 +210,7 @@ impl Migration {
         Ok(())
     }
 
-    /// Writes what is carried over into the new maps.
+    /// Writes the migrated content into the new maps.
     pub(super) fn fill(&self, to: &Path, now: Duration) -> Result<(), LoadError> {
         let unused = State::unused_since(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         if let Some(services) = &self.services {

@@ -1,5 +1,5 @@
-//! The file systems that a node needs, mounted where they are not: for a start with the rights to do
-//! it, before the daemon runs without.
+//! The file systems that a node needs, mounted if they are missing: by a start with the privileges for
+//! it, before the daemon runs without them.
 
 use std::{
     fs, io,
@@ -16,15 +16,15 @@ use super::{
     path::{PathError, existing, failed, file_system},
 };
 
-/// Where the kernel gives cgroups a place.
+/// The usual mount point of cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// The same, where hierarchies of v1 are in that place.
+/// The mount point of v2 where hierarchies of v1 occupy the usual one.
 const BESIDE: &str = "/sys/fs/cgroup/unified";
 
-/// A file system can't be mounted.
+/// The error of mounting a file system.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The place can't be looked at, or made.
+    /// The mount point can't be read or created.
     #[error(transparent)]
     Place(#[from] PathError),
     /// The kernel refused it.
@@ -32,9 +32,9 @@ pub enum MountError {
     Mount {
         /// The kind of file system.
         kind: &'static str,
-        /// The place.
+        /// The mount point.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -43,11 +43,11 @@ pub enum MountError {
     Cgroup(#[from] CgroupError),
 }
 
-/// Mounts a BPF file system around the folder of pins, if it is not on one; says where.
+/// Mounts a BPF file system around the folder of pins, if that is not on one; returns the mount point.
 ///
 /// # Errors
 ///
-/// The kernel refuses it.
+/// The kernel refuses the mount.
 pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
     if file_system(existing(pins))? == BPF_FS_MAGIC {
         return Ok(None);
@@ -56,11 +56,11 @@ pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
     mount_on(point, "bpf", MsFlags::empty(), Some("mode=700")).map(Some)
 }
 
-/// Mounts the cgroup v2 hierarchy, if it is nowhere; says where.
+/// Mounts the cgroup v2 hierarchy, if it is not mounted; returns the mount point.
 ///
 /// # Errors
 ///
-/// The kernel refuses it.
+/// The kernel refuses the mount.
 pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
     match cgroup::find_root() {
         Ok(_) => Ok(None),
@@ -73,7 +73,7 @@ pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
     }
 }
 
-/// Mounts a file system with the flags that systemd gives both.
+/// Mounts a file system with the options that systemd uses.
 fn mount_on(
     point: &Path,
     kind: &'static str,

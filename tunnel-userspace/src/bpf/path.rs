@@ -1,4 +1,4 @@
-//! Paths: the file system that one is on, and the error of a step on one.
+//! Paths: their file system, and the error of a step on a path.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use nix::sys::statfs::{FsType, statfs};
 
-/// A step on a path failed.
+/// The error of a step on a path.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {path}")]
 pub struct PathError {

@@ -1,5 +1,5 @@
-//! Writes to the service maps that wait, so that many of them go with one call, and in a thread of their
-//! own: the owner of the maps goes on with the next meanwhile.
+//! Batched writes to the service maps, one call per batch, in a thread of their own: the owner of the
+//! maps concurrently prepares the next batch.
 
 use std::{
     io,
@@ -16,23 +16,22 @@ use tunnel_common::{
 use super::maps::{KernelMaps, Services};
 use crate::reconcile::WriteError;
 
-/// How many of them go together at most, but for those of the last port.
+/// The number of writes at which a batch is full; the writes of one port stay in one batch.
 const MOST: usize = 16_384;
 
-/// How many batches the owner may be ahead of the thread.
+/// The number of batches that may wait for the thread.
 const AHEAD: usize = 1;
 
-/// What waits.
+/// The pending writes.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub(super) batch: Batch,
     writer: Option<Writer>,
-    /// What the kernel said first of those that it refused.
+    /// The kernel's first refusal.
     pub(super) refused: Option<WriteError>,
 }
 
-/// Writes that go together, in the order in which they are made: what nothing leads to before what leads
-/// there.
+/// A batch of writes, in the order in which they are made: an entry precedes those that lead to it.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) backends: Vec<(u32, Backend)>,
@@ -42,7 +41,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Whether no more is to wait.
+    /// Returns true if the batch is to be written.
     pub(super) const fn is_full(&self) -> bool {
         self.len() >= MOST
     }
@@ -59,7 +58,7 @@ impl Batch {
     }
 }
 
-/// The thread that writes, until a write is refused.
+/// The thread that writes batches, until a write is refused.
 #[derive(Debug)]
 struct Writer {
     batches: SyncSender<Batch>,
@@ -75,7 +74,7 @@ impl Writer {
         Ok(Self { batches, thread })
     }
 
-    /// Waits until everything is written; what was refused, if something was.
+    /// Waits until everything is written; returns the first refusal.
     fn end(self) -> Result<(), WriteError> {
         drop(self.batches);
         let ended = self.thread.join();
@@ -84,13 +83,13 @@ impl Writer {
 }
 
 impl KernelMaps {
-    /// Hands what waits to the thread that writes it.
+    /// Sends the pending batch to the thread.
     pub(super) fn hand_over(&mut self) {
         let Some(pending) = &mut self.pending else {
             return;
         };
         let batch = std::mem::take(&mut pending.batch);
-        // What is refused is found by reading everything again: nothing is written after it.
+        // After a refusal nothing more is written: reading everything again shows the loss.
         if pending.refused.is_some() || batch.len() == 0 {
             return;
         }
@@ -104,13 +103,13 @@ impl KernelMaps {
             }
         }
         if let Some(writer) = &pending.writer {
-            // A thread that has ended says why in the end.
+            // A thread that has ended returns its error in `end`.
             drop(writer.batches.send(batch));
         }
     }
 
-    /// Waits until everything that waits is written; whether other writes may follow. What was refused
-    /// is told by the end of the waiting.
+    /// Waits until all pending writes are done; returns false if no further writes may follow, since one
+    /// was refused. The end of batching returns the error.
     pub(super) fn write_held(&mut self) -> bool {
         self.hand_over();
         let Some(pending) = &mut self.pending else {

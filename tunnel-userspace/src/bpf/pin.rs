@@ -1,4 +1,4 @@
-//! A pin: whether it is ours, and its removal.
+//! A pin: its check, and its removal.
 
 use std::{
     fs, io,
@@ -20,7 +20,7 @@ pub(super) struct Pin {
 }
 
 impl Pin {
-    /// The entries of a folder, sorted; none if the folder is not there.
+    /// Returns the entries of a folder, sorted; none if the folder is not there.
     pub(super) fn all(folder: &Path) -> Result<Vec<Self>, PinError> {
         let read = match fs::read_dir(folder) {
             Ok(read) => read,
@@ -60,15 +60,15 @@ impl Pin {
         }
     }
 
-    /// Checks that a map has the shape that its name promises; gives how many entries it has. Of an older
-    /// layout only those that last are known by their shape.
+    /// Checks that a map has the shape for its name; returns its number of entries. In an older layout
+    /// only the shapes of lasting maps are known.
     pub(super) fn check_map(&self, folder: Folder) -> Result<u32, PinError> {
         let is_older = folder.layout < LAYOUT_VERSION;
         let wanted = Map::named(&self.name).filter(|map| map.lasts || !is_older);
         if wanted.is_none() && !is_older {
             return Err(self.foreign("no map of that name"));
         }
-        // A folder, or what is no object of BPF.
+        // A folder, or not a BPF object.
         let map = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
         let shape = sys::shape(map.as_fd());
         let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is no map"))?;
@@ -76,7 +76,7 @@ impl Pin {
             Some(map) if Shape::of(map) != found => {
                 Err(self.foreign(format!("it is {found}, not {}", Shape::of(map))))
             }
-            // No size of the config makes it anew.
+            // A change of the config would not replace this map.
             Some(map)
                 if matches!(map.entries, Entries::Fixed(_))
                     && map.entries != Entries::Fixed(entries) =>
@@ -89,14 +89,14 @@ impl Pin {
         }
     }
 
-    /// Takes a program off its hook, if there is one, and removes the pin.
+    /// Detaches the program of a link or filter, and removes the pin.
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
         if let Some((_, Some(device))) = attach::of_pin(&self.name) {
             guard::remove_filter(path, device).map_err(failed("take off", path))?;
         }
         let pin = sys::open_pin(path).map_err(failed("open", path))?;
-        // A map has nothing to detach, and a link whose cgroup is gone is off its hook already.
+        // A map has nothing to detach, and a link whose cgroup is gone is detached already.
         if let Err(error) = sys::detach_link(pin.as_fd()) {
             tracing::debug!(%error, pin = %path.display(), "nothing to detach");
         }

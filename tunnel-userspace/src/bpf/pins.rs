@@ -1,5 +1,5 @@
-//! The folder of pins: `v<layout>/<map>` and `links/<program>`. What is in it is checked before
-//! anything is touched, each pin by `pin`; `folders` says which folders of maps there may be.
+//! The folder of pins: `v<layout>/<map>` and `links/<program>`. Everything in it is checked before any
+//! change, each pin by `pin`; `folders` defines the folders of maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use super::{
     pin::Pin,
 };
 
-/// The folder can't be used.
+/// The error of using the folder.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// The folder is not on a BPF file system.
@@ -32,18 +32,18 @@ pub enum PinError {
     NotBpf {
         /// The folder.
         path: PathBuf,
-        /// Where to mount.
+        /// The mount point to use.
         mount: PathBuf,
     },
-    /// Another process holds the folder.
+    /// Another process has locked the folder.
     #[error("another culvert{} holds {path}; stop it first, or give this one a bpf.bpffs of its own", holder(.pid.as_ref()))]
     Held {
         /// The folder.
         path: PathBuf,
-        /// Who holds it, where known.
+        /// The process that holds the lock, if known.
         pid: Option<u32>,
     },
-    /// Maps of a newer layout.
+    /// The folder has maps of a newer layout.
     #[error(
         "{path} holds maps of layout {found}, this culvert has layout {LAYOUT_VERSION}; \
          run the culvert that made them, or `culvert cleanup` of it, first"
@@ -54,17 +54,17 @@ pub enum PinError {
         /// Its layout.
         found: u32,
     },
-    /// Something that is not ours.
+    /// The folder has an object that is not ours.
     #[error(
         "{path} is not Culvert's: {what}; nothing was touched. Move it away, or give bpf.bpffs a folder of its own"
     )]
     Foreign {
         /// The pin or folder.
         path: PathBuf,
-        /// What it is.
+        /// The kind of the object.
         what: String,
     },
-    /// Programs run on maps that are not pinned any more.
+    /// Programs run on maps that are no longer pinned.
     #[error(
         "map {path} is missing while programs are attached: they use a map that can't be reached; \
          `culvert cleanup` removes the rest"
@@ -73,7 +73,7 @@ pub enum PinError {
         /// The pin that is missing.
         path: PathBuf,
     },
-    /// The file system refused.
+    /// The file system refuses.
     #[error(transparent)]
     Path(#[from] PathError),
 }
@@ -83,20 +83,20 @@ fn holder(pid: Option<&u32>) -> String {
         .unwrap_or_default()
 }
 
-/// The maps that there are.
+/// The maps that exist.
 pub(super) enum Found {
-    /// None that a program could be using.
+    /// No maps that a program could use.
     Nothing,
-    /// Those of this layout, of these sizes.
+    /// Maps of this layout, with their sizes.
     Ours(Sizes),
-    /// Those of an older layout, in that folder.
+    /// Maps of an older layout, in this folder.
     Older(PathBuf),
 }
 
-/// The maps of this layout.
+/// The folder of the maps of this layout.
 const OURS: Folder = Folder::new(LAYOUT_VERSION, Stage::Current);
 
-/// The folder of pins, held against other processes for as long as this lives.
+/// The folder of pins, locked for as long as this lives.
 #[derive(Debug)]
 pub struct Pins {
     root: PathBuf,
@@ -104,11 +104,11 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Makes the folder if it is not there, and holds it.
+    /// Creates the folder if it is missing, and locks it.
     ///
     /// # Errors
     ///
-    /// The folder is not on a BPF file system, can't be made, or another process holds it.
+    /// The folder is not on a BPF file system, can't be created, or is locked by another process.
     pub fn hold(root: &Path) -> Result<Self, PinError> {
         let parent = existing(root);
         let kind = file_system(parent)?;
@@ -137,24 +137,24 @@ impl Pins {
         }
     }
 
-    /// The folder itself.
+    /// Returns the folder itself.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder of maps of this layout.
+    /// Returns the folder of maps of this layout.
     #[must_use]
     pub fn maps(&self) -> PathBuf {
         self.path(OURS)
     }
 
-    /// The folder of maps of this layout that are being filled.
+    /// Returns the folder for maps of this layout that are being filled.
     pub(super) fn next(&self) -> PathBuf {
         self.path(Folder::new(LAYOUT_VERSION, Stage::Next))
     }
 
-    /// The folder of links.
+    /// Returns the folder of links.
     #[must_use]
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
@@ -164,13 +164,13 @@ impl Pins {
         self.root.join(folder.to_string())
     }
 
-    /// Checks that everything in the folder is ours and of no newer layout, then ends what an
-    /// earlier process began. Gives the maps that there are.
+    /// Checks that everything in the folder is ours and of no newer layout, then completes the change of
+    /// an earlier process. Returns the maps that exist.
     ///
     /// # Errors
     ///
-    /// Something is not ours, of a newer layout, or missing: then nothing was touched. Or the file
-    /// system refused.
+    /// An object is not ours, of a newer layout, or missing: then nothing was changed. Or the file
+    /// system refuses.
     pub(super) fn check(&self) -> Result<Found, PinError> {
         let folders = self.folders()?;
         let links = Pin::all(&self.links())?;
@@ -204,7 +204,7 @@ impl Pins {
             return Ok(Found::Older(self.path(folder)));
         }
         if missing.is_some() {
-            // The start that made them was cut off before a program used them.
+            // The start that created them was killed before a program used them.
             for name in found.keys() {
                 let path = self.maps().join(name);
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
@@ -215,7 +215,8 @@ impl Pins {
         Ok(sizes.map_or(Found::Nothing, Found::Ours))
     }
 
-    /// The folders of maps by their names, of any layout, and what is neither such nor that of the links.
+    /// Returns the folders of maps, of any layout, and the paths of all other entries except the folder
+    /// of links.
     fn entries(&self) -> Result<(BTreeSet<Folder>, Vec<PathBuf>), PinError> {
         let (mut folders, mut foreign) = (BTreeSet::new(), Vec::new());
         for Pin { name, path } in Pin::all(&self.root)? {
@@ -228,7 +229,7 @@ impl Pins {
         Ok((folders, foreign))
     }
 
-    /// The folders of maps. Anything else but the links is an error.
+    /// Returns the folders of maps. Any other entry except the links is an error.
     fn folders(&self) -> Result<BTreeSet<Folder>, PinError> {
         let (folders, foreign) = self.entries()?;
         if let Some(path) = foreign.into_iter().next() {
@@ -244,7 +245,7 @@ impl Pins {
         }
     }
 
-    /// Checks the maps in a folder; gives how many entries each has.
+    /// Checks the maps in a folder; returns the number of entries of each.
     fn check_maps(&self, folder: Folder) -> Result<BTreeMap<String, u32>, PinError> {
         let maps = Pin::all(&self.path(folder))?.into_iter();
         maps.map(|pin| {
@@ -254,7 +255,7 @@ impl Pins {
         .collect()
     }
 
-    /// The other folders of maps that hold another map of a name than the given folder.
+    /// Returns the other folders in which a name is pinned to another map than in the given folder.
     pub(super) fn replaced(&self, folder: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
         let number = |folder: &Path| {
             let pin = folder.join(map);
@@ -276,7 +277,7 @@ impl Pins {
         Ok(replaced)
     }
 
-    /// Makes the folders for maps and links.
+    /// Creates the folders for maps and links.
     pub(super) fn make_folders(&self, maps: &Path) -> Result<(), PinError> {
         for folder in [maps, &self.links()] {
             fs::create_dir_all(folder).map_err(failed("make", folder))?;
@@ -284,8 +285,8 @@ impl Pins {
         Ok(())
     }
 
-    /// Puts the maps that were filled in the place of those that are there, which stay, beside, for
-    /// as long as programs read them.
+    /// Replaces the existing maps by those that were filled. The existing ones are renamed, for as long
+    /// as programs read them.
     pub(super) fn promote(&self) -> Result<(), PinError> {
         self.run(folders::promotion(&self.folders()?, LAYOUT_VERSION))
     }
@@ -299,7 +300,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// The file system refused.
+    /// The file system refuses.
     pub fn sweep(&self) -> Result<(), PinError> {
         self.run(folders::leftovers(&self.folders()?, LAYOUT_VERSION))
     }
@@ -320,19 +321,19 @@ impl Pins {
         Ok(())
     }
 
-    /// Takes the programs off their hooks, and removes links, maps and folders that are ours. What
-    /// is not ours stays and is named. Links stay while there are maps of a newer layout, since
-    /// their programs are those of another version.
+    /// Detaches the programs, and removes links, maps and folders that are ours. Returns the paths of
+    /// foreign objects, which stay. Links stay while maps of a newer layout exist, since their programs
+    /// are of another version.
     ///
     /// # Errors
     ///
-    /// The kernel or the file system refused.
+    /// The kernel or the file system refuses.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let (known, mut foreign) = self.entries()?;
         let is_known = |folder: &Folder| folder.layout <= LAYOUT_VERSION;
         let (known, newer): (Vec<_>, Vec<_>) = known.into_iter().partition(is_known);
         foreign.extend(newer.iter().map(|folder| self.path(*folder)));
-        // Programs go first: without them nobody reads the maps.
+        // Programs go first: without them nothing reads the maps.
         if newer.is_empty() {
             remove_known(&self.links(), Pin::check_link, &mut foreign)?;
         } else {
@@ -349,7 +350,7 @@ impl Pins {
     }
 }
 
-/// Removes the pins of a folder that pass a check, and the folder if nothing is left.
+/// Removes the pins of a folder that pass a check, and the folder if it is then empty.
 fn remove_known<T>(
     folder: &Path,
     check: impl Fn(&Pin) -> Result<T, PinError>,
@@ -369,7 +370,7 @@ fn remove_known<T>(
     Ok(())
 }
 
-/// The process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>
+/// Returns the process that holds the lock, from `/proc/locks`: `1: FLOCK ADVISORY WRITE <pid>
 /// <major>:<minor>:<inode> 0 EOF`.
 fn find_holder(folder: &File) -> Option<u32> {
     let inode = format!(":{}", folder.metadata().ok()?.ino());

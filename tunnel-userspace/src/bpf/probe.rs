@@ -1,4 +1,4 @@
-//! What this kernel can do, asked once. Unknown is never taken for no.
+//! The features of this kernel, probed once. A failed probe never counts as a missing feature.
 
 use std::io;
 
@@ -11,60 +11,60 @@ use super::{
 };
 use crate::capabilities::{self, BPF, NET_ADMIN, PERFMON};
 
-/// What this kernel can do.
+/// The features of this kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Features {
-    /// `bpf_set_retval` may be called from socket hooks (Linux 6.1): a refused connect gets its
-    /// own error. Otherwise it is sent to a place that refuses.
+    /// `bpf_set_retval` may be called from socket hooks (Linux 6.1): a refused connect gets its own
+    /// error. Otherwise it is redirected to an address that refuses.
     pub set_retval: bool,
     /// Programs at tc are attached by links (Linux 6.6). Otherwise by filters.
     pub tcx: bool,
-    /// Where the kernel keeps the addresses of network namespaces, if it says so and lets the programs
-    /// look. Otherwise the address of a client is known only of sockets that were bound to one.
+    /// The offsets of the addresses of network namespaces, if the kernel has BTF and lets programs read
+    /// its memory. Otherwise only sockets that are bound to an address have a known client address.
     pub addresses: Option<Places>,
-    /// How sockets of the kernel's own are known. Nothing where they can't be told from others; then
-    /// their connects are counted as open for ever.
+    /// The bit that marks sockets of the kernel's own. None if it is unknown; then their connects count
+    /// as open for ever.
     pub kernel_sockets: Option<KernelSocketBit>,
 }
 
-/// A feature could not be asked for.
+/// The error of probing a feature.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The kernel would refuse the programs.
+    /// The process lacks capabilities, without which the kernel refuses the programs.
     #[error("this process lacks {}, without which the kernel refuses the programs", .missing.join(" and "))]
     Rights {
-        /// The capabilities.
+        /// The missing capabilities.
         missing: Vec<&'static str>,
     },
-    /// The kernel refuses the programs, and nothing else is known to be missing.
+    /// The kernel refuses the programs, and no capability is known to be missing.
     #[error(
         "the kernel refuses programs: before Linux 5.11 the limit of locked memory, ulimit -l, may \
          be too low, which takes CAP_SYS_RESOURCE to raise"
     )]
     Memory {
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused the question.
+    /// The kernel refused the probe.
     #[error("cannot find out whether this kernel has {feature}")]
     Feature {
         /// The feature.
         feature: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Asks the kernel, once the limit of locked memory is lifted: Linux before 5.11 counts programs and
-/// maps against it.
+/// Probes the kernel, after raising the limit of locked memory, against which Linux before 5.11 counts
+/// programs and maps.
 ///
 /// # Errors
 ///
-/// The kernel refused the question itself, for want of a privilege or of memory.
+/// The kernel refused the probe itself, for lack of a privilege or of memory.
 pub fn probe() -> Result<Features, ProbeError> {
-    // Where its rights are not known, the kernel's refusal says the rest.
+    // If the capabilities are unknown, the kernel's refusal gives the cause.
     let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();
     if !missing.is_empty() {
         return Err(ProbeError::Rights { missing });
@@ -108,8 +108,8 @@ const CALL_SET_RETVAL: [u64; 4] = [
     0x95,
 ];
 
-/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. It is not there
-/// where the kernel is locked down for confidentiality (kernel_lockdown(7)).
+/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. The helper is missing
+/// if the kernel is locked down for confidentiality (kernel_lockdown(7)).
 const CALL_PROBE_READ: [u64; 7] = [
     0xa1bf,
     0xffff_fff8_0000_0107,
@@ -120,5 +120,5 @@ const CALL_PROBE_READ: [u64; 7] = [
     0x95,
 ];
 
-/// `r0 = 1; exit`: what every kernel with these hooks loads.
+/// `r0 = 1; exit`, which every kernel with these hooks loads.
 const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];

@@ -1,4 +1,4 @@
-//! The programs of an object, loaded, and shared by those who attach them.
+//! The programs of an object, loaded, and shared by the modules that attach them.
 
 use std::{
     io,
@@ -22,14 +22,14 @@ impl Programs {
         Self(Arc::new(Mutex::new(ebpf)))
     }
 
-    /// A handle of a program.
+    /// Returns a handle of a program.
     pub(super) fn fd(&self, row: &table::Program) -> io::Result<ProgramFd> {
         let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let program = ebpf.program(row.name).ok_or_else(|| missing(row))?;
         program.fd().map_err(to_io)?.try_clone()
     }
 
-    /// Does something with a program at tc.
+    /// Runs a closure on a program at tc.
     pub(super) fn with_classifier<T>(
         &self,
         row: &table::Program,

@@ -1,24 +1,24 @@
-//! The shapes of maps, as the table has them and as the kernel tells them.
+//! The shapes of maps, by the table and by the kernel.
 
 use std::fmt;
 
 use tunnel_common::table::Map;
 
-/// What a map is; its entries are for the config to decide.
+/// The shape of a map, without its number of entries, which the config decides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Shape {
-    /// `BPF_MAP_TYPE_…`.
+    /// The type, `BPF_MAP_TYPE_…`.
     pub(super) kind: u32,
-    /// Bytes of a key.
+    /// The size of a key in bytes.
     pub(super) key: u32,
-    /// Bytes of a value.
+    /// The size of a value in bytes.
     pub(super) value: u32,
-    /// `BPF_F_…`.
+    /// The flags, `BPF_F_…`.
     pub(super) flags: u32,
 }
 
 impl Shape {
-    /// The shape of a map of the table.
+    /// Returns the shape of a map of the table.
     pub(super) const fn of(map: &Map) -> Self {
         Self {
             kind: map.kind.number(),

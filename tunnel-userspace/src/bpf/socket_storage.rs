@@ -1,4 +1,4 @@
-//! What sockets remember, and the backends there are: read to find the sockets of those that went.
+//! The translations of sockets, and the backends: read to find the sockets of removed backends.
 
 use std::{io, os::fd::AsFd as _, path::Path};
 
@@ -22,13 +22,13 @@ use crate::{
     sockets::{Memory, Remembered},
 };
 
-/// What sockets remember can't be read.
+/// The error of reading the translations of sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketMemoryError {
     /// A map can't be opened.
     #[error(transparent)]
     Map(#[from] ReadError),
-    /// The kernel gives no iterator.
+    /// The kernel offers no iterator.
     #[error(
         "this kernel, or the rights of this process, allow no walk over sockets: it takes a \
          BPF iterator, the kernel's own types in /sys/kernel/btf/vmlinux, CAP_BPF and CAP_PERFMON"
@@ -40,7 +40,7 @@ fn cause(error: ReadError) -> io::Error {
     error.source
 }
 
-/// The maps that are read for it.
+/// The maps with the translations of sockets.
 pub struct SocketMemory {
     iterator: SocketIterator,
     overflow: Handle<OverflowKey, Overflow>,
@@ -52,7 +52,7 @@ impl SocketMemory {
     ///
     /// # Errors
     ///
-    /// There are none, this process has no right to them, or the kernel has no such iterators.
+    /// The maps do not exist, this process may not open them, or the kernel has no such iterators.
     pub fn open(bpffs: &Path) -> Result<Self, SocketMemoryError> {
         load::raise_memory_limit();
         let folder = Folder::new(LAYOUT_VERSION, Stage::Current);
@@ -97,7 +97,7 @@ impl Memory for SocketMemory {
 
     fn older(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
         let found = self.overflow.find(key).map_err(cause)?;
-        // An element may be reused for another key while it is read.
+        // The kernel may reuse the element for another key while it is read.
         let found = found.filter(|overflow| overflow.key == *key);
         Ok(found.map(|overflow| overflow.origin))
     }

@@ -1,5 +1,5 @@
-//! Calls of bpf(2) that aya 0.14 lacks: links of cgroups that are pinned, opened and replaced
-//! (aya 0.16 has them), information on what a pin is, map-in-map without a program.
+//! Calls of bpf(2) that aya 0.14 lacks: links of cgroups that are pinned, opened and replaced (aya 0.16
+//! has them), the kind of a pinned object, map-in-map without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod grace;
@@ -42,7 +42,7 @@ const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
 
-/// Room for the largest attribute that is used here; what is not written is zero.
+/// The largest attribute that is used here; unset bytes are zero.
 #[repr(C, align(8))]
 struct Attr([u8; 128]);
 
@@ -109,7 +109,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }
 
-/// Opens what is pinned at a path.
+/// Opens the object that is pinned at a path.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let attr = Attr::new().pointer(0, path.as_ptr());
@@ -125,17 +125,17 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     unsafe { attr.call(BPF_OBJ_PIN) }.map(drop)
 }
 
-/// A place that a program is attached to.
+/// The target of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target<'a> {
-    /// A cgroup, and its number.
+    /// A cgroup, with its number.
     Cgroup(BorrowedFd<'a>, u64),
-    /// What comes in by a network device.
+    /// Ingress of a network device.
     Device(u32),
 }
 
 impl Target<'_> {
-    /// The link of a hook there.
+    /// Returns the link that a program at this target and hook has.
     pub(super) fn link(self, hook: u32) -> Link {
         let (place, at) = match self {
             Self::Cgroup(_, number) => (Place::Cgroup, number),
@@ -145,7 +145,7 @@ impl Target<'_> {
     }
 }
 
-/// Attaches a program by a link; on a device, before all others that are there.
+/// Attaches a program by a link; on a device, before all other programs.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     target: Target<'_>,
@@ -160,8 +160,8 @@ pub(super) fn create_link(
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
-/// Whether programs at tc are attached by links: of a device that there isn't, a kernel that knows
-/// them says so, and another that the request makes no sense.
+/// Returns true if programs at tc can be attached by links: for a device that does not exist, a kernel
+/// with tcx returns ENODEV, and another EINVAL.
 pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
     let program = load(instructions, Type::Classifier.number(), 0, 0)?;
     let nowhere = Target::Device(i32::MAX.unsigned_abs());
@@ -173,15 +173,15 @@ pub(super) fn knows_tcx(instructions: &[u64]) -> io::Result<bool> {
     }
 }
 
-/// Puts another program in the place of a link's, with no moment without one.
+/// Replaces the program of a link, with no moment without one.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link).fd(4, program.as_fd());
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
 }
 
-/// Takes the program of a link off its hook, now; the link itself stays until it is closed and
-/// unpinned, which the kernel does later.
+/// Detaches the program of a link at once; the link itself exists until it is closed and unpinned, which
+/// the kernel does later.
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link);
     // SAFETY: no pointers.
@@ -191,15 +191,15 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
 /// A link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Link {
-    /// The kind of its place.
+    /// The kind of the target.
     pub(super) place: Place,
-    /// Number of the cgroup, as its inode, or of the device; 0 if that is gone.
+    /// The number of the cgroup, as its inode, or of the device; 0 if that is gone.
     pub(super) at: u64,
-    /// Its hook.
+    /// The hook.
     pub(super) hook: u32,
 }
 
-/// Reads what a link is; nothing if the object is none to a cgroup or at tc.
+/// Reads the target of a link; none if the object is not a link to a cgroup or at tc.
 ///
 /// `struct bpf_link_info`: type, id, program id, then the number of the cgroup, or of the device, and
 /// the hook.
@@ -223,7 +223,7 @@ pub(super) fn link(object: BorrowedFd<'_>) -> io::Result<Option<Link>> {
     })
 }
 
-/// Whether an object is a program at tc of that name.
+/// Returns true if an object is a program at tc of that name.
 ///
 /// `struct bpf_prog_info`: the type at 0, the name at 64.
 pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
@@ -236,16 +236,16 @@ pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bo
     Ok(kind == Type::Classifier.number() && held == Some(name.as_bytes()))
 }
 
-/// Whether a descriptor of bpf(2) stands for an object of that kind. The kernel says it in the name of
-/// the file, which differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
+/// Returns true if a descriptor of bpf(2) refers to an object of that kind, by the name of the file,
+/// which differs between releases (`bpf_link`, `bpf-link`, in brackets or not).
 fn is_a(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
     let name = file.to_string_lossy().replace(['[', ']'], "");
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
 }
 
-/// Opens the map of a row that is pinned in a folder, if it has the shape of the row, and keys and values
-/// of these types. Gives how many entries it has room for, too.
+/// Opens the map of a row that is pinned in a folder, if it has the shape of the row, and keys and
+/// values of these types. Also returns its number of entries.
 pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&folder.join(row.name))?;
@@ -262,7 +262,7 @@ pub(super) fn open_map<K, V>(folder: &Path, row: &Map) -> Result<(OwnedFd, u32),
     })
 }
 
-/// Reads what a map is, and how many entries it has room for.
+/// Reads the shape of a map, and its number of entries.
 ///
 /// `struct bpf_map_info`: type, id, key size, value size, entries, flags.
 pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
@@ -276,7 +276,7 @@ pub(super) fn shape(map: BorrowedFd<'_>) -> io::Result<(Shape, u32)> {
     Ok((shape, entries))
 }
 
-/// Reads the first words of what the kernel tells of a map, program or link.
+/// Reads the first words of the kernel's information on a map, program or link.
 fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
     let mut info = [0; 20];
     let mut attr = Attr::new()
@@ -288,8 +288,8 @@ fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
     Ok(info)
 }
 
-/// Whether a program of these instructions loads for that socket-address hook.
-/// The verifier's refusal is EINVAL (an unknown helper) or EACCES (a wrong use of one).
+/// Returns true if a program of these instructions loads for that socket-address hook. The verifier
+/// returns EINVAL for an unknown helper, EACCES for a wrong use of one.
 pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
     match load(instructions, Type::SocketAddress.number(), hook, 0) {
         Ok(_program) => Ok(true),
@@ -298,8 +298,8 @@ pub(super) fn loads(instructions: &[u64], hook: u32) -> io::Result<bool> {
     }
 }
 
-/// Loads a program for a hook; a program that is attached to a function of the kernel has its number as
-/// target, others have 0.
+/// Loads a program for a hook. `target` is the BTF number of the kernel function that the program is
+/// attached to, or 0.
 fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let attr = Attr::new()
@@ -317,8 +317,8 @@ fn load(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<O
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }
 
-/// Loads the program of an iterator, for the function of this number, and attaches it to the map that it
-/// walks over.
+/// Loads the program of an iterator for the kernel function `target`, and attaches it to the map to
+/// iterate over.
 pub(super) fn attach_iterator(
     instructions: &[u64],
     target: u32,
@@ -336,7 +336,7 @@ pub(super) fn attach_iterator(
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
-/// Begins a walk of an iterator, to be read like a file.
+/// Starts an iteration, which is read like a file.
 pub(super) fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, link);
     // SAFETY: no pointers; the command gives a descriptor.

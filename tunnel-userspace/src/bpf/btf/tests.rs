@@ -16,10 +16,10 @@ fn kind(name: u32, kind: u32, count: u32, of: u32, rest: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// What says, beside the kind, that members give the size of bit fields: bit 31.
+/// Bit 31 of the kind's word: members also give the size of bit fields.
 const FLAG: u32 = 1 << 7;
 
-/// An integer; a structure of it; a union without a name; a structure of all; a function.
+/// Returns BTF of an integer, a structure of it, a union without a name, a structure of all, a function.
 fn description() -> Vec<u8> {
     let types = [
         kind(0, 1, 0, 4, &[32]),
@@ -34,7 +34,7 @@ fn description() -> Vec<u8> {
         ),
         kind(at("walk"), FUNC, 0, 1, &[]),
         kind(at("alias"), TYPEDEF, 0, 2, &[]),
-        // With bit fields: 3 bits from the 17th on.
+        // Bit fields: 3 bits from the 17th on.
         kind(
             at("bits"),
             FLAG | STRUCT,
@@ -68,10 +68,10 @@ fn functions_structures_and_members_are_found_by_name() {
     let outer = btf.find(Kind::Struct, "outer").expect("there");
     let offset = |name: &str| btf.member(outer, name).map(|member| member.offset);
     assert_eq!(offset("plain"), Some(0));
-    // In a part without a name.
+    // In a nested type without a name.
     assert_eq!(offset("hidden"), Some(24));
     assert_eq!(offset("plai"), None);
-    // Through a name for another type.
+    // Through a typedef.
     let alias = btf.member(outer, "alias").expect("there");
     let inner = btf.member_of(alias, "plain").map(|member| member.offset);
     assert_eq!(inner, Some(12));
@@ -109,7 +109,7 @@ fn a_bit_field_is_found_by_its_byte_and_bits() {
 #[test]
 fn a_kind_that_is_not_known_ends_the_reading() {
     let mut whole = description();
-    // Of the last one, so that nothing behind it can be amiss.
+    // Corrupts the last type, so that no type after it can be the error.
     let strings = whole.len() - STRINGS.len();
     whole[strings - 17] = 30;
 

@@ -1,4 +1,4 @@
-//! Waiting until no program runs that ran before.
+//! The wait until every program that was running has ended.
 
 use std::{
     io,
@@ -12,22 +12,22 @@ const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 
-/// Waits for a grace period of RCU by an update of a map-in-map, which the kernel ends only when
+/// Waits for an RCU grace period by an update of a map-in-map, from which the kernel returns only when
 /// every program that ran before has ended (`maybe_wait_bpf_programs` in kernel/bpf/syscall.c).
-/// (membarrier(2) may return too early on a preemptible kernel.)
+/// membarrier(2) may return too early on a preemptible kernel.
 #[derive(Debug)]
 pub struct RcuGrace {
-    /// A map with one place for another map.
+    /// A map with one entry for another map.
     outer: OwnedFd,
     inner: OwnedFd,
 }
 
 impl RcuGrace {
-    /// Makes the map.
+    /// Creates the maps.
     ///
     /// # Errors
     ///
-    /// The kernel gives no map.
+    /// The kernel refuses the maps.
     pub fn new() -> io::Result<Self> {
         let array = |kind| Attr::new().u32(0, kind).u32(4, 4).u32(8, 4).u32(12, 1);
         // SAFETY: no pointers; the command gives a descriptor.

@@ -21,12 +21,12 @@ const BPF_MAP_GET_NEXT_KEY: i64 = 4;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_UPDATE_BATCH: i64 = 26;
 
-/// Plain bytes, as the kernel takes and gives them.
+/// A type of plain bytes, as the kernel reads and writes them.
 pub(in crate::bpf) trait Plain: Copy + FromBytes + Immutable + IntoBytes {}
 
 impl<T: Copy + FromBytes + Immutable + IntoBytes> Plain for T {}
 
-/// A map, checked to have the shape of its row, and keys and values of these sizes.
+/// A map that is checked to have the shape of its row, and keys and values of these sizes.
 #[derive(Debug)]
 pub(in crate::bpf) struct Handle<K, V> {
     row: &'static Map,
@@ -56,7 +56,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         })
     }
 
-    /// How many entries there is room for.
+    /// Returns the number of entries of the map.
     pub(in crate::bpf) const fn entries(&self) -> u32 {
         self.entries
     }
@@ -80,7 +80,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
     pub(in crate::bpf) fn all(&self) -> Result<Vec<(K, V)>, ReadError> {
         let mut found = Vec::new();
         let mut last = None;
-        // Ends behind the last key.
+        // Ends after the last key.
         while let Some(key) = self.key_after(last.as_ref())? {
             found.extend(self.find(&key)?.map(|value| (key, value)));
             last = Some(key);
@@ -100,7 +100,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         Ok(self.is_there(answer)?.then_some(next))
     }
 
-    /// Reads the values of an array from its beginning, as many as there are of so many, with one call.
+    /// Reads up to `count` values of an array from its start, with one call.
     pub(in crate::bpf) fn first(&self, count: u32) -> Result<Vec<V>, ReadError> {
         let length =
             usize::try_from(count).map_err(|error| self.unread(io::Error::other(error)))?;
@@ -115,7 +115,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         // SAFETY: both buffers have room for as many keys and values as the attribute says, of the sizes
         // of those of the map.
         let answer = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
-        // That there are no more behind them is no error.
+        // The end of the array is no error.
         self.is_there(answer).map(|_| values)
     }
 
@@ -127,8 +127,8 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         put.map(drop).map_err(|error| self.unwritten(error))
     }
 
-    /// Writes many with one call. Says how many were written, in their order, and what ended it if those
-    /// are not all.
+    /// Writes entries with one call, in their order. Returns the number of entries written, and the
+    /// error if those are not all.
     pub(in crate::bpf) fn put_many(&self, entries: &[(K, V)]) -> (usize, Result<(), WriteError>) {
         let (keys, values): (Vec<K>, Vec<V>) = entries.iter().copied().unzip();
         let Ok(count) = u32::try_from(entries.len()) else {
@@ -146,7 +146,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         // map. The kernel only reads them.
         match unsafe { attr.call(BPF_MAP_UPDATE_BATCH) } {
             Ok(_) => (entries.len(), Ok(())),
-            // The kernel writes down how many it came to, unless it didn't come to any.
+            // The kernel stores the number written, unless it wrote none.
             Err(error) => {
                 let written = usize::try_from(attr.read_u32(32)).ok();
                 let written = written.filter(|written| *written < entries.len());
@@ -155,7 +155,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         }
     }
 
-    /// Removes a key; that it is absent is no error.
+    /// Removes a key, if it exists.
     pub(in crate::bpf) fn remove(&self, key: &K) -> Result<(), WriteError> {
         // SAFETY: the key has the size of those of the map, and outlives the call.
         match unsafe { self.of_key(key).call(BPF_MAP_DELETE_ELEM) } {
@@ -164,7 +164,7 @@ impl<K: Plain, V: Plain> Handle<K, V> {
         }
     }
 
-    /// Whether a read found what it asked for.
+    /// Returns true if a read found its key.
     fn is_there(&self, answer: io::Result<i64>) -> Result<bool, ReadError> {
         match answer {
             Ok(_) => Ok(true),

@@ -1,5 +1,5 @@
-//! An array of numbers in the kernel, mapped into this process (Linux 5.5). Programs add to it at the
-//! same time, so that every access is atomic.
+//! An array of numbers in the kernel, mapped into this process (Linux 5.5). Programs add to them
+//! concurrently, so every access is atomic.
 
 use std::{io, num::NonZero, path::Path, ptr::NonNull, sync::atomic::AtomicU64};
 
@@ -9,7 +9,7 @@ use tunnel_common::table::CONNS;
 use super::open_map;
 use crate::reconcile::ReadError;
 
-/// The numbers of an array, for as long as this lives; the map lives as long.
+/// The numbers of an array. The mapping keeps the map alive.
 #[derive(Debug)]
 pub(in crate::bpf) struct Words(NonNull<[AtomicU64]>);
 
@@ -24,7 +24,7 @@ impl Words {
         let (map, entries) = open_map::<u32, u64>(folder, &CONNS)?;
         let mapped = || -> io::Result<Self> {
             let count = usize::try_from(entries).map_err(io::Error::other)?;
-            // Saturated, the kernel refuses it.
+            // A saturated length is refused by the kernel.
             let length = NonZero::new(count.saturating_mul(size_of::<AtomicU64>()));
             let length = length.ok_or_else(|| io::Error::other("it has no entries"))?;
             let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -38,7 +38,7 @@ impl Words {
         })
     }
 
-    /// The numbers.
+    /// Returns the numbers.
     pub(in crate::bpf) const fn get(&self) -> &[AtomicU64] {
         // SAFETY: the kernel mapped at least as many words as the array has entries of eight bytes,
         // on a page of their own; they stay mapped as long as `self`, and have the layout of atomics.

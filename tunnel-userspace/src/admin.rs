@@ -1,14 +1,14 @@
-//! What the daemon tells of itself: status, metrics, health. It reads views that it was given and
-//! changes nothing.
+//! The daemon's status, metrics and health endpoints. This module reads published views and changes
+//! nothing.
 //!
-//! - `status`: the status as a whole
+//! - `status`: the complete status
 //! - `metrics`: counts and sizes for Prometheus
-//! - `readiness`: judges if the node is ready; every answer that says so asks it
-//! - `proxy_health`: `/healthz` and `/livez`, as kube-proxy answers them
+//! - `readiness`: the one function that decides if the node is ready; all endpoints call it
+//! - `proxy_health`: `/healthz` and `/livez`, compatible with kube-proxy
 //! - `service_health`: the health check ports of Services
 //! - `server`: HTTP on sockets and ports
-//! - `node`, `agent`: the routes of those roles
-//! - `client`: the command line's end of the admin socket
+//! - `node`, `agent`: the routes of these roles
+//! - `client`: the command line's client of the admin socket
 //! - `fixture`: views for tests
 
 mod agent;
@@ -48,60 +48,61 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// Reads a value as it is now.
+/// Returns the current value.
 pub type Query<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// Shows the Services of a name, or all.
+/// Returns the Services of a name, or all.
 pub type Services = dyn Fn(Option<&str>) -> Vec<ServiceView> + Send + Sync;
 
-/// Counts of answers about health, by path and code.
+/// Counts of health responses, by path and status code.
 pub type Answers = BTreeMap<(&'static str, u16), u64>;
 
-/// The tunnel of a node; empty where it is off.
+/// The tunnel of a node; empty if it is off.
 #[derive(Clone, Debug, Default)]
 pub struct TunnelView {
-    /// Every node that has, had or was asked for a session, or is steered.
+    /// Nodes with a current or past session, with a request for one, or with steered ports.
     pub nodes: Vec<NodeView>,
-    /// How often each reason was met.
+    /// The number of occurrences of each reason.
     pub counts: BTreeMap<Reason, u64>,
     /// The certificate of the gateway.
     pub identity: Option<State>,
 }
 
-/// What is shown, as the parts of the daemon publish it.
+/// The published views of the daemon's parts.
 pub struct Views {
-    /// What does not change while the daemon runs.
+    /// Facts that stay constant while the daemon runs.
     pub setup: Setup,
-    /// The config that the daemon goes by, below the group that it belongs to.
+    /// The effective config, under the name of its group.
     pub config: serde_json::Value,
-    /// What the start waits for, or that the daemon stops; nothing while the owner of the maps runs.
+    /// The current step of the start, or a note that the daemon stops; `None` while the owner of the
+    /// maps runs.
     pub starting: watch::Receiver<Option<String>>,
-    /// How long the steps of the start took.
+    /// The duration of each step of the start.
     pub start: watch::Receiver<StartTimes>,
-    /// The owner of the maps.
+    /// The statistics of the owner of the maps.
     pub stats: watch::Receiver<Stats>,
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
-    /// The network as steering needs it; empty where steering is off.
+    /// The view of the network for steering; empty if steering is off.
     pub network: watch::Receiver<View>,
-    /// The ending of sockets.
+    /// The state of the task that ends sockets.
     pub sockets: watch::Receiver<SocketsView>,
-    /// Services of a name, or all, and what is programmed of them.
+    /// The Services of a name, or all, and their programmed state.
     pub services: Box<Services>,
-    /// The counts of the Service ports that have metrics of their own.
+    /// The counts of the Service ports that have their own metrics.
     pub counted: Query<Counted>,
     /// The tunnel.
     pub tunnel: Query<TunnelView>,
-    /// What the sources have read, and what of it can't be used.
+    /// The objects that the sources have read, and the refused ones.
     pub source: Query<Report>,
-    /// The kernel's counters; none where they can't be read.
+    /// The kernel's counters; empty if they can't be read.
     pub counters: Query<Vec<(Reason, u64)>>,
-    /// How many open sockets were sent to a backend, by the kernel's count.
+    /// The number of open sockets with a backend, as the kernel counts them.
     pub connections: Query<u64>,
-    /// Ports that are not ours yet, and why.
+    /// Ports that could not be bound yet, with the error.
     pub listening: Waiting,
     /// Health check ports of Services.
     pub checks: watch::Sender<ChecksView>,
-    /// How often each path about health was answered with each code.
+    /// The number of responses of each health path, by status code.
     pub answers: watch::Sender<Answers>,
 }

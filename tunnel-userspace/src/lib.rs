@@ -1,25 +1,27 @@
 //! Culvert's daemon and command line.
 //!
-//! - [`app`]: one file a role, each wires its parts in order
+//! - [`app`]: one file per role, each wires its parts in order
 //! - [`cli`]: the command line
 //! - [`config`]: the configuration
-//! - [`source`]: where objects come from
+//! - [`source`]: the sources of objects: files and the API server
 //! - [`k8s`]: Kubernetes objects to domain types, with the field in each error
 //! - [`model`]: plain domain types
 //! - [`net`]: links, addresses and routes of this node
-//! - [`sockets`]: ends connected sockets of backends that are gone
-//! - [`plan`]: what the maps should hold (pure)
-//! - [`reconcile`]: the owner of the maps: what is, what should be, and the writes between
-//! - [`bpf`]: all that touches aya or the kernel's BPF
-//! - [`identity`]: certificates of gateways and agents: the CA that makes them, the store that
-//!   watches them, and TLS made from them
-//! - [`events`]: what an operator must act on, as Kubernetes Events
+//! - [`sockets`]: ends connected sockets of removed backends
+//! - [`plan`]: the desired content of the maps (pure)
+//! - [`reconcile`]: the owner of the maps: their actual content, its difference from the desired one,
+//!   the writes
+//! - [`bpf`]: all code that uses aya or the kernel's BPF
+//! - [`identity`]: certificates of gateways and agents: the CA that issues them, the store that watches
+//!   them, and TLS with them
+//! - [`events`]: Kubernetes Events for problems that an operator must act on
 //! - [`admin`]: status, metrics, health
-//! - [`tunnel`]: from an ingress over a gateway to the agent of an edge node
-//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`, [`failure`],
-//!   [`telemetry`]: tasks with an owner; the wish to stop; values that others follow; work by several threads;
-//!   listening sockets; the monotonic clock; durations in words; the rights of this process; errors in words; logs
-//! - [`fuzz`]: the parsers of what others wrote, for fuzz targets
+//! - [`tunnel`]: connections from an ingress through a gateway to the agent of an edge node
+//! - [`tasks`], [`drain`], [`latest`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`,
+//!   [`failure`], [`telemetry`]: tasks with an owner; the shutdown signal; values published on change;
+//!   work in several threads; listening sockets; the monotonic clock; durations as text; capabilities of
+//!   this process; error chains; logs
+//! - [`fuzz`]: the parsers of untrusted bytes, for fuzz targets
 pub mod admin;
 pub mod app;
 pub mod bpf;

@@ -1,4 +1,4 @@
-//! `culvert`: arguments in, a role or a look at one, an exit code.
+//! `culvert`: parses the arguments, runs a role or a query, and returns the exit code.
 
 use std::process::ExitCode;
 
@@ -58,7 +58,7 @@ fn node(args: &NodeArgs) -> Result<()> {
     })
 }
 
-/// Runs a role that goes by its own config alone.
+/// Runs a role that needs only its config.
 fn configured<F>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), RoleError>>,
@@ -81,7 +81,7 @@ where
         .build()
         .context("cannot start the runtime")?;
     let done = runtime.block_on(role(config));
-    // A look-up of a name that hangs must not hold up the end.
+    // The shutdown must not wait for a blocking DNS lookup.
     runtime.shutdown_background();
     Ok(done?)
 }

@@ -1,4 +1,4 @@
-//! What an agent shows and answers.
+//! The status and the HTTP endpoints of an agent.
 
 use std::sync::Arc;
 
@@ -18,30 +18,30 @@ use crate::{
     tunnel::{AgentView, Board, ConnectionState},
 };
 
-/// What is shown of an agent.
+/// The published views of an agent.
 #[derive(Clone)]
 pub struct AgentViews {
-    /// What does not change while it runs.
+    /// Facts that stay constant while the agent runs.
     pub setup: AgentSetup,
     /// Its connections.
     pub board: Arc<Board>,
     /// Its certificate.
     pub identity: Receiver,
-    /// Ports that are not ours yet, and why.
+    /// Ports that could not be bound yet, with the error.
     pub listening: Waiting,
 }
 
-/// What does not change while an agent runs.
+/// Facts that stay constant while an agent runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSetup {
     /// The version of the agent.
     pub version: String,
-    /// Its process.
+    /// The process ID.
     pub pid: u32,
-    /// When it started, RFC 3339.
+    /// The start time, RFC 3339.
     pub started: String,
-    /// What may be dialled.
+    /// The permitted targets.
     pub allow: Vec<String>,
 }
 
@@ -49,12 +49,12 @@ pub struct AgentSetup {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
-    /// Whether a gateway is connected, and its own port is there.
+    /// True if a gateway is connected, and the agent's own port is bound.
     pub ready: bool,
-    /// Why not.
+    /// The reasons if it is not ready.
     #[serde(default)]
     pub not_ready: Option<String>,
-    /// What does not change while it runs.
+    /// Facts that stay constant while the agent runs.
     #[serde(flatten)]
     pub setup: AgentSetup,
     /// Its connections.
@@ -97,9 +97,9 @@ impl Routes for AgentViews {
         Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
             "/metrics" => metrics::answer(metrics::render_agent(self.status())),
-            // It runs.
+            // Liveness: the process answers.
             "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
-            // A gateway is connected.
+            // Readiness: at least one gateway is connected.
             "/readyz" => match self.readiness().summary() {
                 Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
                 None => text(StatusCode::OK, "ok\n".to_owned()),

@@ -1,4 +1,4 @@
-//! The command line's end of the admin socket.
+//! The command line's client of the admin socket.
 
 use std::{
     error::Error,
@@ -13,9 +13,9 @@ use hyper::{Request, StatusCode, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::timeout};
 
-/// How long an answer may take.
+/// The timeout for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer: the services of the largest clusters.
+/// The size limit of a response: the services of the largest clusters fit.
 const MOST_BYTES: usize = 1 << 30;
 
 /// The daemon on a socket gave no answer.
@@ -27,15 +27,15 @@ pub enum AskError {
     /// The socket may not be used.
     #[error("cannot talk to the daemon on {0}")]
     Connect(PathBuf, #[source] io::Error),
-    /// The daemon refuses to answer, and says why.
+    /// The daemon refuses the request, with the reason.
     #[error("the daemon on {0} refuses: {1}")]
     Refused(PathBuf, String),
-    /// The daemon is there but does not answer as it should.
+    /// The daemon listens, but sends no valid response.
     #[error("the daemon on {0} does not answer: {1}")]
     NoAnswer(PathBuf, String),
 }
 
-/// Asks the daemon for a path and gives the body of its answer.
+/// Requests a path from the daemon and returns the body of the response.
 ///
 /// # Errors
 ///

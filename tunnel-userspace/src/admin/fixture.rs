@@ -19,10 +19,10 @@ use crate::{
     source::Report,
 };
 
-/// Longer than a port that is taken waits to be tried again.
+/// A timeout longer than the interval between attempts to bind a taken port.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A daemon that is ready, and all that it serves.
+/// A daemon that is ready, with its tasks.
 pub(super) struct Daemon {
     pub(super) stats: watch::Sender<Stats>,
     pub(super) views: Arc<Views>,
@@ -75,7 +75,7 @@ pub(super) fn views(stats: watch::Receiver<Stats>) -> Views {
     }
 }
 
-/// What a daemon that is ready has done.
+/// Returns the statistics of a daemon that is ready.
 pub(super) fn good() -> Stats {
     Stats {
         synced: true,
@@ -94,7 +94,7 @@ pub(super) const WILDCARDS: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];
 
-/// A port that is free on both loopback addresses.
+/// Finds a port that is free on both loopback addresses.
 pub(super) async fn free_port() -> u16 {
     loop {
         let v4 = TcpListener::bind((LOOPBACKS[0], 0)).await.expect("a port");
@@ -105,7 +105,7 @@ pub(super) async fn free_port() -> u16 {
     }
 }
 
-/// Asks, and reads the whole answer; nothing if nobody listens.
+/// Sends a request and reads the complete response; returns `None` if nobody listens.
 pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let text = format!("{request} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n");
@@ -115,7 +115,7 @@ pub(super) async fn ask(request: &str, address: SocketAddr) -> Option<String> {
     Some(answer)
 }
 
-/// Asks until the answer is as wanted; it is nothing while nobody listens.
+/// Repeats a request until the response matches; the response is `None` while nobody listens.
 pub(super) async fn until_answered(
     request: &str,
     address: SocketAddr,

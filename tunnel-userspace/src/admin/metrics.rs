@@ -1,4 +1,5 @@
-//! Prometheus (OpenMetrics text): kube-proxy's names where they mean the same, ours beside them.
+//! Prometheus (OpenMetrics text): kube-proxy's names for metrics with the same meaning, and Culvert's
+//! own.
 
 mod kube_proxy;
 mod out;
@@ -34,7 +35,7 @@ use crate::{
 /// The media type of the text format.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Answers with the text, if there is one.
+/// Returns the rendered text as a response.
 pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Bytes>> {
     match rendered {
         Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body.into()),
@@ -42,17 +43,17 @@ pub(super) fn answer(rendered: Result<String, fmt::Error>) -> Response<Full<Byte
     }
 }
 
-/// Every metric, as text.
+/// Renders every metric as text.
 pub(super) fn render(views: Arc<Views>) -> Result<String, fmt::Error> {
     page(move |out| node(out, &views))
 }
 
-/// Every metric of an agent, as text.
+/// Renders every metric of an agent as text.
 pub(super) fn render_agent(status: AgentStatus) -> Result<String, fmt::Error> {
     page(move |out| agent(out, &status))
 }
 
-/// Collects what a function writes, as text.
+/// Collects the output of a function as text.
 fn page<F>(write: F) -> Result<String, fmt::Error>
 where
     F: Fn(&mut Out<'_>) -> fmt::Result + Send + Sync + 'static,
@@ -97,7 +98,7 @@ fn agent(out: &mut Out<'_>, status: &AgentStatus) -> fmt::Result {
     certificate(out, &status.identity)
 }
 
-/// How it is with the API server; nothing where it is no source.
+/// Writes the state of the API server; nothing if it is no source.
 fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
     let Some(server) = server else {
         return Ok(());
@@ -109,7 +110,7 @@ fn api_server(out: &mut Out<'_>, server: Option<&Server>) -> fmt::Result {
     out.gauge("culvert_source_stale", help, server.stale.is_some())
 }
 
-/// How long certificates last.
+/// Writes the remaining validity of certificates.
 fn certificate(out: &mut Out<'_>, state: &State) -> fmt::Result {
     let days = |at: Timestamp| at.duration_since(Timestamp::now()).as_secs_f64() / 86_400.0;
     let files = [("cert", state.expires), ("ca", state.ca_expires)];

@@ -1,4 +1,4 @@
-//! What a node answers.
+//! The HTTP endpoints of a node.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use super::{
     status::Status,
 };
 
-/// A listener, and what it answers.
+/// A listener, and the paths that it serves.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Endpoint {
-    /// The socket of the command line: everything.
+    /// The socket of the command line: all paths.
     Socket,
-    /// The admin port: metrics and status, mode and config, and that it answers.
+    /// The admin port: metrics, status, mode, config, and liveness.
     Admin,
     /// The health port.
     Healthz,
 }
 
 impl Endpoint {
-    /// Its name in logs, and of its task.
+    /// Returns the name of the listener in logs, and of its task.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,22 +37,23 @@ impl Endpoint {
     }
 }
 
-/// How Services are translated, where kube-proxy says `iptables`, `ipvs` or `nftables`.
+/// The proxy mode, where kube-proxy reports `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
-/// What a listener of a node answers.
+/// The routes of one listener of a node.
 #[expect(missing_debug_implementations, reason = "views are functions")]
 pub struct Node {
     /// The listener.
     pub endpoint: Endpoint,
-    /// What is shown.
+    /// The published views.
     pub views: Arc<Views>,
 }
 
 impl Routes for Node {
     async fn answer(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
         Some(match (self.endpoint, path) {
-            // Beside the metrics it says no more than that somebody answers, as kube-proxy's does.
+            // On the metrics port, `/healthz` only proves that the process answers, as kube-proxy's
+            // does.
             (Endpoint::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
             (Endpoint::Admin, "/livez" | "/readyz") => return None,
             (_, "/healthz") => self.health("/healthz", true),
@@ -74,7 +75,7 @@ impl Routes for Node {
 }
 
 impl Node {
-    /// All Services, or those of the name that is asked for.
+    /// Returns all Services, or those of the requested name.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
         let is_starting = self.views.starting.borrow().is_some();
         if is_starting {
@@ -94,8 +95,8 @@ impl Node {
             .await
     }
 
-    /// Makes an answer in a thread of its own: it may be about very many Services, and nobody else
-    /// should wait for that.
+    /// Builds a response in a blocking thread: it may cover very many Services, and must not delay other
+    /// tasks.
     async fn answer_blocking(
         &self,
         answer: impl FnOnce(Arc<Views>) -> Response<Full<Bytes>> + Send + 'static,

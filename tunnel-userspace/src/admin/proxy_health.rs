@@ -1,5 +1,5 @@
-//! What load balancers and probes ask, as kube-proxy answers it
-//! (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
+//! The health endpoints for load balancers and probes, compatible with kube-proxy (kube-proxy
+//! `pkg/proxy/healthcheck/proxy_health.go`).
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,13 @@ use serde::Serialize;
 use super::Views;
 use crate::reconcile::Stats;
 
-/// How long writes may fail before the node is not healthy, in seconds: twice kube-proxy's sync
-/// period.
+/// The time that writes may fail before the node counts as unhealthy: twice kube-proxy's sync period.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 
-/// What is said where nothing was written yet: Go's zero time.
+/// The reported time before the first write: Go's zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// An answer: `nodeEligible` is there for `/healthz` only. `healthy` is about the daemon alone.
+/// A health response: `nodeEligible` exists for `/healthz` only. `healthy` describes the daemon alone.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Health {
@@ -25,15 +24,16 @@ pub(super) struct Health {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     pub(super) healthy: bool,
-    /// Whether the answer is yes.
+    /// True if the response is positive (status 200).
     #[serde(skip)]
     pub(super) is_good: bool,
-    /// By family; nothing until the first write. One task writes both, so they say the same.
+    /// The state by family; empty until the first write. One task writes both families, so both are
+    /// equal.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, Written>,
 }
 
-/// When what a family needs was last written as a whole, and whether nothing waits for it too long.
+/// The time of a family's last complete sync; `healthy` unless a write has failed for too long.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Written {
@@ -41,8 +41,8 @@ struct Written {
     healthy: bool,
 }
 
-/// The answer to `/healthz` (whether load balancers may send traffic here) or `/livez` (whether
-/// the daemon does its work).
+/// Returns the response to `/healthz` (may load balancers send traffic here?) or `/livez` (does the
+/// daemon work?).
 pub(super) fn of(views: &Views, asks_eligible: bool) -> Health {
     let is_running = views.starting.borrow().is_none();
     let stats = views.stats.borrow().clone();
@@ -61,7 +61,7 @@ fn judge(stats: &Stats, is_running: bool, asks_eligible: bool, now: Timestamp) -
         healthy: is_working,
     });
     let by_family = |written: Written| ["IPv4", "IPv6"].map(|family| (family, written.clone()));
-    // Whoever looks for an old time is to find none where all is well.
+    // A healthy response has the current time: a client that checks its age must not see an old one.
     let is_good = is_working && is_eligible;
     let shown = if is_good { Some(now) } else { last };
     Health {
@@ -125,7 +125,7 @@ mod tests {
             last_whole_pass_at: Some(Timestamp::from_second(1_799_999_000).expect("a time")),
             ..good()
         };
-        // A node that is to go is no fault of the daemon.
+        // A node that is being removed is no fault of the daemon.
         let leaving = Stats {
             node_eligible: false,
             ..written.clone()

@@ -1,5 +1,5 @@
-//! The one answer to the question if Services are translated as they should be: `/readyz`, the
-//! headline and the exit code of `culvert status`, `culvert_ready` and the log all give it.
+//! The node's readiness, decided in one function: `/readyz`, the headline and exit code of `culvert
+//! status`, `culvert_ready` and the log all report it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tunnel_common::reason::Reason;
 use super::Views;
 use crate::drain;
 
-/// How long the log waits after an answer; a step of the start is told at once.
+/// The minimum interval between two checks for the log; a step of the start is logged at once.
 const PACE: Duration = Duration::from_secs(2);
 
 /// An answer to `/readyz`.
@@ -19,13 +19,13 @@ const PACE: Duration = Duration::from_secs(2);
 #[serde(rename_all = "camelCase")]
 pub(super) struct Readiness {
     pub(super) ready: bool,
-    /// Why not.
+    /// The reasons if it is not ready.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) reasons: Vec<String>,
 }
 
 impl Readiness {
-    /// The answer now.
+    /// Returns the current readiness.
     pub(super) fn of(views: &Views) -> Self {
         let starting = views.starting.borrow().clone();
         let stats = views.stats.borrow().clone();
@@ -42,7 +42,7 @@ impl Readiness {
                 "not everything could be written since {since} (service ports: {ports})"
             ));
         }
-        // A source may be ahead of the maps: what they hold is what counts.
+        // A source may be ahead of the maps; readiness depends on the content of the maps.
         if stats.stale {
             let stale = server.as_ref().and_then(|server| server.stale.as_deref());
             let stale = stale.unwrap_or("what it says now is being written");
@@ -50,12 +50,13 @@ impl Readiness {
                 "the API server was not heard of since the start: {stale}"
             ));
         }
-        // What the API server said once stays in the maps when it goes.
+        // The maps keep the API server's objects when it becomes unreachable.
         let trouble = server.and_then(|server| server.trouble);
         if let Some(why) = trouble.filter(|_| is_starting || stats.stale) {
             reasons.push(format!("the API server can't be asked: {why}"));
         }
-        // An address that another Service has is left out by the rules, and waits for nothing.
+        // Only full maps count: an address claimed by another Service is left out by the rules, and is
+        // not pending.
         let full = [Reason::FrontsFull, Reason::SlotsFull, Reason::BackendsFull];
         let full = full.map(|reason| (reason, count(reason), "service ports"));
         let unsteered = stats.steering.homeless;
@@ -71,7 +72,7 @@ impl Readiness {
         Self::because(reasons, &views.listening.borrow())
     }
 
-    /// Ready, unless there are reasons, or ports that are not ours yet.
+    /// Builds a readiness that is false if there are reasons, or ports that could not be bound yet.
     pub(super) fn because(mut reasons: Vec<String>, listening: &BTreeMap<String, String>) -> Self {
         let ports = listening.iter();
         reasons.extend(ports.map(|(port, why)| format!("cannot listen on {port}: {why}")));
@@ -81,14 +82,14 @@ impl Readiness {
         }
     }
 
-    /// Why not, in one line; nothing if it is ready.
+    /// Returns the reasons in one line; `None` if it is ready.
     pub(super) fn summary(&self) -> Option<String> {
         (!self.ready).then(|| self.reasons.join("; "))
     }
 }
 
-/// Returns why the name of this node in the config is that of no Node, where there should be one: the
-/// API server is a source, or some Node is known. Before all sources were heard, nothing is known.
+/// Returns a message if no Node has the configured name of this node, although one is expected: the API
+/// server is a source, or some Node is known. Returns `None` before all sources have synced.
 pub(super) fn nameless(views: &Views) -> Option<String> {
     let stats = views.stats.borrow().clone();
     let report = (views.source)();
@@ -104,7 +105,7 @@ pub(super) fn nameless(views: &Views) -> Option<String> {
     })
 }
 
-/// Logs the answer each time that it changes, until the drain begins.
+/// Logs each change of the readiness, until the drain begins.
 pub async fn log_readiness(views: Arc<Views>, mut draining: watch::Receiver<bool>) {
     let mut starting = views.starting.clone();
     let mut stats = views.stats.clone();
@@ -135,7 +136,7 @@ pub async fn log_readiness(views: Arc<Views>, mut draining: watch::Receiver<bool
             Ok(()) = stats.changed() => {}
             Ok(()) = listening.changed() => {}
         }
-        // Counts in the reasons may change with each pass.
+        // Limits the rate of log lines: counts in the reasons may change with each sync.
         tokio::select! {
             () = drain::begun(&mut draining) => return,
             Ok(()) = starting.changed() => {}

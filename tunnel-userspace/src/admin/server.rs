@@ -32,32 +32,32 @@ use tracing::{debug, info};
 
 use crate::listen::{self, Waiting};
 
-/// Connections that wait to be accepted.
+/// The limit of connections that wait for accept.
 const BACKLOG: i32 = 128;
-/// The pause after an accept that failed.
+/// The pause after a failed accept.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a client may take for its request's head.
+/// The timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection may live.
+/// The maximum lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is answered, by path.
+/// The routes of a listener, by path.
 pub trait Routes: Send + Sync + 'static {
-    /// Connections that are served at once on one listener. One more ends the oldest.
+    /// The maximum of concurrent connections per listener. A further one ends the oldest.
     const MOST_CONNECTIONS: usize = 64;
 
-    /// Whether a client may ask several times on one connection.
+    /// True if a client may send several requests over one connection.
     const KEEPS_ALIVE: bool = true;
 
-    /// Whether the unspecified address of a family stands for the addresses of that family alone; else
-    /// it stands for those of both, as kube-proxy's does.
+    /// True if the unspecified address of a family binds that family alone; otherwise it binds both, as
+    /// kube-proxy's does.
     const ONE_FAMILY: bool = false;
 
-    /// Whether it answers any method; else only GET and HEAD.
+    /// True if any method is accepted; otherwise only GET and HEAD.
     const TAKES_ANY_METHOD: bool = false;
 
-    /// The answer to a path, with what stands behind its question mark; nothing where there is no such
-    /// path.
+    /// Returns the response to a path and its query string (without the question mark); `None` for an
+    /// unknown path.
     fn answer(
         &self,
         path: &str,
@@ -65,8 +65,8 @@ pub trait Routes: Send + Sync + 'static {
     ) -> impl Future<Output = Option<Response<Full<Bytes>>>> + Send;
 }
 
-/// Serves a TCP port until the drain begins. A port that is taken, by another proxy that still
-/// runs, is tried again until it is free.
+/// Serves a TCP port until the drain begins. A port that another process holds, such as another proxy,
+/// is retried until it is free.
 pub async fn serve_port<S: Routes>(
     name: &'static str,
     address: SocketAddr,
@@ -86,7 +86,7 @@ fn bind(address: SocketAddr, one_family: bool) -> io::Result<TcpListener> {
     if !one_family && address.ip().is_unspecified() {
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
         match bind_one(both, false) {
-            // There is no IPv6 on this machine.
+            // This machine has no IPv6.
             Err(error) if has_no_ipv6(&error) && address.is_ipv4() => {}
             bound => return bound,
         }
@@ -107,7 +107,7 @@ fn bind_one(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     })
 }
 
-/// The admin socket can't be made.
+/// The admin socket can't be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {path}")]
 pub struct SocketError {
@@ -116,13 +116,13 @@ pub struct SocketError {
     source: io::Error,
 }
 
-/// Binds the admin socket, which only its owner may use. A socket that an earlier daemon left
-/// behind is replaced: that it is gone is known, since the pins are held. The second value serves
-/// it until the drain begins.
+/// Binds the admin socket, which only its owner may use, and replaces the socket of an earlier daemon:
+/// that daemon has exited, since this process holds the lock of the pins. The returned future serves the
+/// socket until the drain begins.
 ///
 /// # Errors
 ///
-/// The folder or the socket can't be made.
+/// The folder or the socket can't be created.
 pub fn serve_path<S: Routes>(
     path: &Path,
     routes: S,
@@ -142,7 +142,7 @@ pub fn serve_path<S: Routes>(
     })
 }
 
-/// Serves each connection that is accepted, until the drain begins.
+/// Serves each accepted connection, until the drain begins.
 async fn serve<S: Routes, T, P, F>(
     routes: S,
     accept: impl Fn() -> F,
@@ -152,11 +152,11 @@ async fn serve<S: Routes, T, P, F>(
     F: Future<Output = io::Result<(T, P)>>,
 {
     let routes = Arc::new(routes);
-    // In the order in which they came.
+    // In the order of their arrival.
     let mut order: VecDeque<AbortHandle> = VecDeque::new();
     let admit = |connections: &mut JoinSet<()>, (stream, _)| {
         order.retain(|connection| !connection.is_finished());
-        // Who came first had most time to ask. A client that says nothing is not to keep others out.
+        // The oldest connection had the most time for its request. Idle clients must not block others.
         if order.len() >= S::MOST_CONNECTIONS
             && let Some(oldest) = order.pop_front()
         {

@@ -1,5 +1,5 @@
-//! What load balancers ask of a Service, at its health check port: whether this node has endpoints
-//! of it (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
+//! The health check port of a Service: reports to load balancers if this node has endpoints of the
+//! Service (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,22 +35,22 @@ use crate::{
 /// The name of a listener, in logs.
 const NAME: &str = "health check";
 
-/// By which load balancers may share connections out among nodes.
+/// The header by which load balancers may distribute connections among nodes.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// How health checks are served, for status and metrics.
+/// The state of the health check listeners, for status and metrics.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChecksView {
     /// Services with a health check port.
     pub services: usize,
-    /// Those of them that are not told of everywhere they should be, and why.
+    /// Services that are not served at all of their addresses, with the reason.
     pub refused: BTreeMap<String, String>,
-    /// How often a port was found taken.
+    /// The number of refusals because the port was taken.
     pub refused_total: u64,
 }
 
-/// What is told, and whose each listener is.
+/// The current health checks, and the owner of each listener.
 #[derive(Default)]
 struct Board {
     checks: Arc<HealthChecks>,
@@ -62,7 +62,7 @@ pub struct Checks {
     checks: watch::Receiver<Arc<HealthChecks>>,
     views: Arc<Views>,
     board: watch::Sender<Arc<Board>>,
-    /// Listeners, with those that wait for their port.
+    /// Listeners, including those that wait for their port.
     open: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     waiting: Waiting,
@@ -71,7 +71,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Nothing is listened on yet.
+    /// Creates the health checks, without any listener yet.
     #[must_use]
     pub fn new(
         checks: watch::Receiver<Arc<HealthChecks>>,
@@ -90,14 +90,14 @@ impl Checks {
         }
     }
 
-    /// What of it an operator must act on.
+    /// Follows the problems that an operator must act on.
     #[must_use]
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
     }
 
-    /// Serves the port of every Service that has one, until the drain begins. A port that is taken is
-    /// tried again until it is free, and keeps no other from being served.
+    /// Serves the health check port of every Service that has one, until the drain begins. A port that
+    /// is taken is retried until it is free, and delays no other.
     pub async fn run(mut self) {
         let mut waiting = self.waiting.subscribe();
         self.checks.mark_changed();
@@ -115,7 +115,7 @@ impl Checks {
         self.tasks.shutdown().await;
     }
 
-    /// Opens and closes listeners as Services have it now.
+    /// Opens and closes listeners to match the current Services.
     async fn follow(&mut self) {
         let checks = Arc::clone(&self.checks.borrow_and_update());
         let listeners = checks.listeners();
@@ -128,7 +128,7 @@ impl Checks {
             task.abort();
             info!(%address, "no longer told of");
         }
-        // An address that takes the place of all others can be had once they are closed.
+        // An unspecified address can be bound only after the listeners on single addresses are closed.
         while closing.values().any(|task| !task.is_finished()) {
             if self.tasks.join_next().await.is_none() {
                 break;
@@ -153,7 +153,7 @@ impl Checks {
         }
     }
 
-    /// Tells what is not served, and why.
+    /// Publishes the health checks that are not served, with the reason.
     fn tell(&self, waiting: &BTreeMap<String, String>) {
         let board = Arc::clone(&self.board.borrow());
         let Listeners { owners, losers } = &board.listeners;
@@ -203,12 +203,12 @@ impl Checks {
     }
 }
 
-/// The name that [`server::serve_port`] gives a listener.
+/// Returns the name that [`server::serve_port`] gives a listener.
 fn name(address: &SocketAddr) -> String {
     format!("{NAME} {address}")
 }
 
-/// What is told at one address.
+/// The routes of one address.
 struct Check {
     address: SocketAddr,
     board: watch::Receiver<Arc<Board>>,
@@ -217,7 +217,7 @@ struct Check {
 
 impl Routes for Check {
     const MOST_CONNECTIONS: usize = 16;
-    // Those who come to ask are many, and come seldom.
+    // Load balancers are many, and send requests rarely.
     const KEEPS_ALIVE: bool = false;
     const ONE_FAMILY: bool = true;
     const TAKES_ANY_METHOD: bool = true;
@@ -238,7 +238,7 @@ impl Routes for Check {
     }
 }
 
-/// What a load balancer is told, letter for letter as kube-proxy writes it.
+/// Builds the response to a load balancer, byte for byte as kube-proxy writes it.
 fn answer(service: &ObjectName, local: usize, is_healthy: bool) -> Response<Full<Bytes>> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{}\",\n\t\t\"name\": \"{}\"\n\t}},\n\

@@ -12,34 +12,34 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// What does not change while the daemon runs.
+/// Facts that stay constant while the daemon runs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Setup {
     /// The version of the daemon.
     pub version: String,
-    /// Its process.
+    /// The process ID.
     pub pid: u32,
-    /// The node it serves.
+    /// The name of the node.
     pub node: String,
-    /// When it started, RFC 3339.
+    /// The start time, RFC 3339.
     pub started: String,
     /// The cgroup whose sockets are translated.
     pub cgroup: String,
     /// The folder of pins.
     pub pins: String,
-    /// The layout of the maps.
+    /// The layout version of the maps.
     pub layout: u32,
-    /// How a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
+    /// The way a refused connect gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
     pub refusing: String,
-    /// What a client is known by: its `address`, or its `network namespace` where the kernel doesn't
-    /// show that.
+    /// The identity of a client: its `address`, or its `network namespace` if the programs can't read
+    /// the address.
     pub clients: String,
-    /// The sizes of the maps, by their words in the config.
+    /// The sizes of the maps, by their config keys.
     pub maps: BTreeMap<String, u32>,
 }
 
-/// What is in use of each size that the owner of the maps keeps, with its size.
+/// Returns the used entries of each size that the owner of the maps tracks.
 pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
     let count = |entries: u32| usize::try_from(entries).unwrap_or(usize::MAX);
     Size::ALL.into_iter().filter_map(move |size| {
@@ -48,66 +48,66 @@ pub fn used(stats: &Stats) -> impl Iterator<Item = (Size, usize)> + Clone {
             Size::Slots => count(stats.slots),
             Size::Backends => count(stats.backends),
             Size::Sources => count(stats.sources),
-            // What is steered is told by itself, and only the kernel knows which clients keep a backend.
+            // Steering has its own part of the status, and only the kernel knows the affinity entries.
             Size::Steering | Size::Affinity => return None,
         };
         Some((size, used))
     })
 }
 
-/// How long the steps of the start took, in seconds; nothing for one that isn't done yet.
+/// The duration of each step of the start, in seconds; `None` for an unfinished one.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StartTimes {
-    /// Loading programs and maps, and reading what the maps hold.
+    /// Loading programs and maps, and reading the content of the maps.
     pub load: Option<f64>,
-    /// From there until every source had told its first whole list.
+    /// From the end of `load` until every source had delivered its first complete list.
     pub read: Option<f64>,
-    /// From there until the maps held what it says.
+    /// From there until the maps held that list.
     pub write: Option<f64>,
-    /// From there until the programs were attached and had seen a connect of the daemon's own.
+    /// From there until the programs were attached and had seen a connect of the daemon.
     pub attach: Option<f64>,
 }
 
-/// The status as a whole.
+/// The complete status.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// Whether Services are translated as they should be.
+    /// True if Services are translated as they should be.
     pub ready: bool,
-    /// Why not.
+    /// The reasons if it is not ready.
     pub not_ready: Option<String>,
-    /// Why the name of this node is that of no Node, where there should be one.
+    /// A message if no Node has the configured name of this node, although one is expected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nameless: Option<String>,
-    /// What does not change while the daemon runs.
+    /// Facts that stay constant while the daemon runs.
     #[serde(flatten)]
     pub setup: Setup,
-    /// How long the steps of the start took.
+    /// The duration of each step of the start.
     #[serde(default)]
     pub start: StartTimes,
     /// The kernel program whose events are logged, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
-    /// What the owner of the maps did.
+    /// The statistics of the owner of the maps.
     pub programmed: Stats,
-    /// The network as steering needs it; empty where steering is off.
+    /// The view of the network for steering; empty if steering is off.
     pub network: View,
-    /// The ending of sockets whose backend is gone.
+    /// The state of the task that ends sockets of removed backends.
     #[serde(default)]
     pub sockets: SocketsView,
     /// The nodes that the tunnel knows.
     pub nodes: Vec<NodeView>,
     /// The certificate of the gateway.
     pub identity: Option<State>,
-    /// What the source read, and what it refused.
+    /// The objects that the sources have read, and the refused ones.
     pub source: serde_json::Value,
-    /// How often the kernel met each reason since the maps were made.
+    /// The kernel's count of each reason since the maps were created.
     pub reasons: BTreeMap<String, u64>,
-    /// How many open sockets were sent to a backend, by the kernel's count.
+    /// The number of open sockets with a backend, as the kernel counts them.
     #[serde(default)]
     pub connections: u64,
-    /// Ports that are not ours yet, and why.
+    /// Ports that could not be bound yet, with the error.
     pub not_listening: BTreeMap<String, String>,
     /// Health check ports of Services.
     #[serde(default)]
@@ -115,7 +115,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status now.
+    /// Returns the current status.
     pub(super) fn of(views: &Views) -> Self {
         let readiness = Readiness::of(views);
         let counts = (views.counters)().into_iter();

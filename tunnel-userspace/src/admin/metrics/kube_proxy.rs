@@ -1,6 +1,6 @@
-//! What means the same as with kube-proxy, under its names (kube-proxy
-//! `pkg/proxy/metrics/metrics.go`). A pass here writes both families, so what is of passes is the
-//! same for both.
+//! Metrics with the same meaning as kube-proxy's, under its names (kube-proxy
+//! `pkg/proxy/metrics/metrics.go`). A sync here writes both families, so the metrics of syncs are equal
+//! for both.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::{model::Family, reconcile::Stats};
 
-/// The label that says which family.
+/// The label of the address family.
 const FAMILY: &str = "ip_family";
 
-/// A value for each family, by what kube-proxy calls it.
+/// Returns a value for each family, labelled as kube-proxy does.
 fn by_family<T>(value: impl Fn(Family) -> T) -> [([(&'static str, &'static str); 1], T); 2] {
     [("IPv4", Family::V4), ("IPv6", Family::V6)]
         .map(|(word, family)| ([(FAMILY, word)], value(family)))

@@ -1,4 +1,4 @@
-//! Metrics as they are written.
+//! Metrics in the text format.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What the programs counted, by service port.
+//! The programs' counts, by Service port.
 
 use std::fmt;
 

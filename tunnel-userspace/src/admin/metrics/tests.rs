@@ -32,7 +32,7 @@ fn views(stats: Stats, server: Server) -> Arc<Views> {
     })
 }
 
-/// What was counted of one service port.
+/// Returns the counts of one Service port.
 fn counted() -> Counted {
     let name = PortName {
         service: ObjectName::new("shop", "web"),
@@ -56,7 +56,7 @@ fn rendered(stats: Stats) -> String {
     render(views(stats, Server::default())).expect("rendered")
 }
 
-/// The lines that begin with one of these.
+/// Returns the lines that begin with one of the names.
 fn lines<'a>(page: &'a str, names: &[&str]) -> Vec<&'a str> {
     let is_named = |line: &&str| names.iter().any(|name| line.starts_with(name));
     page.lines().filter(is_named).collect()

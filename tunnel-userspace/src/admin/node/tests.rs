@@ -15,7 +15,7 @@ use crate::{
     reconcile::Stats,
 };
 
-/// A daemon that serves a port.
+/// A daemon that serves one port.
 struct Served {
     port: u16,
     daemon: Daemon,
@@ -37,7 +37,7 @@ async fn served(endpoint: Endpoint, ip: IpAddr) -> Served {
 }
 
 impl Served {
-    /// What is answered at an address: head and body.
+    /// Sends a request to an address and returns the head and body of the response.
     async fn asked(&self, ip: IpAddr, path: &str) -> (String, String) {
         let (request, address) = (format!("GET {path}"), SocketAddr::new(ip, self.port));
         let answer = fixture::until_answered(&request, address, |answer| answer.is_some()).await;
@@ -113,7 +113,7 @@ async fn the_unspecified_address_of_either_family_stands_for_both() {
     }
 }
 
-/// The views of a daemon at this point of its start.
+/// Returns the views of a daemon at this step of its start.
 fn views(starting: Option<&str>, stats: Stats) -> Views {
     Views {
         starting: watch::channel(starting.map(str::to_owned)).1,

@@ -9,7 +9,7 @@ use crate::{
     source::{Report, Server},
 };
 
-/// What a daemon has done that serves what it had kept.
+/// Returns the statistics of a daemon that serves its persisted objects.
 fn stale() -> Stats {
     Stats {
         stale: true,
@@ -82,7 +82,7 @@ fn an_api_server_that_refuses_is_quoted_until_it_was_heard_of() {
             refused
         ]
     );
-    // The maps go on holding what it said.
+    // The maps keep the objects of the API server.
     assert_eq!(reasons(None, &good(), Some(&refusing)), [] as [String; 0]);
 }
 
@@ -122,7 +122,7 @@ fn what_found_no_room_in_a_map_is_told_with_its_count() {
     assert_eq!(reasons(None, &claimed, None), [] as [String; 0]);
 }
 
-/// The views of a daemon that has read this.
+/// Returns the views of a daemon with these statistics and this report.
 fn views(stats: Stats, report: Report) -> Views {
     Views {
         source: Box::new(move || report.clone()),
@@ -163,7 +163,7 @@ fn a_name_without_a_node_is_told_once_the_sources_are_known() {
 
     assert!(is_told(&unknown, &api));
     assert!(is_told(&unknown, &files(1)));
-    // Files need not have Nodes.
+    // Files need not contain Nodes.
     assert!(!is_told(&unknown, &files(0)));
     assert!(!is_told(&good(), &api));
     let stale = Stats {

@@ -61,7 +61,7 @@ impl Daemon {
         }));
     }
 
-    /// Waits until the daemon tells this of Services that are refused.
+    /// Waits until the daemon reports these Services as refused.
     async fn until_refused(&self, refused: &[(&str, &str)]) {
         let mut view = self.base.views.checks.subscribe();
         let is_told = |view: &ChecksView| {
@@ -78,7 +78,7 @@ impl Daemon {
     }
 }
 
-/// Waits until an answer has those parts.
+/// Waits until the response contains these parts.
 async fn until_answered(address: SocketAddr, parts: &[&str]) {
     let has_all = |answer: &str| parts.iter().all(|part| answer.contains(part));
     fixture::until_answered("GET /", address, |answer| answer.is_some_and(has_all)).await;
@@ -120,7 +120,7 @@ async fn a_port_comes_changes_its_number_and_goes_with_its_service() {
     daemon.set(&LOOPBACKS, &[("web", port, [0, 1])]);
     until_answered(v4, &["503 Service", "Weight: 0"]).await;
     until_answered(v6, &["200 OK", "Weight: 1"]).await;
-    // Another one gets the port while it is open.
+    // Another Service gets the port while the listener stays open.
     daemon.set(&LOOPBACKS, &[("other", port, [4, 4])]);
     until_answered(v4, &["200 OK", "Weight: 4", "\"other\""]).await;
     for request in ["POST /any/path?at=all", "DELETE /", "OPTIONS *"] {
@@ -140,7 +140,7 @@ async fn all_addresses_at_once_and_single_ones_take_each_others_place() {
     let port = free_port().await;
     for addresses in [WILDCARDS, LOOPBACKS, WILDCARDS] {
         daemon.set(&addresses, &[("web", port, [1, 2])]);
-        // Closed for the others, without a look at what is refused.
+        // The listeners of the other addresses are closed first, so no bind is refused.
         for (ip, weight) in [(LOOPBACKS[0], "Weight: 1"), (LOOPBACKS[1], "Weight: 2")] {
             until_answered(SocketAddr::new(ip, port), &[weight]).await;
         }
@@ -161,7 +161,7 @@ async fn a_daemon_that_can_not_do_its_work_takes_no_traffic() {
         let parts = ["503 Service", "Weight: 1", "\"serviceProxyHealthy\": false"];
         until_answered(at, &parts).await;
     }
-    // That load balancers are to leave the node is no matter of its Services.
+    // A node that load balancers should leave does not affect its Services' checks.
     stats.send_modify(|stats| {
         stats.synced = true;
         stats.node_eligible = false;

@@ -1,4 +1,4 @@
-//! Plain domain types: what Culvert knows of the cluster, free of Kubernetes' wire types.
+//! Plain domain types: the state of the cluster, free of Kubernetes' wire types.
 
 mod algorithm;
 mod by_family;
@@ -39,7 +39,7 @@ pub struct ObjectName {
 }
 
 impl ObjectName {
-    /// The name of an object in a namespace.
+    /// Returns the name of an object in a namespace.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -49,8 +49,8 @@ impl ObjectName {
 }
 
 impl Ord for ObjectName {
-    /// By namespace, then by name. What is one piece of memory is equal without a look at it: most names
-    /// that are compared are of one namespace, and the one that is looked for is often the one there.
+    /// Compares by namespace, then by name. Shared memory is equal without comparing the text: most
+    /// compared names have the same namespace, and often the same name.
     fn cmp(&self, other: &Self) -> Ordering {
         let order = |one: &Arc<str>, other: &Arc<str>| {
             if Arc::ptr_eq(one, other) {
@@ -89,7 +89,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The word for it, as in `addressType` of an EndpointSlice.
+    /// Returns the label of the family, as in `addressType` of an EndpointSlice.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -98,7 +98,7 @@ impl Family {
         }
     }
 
-    /// The family of an address; a v4-mapped IPv6 address counts as IPv4.
+    /// Returns the family of an address; a v4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub const fn of(address: std::net::IpAddr) -> Self {
         match address.to_canonical() {
@@ -111,8 +111,8 @@ impl Family {
 /// An object of one of the kinds that Culvert reads. A clone shares the object.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Object {
-    /// A Service that is served: it has cluster IPs and no other proxy's name; or one that isn't,
-    /// for the addresses of its load balancer.
+    /// A Service with cluster IPs that no other proxy serves; or any other Service, for the addresses of
+    /// its load balancer.
     Service(Arc<Service>),
     /// An EndpointSlice of a Service, of an IP family.
     EndpointSlice(Arc<EndpointSlice>),
@@ -124,7 +124,7 @@ pub enum Object {
     ServiceCidr(Arc<ServiceCidr>),
 }
 
-/// What names an object among all objects: its kind, and its name there.
+/// The identifier of an object among all objects: its kind and name.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ObjectId {
     /// The kind.
@@ -134,7 +134,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// The object of that kind and name.
+    /// Returns the identifier of an object of that kind and name.
     #[must_use]
     pub const fn new(kind: Kind, name: ObjectName) -> Self {
         Self { kind, name }
@@ -176,7 +176,7 @@ impl fmt::Display for Kind {
 }
 
 impl Object {
-    /// The kind of the object.
+    /// Returns the kind of the object.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -188,7 +188,7 @@ impl Object {
         }
     }
 
-    /// The name of the object.
+    /// Returns the name of the object.
     #[must_use]
     pub fn name(&self) -> &ObjectName {
         match self {
@@ -200,7 +200,7 @@ impl Object {
         }
     }
 
-    /// What names the object among all objects.
+    /// Returns the identifier of the object.
     #[must_use]
     pub fn id(&self) -> ObjectId {
         ObjectId::new(self.kind(), self.name().clone())

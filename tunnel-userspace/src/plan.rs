@@ -1,17 +1,18 @@
-//! Plans one Service: computes what the maps should hold for it. Pure: no I/O, no clock, no chance.
-//! `reconcile/desired` keeps the plans of all Services, and has those planned that a change concerns.
+//! Plans one Service: computes the desired content of the maps for it. Pure: no I/O, no clock, no
+//! randomness. `reconcile/desired` stores the plans of all Services, and plans those that a change
+//! affects.
 //!
-//! - `claims`: who owns an address that several Services claim
-//! - `endpoints`: which endpoints count
-//! - `external_ips`: whose an address is, and so which external IPs are served
-//! - `gaps`: where a policy finds no endpoint of this node
-//! - `health`: what load balancers are told of a Service
+//! - `claims`: the owner of an address that several Services claim
+//! - `endpoints`: the endpoints that get traffic
+//! - `external_ips`: the owners of addresses, and so the external IPs that are served
+//! - `gaps`: traffic policies without an endpoint on this node
+//! - `health`: the answers to load balancers' health checks
 //! - `local_node`: the zone and addresses of this node
-//! - `pools`: which endpoints Services keep to, of this node or its node pool
-//! - `slots`: how often, and in which order, a backend stands in a set
-//! - `sources`: who may use the addresses of a load balancer
-//! - `uses`: what becomes of each endpoint, and why
-//! - `steering`: which addresses and ports go to the tunnel
+//! - `pools`: Services restricted to endpoints of this node or its node pool
+//! - `slots`: the number and order of a backend's slots in a set
+//! - `sources`: the clients that may use the addresses of a load balancer
+//! - `uses`: the use of each endpoint, and its cause
+//! - `steering`: the addresses and ports that are steered to the tunnel
 
 mod claims;
 mod endpoints;
@@ -49,8 +50,8 @@ pub use uses::{Use, Why, uses};
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 
-/// A port of a Service in one family: what owns fronts and backends. The port is known by its
-/// name and protocol, as kube-proxy knows it (kube-proxy `pkg/proxy/serviceport.go`).
+/// A port of a Service in one family, which owns frontends and backends. The port is identified by its
+/// name and protocol, as in kube-proxy (`pkg/proxy/serviceport.go`).
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortName {
     /// The Service.
@@ -59,7 +60,7 @@ pub struct PortName {
     pub port: Arc<str>,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The family of its fronts and backends.
+    /// The family of its frontends and backends.
     pub family: Family,
 }
 
@@ -74,12 +75,12 @@ impl fmt::Display for PortName {
     }
 }
 
-/// Where a backend is.
+/// The address and port of a backend.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Target {
-    /// Its address.
+    /// The address.
     pub address: Address,
-    /// Its port.
+    /// The port.
     pub port: Port,
 }
 
@@ -89,48 +90,48 @@ impl fmt::Display for Target {
     }
 }
 
-/// What the maps should hold for one port of a Service in one family.
+/// The desired content of the maps for one port of a Service in one family.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortPlan {
     /// The addresses that are translated.
     pub fronts: LiteMap<FrontKey, FrontPlan>,
-    /// The backends for the policies Cluster, in the order of their slots, those of which more is
-    /// wanted several times; none where no front has such a policy.
+    /// The backends for the policies Cluster, in the order of their slots, with repetitions by weight;
+    /// none if no frontend has such a policy.
     pub cluster: Vec<Target>,
-    /// The backends for the policies Local, as those.
+    /// The backends for the policies Local, in the same form.
     pub local: Vec<Target>,
-    /// Whether there are endpoints at all: without them connects are refused, and with them but
-    /// without any for a policy Local they lead nowhere.
+    /// True if there are endpoints at all: without them connects are refused; with them, but none for a
+    /// policy Local, the destination is unreachable.
     pub has_endpoints: bool,
-    /// Every backend that still serves, chosen for new connections or not, in ascending order.
+    /// Every backend that still serves, in a set or not, in ascending order.
     pub serving: Vec<Target>,
-    /// How a slot is chosen.
+    /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
-    /// Client-IP affinity in seconds, or 0.
+    /// The time-out of the client-IP affinity in seconds, or 0.
     pub affinity: u32,
-    /// Whether sockets leave the fronts alone, so that they are for packets only.
+    /// True if sockets leave the frontends alone, so that they are for packets only.
     pub not_for_sockets: bool,
-    /// The clients that may use the addresses of the load balancer, in ascending order and apart from
-    /// each other; all may where there are none.
+    /// The clients that may use the addresses of the load balancer, ascending and disjoint; all clients
+    /// if there are none.
     pub sources: Vec<Source>,
 }
 
 impl PortPlan {
-    /// Whether only some clients may use a front.
+    /// Returns true if only some clients may use a frontend.
     #[must_use]
     pub fn is_restricted(&self, front: &FrontPlan) -> bool {
         front.kind == FrontKind::LoadBalancerIp && !self.sources.is_empty()
     }
 
-    /// The clients that may use some of its fronts; none where all may use all.
+    /// Returns the clients that may use some of the frontends; none if all clients may use all of them.
     #[must_use]
     pub fn used_sources(&self) -> &[Source] {
         let is_used = self.fronts.values().any(|front| self.is_restricted(front));
         if is_used { &self.sources } else { &[] }
     }
 
-    /// The same plan with other clients, as they are programmed; without any, the fronts that only
-    /// some may use are left out.
+    /// Returns this plan with the clients that are programmed; without any, restricted frontends are
+    /// left out.
     #[must_use]
     pub fn with_sources(&self, programmed: &[Source]) -> Self {
         let mut plan = self.clone();
@@ -142,9 +143,9 @@ impl PortPlan {
         plan
     }
 
-    /// The same plan with no other fronts and backends than those, and where slots are short with each
-    /// backend once. It needs no more room than the plan that is programmed, so it can be followed when
-    /// the maps are full.
+    /// Returns this plan with only these frontends and backends, and with each backend once if slots are
+    /// short. It needs no more entries than the programmed plan, so it can be applied when the maps are
+    /// full.
     #[must_use]
     pub fn restricted_to(
         &self,
@@ -169,57 +170,57 @@ impl PortPlan {
     }
 }
 
-/// How one address of a service port is served.
+/// The properties of one address of a service port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FrontPlan {
-    /// What kind of address it is.
+    /// The kind of the address.
     pub kind: FrontKind,
-    /// Which backends sockets of this node are led to, those of its pods among them.
+    /// The policy for sockets of this node, including those of its pods.
     pub sockets: TrafficPolicy,
-    /// Which backends packets from elsewhere are led to.
+    /// The policy for packets from outside this node.
     pub packets: TrafficPolicy,
-    /// Whether the host's own sockets may use it, where only some clients may; nothing where that is not
-    /// known before they connect.
+    /// True if the host's own sockets may use a frontend that only some clients may use; none if that is
+    /// unknown before they connect.
     pub admits_host: Option<bool>,
-    /// Whether something of this node listens there itself, so that sockets are left alone.
+    /// True if a local process listens on the address itself, so that sockets are left alone.
     pub has_listener: bool,
 }
 
-/// What kind of address a front is, the one first that wins where two Services have it.
+/// The kind of a frontend's address. Where two Services have the address, the first kind here wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum FrontKind {
     /// A cluster IP.
     ClusterIp,
     /// An address of a load balancer.
     LoadBalancerIp,
-    /// One of `spec.externalIPs`.
+    /// An address in `spec.externalIPs`.
     ExternalIp,
     /// An address of this node, with a node port.
     NodePort,
 }
 
-/// What planning needs to know of this node.
+/// The facts about this node that planning needs.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Here {
     /// The name of its Node object.
     pub node: Arc<str>,
-    /// The zone that it is in, where its Node says.
+    /// The zone of the node, if its Node has one.
     pub zone: Option<Arc<str>>,
-    /// Its addresses that node ports are dialled on.
+    /// The addresses for node ports.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The first address of each family that its Node names.
     pub primary: BTreeSet<IpAddr>,
-    /// The addresses of its links that others can reach it at.
+    /// The addresses of its links that others can reach.
     pub addresses: BTreeSet<IpAddr>,
-    /// How a backend is chosen where a Service doesn't say.
+    /// The algorithm of a Service without one of its own.
     pub algorithm: model::Algorithm,
 }
 
-/// The plans of one Service, by port and family. They are shared, as they are large beside their
+/// The plans of one Service, by port and family. They are shared, since they are large compared to their
 /// names.
 pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 
-/// Plans a Service: each port in each family that it has a cluster IP of. Its other addresses of
+/// Plans a Service: each port in each family of its cluster IPs. Other addresses of the Service in
 /// another family are not served (kube-proxy `pkg/proxy/serviceport.go`, `newBaseServiceInfo`).
 #[must_use]
 pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
@@ -241,7 +242,7 @@ pub fn service(state: &ServiceState, here: &Here) -> ServicePlan {
     plans
 }
 
-/// Whether sockets of the protocol can be translated; SCTP has no connect hook.
+/// Returns true if sockets of the protocol can be translated; SCTP has no connect hook.
 fn is_planned(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
@@ -281,7 +282,7 @@ fn port(state: &ServiceState, ip: IpAddr, port: &ServicePort, here: &Here) -> Po
     }
 }
 
-/// Whether anybody is led by a policy at one of these fronts.
+/// Returns true if one of these frontends has a policy, for sockets or packets.
 fn leads_by(fronts: &LiteMap<FrontKey, FrontPlan>, policy: TrafficPolicy) -> bool {
     let mut policies = fronts
         .values()
@@ -289,8 +290,8 @@ fn leads_by(fronts: &LiteMap<FrontKey, FrontPlan>, policy: TrafficPolicy) -> boo
     policies.any(|used| used == policy)
 }
 
-/// The addresses that lead to a port, in the family of one of its cluster IPs. Where an address is
-/// of two kinds, it is of the first.
+/// Returns the addresses that lead to a port, in the family of one of its cluster IPs. An address of two
+/// kinds gets the first.
 fn fronts(
     service: &model::Service,
     ip: IpAddr,
@@ -303,7 +304,7 @@ fn fronts(
     let front = |kind, ip| {
         let (sockets, packets) = match kind {
             FrontKind::ClusterIp => (service.internal_policy, service.internal_policy),
-            // A socket of this node is not outside (kube-proxy's short-circuit).
+            // A socket of this node is not external traffic (kube-proxy's short-circuit).
             FrontKind::LoadBalancerIp | FrontKind::ExternalIp | FrontKind::NodePort => {
                 (TrafficPolicy::Cluster, service.external_policy)
             }
@@ -344,8 +345,8 @@ fn fronts(
     fronts
 }
 
-/// The claims of a Service on fronts: each front of its plan, with the rank that decides between
-/// it and others.
+/// Returns the claims of a Service on frontends: each frontend of its plan, with the rank that decides
+/// between it and others.
 pub fn claims(
     state: &ServiceState,
     plan: &ServicePlan,

@@ -1,16 +1,16 @@
 use super::Family;
 
-/// Something of each family.
+/// A value of each family.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ByFamily<T> {
-    /// That of IPv4.
+    /// The value of IPv4.
     pub v4: T,
-    /// That of IPv6.
+    /// The value of IPv6.
     pub v6: T,
 }
 
 impl<T> ByFamily<T> {
-    /// That of a family.
+    /// Returns the value of a family.
     pub const fn of(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -18,7 +18,7 @@ impl<T> ByFamily<T> {
         }
     }
 
-    /// That of a family, to be changed.
+    /// Returns the value of a family, to be changed.
     pub const fn of_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,

@@ -4,21 +4,21 @@ use tunnel_common::reason::Reason;
 
 use super::{Kind, ObjectId, ObjectName};
 
-/// Something that an operator must act on.
+/// A problem that an operator must act on.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Concern {
-    /// The object that shows it to whoever looks there.
+    /// The object to which the Event is attached.
     pub about: ObjectId,
-    /// Who that object is among all that had its name, where that is known.
+    /// The UID of the object, if known.
     pub uid: Option<Arc<str>>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// What happened, for people.
+    /// The description, for operators.
     pub note: String,
 }
 
 impl Concern {
-    /// Something about a Node.
+    /// Returns a concern about a Node.
     #[must_use]
     pub fn of_node(name: &str, reason: Reason, note: String) -> Self {
         Self {

@@ -11,7 +11,7 @@ use super::{Family, ObjectName};
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub name: ObjectName,
-    /// The Service it belongs to (label `kubernetes.io/service-name`), in the same namespace.
+    /// The Service to which it belongs (label `kubernetes.io/service-name`), in the same namespace.
     pub service: ObjectName,
     /// The family of every address in it.
     pub family: Family,
@@ -19,8 +19,8 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// When the Pod or Service changed that this version of it tells of, where that is known; for
-    /// measuring how long that took.
+    /// The time of the change to the Pod or Service that caused this version, if known; to measure the
+    /// latency of programming.
     #[serde(default)]
     pub triggered: Option<Timestamp>,
 }
@@ -28,7 +28,7 @@ pub struct EndpointSlice {
 /// A port of an EndpointSlice.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EndpointPort {
-    /// The name of the Service's port that it serves; empty for the unnamed one.
+    /// The name of the Service's port; empty for the unnamed one.
     pub name: Arc<str>,
     /// The port that the endpoints listen on, in host byte order, never 0.
     pub port: u16,
@@ -37,44 +37,45 @@ pub struct EndpointPort {
     pub protocol: Protocol,
 }
 
-/// One endpoint. Conditions that the object leaves out are filled in as Kubernetes means them
-/// (kube-proxy `pkg/proxy/endpointschangetracker.go`): ready and serving, not terminating.
+/// One endpoint. Omitted conditions get the defaults of Kubernetes (kube-proxy
+/// `pkg/proxy/endpointschangetracker.go`): ready and serving, not terminating.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Endpoint {
-    /// Its address: the first of the list.
+    /// The address: the first of the list.
     pub address: IpAddr,
-    /// Takes new connections.
+    /// True if it takes new connections.
     pub ready: bool,
-    /// Answers, ready or not.
+    /// True if it answers, ready or not.
     pub serving: bool,
-    /// Is being stopped.
+    /// True if it is being stopped.
     pub terminating: bool,
-    /// The name of its Pod, where known.
+    /// The name of its Pod, if known.
     #[serde(default)]
     pub name: Option<Arc<str>>,
-    /// The node it runs on, where known.
+    /// The name of its node, if known.
     pub node: Option<Arc<str>>,
-    /// The zone it is in, where known.
+    /// The zone, if known.
     #[serde(default)]
     pub zone: Option<Arc<str>>,
-    /// Whose clients it is for, where the object says.
+    /// The clients that it is meant for, if the object has hints.
     #[serde(default)]
     pub hints: Option<Arc<Hints>>,
 }
 
 impl Endpoint {
-    /// Whether it takes connections where no other does: it is going, but still answers.
+    /// Returns true if it takes connections when no endpoint is ready: it is terminating, but still
+    /// serves.
     #[must_use]
     pub const fn is_fallback(&self) -> bool {
         self.serving && self.terminating
     }
 }
 
-/// Whose clients an endpoint is for.
+/// The clients that an endpoint is meant for.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hints {
-    /// Those of these nodes.
+    /// The nodes of these clients.
     pub nodes: Vec<Arc<str>>,
-    /// Those in these zones.
+    /// The zones of these clients.
     pub zones: Vec<Arc<str>>,
 }

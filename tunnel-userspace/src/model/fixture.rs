@@ -14,7 +14,7 @@ pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-/// A Node of which nothing is known but the name.
+/// Returns a Node with nothing but a name.
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: ObjectName::new("", name),
@@ -26,12 +26,12 @@ pub(crate) fn node(name: &str) -> Node {
     }
 }
 
-/// An update's word of a Node.
+/// Returns an update's entry for a Node.
 pub(crate) fn told(node: Node) -> (ObjectName, Option<Arc<Node>>) {
     (node.name.clone(), Some(Arc::new(node)))
 }
 
-/// The port `http`, for TCP.
+/// Returns the port `http`, for TCP.
 pub(crate) fn http(port: u16) -> ServicePort {
     ServicePort {
         name: "http".into(),
@@ -41,7 +41,7 @@ pub(crate) fn http(port: u16) -> ServicePort {
     }
 }
 
-/// An endpoint that is ready.
+/// Returns a ready endpoint.
 pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     Endpoint {
         address,
@@ -55,7 +55,7 @@ pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     }
 }
 
-/// A slice of a Service, with these ports for TCP.
+/// Returns a slice of a Service, with these ports for TCP.
 pub(crate) fn slice(
     name: &str,
     service: &ObjectName,

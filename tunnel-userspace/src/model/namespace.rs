@@ -1,17 +1,17 @@
-//! The names of namespaces, which very many objects share.
+//! Shared names of namespaces, which very many objects have.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The names in use, and some that were.
+/// The names in use, and some unused ones.
 static KNOWN: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 
-/// The name of a namespace: one piece of memory for all that have it, so that names of objects in it are
-/// equal there at a glance.
+/// Returns the name of a namespace, as one shared string for all objects in it, so that equal names are
+/// equal pointers.
 ///
-/// What nobody has any more is forgotten whenever the number of names reaches a power of two.
+/// Unused names are removed whenever the number of names reaches a power of two.
 #[must_use]
 pub fn namespace(name: &str) -> Arc<str> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

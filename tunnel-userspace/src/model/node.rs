@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::ObjectName;
 
-/// The label of a Node that says in which zone it is.
+/// The label of a Node with its zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// The label of a Node that says in which node pool it is (`OpenYurt`).
+/// The label of a Node with its node pool (`OpenYurt`).
 pub const NODE_POOL: &str = "apps.openyurt.io/nodepool";
 
 /// A Node.
@@ -15,16 +15,16 @@ pub const NODE_POOL: &str = "apps.openyurt.io/nodepool";
 pub struct Node {
     /// The name; no namespace.
     pub name: ObjectName,
-    /// When it was created, in seconds since the epoch; decides between two Nodes with one address.
+    /// The creation time, in seconds since the epoch; decides between two Nodes with one address.
     pub created: Option<i64>,
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// Addresses of type InternalIP that are IP addresses, in the order of the object.
     pub internal_ips: Vec<IpAddr>,
-    /// Its other addresses that are IP addresses, of whatever type, in the order of the object.
+    /// Other addresses that are IP addresses, of any type, in the order of the object.
     #[serde(default)]
     pub other_ips: Vec<IpAddr>,
-    /// Whether load balancers may send traffic to it: it is not being deleted and has no taint
+    /// True if load balancers may send traffic to it: it is not being deleted and has no taint
     /// `ToBeDeletedByClusterAutoscaler` (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
     pub eligible: bool,
 }
@@ -38,7 +38,7 @@ pub struct ConfigMap {
     pub data: BTreeMap<String, String>,
 }
 
-/// A ServiceCIDR: ranges that cluster IPs come from.
+/// A ServiceCIDR: ranges from which cluster IPs are allocated.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ServiceCidr {
     /// The name; no namespace.

@@ -1,4 +1,4 @@
-//! A transport protocol by its name, for what is kept on disk.
+//! A transport protocol by its name, for files on disk.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 use tunnel_common::addr::Protocol;

@@ -1,4 +1,4 @@
-//! Label selectors as kubectl takes them: `a=b,c!=d,e in (x,y),f notin (z),g,!h`
+//! Label selectors in kubectl's syntax: `a=b,c!=d,e in (x,y),f notin (z),g,!h`
 //! (apimachinery `pkg/labels/selector.go`).
 
 use std::{
@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-/// What labels an object must have. Empty: anything goes.
+/// The labels that an object must have; an empty selector matches every object.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Selector {
     requirements: Vec<Requirement>,
@@ -15,13 +15,13 @@ pub struct Selector {
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Requirement {
     key: String,
-    /// Nothing: the label must be there, whatever its value.
+    /// The accepted values; none if any value is.
     values: Option<BTreeSet<String>>,
-    /// Turns the answer round; a label that is absent has none of the values.
+    /// True if the requirement is negated; an absent label has none of the values.
     negated: bool,
 }
 
-/// A text that is no label selector.
+/// The error for a text that is not a label selector.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "`{requirement}` is no label requirement such as a=b, a!=b, a in (b,c), a notin (b), a or !a"
@@ -31,14 +31,14 @@ pub struct SelectorError {
 }
 
 impl Selector {
-    /// The labels that are looked at.
+    /// Returns the labels that the selector reads.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.requirements
             .iter()
             .map(|requirement| &*requirement.key)
     }
 
-    /// Whether labels are as they must be.
+    /// Returns true if the labels match.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {
@@ -70,7 +70,7 @@ fn split(text: &str) -> Vec<&str> {
     text.split(|letter: char| {
         match letter {
             '(' => depth += 1,
-            // One that nothing opened is for the parts to refuse.
+            // A parenthesis that was never opened is rejected by the parser of the part.
             ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
@@ -118,7 +118,7 @@ impl Requirement {
     }
 }
 
-/// An optional DNS prefix with a slash, and a name of at most 63 characters.
+/// Returns true for an optional DNS prefix with a slash, and a name of at most 63 characters.
 fn is_key(key: &str) -> bool {
     let (prefix, name) = key.rsplit_once('/').unwrap_or(("x", key));
     let is_prefix = (1..=253).contains(&prefix.len())
@@ -128,7 +128,7 @@ fn is_key(key: &str) -> bool {
     is_prefix && !name.is_empty() && is_value(name)
 }
 
-/// At most 63 letters, digits, `-`, `_` and `.`, at both ends a letter or digit; or nothing.
+/// Returns true for at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn is_value(value: &str) -> bool {
     let is_end = |letter: Option<char>| letter.is_none_or(|letter| letter.is_ascii_alphanumeric());
     value.len() <= 63

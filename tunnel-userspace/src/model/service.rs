@@ -5,67 +5,66 @@ use tunnel_common::addr::Protocol;
 
 use super::{Algorithm, ObjectName, Weights};
 
-/// A Service that is served: it has cluster IPs. One without is not, and is here only for the
-/// addresses that its load balancer has.
+/// A Service. One with cluster IPs is served; one without is stored only for the addresses of its load
+/// balancer.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// Namespace and name.
     pub name: ObjectName,
-    /// Who it is among all Services that had this name, where the API server says; for what is told
-    /// of it there.
+    /// The UID, if the API server has set it; for Events about the Service.
     #[serde(default)]
     pub uid: Option<Arc<str>>,
-    /// When it was created, in seconds since the epoch; decides between two Services that claim
-    /// one address. A Service that doesn't say counts as the youngest.
+    /// The creation time, in seconds since the epoch; decides between two Services that claim one
+    /// address. A Service without one is the youngest.
     pub created: Option<i64>,
     /// Cluster IPs, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.externalIPs`.
     #[serde(default)]
     pub external_ips: Vec<IpAddr>,
-    /// The addresses of its load balancer that are served on the node (`ipMode` VIP).
+    /// The addresses of its load balancer that nodes serve (`ipMode` VIP).
     #[serde(default)]
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The addresses of its load balancer that nodes leave alone: those of `ipMode` Proxy, and all of
-    /// a Service that isn't served.
+    /// The addresses of its load balancer that nodes leave alone: those of `ipMode` Proxy, and all of a
+    /// Service that isn't served.
     #[serde(default)]
     pub unserved_ips: Vec<IpAddr>,
-    /// The sources that may use the addresses that are served; those of a family without any are all that may.
+    /// The clients that may use the served addresses; all clients of a family without any range.
     #[serde(default)]
     pub source_ranges: Vec<(IpAddr, u8)>,
     /// The ports.
     pub ports: Vec<ServicePort>,
-    /// Which endpoints the cluster IPs lead to.
+    /// The policy for cluster IPs.
     #[serde(default)]
     pub internal_policy: TrafficPolicy,
-    /// Which endpoints everything else leads to, for clients outside of the cluster.
+    /// The policy for all other addresses, for clients outside of the cluster.
     #[serde(default)]
     pub external_policy: TrafficPolicy,
-    /// How long a client keeps its endpoint, in seconds; 0 where it doesn't.
+    /// The time for which a client keeps its endpoint, in seconds; 0 for no affinity.
     #[serde(default)]
     pub affinity: u32,
-    /// The port that tells load balancers whether this node has endpoints, where there is one.
+    /// The port of the health check for load balancers, if there is one.
     #[serde(default)]
     pub health_check_port: Option<u16>,
-    /// How a backend is chosen (annotation `culvert.dev/algorithm`), where the Service says.
+    /// The algorithm (annotation `culvert.dev/algorithm`), if the Service has one.
     #[serde(default)]
     pub algorithm: Option<Algorithm>,
-    /// How much each endpoint is to get (annotation `culvert.dev/weights`); the same for all where
-    /// the Service doesn't say.
+    /// The weights of the endpoints (annotation `culvert.dev/weights`); all equal if the Service has
+    /// none.
     #[serde(default)]
     pub weights: Option<Arc<Weights>>,
-    /// Whether sockets of this node leave it alone (annotation `culvert.dev/sockets`), so that it is
-    /// for packets only.
+    /// True if sockets of this node leave the Service alone (annotation `culvert.dev/sockets`), so that
+    /// it is for packets only.
     #[serde(default)]
     pub not_for_sockets: bool,
-    /// Which endpoints it keeps to (annotation `openyurt.io/topologyKeys`); all where the Service
-    /// doesn't say.
+    /// The restriction to some endpoints (annotation `openyurt.io/topologyKeys`), if the Service has
+    /// one.
     #[serde(default)]
     pub keep_to: Option<KeepTo>,
 }
 
 impl Service {
-    /// A Service of that name which has nothing yet.
+    /// Returns a Service with nothing but a name.
     #[must_use]
     pub fn named(name: ObjectName) -> Self {
         Self {
@@ -74,14 +73,15 @@ impl Service {
         }
     }
 
-    /// Whether it is served, rather than known for the addresses of its load balancer only.
+    /// Returns true if the Service is served, and not only stored for the addresses of its load
+    /// balancer.
     #[must_use]
     pub const fn is_served(&self) -> bool {
         !self.cluster_ips.is_empty()
     }
 
-    /// All addresses of its load balancer (`status.loadBalancer.ingress[].ip`), whether nodes serve
-    /// them or not.
+    /// Returns all addresses of its load balancer (`status.loadBalancer.ingress[].ip`), whether nodes
+    /// serve them or not.
     pub fn ingress_ips(&self) -> impl Iterator<Item = IpAddr> {
         let served = self.load_balancer_ips.iter();
         served.chain(&self.unserved_ips).copied()
@@ -95,7 +95,7 @@ pub struct ServicePort {
     pub name: Arc<str>,
     /// The port that clients dial on a cluster IP, in host byte order, never 0.
     pub port: u16,
-    /// The port that clients dial on a node, in host byte order, where there is one.
+    /// The port that clients dial on a node, in host byte order, if there is one.
     #[serde(default)]
     pub node_port: Option<u16>,
     /// The transport protocol.
@@ -103,45 +103,44 @@ pub struct ServicePort {
     pub protocol: Protocol,
 }
 
-/// Which of the addresses in `spec.externalIPs` are served. Whoever may make Services writes them, and
-/// takes the traffic of this node to any address by it (CVE-2020-8554).
+/// The addresses in `spec.externalIPs` that are served. Any author of Services can write them, and
+/// thereby redirect the traffic of this node to any address (CVE-2020-8554).
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExternalIps {
-    /// All, as kube-proxy does.
+    /// All, as in kube-proxy.
     #[default]
     Any,
-    /// Those that the cluster has anyway: an address of the load balancer of some Service, or of some
-    /// Node.
+    /// Those that the cluster owns: an address of some Service's load balancer, or of some Node.
     Owned,
 }
 
-/// Which endpoints a Service keeps to, seen from each node.
+/// The restriction of a Service to some endpoints, relative to each node.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum KeepTo {
-    /// Those of the node.
+    /// To the endpoints of the node.
     Node,
-    /// Those of the node pool that the node is in.
+    /// To the endpoints of the node's pool.
     Pool,
 }
 
-/// Whether it counts which endpoints Services keep to.
+/// The handling of such restrictions.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyKeys {
-    /// No: kube-proxy by itself knows nothing of it.
+    /// Ignored: kube-proxy by itself doesn't know them.
     #[default]
     Ignore,
-    /// Yes, as behind `OpenYurt`'s yurthub, which keeps the other endpoints from kube-proxy.
+    /// Honoured, as behind `OpenYurt`'s yurthub, which hides the other endpoints from kube-proxy.
     Honour,
 }
 
-/// Which endpoints traffic may go to.
+/// The endpoints that traffic may reach.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum TrafficPolicy {
-    /// All of them.
+    /// All endpoints.
     #[default]
     Cluster,
-    /// Those of the node that the traffic reaches.
+    /// The endpoints of the node that the traffic reaches.
     Local,
 }

@@ -1,21 +1,20 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
-/// What connects to a steering address are for: a port of an edge node.
+/// The destination behind a steering address: a port of an edge node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Target {
     /// The name of the Node.
     pub node: Arc<str>,
-    /// Its address, as it was dialled.
+    /// The address, as dialled.
     pub address: IpAddr,
-    /// The port, as it was dialled.
+    /// The port, as dialled.
     pub port: u16,
-    /// Whether the agent is to dial loopback in the place of the address
-    /// (`localhost-proxy-ports`).
+    /// True if the agent is to dial loopback instead of the address (`localhost-proxy-ports`).
     pub loopback: bool,
 }
 
 impl fmt::Display for Target {
-    /// `edge-7 (10.1.2.3:10250)`
+    /// Writes `edge-7 (10.1.2.3:10250)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = std::net::SocketAddr::new(self.address, self.port);
         write!(f, "{} ({address})", self.node)

@@ -2,24 +2,23 @@ use std::{sync::Arc, time::Duration};
 
 use super::{ConfigMap, EndpointSlice, Node, ObjectName, Service};
 
-/// What a source tells the control loop: everything that planning needs of what changed.
+/// The changes that the sources publish to the control loop, with everything that planning needs.
 #[derive(Clone, Debug, Default)]
 pub struct Update {
-    /// The Services that changed, or whose endpoints did, each once, as they stand now.
+    /// The present state of the Services that changed, or whose endpoints did, each once.
     pub services: Vec<(ObjectName, Option<ServiceState>)>,
-    /// The Nodes that changed, as they stand now.
+    /// The present state of the Nodes that changed.
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
-    /// The ConfigMaps that changed, as they stand now.
+    /// The present state of the ConfigMaps that changed.
     pub config_maps: Vec<(ObjectName, Option<Arc<ConfigMap>>)>,
-    /// Whether every source has told its first whole list. Nothing is programmed before.
+    /// True if every source has delivered its first complete list. Nothing is programmed before.
     pub synced: bool,
-    /// Whether the sources hold everything they were told. While an object was refused or a file
-    /// can't be read, what an earlier process programmed of it must not be taken for deleted.
+    /// True if the sources hold every object they were sent. If an object was refused or a file can't be
+    /// read, entries of an earlier process must not count as deleted.
     pub whole: bool,
-    /// Whether a source wasn't heard of since the start, and what an earlier process knew of it is
-    /// used.
+    /// True if a source has not answered since the start, and the last known state is used.
     pub stale: bool,
-    /// When the oldest change in here was noticed, on the monotonic clock.
+    /// The time at which the oldest change was noticed, on the monotonic clock.
     pub since: Duration,
 }
 
@@ -28,6 +27,6 @@ pub struct Update {
 pub struct ServiceState {
     /// The Service.
     pub service: Arc<Service>,
-    /// Its slices, by name.
+    /// The slices, by name.
     pub slices: Vec<Arc<EndpointSlice>>,
 }

@@ -7,8 +7,8 @@ use tunnel_common::service::FrontKey;
 use super::{FrontKind, PortName};
 use crate::model::ObjectName;
 
-/// What decides between two Services that claim one front: the kind of address, then the older
-/// Service, then namespace and name. The smaller rank wins.
+/// The rank of a claim among Services that claim one frontend: the kind of address, then the age of the
+/// Service, then namespace and name. The smallest rank wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Rank {
     kind: FrontKind,
@@ -16,7 +16,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// The rank of an address. A Service that doesn't say when it was created is the youngest.
+    /// Returns the rank of an address. A Service without a creation time is the youngest.
     #[must_use]
     pub fn new(kind: FrontKind, created: Option<i64>) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl Rank {
     }
 }
 
-/// Who claims which front.
+/// The claims on each frontend.
 #[derive(Debug, Default)]
 pub struct Claims {
     fronts: HashMap<FrontKey, LiteMap<(Rank, PortName), ()>>,
@@ -34,7 +34,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Makes room for so many Services, where there are none.
+    /// Reserves memory for a number of Services, if there are none yet.
     pub fn make_room(&mut self, services: usize) {
         if self.services.is_empty() {
             self.services.reserve(services);
@@ -42,8 +42,7 @@ impl Claims {
         }
     }
 
-    /// Takes the whole of a Service's claims in place of those it had. Gives the other Services
-    /// that won or lost a front by it.
+    /// Replaces all claims of a Service. Returns the other Services that thereby won or lost a frontend.
     pub fn replace(
         &mut self,
         service: &ObjectName,
@@ -83,7 +82,7 @@ impl Claims {
         moved
     }
 
-    /// The service port that owns a front.
+    /// Returns the service port that owns a frontend.
     #[must_use]
     pub fn owner(&self, key: &FrontKey) -> Option<&PortName> {
         self.fronts.get(key)?.first().map(|((_, name), ())| name)

@@ -1,4 +1,4 @@
-//! Which endpoints of a port count (kube-proxy `pkg/proxy/topology.go`, `CategorizeEndpoints`).
+//! The endpoints of a port that get traffic (kube-proxy `pkg/proxy/topology.go`, `CategorizeEndpoints`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,20 +10,21 @@ use tunnel_common::addr::{Address, Port, Protocol};
 use super::{Here, Target};
 use crate::model::{Endpoint, EndpointSlice, Family, Hints, Weights};
 
-/// The endpoints of a port that count.
+/// The endpoints of a port that get traffic.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Endpoints {
-    /// Those that traffic with policy Cluster goes to.
+    /// The endpoints for traffic with policy Cluster.
     pub(super) cluster: BTreeSet<Target>,
-    /// Those that traffic with policy Local goes to.
+    /// The endpoints for traffic with policy Local.
     pub(super) local: BTreeSet<Target>,
-    /// Those that answer, whether new connections go there or not.
+    /// The endpoints that answer, whether they get new connections or not.
     pub(super) serving: BTreeSet<Target>,
-    /// How much each is to get; the same for all where nothing is said.
+    /// The weight of each; empty without weights, so that all are equal.
     pub(super) weights: BTreeMap<Target, u32>,
 }
 
-/// The endpoints of a Service's port of that name and protocol for this node, over all its slices of a family.
+/// Returns the endpoints for this node of a Service's port, by its name and protocol, over all slices of
+/// a family.
 pub(super) fn of_port(
     slices: &[Arc<EndpointSlice>],
     family: Family,
@@ -62,15 +63,16 @@ pub(super) fn of_port(
     }
 }
 
-/// Every endpoint of the port of that name and protocol. A slice serves the port if one of its own
-/// ports has the same; its number may differ from slice to slice. Where slices say different things of one
-/// address, the one that is not terminating holds (kube-proxy `pkg/proxy/endpointslicecache.go`).
+/// Returns every endpoint of a port, by its name and protocol. A slice serves the port if one of its own
+/// ports has the same name and protocol; its number may differ between slices. If slices contradict each
+/// other about an address, the one that is not terminating wins (kube-proxy
+/// `pkg/proxy/endpointslicecache.go`).
 pub(super) fn found<'a>(
     slices: &'a [Arc<EndpointSlice>],
     family: Family,
     (name, protocol): (&str, Protocol),
 ) -> BTreeMap<Target, &'a Endpoint> {
-    // Ordered so that the greater of two is the one that holds.
+    // Ordered so that the greater of two wins.
     let order = |endpoint: &Endpoint| (!endpoint.terminating, endpoint.ready, endpoint.serving);
     let mut found: BTreeMap<Target, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -96,11 +98,11 @@ fn or_else(set: BTreeSet<Target>, other: impl FnOnce() -> BTreeSet<Target>) -> B
     if set.is_empty() { other() } else { set }
 }
 
-/// Whether hints are for clients of this node, or of its zone.
+/// Returns true if hints are for clients of this node, or of its zone.
 type IsNear = fn(&Here, &Hints) -> bool;
 
-/// Finds which of the ready endpoints are near enough; nothing where all are. Hints count where every
-/// endpoint has some, and one of them is for this node, or else for its zone.
+/// Returns the check for endpoints near enough; none if all are. Hints count if every ready endpoint has
+/// some, and one of them is for this node, or else for its zone.
 fn topology<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> Option<IsNear> {
     let hints: Vec<Option<&Hints>> = ready.map(|endpoint| endpoint.hints.as_deref()).collect();
     let count = |has: fn(&Hints) -> bool, is_near: IsNear| {
@@ -117,7 +119,7 @@ fn topology<'a>(ready: impl Iterator<Item = &'a &'a Endpoint>, here: &Here) -> O
 }
 
 impl Here {
-    /// Whether an endpoint is on this node.
+    /// Returns true if an endpoint is on this node.
     pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
         !self.node.is_empty() && endpoint.node.as_ref() == Some(&self.node)
     }

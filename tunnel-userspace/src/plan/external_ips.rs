@@ -1,4 +1,4 @@
-//! Whose an address is, and so which external IPs are served (CVE-2020-8554).
+//! The owners of addresses, and so the external IPs that are served (CVE-2020-8554).
 
 use std::{
     borrow::Cow,
@@ -9,8 +9,8 @@ use std::{
 
 use crate::model::{ExternalIps, Kind, Node, ObjectId, ObjectName, Service, ServiceState};
 
-/// Who has addresses, and which Services want them as external IPs. What a change costs is what it
-/// changes. Nothing is kept where every external IP is served.
+/// The owners of addresses, and the Services that want them as external IPs. The cost of an update is
+/// that of its changes. Empty if every external IP is served.
 #[derive(Debug, Default)]
 pub struct ExternalIpOwners {
     rule: ExternalIps,
@@ -18,11 +18,11 @@ pub struct ExternalIpOwners {
     owned: Addresses,
     /// The external IPs of each Service that has any.
     wanted: Addresses,
-    /// Addresses that got their first owner or lost their last one since the last look.
+    /// Addresses that got their first owner or lost their last one since [`Self::take_moved`].
     moved: BTreeSet<IpAddr>,
 }
 
-/// The addresses of each that has any, and all that have an address. No set is empty.
+/// The addresses of each object, and the objects of each address. No set is empty.
 #[derive(Debug, Default)]
 struct Addresses {
     of: HashMap<ObjectId, BTreeSet<IpAddr>>,
@@ -30,7 +30,8 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// Takes all addresses of one that has them. Gives those that nobody had before, or nobody has now.
+    /// Replaces all addresses of an object. Returns the addresses that got their first object, or lost
+    /// their last.
     fn set(&mut self, key: &ObjectId, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
         let old = self.of.remove(key).unwrap_or_default();
         let mut moved = Vec::new();
@@ -58,7 +59,7 @@ impl Addresses {
 }
 
 impl ExternalIpOwners {
-    /// Nothing is known yet.
+    /// Returns an instance without any object.
     #[must_use]
     pub fn new(rule: ExternalIps) -> Self {
         Self {
@@ -67,7 +68,7 @@ impl ExternalIpOwners {
         }
     }
 
-    /// Takes a Node as it is now: all its addresses are owned.
+    /// Applies the present state of a Node: all its addresses are owned.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
         if !self.is_asked() {
             return;
@@ -78,8 +79,8 @@ impl ExternalIpOwners {
         self.set_owned(&id, addresses.copied().collect());
     }
 
-    /// Takes a Service as it is now: the addresses of its load balancer are owned, also those that
-    /// nodes leave alone, and its external IPs are what is asked about.
+    /// Applies the present state of a Service: the addresses of its load balancer are owned, also those
+    /// that nodes leave alone, and its external IPs are wanted.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
         if !self.is_asked() {
             return;
@@ -93,20 +94,20 @@ impl ExternalIpOwners {
         self.wanted.set(&id, wanted.collect());
     }
 
-    /// The Services whose external IPs are served since the last look, or no longer.
+    /// Returns the Services for which the served external IPs changed since the last call.
     pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
         let moved = std::mem::take(&mut self.moved).into_iter();
         let wanting = moved.filter_map(|address| self.wanted.by.get(&address));
         wanting.flatten().map(|id| id.name.clone()).collect()
     }
 
-    /// The external IPs of a Service that are not served.
+    /// Returns the external IPs of a Service that are not served.
     pub fn left_out<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = IpAddr> + 'a {
         let addresses = service.external_ips.iter().copied();
         addresses.filter(|address| !self.is_served(address))
     }
 
-    /// A Service with those of its external IPs that are served.
+    /// Returns the Service with only the external IPs that are served.
     #[must_use]
     pub fn admitted<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
         if self.left_out(&state.service).next().is_none() {
@@ -126,7 +127,7 @@ impl ExternalIpOwners {
         !self.is_asked() || self.owned.by.contains_key(external_ip)
     }
 
-    /// Whether it matters whose an address is.
+    /// Returns true if the owners of addresses matter.
     #[must_use]
     pub const fn is_asked(&self) -> bool {
         matches!(self.rule, ExternalIps::Owned)
@@ -134,7 +135,7 @@ impl ExternalIpOwners {
 
     fn set_owned(&mut self, owner: &ObjectId, addresses: BTreeSet<IpAddr>) {
         for address in self.owned.set(owner, addresses) {
-            // An address that moves back is as it was.
+            // An address that changes back is unchanged.
             if !self.moved.remove(&address) {
                 self.moved.insert(address);
             }

@@ -1,17 +1,17 @@
 use super::{FrontKind, PortPlan, ServicePlan};
 use crate::model::{ByFamily, TrafficPolicy};
 
-/// How many service ports have endpoints, but none on this node, where their policy is Local
+/// The numbers of service ports with a policy Local that have endpoints, but none on this node
 /// (kube-proxy's `sync_proxy_rules_no_local_endpoints_total`).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Gaps {
-    /// By the policy for cluster IPs.
+    /// By the internal policy, for cluster IPs.
     pub internal: usize,
-    /// By the policy for everything else.
+    /// By the external policy, for all other addresses.
     pub external: usize,
 }
 
-/// The gaps of a Service, by family.
+/// Returns the gaps of a Service, by family.
 #[must_use]
 pub fn gaps(plan: &ServicePlan) -> ByFamily<Gaps> {
     let mut gaps = ByFamily::<Gaps>::default();

@@ -1,5 +1,5 @@
-//! What load balancers are told of a Service at its health check port
-//! (kube-proxy `pkg/proxy/healthcheck/service_health.go`).
+//! The answers to load balancers at a Service's health check port (kube-proxy
+//! `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,26 +10,26 @@ use std::{
 use super::{Here, endpoints};
 use crate::model::{Family, ObjectName, ServiceState};
 
-/// What load balancers are told of one Service.
+/// The health check of one Service.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HealthCheck {
-    /// The port it is told at, in host byte order.
+    /// The port of the health check, in host byte order.
     pub port: u16,
-    /// How many addresses of this node have a ready endpoint, in each family that the Service has a
-    /// cluster IP of. Each family is told its own number.
+    /// The number of addresses with a ready endpoint on this node, for each family of the Service's
+    /// cluster IPs. A health check in a family returns that family's number.
     pub local: BTreeMap<Family, usize>,
-    /// Who the Service is among all that had its name, where that is known.
+    /// The UID of the Service, if known.
     pub uid: Option<Arc<str>>,
-    /// When the Service was created, in seconds since the epoch. One that doesn't say is the
+    /// The creation time of the Service, in seconds since the epoch. A Service without one is the
     /// youngest.
     pub created: Option<i64>,
 }
 
-/// The health check of a Service, where it has one.
+/// Returns the health check of a Service, if it has one.
 ///
-/// The endpoints are those of every port that its slices have, whether or not the Service has it too
-/// (kube-proxy `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). One that is going
-/// does not count though it may get traffic: load balancers are to leave in time.
+/// All ports of its slices count, whether or not the Service has them too (kube-proxy
+/// `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). A terminating endpoint does not
+/// count, though it may get traffic, so that load balancers leave in time.
 #[must_use]
 pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
     let service = &state.service;
@@ -45,7 +45,7 @@ pub fn health_check(state: &ServiceState, here: &Here) -> Option<HealthCheck> {
     })
 }
 
-/// The addresses of the endpoints of this node that are ready.
+/// Returns the addresses of the ready endpoints on this node.
 fn local_ready(state: &ServiceState, family: Family, here: &Here) -> BTreeSet<IpAddr> {
     let of_family = state.slices.iter().filter(|slice| slice.family == family);
     let ports: BTreeSet<_> = of_family
@@ -64,25 +64,24 @@ fn local_ready(state: &ServiceState, family: Family, here: &Here) -> BTreeSet<Ip
 /// The health checks of a node.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct HealthChecks {
-    /// The addresses of this node that they are told at; an unspecified one stands for all of its
-    /// family.
+    /// The addresses of this node that serve them; an unspecified address represents all of its family.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those of each Service that has one.
+    /// The health check of each Service that has one.
     pub services: BTreeMap<ObjectName, HealthCheck>,
 }
 
-/// Where health checks are told.
+/// The listeners of health checks.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Listeners {
-    /// Which Service is told of where.
+    /// The Service of each listener.
     pub owners: BTreeMap<SocketAddr, ObjectName>,
-    /// Services whose port another one has: that one.
+    /// The Services that lost their port, and the Service that has it.
     pub losers: BTreeMap<ObjectName, ObjectName>,
 }
 
 impl HealthChecks {
-    /// Where they are told. Of two Services with one port in one family the older has it, then the
-    /// one that comes first by namespace and name.
+    /// Returns the listeners. Of two Services with one port in one family the older gets it, then the
+    /// first by namespace and name.
     #[must_use]
     pub fn listeners(&self) -> Listeners {
         let mut services: Vec<_> = self.services.iter().collect();

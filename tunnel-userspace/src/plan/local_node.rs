@@ -1,4 +1,4 @@
-//! Where this node is, and which addresses of it node ports are dialled on.
+//! The zone of this node, and its addresses for node ports.
 
 use std::{
     collections::BTreeSet,
@@ -11,32 +11,32 @@ use tunnel_common::addr::Address;
 use super::{Here, sources};
 use crate::model::{Family, Node, ZONE};
 
-/// Some addresses of this node that node ports are dialled on (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
+/// An entry of the list of addresses for node ports (kube-proxy `pkg/proxy/util/nodeport_addresses.go`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NodePortAddresses {
-    /// All of them.
+    /// All addresses.
     All,
-    /// The first of each family that its Node object names.
+    /// The first address of each family in the Node object.
     Primary,
     /// Loopback.
     Localhost,
-    /// Those in a range: address and prefix length.
+    /// The addresses in a range: network address and prefix length.
     Range(IpAddr, u8),
 }
 
-/// What is known of this node.
+/// The known facts about this node.
 #[derive(Debug, Default)]
 pub struct LocalNode {
     wanted: Vec<NodePortAddresses>,
     zone: Option<Arc<str>>,
-    /// The first address of each family that its Node object names.
+    /// The first address of each family in its Node object.
     primary: BTreeSet<IpAddr>,
     /// The addresses of its links.
     addresses: BTreeSet<IpAddr>,
 }
 
 impl LocalNode {
-    /// Nothing is known of it yet.
+    /// Returns a node without any known fact but the wanted addresses.
     #[must_use]
     pub fn new(wanted: Vec<NodePortAddresses>) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl LocalNode {
         }
     }
 
-    /// Takes the Node object as it is now. While there is none, what it said holds.
+    /// Applies the present Node object. Without one, the facts of the last one stay.
     pub fn set_node(&mut self, node: Option<&Node>) {
         let Some(node) = node else { return };
         let zone = node.labels.get(ZONE).filter(|zone| !zone.is_empty());
@@ -60,12 +60,12 @@ impl LocalNode {
             .collect();
     }
 
-    /// Takes the addresses of its links as they are now.
+    /// Replaces the addresses of the links.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         self.addresses = addresses;
     }
 
-    /// Gives planning what it needs to know of this node, if that is not what it knows.
+    /// Returns the facts about this node that planning needs, if they differ from `here`.
     #[must_use]
     pub fn show(&self, here: &Here) -> Option<Here> {
         let now = Here {
@@ -78,8 +78,7 @@ impl LocalNode {
         (now != *here).then_some(now)
     }
 
-    /// The addresses of its links but for loopback and those for a link only: these come and go with
-    /// pods.
+    /// Returns the addresses of the links except loopback and link-local ones, which change with pods.
     fn reachable(&self) -> BTreeSet<IpAddr> {
         let is_of_link = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -92,8 +91,8 @@ impl LocalNode {
             .collect()
     }
 
-    /// The addresses that health check ports are served on: those of node ports. Where these are all
-    /// of a family, the unspecified one stands for them; one that is for its link only is none.
+    /// Returns the addresses that serve health check ports: those of node ports. If these are all of a
+    /// family, the unspecified address represents them; link-local addresses are left out.
     #[must_use]
     pub fn health_addresses(&self) -> BTreeSet<IpAddr> {
         use NodePortAddresses::{All, Range};
@@ -110,7 +109,7 @@ impl LocalNode {
         all.into_iter().filter(is_all).chain(some).collect()
     }
 
-    /// The addresses that node ports are dialled on.
+    /// Returns the addresses for node ports.
     fn node_ports(&self) -> impl Iterator<Item = IpAddr> {
         let is_wanted = move |ip: &IpAddr| {
             let family = Family::of(*ip);
@@ -119,8 +118,8 @@ impl LocalNode {
         self.addresses.iter().copied().filter(is_wanted)
     }
 
-    /// Whether the config has such an entry for a family. A family without any entry means all of its
-    /// addresses, so it has each.
+    /// Returns true if the config has such an entry for a family. A family without an entry in the list
+    /// means all of its addresses, so it matches.
     fn has_entry(&self, family: Family, is: impl Fn(NodePortAddresses) -> bool) -> bool {
         let is_of = |ip: &IpAddr| Family::of(*ip) == family;
         let entries = self.wanted.iter().filter(|entry| match entry {
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
     use crate::model::fixture::{self, ip, ips};
 
-    /// A node with these addresses, one of them for its link only.
+    /// Returns a node with these addresses, one of them link-local.
     fn local_node(wanted: &[NodePortAddresses]) -> LocalNode {
         let mut node = LocalNode::new(wanted.to_vec());
         node.set_node(Some(&Node {

@@ -1,5 +1,5 @@
-//! Which endpoints Services keep to: those of this node, or of its node pool
-//! (openyurt `pkg/yurthub/filter/servicetopology/filter.go`).
+//! Services restricted to the endpoints of this node, or of its node pool (openyurt
+//! `pkg/yurthub/filter/servicetopology/filter.go`).
 
 use std::{
     borrow::Cow,
@@ -12,23 +12,23 @@ use crate::model::{
     TopologyKeys,
 };
 
-/// Which Nodes are in which node pool, and which Services it matters to. Nothing is kept where it
-/// doesn't count which endpoints Services keep to.
+/// The node pool of each Node, and the Services restricted to a pool. Empty if the config ignores such
+/// restrictions.
 #[derive(Debug)]
 pub struct Pools {
     rule: TopologyKeys,
     /// The name of this node.
     node: Arc<str>,
-    /// The pool of each Node that is in one.
+    /// The pool of each Node that has one.
     pools: HashMap<Arc<str>, Arc<str>>,
-    /// The Services that keep to a pool.
+    /// The Services that are restricted to a pool.
     keeping: BTreeSet<ObjectName>,
-    /// Whether other Nodes are in this node's pool than at the last look.
+    /// True if the Nodes of this node's pool changed since [`Self::take_moved`].
     is_new: bool,
 }
 
 impl Pools {
-    /// Nothing is known yet of the Nodes around this one.
+    /// Returns an instance without any other Node.
     #[must_use]
     pub fn new(rule: TopologyKeys, node: Arc<str>) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Pools {
         }
     }
 
-    /// Takes a Node as it is now. While there is none for this node, what it said holds.
+    /// Applies the present state of a Node. Without an object for this node, its last pool stays.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
         let is_own = name.name == self.node;
         if !self.counts() || is_own && node.is_none() {
@@ -60,7 +60,7 @@ impl Pools {
         self.is_new |= old.as_ref() != new && (is_own || is_near(old.as_ref()) || is_near(new));
     }
 
-    /// Takes a Service as it is now.
+    /// Applies the present state of a Service.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
         match service.and_then(|service| self.of(service)) {
             Some(KeepTo::Pool) => self.keeping.insert(name.clone()),
@@ -68,21 +68,21 @@ impl Pools {
         };
     }
 
-    /// The Services that may keep to other endpoints than at the last look.
+    /// Returns the Services whose endpoints may have changed since the last call.
     pub fn take_moved(&mut self) -> BTreeSet<ObjectName> {
         let moved = std::mem::take(&mut self.is_new).then(|| self.keeping.clone());
         moved.unwrap_or_default()
     }
 
-    /// A Service with those of its endpoints that it keeps to. An endpoint of no known node is of no
-    /// pool.
+    /// Returns a Service with only the endpoints that it is restricted to. An endpoint of no known node
+    /// is of no pool.
     #[must_use]
     pub fn near<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
         let Some(keep_to) = self.of(&state.service) else {
             return Cow::Borrowed(state);
         };
         let own = self.own().filter(|_| keep_to == KeepTo::Pool);
-        // Without a pool there is this node alone.
+        // Without a pool the restriction is to this node.
         let is_near = |endpoint: &Endpoint| match (&endpoint.node, own) {
             (Some(node), Some(own)) => self.pools.get(node) == Some(own),
             (Some(node), None) => *node == self.node,
@@ -95,12 +95,12 @@ impl Pools {
         })
     }
 
-    /// Which endpoints a Service keeps to, where that counts.
+    /// Returns the restriction of a Service, unless the config ignores it.
     fn of(&self, service: &Service) -> Option<KeepTo> {
         service.keep_to.filter(|_| self.counts())
     }
 
-    /// The pool of this node.
+    /// Returns the pool of this node.
     fn own(&self) -> Option<&Arc<str>> {
         self.pools.get(&self.node)
     }
@@ -110,7 +110,7 @@ impl Pools {
     }
 }
 
-/// A slice with some of its endpoints. It stays though none is left.
+/// Returns a slice with only the wanted endpoints, also if none is left.
 fn only(slice: &Arc<EndpointSlice>, wanted: impl Fn(&Endpoint) -> bool) -> Arc<EndpointSlice> {
     if slice.endpoints.iter().all(&wanted) {
         return Arc::clone(slice);

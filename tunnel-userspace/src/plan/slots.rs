@@ -1,5 +1,5 @@
-//! How often, and in which order, a backend stands in a set. The programs know no weights: a
-//! backend that is to get more has more slots.
+//! The number and order of a backend's slots in a set. The programs know no weights: a backend of
+//! greater weight has more slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +8,9 @@ use tunnel_common::select;
 use super::Target;
 use crate::model::Algorithm;
 
-/// The slots of a set.
+/// Returns the slots of a set.
 ///
-/// Where every backend has a weight of 0, the weights don't count: there is nobody else to go to.
+/// If every backend has a weight of 0, the weights are ignored: there is no other backend.
 pub(super) fn of_set(
     algorithm: Algorithm,
     targets: &BTreeSet<Target>,
@@ -32,8 +32,8 @@ pub(super) fn of_set(
     }
 }
 
-/// Each backend as often as its weight says, as evenly over the set as can be, so that turns don't
-/// come in heaps. Weights are shortened by what divides all of them.
+/// Returns each backend as often as its weight says, spread evenly, so that round-robin makes no bursts.
+/// Weights are divided by their greatest common divisor.
 fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
     let divisor = weighted
         .iter()
@@ -41,8 +41,8 @@ fn spread(weighted: &[(Target, u32)]) -> Vec<Target> {
     if divisor == 0 || weighted.iter().all(|(_, weight)| *weight == divisor) {
         return weighted.iter().map(|(target, _)| *target).collect();
     }
-    // The k-th turn of a backend with weight w is due at (2k + 1) / 2w of a round. What is due at
-    // the same time goes by the order of the backends, which a stable sort keeps.
+    // The k-th turn of a backend with weight w is due at (2k + 1) / 2w of a round. Equal times are in
+    // the order of the backends, which a stable sort keeps.
     let mut turns: Vec<(u64, u64, Target)> = Vec::new();
     for (target, weight) in weighted {
         let weight = u64::from(weight / divisor);
@@ -65,13 +65,13 @@ const fn gcd(mut a: u32, mut b: u32) -> u32 {
 /// The sizes of Maglev tables: the largest prime below each power of two.
 const TABLES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];
 
-/// How many slots a backend has at least, as long as the largest table has room for that; then no
-/// backend gets more than about a hundredth above its share.
+/// The minimum number of slots of a backend, if the largest table has room for that; then no backend
+/// gets more than about a hundredth above its share.
 const SLOTS_EACH: usize = 100;
 
-/// A Maglev table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer",
-/// NSDI 2016, section 3.4): each backend in turn takes the next free slot of a permutation of its
-/// own. One with less weight sits out some of the turns.
+/// Returns a Maglev table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
+/// Balancer", NSDI 2016, section 3.4): each backend in turn takes the next free slot of its own
+/// permutation. A backend of less weight skips some of its turns.
 fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
     if weighted.len() <= 1 {
         return weighted.iter().map(|(target, _)| *target).collect();
@@ -104,7 +104,7 @@ fn maglev(weighted: &[(Target, u32)]) -> Vec<Target> {
     table.into_iter().flatten().collect()
 }
 
-/// A backend on its way through its permutation of the table.
+/// The position of a backend in its permutation of the table.
 struct Walk {
     target: Target,
     weight: u32,
@@ -125,12 +125,12 @@ impl Walk {
             weight: *weight,
             credit: 0,
             at: number(0) % size,
-            // From 1 on, so that it comes by every slot: the size is a prime.
+            // At least 1 and less than the size, a prime, so that the walk visits every slot.
             skip: 1 + number(1) % (size - 1),
         }
     }
 
-    /// The next slot of its permutation that is free; none if there is none any more.
+    /// Returns the next free slot of the permutation; none if the table is full.
     fn next_free<'a>(&mut self, table: &'a mut [Option<Target>]) -> Option<&'a mut Option<Target>> {
         let size = table.len();
         for _ in 0..size {

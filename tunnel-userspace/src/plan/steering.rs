@@ -1,4 +1,4 @@
-//! Which addresses and ports are steered to the tunnel: those of edge nodes.
+//! The addresses and ports that are steered to the tunnel: those of edge nodes.
 
 mod ports;
 
@@ -16,30 +16,31 @@ use tunnel_common::{
 
 use crate::model::{ConfigMap, Node, ObjectName, Selector, Target};
 
-/// How many addresses of a family a Node may have: its kubelet, which may be another's, writes them.
+/// The maximum number of addresses of a Node per family: a kubelet, perhaps a compromised one, writes
+/// them.
 const MOST: usize = 4;
 
-/// What steering goes by.
+/// The rules of steering.
 #[derive(Clone, Debug)]
 pub struct SteeringRules {
-    /// The name of this node's own Node; nothing is steered where it is an edge node.
+    /// The name of this node's own Node; if that is an edge node, nothing is steered.
     pub own_node: String,
-    /// Which Nodes are edge nodes.
+    /// The selector of edge nodes.
     pub edge: Selector,
     /// The ConfigMap with further ports.
     pub config_map: ObjectName,
-    /// The families that there is a steering prefix of: IPv4, IPv6.
+    /// True for each family with a steering prefix: IPv4, IPv6.
     pub families: [bool; 2],
 }
 
 impl SteeringRules {
-    /// Whether a Node is an edge node.
+    /// Returns true if a Node is an edge node.
     #[must_use]
     pub fn is_edge(&self, node: &Node) -> bool {
         self.edge.matches(&node.labels)
     }
 
-    /// Whether this node's own Node is an edge node.
+    /// Returns true if this node's own Node is an edge node.
     #[must_use]
     pub fn is_own_edge(&self, nodes: &BTreeMap<ObjectName, Arc<Node>>) -> bool {
         let own = nodes.get(&ObjectName::new("", &*self.own_node));
@@ -47,27 +48,27 @@ impl SteeringRules {
     }
 }
 
-/// Something that is not steered, and why.
+/// An object that is not steered, and the cause.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SteeringProblem {
-    /// The reason, as it is counted.
+    /// The reason to count.
     pub reason: Reason,
-    /// The Node that it is about, if it is one.
+    /// The Node with the problem, if it is one.
     pub node: Option<ObjectName>,
-    /// The object, and the field or entry.
+    /// The object, with its field or entry.
     pub object: String,
-    /// What is wrong with it.
+    /// The description of the problem.
     pub text: String,
 }
 
-/// What is to be steered.
+/// The desired steering.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SteeringPlan {
-    /// Every address and port, and whose it is.
+    /// The target of every address and port.
     pub targets: BTreeMap<SteeringKey, Target>,
-    /// How many Nodes are edge nodes.
+    /// The number of edge nodes.
     pub edge_nodes: usize,
-    /// What is left out.
+    /// The objects that are left out.
     pub problems: BTreeSet<SteeringProblem>,
 }
 
@@ -102,8 +103,8 @@ pub fn steering(
     plan
 }
 
-/// Who has which address. Of several Nodes it is one that is no edge node, whose traffic must not
-/// be taken, then the older one, then the first by name.
+/// Returns the owner of each address. Of several Nodes it is the one that is not an edge node, whose
+/// traffic must not be redirected, then the oldest, then the first by name.
 fn owners<'a>(
     nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
     rules: &SteeringRules,
@@ -123,8 +124,8 @@ fn owners<'a>(
     owners
 }
 
-/// The addresses of a Node that are its own and can be steered; what is wrong with the others is
-/// noted.
+/// Returns the addresses that a Node owns and that can be steered; adds a problem for each other
+/// address.
 fn own_addresses(
     node: &Node,
     owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,

@@ -1,4 +1,4 @@
-//! What becomes of each endpoint of a port on this node, and why: for people who ask.
+//! The use of each endpoint of a port on this node, and its cause: for operators.
 
 use std::collections::BTreeSet;
 
@@ -7,46 +7,46 @@ use tunnel_common::addr::Protocol;
 use super::{Here, PortPlan, Target, endpoints, leads_by};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
-/// What becomes of an endpoint.
+/// The use of an endpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Use<'a> {
-    /// Where it is.
+    /// The address and port.
     pub target: Target,
-    /// What the slices say of it.
+    /// The endpoint's conditions, from its slice.
     pub endpoint: &'a Endpoint,
-    /// Whether traffic of a policy Cluster goes there.
+    /// True if traffic of a policy Cluster is sent there.
     pub cluster: bool,
-    /// Whether traffic of a policy Local goes there.
+    /// True if traffic of a policy Local is sent there.
     pub local: bool,
-    /// Its weight.
+    /// The weight.
     pub weight: u32,
-    /// Why it is used, or not.
+    /// The cause of its use or non-use.
     pub why: Why,
 }
 
-/// Why an endpoint takes new connections, or doesn't.
+/// The cause for which an endpoint gets new connections, or none.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// It does: it is ready.
+    /// Used: it is ready.
     Ready,
-    /// It does: it is going, but still serves, and none is ready.
+    /// Used: it is terminating, but still serves, and none is ready.
     LastResort,
-    /// It doesn't: it is not ready.
+    /// Not used: it is not ready.
     NotReady,
-    /// It doesn't: it is going, and others are ready.
+    /// Not used: it is terminating, and others are ready.
     Going,
-    /// It doesn't: the hints of the slices lead clients of this node elsewhere.
+    /// Not used: the hints of the slices are for clients elsewhere.
     HintedElsewhere,
-    /// It doesn't: its Service keeps to this node, or its pool, and it is elsewhere.
+    /// Not used: its Service is restricted to this node, or its pool.
     KeptAway,
-    /// It doesn't: its weight is 0, and others have more.
+    /// Not used: its weight is 0, and others have more.
     Weightless,
-    /// It doesn't: every address has a policy Local, and it is on another node.
+    /// Not used: every address has a policy Local, and it is on another node.
     OnOtherNode,
 }
 
 impl Why {
-    /// A few words for people.
+    /// Returns the text for operators.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -62,8 +62,8 @@ impl Why {
     }
 }
 
-/// What becomes of the endpoints of a Service's port in a family, for the plan that was made of it as
-/// it is `near` this node ([`super::Pools`]). In the order of their addresses.
+/// Returns the use of the endpoints of a Service's port in a family, in the order of their addresses.
+/// `plan` was made for the Service `near` this node ([`super::Pools`]).
 #[must_use]
 pub fn uses<'a>(
     state: &'a ServiceState,
@@ -110,7 +110,8 @@ pub fn uses<'a>(
         .collect()
 }
 
-/// Why an endpoint is not admitted, which some policy leads to or none, as it is elsewhere.
+/// Returns the cause for an endpoint that is in no set. `is_led_to` is true if some policy admits its
+/// node.
 const fn why_not(endpoint: &Endpoint, is_led_to: bool) -> Why {
     match (endpoint.ready, endpoint.is_fallback()) {
         (false, false) => Why::NotReady,

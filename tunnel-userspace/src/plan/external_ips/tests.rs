@@ -10,7 +10,7 @@ fn name(name: &str) -> ObjectName {
     ObjectName::new("default", name)
 }
 
-/// A Service with external IPs, and addresses of its load balancer: served, and left alone.
+/// Returns a Service with external IPs, and load balancer addresses that nodes serve or leave alone.
 fn service(external: &[&str], served: &[&str], unserved: &[&str]) -> Service {
     Service {
         external_ips: ips(external),

@@ -3,7 +3,7 @@ use tunnel_common::addr::{Address, Port};
 
 use super::*;
 
-/// The n-th backend.
+/// Returns the n-th backend.
 fn target(number: u8) -> Target {
     let ip = std::net::Ipv4Addr::new(10, 1, 0, number);
     Target {
@@ -12,7 +12,7 @@ fn target(number: u8) -> Target {
     }
 }
 
-/// The slots of backends with these weights, as the numbers of the backends.
+/// Returns the slots of backends with these weights, as indices of the backends.
 fn places(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
     let targets: Vec<_> = (0_u8..).map(target).take(weights.len()).collect();
     let weights = targets
@@ -87,7 +87,7 @@ fn few_slots_of_a_table_change_their_backend_when_one_goes() {
     let (stayed, moved): (Vec<_>, Vec<_>) = stayed.partition(|(old, new)| old == new);
 
     assert_eq!(before.len(), after.len());
-    // The paper's section 5.3: a few in a hundred, where dividing by the number of backends would
+    // The paper's section 5.3: a few per cent move, where a hash modulo the number of backends would
     // move nine of ten.
     let share = 100 * moved.len() / (moved.len() + stayed.len());
     assert!(share < 15, "{share} % moved");

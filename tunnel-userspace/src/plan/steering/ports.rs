@@ -8,11 +8,11 @@ use tunnel_common::reason::Reason;
 use super::SteeringProblem;
 use crate::model::ConfigMap;
 
-/// The kubelet's own ports: always steered, whatever a list says.
+/// The kubelet's own ports, which are always steered.
 const KUBELET: [u16; 2] = [10_250, 10_255];
-/// How many further ports there may be.
+/// The maximum number of further ports.
 const MOST: usize = 128;
-/// What a pair of `dnat-ports-pair` must lead to: the port of yurt-tunnel-server for plain HTTP.
+/// The only valid destination in `dnat-ports-pair`: the port of yurt-tunnel-server for plain HTTP.
 const HTTP_LISTENER: u16 = 10_264;
 
 const DNAT: &str = "dnat-ports-pair";
@@ -20,8 +20,8 @@ const HTTP: &str = "http-proxy-ports";
 const HTTPS: &str = "https-proxy-ports";
 const LOCALHOST: &str = "localhost-proxy-ports";
 
-/// Every port that is steered, and whether the agent is to dial loopback for it. An entry that is
-/// no port is noted and left out; the others stand. No ConfigMap is an empty one.
+/// Returns every steered port, with true if the agent is to dial loopback for it. An invalid entry
+/// becomes a problem and is left out; the others stay. A missing ConfigMap counts as empty.
 pub(super) fn read(
     config_map: Option<&ConfigMap>,
     problems: &mut BTreeSet<SteeringProblem>,
@@ -46,7 +46,7 @@ pub(super) fn read(
     for port in lists.of(LOCALHOST, port) {
         ports.insert(port, true);
     }
-    // The kubelet's own come first: a list that is too long costs none of them.
+    // The kubelet's own ports don't count: a list that is too long removes none of them.
     let beyond: Vec<u16> = ports
         .keys()
         .copied()

@@ -1,9 +1,9 @@
-//! What people are told of each endpoint.
+//! The cause that is shown for each endpoint.
 
 use super::*;
 use crate::model::{Hints, TrafficPolicy, Weights};
 
-/// Makes an endpoint of some kind from one that is ready.
+/// Changes a ready endpoint to one of another kind.
 type Kind = fn(Endpoint) -> Endpoint;
 
 const READY: Kind = |endpoint| endpoint;
@@ -12,7 +12,7 @@ const UNREADY: Kind = |endpoint| Endpoint {
     serving: false,
     ..endpoint
 };
-/// One that is going, and still serves.
+/// An endpoint that is terminating, and still serves.
 const GOING: Kind = |endpoint| Endpoint {
     ready: false,
     terminating: true,
@@ -40,7 +40,7 @@ fn hinted(endpoint: Endpoint, node: &str) -> Endpoint {
     }
 }
 
-/// A Service in which the endpoint of that name weighs nothing, and each other so much.
+/// Returns a Service in which the endpoint `web-0` has weight 0, and each other this weight.
 fn weighted(others: u32) -> Service {
     let weights = Weights {
         names: [("web-0".into(), 0)].into(),
@@ -53,7 +53,7 @@ fn weighted(others: u32) -> Service {
     }
 }
 
-/// What becomes of endpoints of these kinds, in the order of their addresses.
+/// Returns the causes for endpoints of these kinds, in the order of their addresses.
 fn told(family: Family, service: &Service, kinds: &[(Kind, Why)]) -> Vec<Why> {
     let (cluster_ip, net) = match family {
         Family::V4 => ("10.96.0.10", "10.1.0."),

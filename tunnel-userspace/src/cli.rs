@@ -1,5 +1,4 @@
-//! The command line: what is asked for, and the looks at a daemon that runs. The roles themselves
-//! are `app`'s.
+//! The command line: arguments, and the queries of a running daemon. The roles themselves are in `app`.
 
 mod agent;
 mod ca;
@@ -26,48 +25,48 @@ use crate::{
     reconcile::ServiceView,
 };
 
-/// Where the config is looked for.
+/// The default path of the config.
 const DEFAULT_CONFIG: &str = "/etc/culvert/culvert.yaml";
 
 /// An eBPF data plane for Kubernetes Services, and a tunnel to edge nodes.
 #[derive(Debug, Parser)]
 #[command(name = "culvert", version, arg_required_else_help = true)]
 pub struct Cli {
-    /// What is asked for.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What is asked for.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the service proxy of this node, and the tunnel's ingress and gateway where the config has
-    /// them, in the foreground. SIGTERM, SIGINT or SIGHUP ends it; the data path stays.
+    /// Run the service proxy of this node, and the tunnel's ingress and gateway if the config has them,
+    /// in the foreground. SIGTERM, SIGINT or SIGHUP ends it; the data path stays.
     Node(NodeArgs),
-    /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves what
-    /// the config allows. SIGTERM, SIGINT or SIGHUP lets streams go on for a while, then ends it.
+    /// Run the agent of an edge node, in the foreground: it connects to the gateways and serves the
+    /// targets that the config permits. SIGTERM, SIGINT or SIGHUP lets streams drain, then ends it.
     Agent(RunArgs),
-    /// Run the helper of this node's service proxy that ends sockets in pods when their backend goes,
-    /// in the foreground: for where the proxy itself has no right to enter pods.
+    /// Run the helper that ends sockets in pods when their backend is removed, in the foreground: for
+    /// nodes where the service proxy itself lacks the right to enter pods.
     Sockets(RunArgs),
-    /// Mount what a node with this config needs: a BPF file system and the cgroup v2 hierarchy. What
-    /// is there is left alone.
+    /// Mount the file systems that a node with this config needs: a BPF file system and the cgroup v2
+    /// hierarchy. Existing mounts are left alone.
     Prepare(ConfigArgs),
-    /// Remove every program, map and file that a node with this config made.
+    /// Remove every program, map and file that a node with this config created.
     Cleanup(ConfigArgs),
-    /// Make the certificates of the tunnel's ends, with a CA of their own.
+    /// Issue the certificates of the tunnel's ends, with a CA of their own.
     Ca {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: CaCommand,
     },
-    /// A look.
+    /// A query.
     #[command(flatten)]
     Look(Look),
 }
 
 impl Command {
-    /// Whether what it logs, up to its last error, is JSON.
+    /// True if the command logs JSON, up to its last error.
     #[must_use]
     pub fn logs_json(&self) -> bool {
         let args = match self {
@@ -79,30 +78,30 @@ impl Command {
     }
 }
 
-/// A look at a daemon or a config; changes nothing.
+/// A query of a daemon or a config; changes nothing.
 #[derive(Debug, Subcommand)]
 pub enum Look {
-    /// Show how the running daemon, or else agent, is; fails where it is not ready.
+    /// Show the status of the running daemon, or else agent; fails if it is not ready.
     Status(LookArgs),
-    /// Show every Service and what is programmed of it; one of them with its addresses, policies and
+    /// Show every Service and its programmed state; of a single one also its addresses, policies and
     /// endpoints.
     Services(ServiceArgs),
-    /// Show every endpoint, whether new connections go there, and why.
+    /// Show every endpoint, its use for new connections, and the reason.
     Backends(ServiceArgs),
     /// Show every edge node that the gateway of the running daemon knows, and its sessions.
     Nodes(LookArgs),
     /// Check a config, or print the defaults.
     Config {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: ConfigCommand,
     },
 }
 
-/// What to do with a config.
+/// The subcommands for a config.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a config file, ours or kube-proxy's, and say what is wrong with it.
+    /// Check a config file, Culvert's or kube-proxy's, and report its errors.
     Check {
         /// The file.
         file: PathBuf,
@@ -119,24 +118,24 @@ pub struct ConfigArgs {
     pub config: PathBuf,
 }
 
-/// How a node runs.
+/// The arguments of a node.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// How any role runs.
+    /// The arguments of any role.
     #[command(flatten)]
     pub run: RunArgs,
-    /// kube-proxy's own config file (kubeproxy.config.k8s.io/v1alpha1): what of it has a meaning here
-    /// counts where the config file says nothing of it, and what has none is named in the log.
+    /// kube-proxy's own config file (kubeproxy.config.k8s.io/v1alpha1): its fields apply if they have a
+    /// meaning here and the config file does not set them; the log names fields without effect.
     #[arg(long, value_name = "FILE")]
     pub kube_proxy_config: Option<PathBuf>,
 }
 
 impl NodeArgs {
-    /// The config, and the fields of kube-proxy's file that have no effect.
+    /// Returns the config, and the fields of kube-proxy's file that have no effect.
     ///
     /// # Errors
     ///
-    /// A file can't be read, or is not as it must be.
+    /// A file can't be read, or is invalid.
     pub fn config(&self) -> Result<(Config, Vec<Warning>), ConfigError> {
         let own = &self.run.config.config;
         match &self.kube_proxy_config {
@@ -146,22 +145,22 @@ impl NodeArgs {
     }
 }
 
-/// How a role runs.
+/// The arguments of a role.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// The config file.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// What is logged: off, error, warn, info, debug or trace, and levels of single targets, as in
+    /// The log filter: off, error, warn, info, debug or trace, and levels of single targets, as in
     /// info,tunnel_userspace::source=debug.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
-    /// How a log line looks.
+    /// The format of log lines.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }
 
-/// How a log line looks.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -170,17 +169,17 @@ pub enum LogFormat {
     Json,
 }
 
-/// How a look is shown.
+/// The arguments of a query.
 #[derive(Debug, Args)]
 pub struct LookArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// How the answer looks.
+    /// The output format.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
     output: Output,
 }
 
-/// Which Services are looked at, and how that is shown.
+/// The arguments of a query about Services.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
     /// A Service: its name, or namespace/name.
@@ -190,7 +189,7 @@ pub struct ServiceArgs {
     look: LookArgs,
 }
 
-/// Takes what can be the name of a Service.
+/// Accepts the characters of a Service's name.
 fn service_name(text: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-./".contains(c);
     if text.is_empty() || !text.chars().all(is_known) {
@@ -205,45 +204,45 @@ enum Output {
     Table,
     /// For programs.
     Json,
-    /// For programs, and people with patience.
+    /// For programs and people.
     Yaml,
 }
 
-/// A look failed.
+/// A query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
     /// The config can't be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The daemon gave no answer.
+    /// The daemon did not respond.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// The daemon gave an answer that this command does not understand.
+    /// The daemon's response does not match this command's types.
     #[error("the daemon answers in a way that this culvert does not know; is it another version?")]
     Answer(#[source] serde_json::Error),
-    /// The daemon is not ready; what it shows says why.
+    /// The daemon is not ready; its status has the reasons.
     #[error("not ready")]
     NotReady,
     /// No Service has that name.
     #[error("no Service {0} is known here; `culvert services` shows those that are")]
     NoService(String),
-    /// The answer can't be written in that form.
+    /// The response can't be converted to that format.
     #[error("cannot write the answer as YAML")]
     Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A certificate can't be shown.
     #[error(transparent)]
     Ca(#[from] CaError),
-    /// The answer could not be had or printed.
+    /// The response could not be received or printed.
     #[error("cannot show the answer")]
     Show(#[from] io::Error),
 }
 
 impl Look {
-    /// Looks, and prints what there is to see.
+    /// Runs the query, and prints its result.
     ///
     /// # Errors
     ///
-    /// There is nothing to see; the message says why.
+    /// There is no result; the message has the cause.
     pub fn run(self) -> Result<(), LookError> {
         match self {
             Self::Status(args) => status(&args),
@@ -273,7 +272,7 @@ impl Look {
 }
 
 impl LookArgs {
-    /// Asks the daemon for a path.
+    /// Requests a path from the daemon.
     fn ask(&self, path: &str) -> Result<Bytes, LookError> {
         fetch(&Config::read(&self.config.config)?.admin_socket(), path)
     }
@@ -294,13 +293,13 @@ impl ServiceArgs {
     }
 }
 
-/// What every status begins with.
+/// The common beginning of every status.
 #[derive(Deserialize)]
 struct Headline {
     ready: bool,
 }
 
-/// The status of the node, or of the agent where no node runs and the config has one.
+/// Shows the status of the node, or of the agent if no node runs and the config has an agent.
 fn status(args: &LookArgs) -> Result<(), LookError> {
     let config = Config::read(&args.config.config)?;
     let (body, is_agent) = match fetch(&config.admin_socket(), "/status") {
@@ -331,7 +330,7 @@ fn fetch(socket: &Path, path: &str) -> Result<Bytes, LookError> {
     Ok(runtime.block_on(admin::ask(socket, path))?)
 }
 
-/// Prints an answer in the form that is asked for.
+/// Prints a response in the requested format.
 fn show(
     output: Output,
     body: &[u8],
@@ -348,11 +347,11 @@ fn show(
     Ok(print(text.trim_end())?)
 }
 
-/// Prints a text. A reader that has seen enough and closed its end is no failure.
+/// Prints a text. A closed pipe is no failure: its reader has seen enough.
 ///
 /// # Errors
 ///
-/// It can't be written.
+/// The output can't be written.
 pub fn print(text: &str) -> io::Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

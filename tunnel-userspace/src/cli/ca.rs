@@ -6,17 +6,17 @@ use jiff::Timestamp;
 use super::{LookError, Output, table};
 use crate::identity::ca::{self, CA_DAYS, DAYS, Kind, View};
 
-/// Where the CA is looked for.
+/// The default folder of the CA.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
 
-/// What to do with the CA.
+/// The subcommands for a CA.
 #[derive(Debug, Subcommand)]
 pub enum CaCommand {
-    /// Make a CA. One that is there is never overwritten.
+    /// Create a CA. An existing one is never overwritten.
     Init(CaInit),
-    /// Issue a certificate with its key; issued again, it replaces both.
+    /// Issue a certificate with its key; a repeated call replaces both.
     Issue {
-        /// Whose.
+        /// The holder of the certificate.
         #[command(subcommand)]
         whom: CaIssue,
     },
@@ -24,67 +24,67 @@ pub enum CaCommand {
     Show(CaShow),
 }
 
-/// How a CA is made.
+/// The arguments for a new CA.
 #[derive(Debug, Args)]
 pub struct CaInit {
     /// The folder of the CA.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
-    /// How many days it is valid.
+    /// The number of days that the CA is valid.
     #[arg(long, value_name = "N", default_value_t = CA_DAYS)]
     pub days: u32,
 }
 
-/// Whose certificate is issued.
+/// The holder of an issued certificate.
 #[derive(Debug, Subcommand)]
 pub enum CaIssue {
-    /// That of gateways, into `gateway` in the CA's folder.
+    /// The certificate of gateways, into `gateway` in the CA's folder.
     Gateway(IssueArgs),
-    /// That of a node's agent, into `agents/NODE` in the CA's folder.
+    /// The certificate of a node's agent, into `agents/NODE` in the CA's folder.
     Agent {
         /// The name of the Node.
         #[arg(long, value_name = "NODE")]
         node: String,
-        /// How.
+        /// The options of the certificate.
         #[command(flatten)]
         args: IssueArgs,
     },
 }
 
-/// How a certificate is issued.
+/// The options of an issued certificate.
 #[derive(Debug, Args)]
 pub struct IssueArgs {
     /// The folder of the CA.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pub dir: PathBuf,
-    /// The folder that ca.pem, cert.pem and key.pem are written to.
+    /// The output folder of ca.pem, cert.pem and key.pem.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// How many days the certificate is valid; no longer than the CA.
+    /// The number of days that the certificate is valid; at most as long as the CA.
     #[arg(long, value_name = "N", default_value_t = DAYS)]
     pub days: u32,
 }
 
-/// Which certificates are shown.
+/// The selection of certificates to show.
 #[derive(Debug, Args)]
 pub struct CaShow {
-    /// Files of certificates.
+    /// The files of certificates.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The folder of a CA, without files: its certificate, and what it issued there.
+    /// The folder of a CA, used if no files are given: its certificate, and those that it issued there.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, conflicts_with = "files")]
     dir: PathBuf,
-    /// How the answer looks.
+    /// The output format.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
     output: Output,
 }
 
 impl CaShow {
-    /// Reads the certificates, and prints what they say.
+    /// Reads the certificates, and prints their content.
     ///
     /// # Errors
     ///
-    /// One can't be read, or they can't be printed.
+    /// A certificate can't be read, or the output can't be written.
     pub fn run(&self) -> Result<(), LookError> {
         let files = if self.files.is_empty() {
             ca::issued(&self.dir)?

@@ -59,7 +59,7 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
 
 const DAY: i64 = 86_400;
 
-/// A time that has passed, in its largest unit.
+/// Returns the time that has passed, in its largest unit.
 fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(since).as_secs().max(0);
     match seconds {

@@ -1,16 +1,16 @@
 use super::table::{self, or_dash};
 use crate::reconcile::{EndpointView, FrontView, PortView, ServiceView};
 
-/// How many backends, and how many fronts, a line names.
+/// The number of backends, and of frontends, that a line names.
 const NAMED: usize = 3;
 
-/// What is said of a front that sockets are left alone at.
+/// The note at a frontend that sockets leave alone.
 const LEFT_ALONE: &str = "left alone: this node listens there itself";
 
-/// What is said of a Service without ports.
+/// The note at a Service without ports.
 const NO_PORT: &str = "no port is translated at sockets";
 
-/// A line for each port of each Service.
+/// Renders a line for each port of each Service.
 pub(super) fn render(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
@@ -34,7 +34,7 @@ fn line(port: &PortView) -> Vec<String> {
     ]
 }
 
-/// Everything of each Service.
+/// Renders all details of each Service.
 pub(super) fn render_each(services: &[ServiceView]) -> String {
     let mut blocks = Vec::new();
     for service in services {
@@ -109,7 +109,7 @@ fn endpoint(endpoint: &EndpointView) -> Vec<String> {
     ]
 }
 
-/// A line for each endpoint of each port of each Service.
+/// Renders a line for each endpoint of each port of each Service.
 pub(super) fn render_backends(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
@@ -133,7 +133,7 @@ fn port_name(port: &PortView) -> String {
     words.join(" ")
 }
 
-/// The first few, and how many more there are.
+/// Returns the first few names, and the number of the others.
 fn some(names: &[&str]) -> String {
     match names.split_at_checked(NAMED) {
         None | Some((_, [])) => or_dash((!names.is_empty()).then(|| names.join(" "))),

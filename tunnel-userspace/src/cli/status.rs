@@ -8,7 +8,7 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// How many problems are shown.
+/// The number of problems that are shown.
 const SHOWN: usize = 20;
 
 pub(super) fn render(status: &Status) -> String {
@@ -51,7 +51,7 @@ pub(super) fn render(status: &Status) -> String {
     rows.to_string()
 }
 
-/// How much of a size is used.
+/// Returns the used part of a size.
 fn room(status: &Status, size: Size, used: usize) -> String {
     let room = status.setup.maps.get(size.word()).copied().unwrap_or(0);
     let occupied = status.programmed.occupied_backends;
@@ -74,7 +74,7 @@ fn last_write(status: &Status) -> String {
     }
 }
 
-/// How it is with the API server.
+/// Adds the state of the API server.
 fn api_server(rows: &mut Rows, server: &Server) {
     rows.add("API server", &server.address);
     if let (Some(why), Some(since)) = (&server.trouble, &server.trouble_since) {
@@ -83,7 +83,7 @@ fn api_server(rows: &mut Rows, server: &Server) {
     rows.add_each("stale", &server.stale);
 }
 
-/// The ending of sockets whose backend is gone.
+/// Adds the state of the task that ends sockets of removed backends.
 fn ended_sockets(rows: &mut Rows, sockets: &View) {
     if sockets.protocols.is_empty() {
         rows.add("sockets", "not ended when their backend goes");
@@ -104,7 +104,7 @@ fn ended_sockets(rows: &mut Rows, sockets: &View) {
     rows.add_each("", sockets.problem.iter().chain(&sockets.helper_problem));
 }
 
-/// The health check ports of Services; nothing where none has one.
+/// Adds the health check ports of Services; nothing if no Service has one.
 fn health_checks(rows: &mut Rows, checks: &ChecksView) {
     let services = checks.services;
     if services > 0 {
@@ -116,7 +116,7 @@ fn health_checks(rows: &mut Rows, checks: &ChecksView) {
     }
 }
 
-/// What there is of the tunnel; nothing where it is off.
+/// Adds the parts of the tunnel; nothing if it is off.
 fn tunnel(rows: &mut Rows, status: &Status) {
     let steering = &status.programmed.steering;
     let network = &status.network;

@@ -22,7 +22,7 @@ impl Rows {
         }
     }
 
-    /// Adds a row of those that were counted, if any were.
+    /// Adds a row of the counts above zero, if any.
     pub(super) fn add_counts(&mut self, name: &str, counts: &BTreeMap<String, u64>) {
         let counted = counts.iter().filter(|(_, count)| **count > 0);
         let counted: Vec<_> = counted
@@ -40,12 +40,12 @@ impl fmt::Display for Rows {
     }
 }
 
-/// A value, or a dash where there is none.
+/// Returns a value, or a dash if it is `None`.
 pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Puts the name of a thing before its rows; the first of them shows it.
+/// Inserts a name before its rows; only the first row shows it.
 pub(super) fn named(
     name: String,
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -57,7 +57,7 @@ pub(super) fn named(
     })
 }
 
-/// Columns as wide as their widest cell.
+/// Renders columns as wide as their widest cell.
 pub(super) fn render(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows

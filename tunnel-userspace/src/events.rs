@@ -1,12 +1,11 @@
-//! What an operator must act on, told as Kubernetes Events on the Service or Node that it is about;
-//! and that the daemon starts, on its Node.
+//! Kubernetes Events for problems that an operator must act on, on the Service or Node concerned; and
+//! one for each start of the daemon, on its Node.
 //!
-//! Every node tells, and still there is one Event in the cluster for each thing: its name is made
-//! from what it says, so that the second one to be made is refused by the API server as the first
-//! is there already.
+//! Every node sends its Events, yet the cluster has one Event per problem: the name is a hash of the
+//! content, so that the API server refuses the second one as already existing.
 //!
 //! - `event`: builds the Events
-//! - `queue`: which Event is due, and when (no I/O)
+//! - `queue`: the next due Event and its time (no I/O)
 
 mod event;
 mod queue;
@@ -26,21 +25,21 @@ use tunnel_common::reason::Reason;
 use self::queue::Queue;
 use crate::{drain, duration, failure::chain, model::Concern};
 
-/// How often to look for what is new, and for what is due.
+/// The interval of checks for new concerns and due Events.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long to wait after the API server could not be told something.
+/// The pause after the API server failed to accept an Event.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// How much is told.
+/// The switch and the rate limit of Events.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Whether any Events are made.
+    /// True if Events are sent.
     pub enabled: bool,
-    /// How many this node may make at once, from 1 to 1000.
+    /// The number of Events that this node may send at once, from 1 to 1000.
     pub burst: u32,
-    /// How long until another one may be made, once that many were.
+    /// The interval until a further Event may be sent after a burst.
     #[serde(with = "duration")]
     pub every: Duration,
 }
@@ -55,16 +54,16 @@ impl Default for Settings {
     }
 }
 
-/// Where concerns come from.
+/// The sources of concerns.
 #[derive(Debug)]
 pub struct Views {
-    /// What the parts of the daemon are concerned with.
+    /// The concerns of the daemon's parts.
     pub concerns: Vec<watch::Receiver<Arc<[Concern]>>>,
-    /// Ports that are not ours yet, and why.
+    /// Ports that could not be bound yet, with the error.
     pub listening: watch::Receiver<BTreeMap<String, String>>,
 }
 
-/// Tells the API server what is to be told of a node, until told to stop.
+/// Sends the Events of a node to the API server, until the drain begins.
 pub async fn run(
     node: String,
     settings: Settings,
@@ -76,12 +75,12 @@ pub async fn run(
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_told = true;
-    // Of the start: it happens once, so it is told as soon as that can be.
+    // The Event of the start bypasses the queue: it happens once, and needs no time to settle.
     let mut start = Some((
         event::of_start(&node, jiff::Timestamp::now()),
         Instant::now(),
     ));
-    // What there is already is news here.
+    // Concerns from before this task count as new.
     views.listening.mark_changed();
     views
         .concerns
@@ -130,9 +129,9 @@ pub async fn run(
 }
 
 impl Views {
-    /// Everything there is, if something of it is new.
+    /// Returns all concerns, if any has changed.
     fn news(&mut self, node: &str) -> Option<Vec<Concern>> {
-        // A part that has ended has nothing new.
+        // A part that has ended publishes no change.
         let mut concerned = self.concerns.iter();
         let is_new = concerned.any(|view| view.has_changed().unwrap_or(false))
             || self.listening.has_changed().unwrap_or(false);
@@ -151,8 +150,7 @@ impl Views {
     }
 }
 
-/// Makes an Event. One that is there already, or that can't be made whatever is tried, counts as
-/// told.
+/// Creates an Event. One that already exists, or that can never be created, counts as sent.
 async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);
@@ -169,12 +167,12 @@ async fn make(client: &Client, event: &Event) -> Result<(), kube::Error> {
     Err(error)
 }
 
-/// Whether the API server will never say anything else to this Event.
+/// True if the API server would give the same response to every further attempt.
 fn is_settled(status: &Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.is_already_exists()
         || matches!(status.code, 400 | 404 | 413 | 422)
-        // Where a namespace goes, its Services go too.
+        // A namespace is deleted together with its Services.
         || causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 

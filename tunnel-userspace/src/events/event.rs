@@ -9,13 +9,13 @@ use tunnel_common::reason::Reason;
 
 use crate::model::{Concern, Kind, ObjectId, ObjectName};
 
-/// Who tells (as `kube-proxy` does).
+/// The reporting controller (`kube-proxy` sets its own name, too).
 const TELLER: &str = "culvert";
 
-/// What was tried that the Event is about.
+/// The `action` of an Event about a concern.
 const ACTION: &str = "Program";
 
-/// Where Events of objects without a namespace are (kubelet's and kube-proxy's are there too).
+/// The namespace of Events about objects without one (the kubelet and kube-proxy use it, too).
 const CLUSTER_WIDE: &str = "default";
 
 /// The longest note, in bytes, and the longest name of an instance
@@ -23,11 +23,11 @@ const CLUSTER_WIDE: &str = "default";
 const LONGEST_NOTE: usize = 1024;
 const LONGEST_INSTANCE: usize = 128;
 
-/// How much of an object's name goes into that of the Event, which may have 253 letters.
+/// The maximum length of the object's name in the name of the Event, which may have 253 characters.
 const LONGEST_STEM: usize = 200;
 
-/// The Event that the daemon of a node starts (kube-proxy tells the same, with the same reason). Each
-/// start has its own: its name holds the time.
+/// Builds the Event for a start of a node's daemon (kube-proxy sends one with the same reason). Each
+/// start has its own Event: the name contains the time.
 pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
     let about = ObjectId::new(Kind::Node, ObjectName::new("", node));
     Event {
@@ -39,7 +39,7 @@ pub(super) fn of_start(node: &str, now: Timestamp) -> Event {
     }
 }
 
-/// The Event of a concern. Every node gives the same name to what is the same.
+/// Builds the Event of a concern. Every node gives equal concerns the same name.
 pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
     let uid = concern.uid.as_deref();
     let parts = [
@@ -56,8 +56,8 @@ pub(super) fn of(concern: &Concern, node: &str, now: Timestamp) -> Event {
     }
 }
 
-/// Makes an Event about an object, with what all Events have. Its number tells it from others about the
-/// same object.
+/// Builds an Event about an object, with the fields common to all Events. `number` distinguishes it from
+/// other Events about the same object.
 fn event(
     about: &ObjectId,
     uid: Option<&str>,
@@ -68,7 +68,7 @@ fn event(
     let ObjectName { namespace, name } = &about.name;
     let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
     let stem = cut(name, LONGEST_STEM).trim_end_matches(['-', '.']);
-    // That is how Events name Nodes, for whoever has no more than the name.
+    // Events about Nodes have the name as uid, since their senders may know only the name.
     let uid = if about.kind == Kind::Node {
         Some(&**name)
     } else {
@@ -95,14 +95,14 @@ fn event(
     }
 }
 
-/// FNV-1a in 64 bits: the same in every build, which the hashes of the standard library are not.
+/// Computes FNV-1a in 64 bits: it is the same in every build, unlike the hashes of the standard library.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// The reason as Events spell it: `front_claimed` is `FrontClaimed`.
+/// Returns the reason in the spelling of Events: `front_claimed` becomes `FrontClaimed`.
 fn camel(reason: Reason) -> String {
     let words = reason.label().split('_');
     words
@@ -121,7 +121,7 @@ const fn api_version(kind: Kind) -> &'static str {
     }
 }
 
-/// As much of a text as fits.
+/// Returns the longest prefix of a text that fits.
 fn cut(text: &str, most: usize) -> &str {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default()
@@ -147,7 +147,7 @@ mod tests {
         };
         for (concern, kind, namespace, own, uid) in [
             (concern("full"), "Service", "shop", Some("shop"), "1-2-3"),
-            // Those of the kubelet are there, and name Nodes so.
+            // The kubelet's Events are in this namespace, and have the name as uid.
             (of_a_node, "Node", "default", None, "edge-1"),
         ] {
             let event = of(&concern, "edge-1", Timestamp::UNIX_EPOCH);
@@ -171,7 +171,7 @@ mod tests {
 
         assert_eq!(name("one", "edge-1"), name("one", "edge-2"));
         assert_ne!(name("one", "edge-1"), name("other", "edge-1"));
-        // It must not change with a release, while nodes of both are there.
+        // The name must not change with a release: during an upgrade, nodes of both releases run.
         assert_eq!(name("one", "edge-1"), "web.95e4facdb7e624d6");
     }
 

@@ -4,34 +4,34 @@ use tokio::time::Instant;
 
 use crate::model::{Concern, Kind};
 
-/// How long something must last until it is told, at least, and how much longer, by chance: of the
-/// many nodes that see the same, one is to be first.
+/// The minimum age of a concern when its Event is sent, and the maximum random delay added to it: of the
+/// many nodes with the same concern, one sends first.
 const SETTLED: Duration = Duration::from_secs(2);
 const SPREAD: Duration = Duration::from_secs(8);
 
-/// How long until what goes on is told again: Events are forgotten after an hour
-/// (kube-apiserver `--event-ttl`).
+/// The interval after which a lasting concern is sent again: Events expire after an hour (kube-apiserver
+/// `--event-ttl`).
 const AGAIN: Duration = Duration::from_secs(20 * 60);
 
-/// How many concerns are known at a time.
+/// The maximum number of queued concerns.
 const MOST: usize = 1000;
 
-/// What is to be told, and when.
+/// The concerns to send, and their due times.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// When each is due.
+    /// The time when each concern is due.
     due: BTreeMap<Concern, Instant>,
     burst: u32,
     every: Duration,
-    /// How many may be told, and since when the next one is on its way.
+    /// The number of Events that may be sent now, and the start of the interval for the next one.
     tokens: u32,
     since: Instant,
-    /// Until then nothing is told.
+    /// No Event is sent before this time.
     waiting: Option<Instant>,
 }
 
 impl Queue {
-    /// An empty one, of as many Events at once, and then one every so often.
+    /// Creates an empty queue that permits `burst` Events at once, and then one each `every`.
     pub(super) const fn new(burst: u32, every: Duration, now: Instant) -> Self {
         Self {
             due: BTreeMap::new(),
@@ -43,12 +43,13 @@ impl Queue {
         }
     }
 
-    /// Takes what there is now in place of what there was. What is not known to the API server can't
-    /// be told of there.
+    /// Replaces the concerns by the current ones; known ones keep their due time. A concern about an
+    /// object that the API server does not know is dropped.
     pub(super) fn take(&mut self, concerns: impl IntoIterator<Item = Concern>, now: Instant) {
         let mut last = std::mem::take(&mut self.due);
         let is_of_node = |concern: &Concern| concern.about.kind == Kind::Node;
-        // There may be very many Services, and what a node lacks is the reason of many of them.
+        // Nodes come first: there may be very many Services, and a problem of the node causes many of
+        // theirs.
         let (of_nodes, others): (Vec<_>, Vec<_>) = concerns.into_iter().partition(is_of_node);
         let others = others.into_iter().filter(|concern| concern.uid.is_some());
         for concern in of_nodes.into_iter().chain(others).take(MOST) {
@@ -60,7 +61,7 @@ impl Queue {
         }
     }
 
-    /// What is to be told now, if anything is.
+    /// Returns the next concern to send, if one is due.
     pub(super) fn due(&mut self, now: Instant) -> Option<Concern> {
         if self.waiting.is_some_and(|until| now < until) {
             return None;
@@ -73,7 +74,7 @@ impl Queue {
             self.since = now;
         }
         let due = self.due.iter().filter(|(_, due)| **due <= now);
-        // Whoever waited longest, so that none waits for ever; a Node before a Service.
+        // The longest overdue concern comes first, so that none starves; a Node before a Service.
         let is_service = |concern: &Concern| concern.about.kind != Kind::Node;
         let (concern, _) = due
             .filter(|_| self.tokens > 0)
@@ -81,7 +82,7 @@ impl Queue {
         Some(concern.clone())
     }
 
-    /// Takes note that something was told.
+    /// Records that an Event was sent.
     pub(super) fn told(&mut self, concern: &Concern, now: Instant) {
         self.tokens -= 1;
         if let Some(due) = self.due.get_mut(concern) {
@@ -89,8 +90,8 @@ impl Queue {
         }
     }
 
-    /// Takes note that something could not be told. Nothing is for a while, and that comes last: it
-    /// may be what its namespace doesn't allow.
+    /// Records that an Event could not be sent. None is sent during the pause, and this one comes last
+    /// after it: its namespace may be the reason for the refusal.
     pub(super) fn failed(&mut self, concern: &Concern, pause: Duration, now: Instant) {
         self.waiting = Some(now + pause);
         if let Some(due) = self.due.get_mut(concern) {
@@ -109,7 +110,7 @@ mod tests {
 
     const EVERY: Duration = Duration::from_secs(30);
 
-    /// A queue with these concerns, and when they have settled.
+    /// Returns a queue with these concerns, and the time when they have settled.
     fn queue(burst: u32, concerns: impl IntoIterator<Item = Concern>) -> (Queue, Instant) {
         let start = Instant::now();
         let mut queue = Queue::new(burst, EVERY, start);

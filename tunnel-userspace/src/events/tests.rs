@@ -10,10 +10,10 @@ use tower::service_fn;
 use super::*;
 use crate::model::{Kind, ObjectId, ObjectName};
 
-/// Longer than anything waits to settle.
+/// A time longer than the settling of any concern.
 const SETTLED: Duration = Duration::from_secs(12);
 
-/// An API server that says the same to everything, and what it was asked to make.
+/// An API server with one response to all requests, and the objects that it was sent.
 #[derive(Clone)]
 struct Server {
     answer: watch::Sender<(u16, Value)>,
@@ -56,7 +56,7 @@ impl Server {
     }
 }
 
-/// That a Service of that name has what another has.
+/// Returns a concern: the frontend of this Service belongs to another one.
 pub(super) fn claimed(name: &str) -> Concern {
     Concern {
         about: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
@@ -68,7 +68,7 @@ pub(super) fn claimed(name: &str) -> Concern {
 
 type Ports = BTreeMap<String, String>;
 
-/// What a daemon sees, and the task that tells of it.
+/// The views of a daemon, and the running task.
 struct Case {
     server: Server,
     concerns: watch::Sender<Arc<[Concern]>>,
@@ -81,7 +81,7 @@ impl Case {
         Self::with(Ports::new())
     }
 
-    /// With ports that were taken before the task began.
+    /// Starts the task with ports that were taken before.
     fn with(ports: Ports) -> Self {
         let (listening, ports) = watch::channel(ports);
         let server = Server::new();
@@ -111,12 +111,12 @@ impl Case {
         }
     }
 
-    /// Says that a Service of that name has what another has.
+    /// Publishes the concern that the Service's frontend belongs to another one.
     fn claimed(&self, name: &str) {
         self.concerns.send_replace(Arc::new([claimed(name)]));
     }
 
-    /// What is told in so many seconds, but for the start.
+    /// Returns the Events that are sent in this number of seconds, without the start.
     async fn told(&self, seconds: u64) -> Vec<Value> {
         let mut told = self.all_told(seconds).await;
         told.retain(|event| event[1] != "Starting");

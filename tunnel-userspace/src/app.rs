@@ -23,25 +23,25 @@ pub use self::{
     prepare::prepare,
 };
 
-/// A role could not start, or stopped by itself.
+/// A role failed to start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum RoleError {
     /// A step of the start failed.
     #[error("{step}")]
     Start {
-        /// What was tried.
+        /// The step that failed.
         step: Cow<'static, str>,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A part failed, whose error names the step.
+    /// A part failed; its error names the step.
     #[error(transparent)]
     Part(Box<dyn Error + Send + Sync>),
-    /// A task ended that should not.
+    /// A task ended before the drain.
     #[error("task {name} ended")]
     TaskEnded {
-        /// Its name.
+        /// The name of the task.
         name: String,
     },
 }

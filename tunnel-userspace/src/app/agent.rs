@@ -14,10 +14,10 @@ use crate::{
     tunnel::agent::Agent,
 };
 
-/// How much longer than its streams an agent may take to stop.
+/// The time that an agent may take to stop after its streams have drained.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams go on for `tunnel.session.drain`.
+/// Runs until SIGTERM, SIGINT or SIGHUP; then lets streams drain for `tunnel.session.drain`.
 ///
 /// # Errors
 ///
@@ -27,14 +27,14 @@ pub async fn agent(config: Config) -> Result<(), RoleError> {
     serve(config, async move { stop.wait().await }).await
 }
 
-/// Runs until that ends.
+/// Runs until `stop` completes.
 async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
     let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
         let why = "the config has no tunnel.agent with a tunnel.identity";
         return Err(failed("there is no agent to run")(why));
     };
     let (store, identity) = Store::open(certificate.files.clone(), Role::Agent);
-    // The config sets no limit to the drain.
+    // The config has no upper bound for the drain.
     let patience = config.tunnel.session.drain.saturating_add(GRACE);
     let agent = Agent::new(section.clone(), common(&config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
@@ -50,7 +50,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         listening: watch::Sender::new(BTreeMap::new()),
     };
     let mut tasks = Tasks::default();
-    // Without root the default folder can't be made. The port answers all the same.
+    // Without root the default folder can't be created. The admin port works without it.
     match socket(&config, &views, tasks.draining()) {
         Ok(socket) => tasks.start("socket", socket),
         Err(error) => warn!(
@@ -62,7 +62,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     let admin = admin::serve_port("agent", section.admin, views, waiting, tasks.draining());
     tasks.start("admin", admin);
     tasks.start("identity", store.run(tasks.draining()));
-    // It drains first, while the others still answer.
+    // The agent drains first, while the admin endpoints still respond.
     let mut work = Tasks::default();
     work.start("agent", agent.run(work.draining()));
     info!(gateways = ?section.gateways, allow = ?section.allow, "agent started");
@@ -77,7 +77,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     Ok(())
 }
 
-/// The socket of the command line.
+/// Serves the socket of the command line.
 fn socket(
     config: &Config,
     views: &AgentViews,
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::app;
 
-    /// Asks the agent until its status is as wanted; it must not end meanwhile.
+    /// Requests the agent's status until it matches; the agent must not end before.
     async fn until(socket: &Path, is_so: impl Fn(&Value) -> bool) -> Value {
         let mut every = interval(Duration::from_millis(20));
         loop {

@@ -1,4 +1,4 @@
-//! `culvert ca`: makes a CA and certificates, and says what to do with them.
+//! `culvert ca`: creates a CA and certificates, and prints the next steps.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::identity::ca::{self, CaError, Issued};
 
-/// What the config of the certificate's holder must say.
+/// The section that the holder of the certificate needs in its config.
 const CONFIG: &str = "tunnel:
   identity:
     files:
@@ -14,11 +14,11 @@ const CONFIG: &str = "tunnel:
       cert: identity/cert.pem
       key: identity/key.pem";
 
-/// Makes a CA in a folder. Says what was done, and what is to be done.
+/// Creates a CA in a folder. Returns a text with the files and the next steps.
 ///
 /// # Errors
 ///
-/// There is one already, or it can't be made.
+/// The folder has a CA already, or it can't be created.
 pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     let made = ca::init(dir, days, Timestamp::now())?;
     let (dir, cert, key) = (dir.display(), made.cert.display(), made.key.display());
@@ -33,7 +33,7 @@ pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     ))
 }
 
-/// Issues the certificate of gateways. Says what was done, and what is to be done.
+/// Issues the certificate of gateways. Returns a text with the files and the next steps.
 ///
 /// # Errors
 ///
@@ -43,11 +43,11 @@ pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<Str
     Ok(told(&issued, "a gateway", "each gateway"))
 }
 
-/// Issues the certificate of a node's agent. Says what was done, and what is to be done.
+/// Issues the certificate of a node's agent. Returns a text with the files and the next steps.
 ///
 /// # Errors
 ///
-/// No node can have that name, the CA can't be used, or a file can't be written.
+/// The name is no valid Node name, the CA can't be used, or a file can't be written.
 pub fn ca_issue_agent(
     dir: &Path,
     node: &str,

@@ -1,5 +1,5 @@
-//! A connect of our own through a front of our own: it shows that the whole way works, from the
-//! cgroup to the maps and back.
+//! The canary: a connect of the daemon through a frontend of its own. It proves the complete path, from
+//! the cgroup to the maps and back.
 
 use std::{
     io,
@@ -21,13 +21,13 @@ const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 /// The discard port; a UDP connect sends nothing.
 const PORT: u16 = 9;
 
-/// The canary did not arrive.
+/// The probe connect failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CanaryError {
     /// The connect failed.
     #[error("cannot connect a socket of this process to a front of its own")]
     Connect(#[source] io::Error),
-    /// The programs did not see the connect.
+    /// The programs did not run for the connect.
     #[error(
         "the programs on cgroup {cgroup} did not see a connect of this process: \
          it must run inside that cgroup, and it runs in {own}"
@@ -38,15 +38,15 @@ pub(super) enum CanaryError {
         /// The cgroup of this process, as the kernel names it.
         own: String,
     },
-    /// The connect was translated, but the way back was not.
+    /// The connect was translated, but the peer address was not restored.
     #[error("a socket that is connected through a front shows its backend {shown} as peer")]
     NotRestored {
-        /// The peer that was shown.
+        /// The peer that the kernel returned.
         shown: SocketAddr,
     },
 }
 
-/// The canary's front: from the dummy address to loopback.
+/// Returns the probe's frontend: from the dummy address to loopback.
 pub(super) fn front() -> Canary {
     let (vip, port) = (Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT));
     Canary {
@@ -58,13 +58,13 @@ pub(super) fn front() -> Canary {
     }
 }
 
-/// Connects through the canary's front.
+/// Connects through the probe's frontend.
 pub(super) fn connect(cgroup: &Path) -> Result<(), CanaryError> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(CanaryError::Connect)?;
     let dialled = SocketAddr::from((VIP, PORT));
     let connected = socket.connect(dialled);
     let own = socket.local_addr().map_err(CanaryError::Connect)?;
-    // Only loopback gives a loopback source. Untranslated, the connect finds another source, or
+    // Only a translated connect has a loopback source. Untranslated, the connect gets another source, or
     // no route.
     if !own.ip().is_loopback() {
         connected.or_else(no_route).map_err(CanaryError::Connect)?;
@@ -81,12 +81,13 @@ pub(super) fn connect(cgroup: &Path) -> Result<(), CanaryError> {
     }
 }
 
-/// What a connect that shows the programs this process's network namespace is for.
+/// Returns the destination that shows the programs the network namespace of this process.
 pub(super) fn steering_key() -> SteeringKey {
     SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
 }
 
-/// Connects to it, with the mark of our own sockets; the programs let nothing leave.
+/// Connects to that destination, with the mark of Culvert's own sockets; the programs let no packet
+/// leave.
 pub(super) fn probe(mark: u32) {
     let probed = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
         socket.set_mark(mark)?;
@@ -96,7 +97,7 @@ pub(super) fn probe(mark: u32) {
     tracing::debug!(?probed, "the steering canary was sent");
 }
 
-/// The v2 cgroup of this process, as the kernel names it.
+/// Returns the v2 cgroup of this process, in the kernel's notation.
 fn own_cgroup() -> String {
     let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = cgroups.lines().find_map(|line| line.strip_prefix("0::"));

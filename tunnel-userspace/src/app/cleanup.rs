@@ -1,4 +1,4 @@
-//! `culvert cleanup`: removes everything that a node ever made, and nothing else.
+//! `culvert cleanup`: removes everything that a node ever created, and nothing else.
 
 use std::{fs, io::ErrorKind, path::PathBuf};
 
@@ -8,12 +8,12 @@ use super::{
 };
 use crate::{bpf::Pins, config::Config, net};
 
-/// Removes programs, maps and files of a node with that config. Gives a line for each thing done
-/// or left.
+/// Removes programs, maps and files of a node with this config. Returns a line for each removed or
+/// remaining item.
 ///
 /// # Errors
 ///
-/// A daemon still runs with the config, or something can't be removed.
+/// A daemon still runs with the config, or an item can't be removed.
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, folder) = (&config.bpf.bpffs, &config.state_dir);
@@ -21,7 +21,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let held = held.transpose().map_err(part)?;
     let state = folder.is_dir().then(|| State::hold(folder));
     let _state = state.transpose().map_err(part)?;
-    // Routes go before the guards do.
+    // Routes are removed before the guards, so that the steering prefixes are never reachable unguarded.
     let routes = remove_routes(config)?;
     if routes > 0 {
         lines.push(format!("removed {routes} routes"));
@@ -37,7 +37,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
         lines.extend(foreign.into_iter().map(left));
     }
     let marker = marker(folder);
-    // The folder goes last, if a daemon made it.
+    // The folder is removed last, if a daemon created it.
     let own_folder = marker.exists().then(|| folder.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
     let files = sockets.into_iter().chain([config.kept_objects(), marker]);
@@ -63,7 +63,7 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     Ok(lines)
 }
 
-/// Removes the routes to the steering prefixes; says how many there were.
+/// Removes the routes to the steering prefixes; returns their number.
 fn remove_routes(config: &Config) -> Result<usize, RoleError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

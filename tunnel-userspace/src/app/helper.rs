@@ -6,11 +6,11 @@ use tracing::info;
 use super::{RoleError, failed, stop::Stop};
 use crate::{bpf::SocketMemory, config::Config, sockets};
 
-/// Runs until SIGTERM, SIGINT or SIGHUP, whether a daemon runs or not.
+/// Runs until SIGTERM, SIGINT or SIGHUP, with or without a daemon.
 ///
 /// # Errors
 ///
-/// This process has not the rights to enter the network namespaces of pods.
+/// This process lacks the rights to enter the network namespaces of pods.
 pub async fn sockets(config: Config) -> Result<(), RoleError> {
     if let Some(why) = sockets::obstacle() {
         return Err(failed("cannot end sockets in pods")(why));

@@ -22,10 +22,10 @@ use crate::{
     tasks::Tasks,
 };
 
-/// How long tasks may take to stop.
+/// The time that tasks may take to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What is steered, as the config says; nothing where it is off.
+/// Builds the steering rules from the config; `None` if steering is off.
 pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, RoleError> {
     let Some(steering) = &config.tunnel.steering else {
         return Ok(None);
@@ -47,12 +47,12 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
     }))
 }
 
-/// Runs until SIGTERM, SIGINT or SIGHUP. The data path stays when it ends. `started` is called once the node
+/// Runs until SIGTERM, SIGINT or SIGHUP. The data path stays afterwards. Calls `started` once the node
 /// is ready.
 ///
 /// # Errors
 ///
-/// A step of the start failed; what an earlier daemon programmed goes on as it was.
+/// A step of the start failed; the data path of an earlier daemon stays as it was.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
     let (mut data_plane, sources) = tokio::try_join!(load(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();
@@ -100,7 +100,8 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             info!(services, "every source has told its first whole list");
         }
         data_plane.program(&config, first).await?;
-        // The rest of it holds the pins and the folder of state until the tasks have ended.
+        // The remaining fields hold the locks of the pins and the state folder until the tasks have
+        // ended.
         let DataPlane {
             data_path, owner, ..
         } = data_plane;
@@ -121,21 +122,21 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     }
     info!("stopping; the data path stays as it is");
     steps.send_replace(Some("stopping".to_owned()));
-    // The config sets no limit to the patience.
+    // The config has no upper bound for the drain.
     let limit = DRAIN.saturating_add(tunnel.patience(&config));
     tasks.finish(limit).await;
     Ok(())
 }
 
-/// Loads the data path in a thread of its own, as it waits for the kernel, and reads much: other
-/// things go on.
+/// Loads the data path in a blocking thread, since it waits for the kernel and reads many map entries;
+/// other tasks go on meanwhile.
 async fn load(config: &Config) -> Result<DataPlane, RoleError> {
     let config = config.clone();
     let loaded = spawn_blocking(move || DataPlane::load(&config)).await;
     loaded.map_err(failed("cannot load the data path"))?
 }
 
-/// Follows the addresses of this node, and all that steering needs to know of its network.
+/// Follows the addresses of this node, and the part of its network that steering needs.
 async fn follow(
     config: &Config,
     tasks: &mut Tasks,
@@ -152,8 +153,8 @@ async fn follow(
 
 type Addresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 
-/// Guards the uplinks and routes to the ingress, where connects are steered; else takes away what an
-/// earlier process left of that.
+/// Guards the uplinks and adds the routes to the ingress if steering is on; otherwise removes the guards
+/// and routes of an earlier process.
 async fn steer(
     config: &Config,
     guard: Guard,
@@ -181,7 +182,7 @@ async fn steer(
     Ok(Some((network, inside)))
 }
 
-/// The keeper of guards and routes, and the links that steered connects come by.
+/// The task that maintains guards and routes, and the links on which steered connects arrive.
 type Followed = (Net<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
 fn serve(config: &Config, views: &Arc<Views>, tasks: &mut Tasks) -> Result<(), RoleError> {

@@ -1,14 +1,14 @@
-//! `culvert prepare`: what a node needs and has no right to do itself.
+//! `culvert prepare`: the mounts that a node needs and has no right to create itself.
 
 use super::{RoleError, failed, part};
 use crate::{bpf, config::Config};
 
-/// Mounts a BPF file system for the pins of a node with that config, and the cgroup v2 hierarchy,
-/// where they are not. Gives a line for each.
+/// Mounts a BPF file system for the pins of a node with this config, and the cgroup v2 hierarchy, unless
+/// they are mounted. Returns a line for each.
 ///
 /// # Errors
 ///
-/// One can't be mounted, or the cgroup in the config is none.
+/// A file system can't be mounted, or the configured cgroup is not a cgroup v2.
 pub fn prepare(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins = config.bpf.bpffs.display();
     let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(part)? {

@@ -1,4 +1,4 @@
-//! Where the objects of a node come from.
+//! The sources of a node's objects.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The sources that the config names, and the store of what they say.
+/// The configured sources, and the store of their objects.
 pub(super) struct Sources {
     store: Store,
     file: Option<FileSource>,
@@ -25,8 +25,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Reads the files and begins with the API server. Where both say something of one object, the
-    /// file counts.
+    /// Reads the files and connects to the API server. An object in both is taken from the file.
     pub(super) async fn start(config: &Config) -> Result<Self, RoleError> {
         let (mut store, mut file, mut kube) = (Store::default(), None, None);
         if let Some(wanted) = config.source.file() {
@@ -40,7 +39,7 @@ impl Sources {
         Ok(Self { store, file, kube })
     }
 
-    /// What they have read, as it stands at any time.
+    /// Returns a function that reads the sources' current reports.
     pub(super) fn report(&self) -> Query<Report> {
         let file = self.file.as_ref().map(FileSource::report);
         let kube = self.kube.as_ref().map(KubeSource::report);
@@ -50,7 +49,7 @@ impl Sources {
         })
     }
 
-    /// Tells the API server, where it is a source, what an operator must act on.
+    /// Starts the task that sends Events, if the API server is a source.
     pub(super) fn start_events(
         &self,
         config: &Config,
@@ -69,7 +68,7 @@ impl Sources {
         tasks.start("events", events);
     }
 
-    /// Lets them tell what changes; the store of that.
+    /// Starts the tasks that follow changes, and returns the store.
     pub(super) fn run(self, tasks: &mut Tasks) -> Store {
         if let Some(file) = self.file {
             tasks.start("source of files", file.run(tasks.draining()));
@@ -87,7 +86,7 @@ impl Updates for Store {
     }
 }
 
-/// What of the API server a node with that config reads.
+/// Returns the part of the API server that a node with this config reads.
 fn scope(config: &Config) -> Result<kube::Scope, RoleError> {
     let steering = steering_rules(config)?.map(|rules| kube::Steering {
         labels: rules.edge.keys().map(str::to_owned).collect(),

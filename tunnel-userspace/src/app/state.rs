@@ -1,4 +1,4 @@
-//! The folder of state: made by the daemon, held against another one.
+//! The state folder: created by the daemon, and locked against a second one.
 
 use std::{
     fs::{self, File},
@@ -8,34 +8,34 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// The folder of state can't be used.
+/// The state folder can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StateError {
-    /// Another daemon holds it.
+    /// Another daemon has locked the folder.
     #[error("another culvert uses stateDir {path}; stop it first, or give this one its own")]
     Held {
         /// The folder.
         path: PathBuf,
     },
-    /// The file system refused.
+    /// The file system returned an error.
     #[error("cannot use stateDir {path}")]
     Io {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// The folder of state, held for as long as this lives.
+/// The state folder, locked for the lifetime of this value.
 #[derive(Debug)]
 pub(super) struct State {
     _lock: Flock<File>,
 }
 
 impl State {
-    /// Makes the folder if it is not there, and holds it.
+    /// Creates the folder if it does not exist, and locks it.
     pub(super) fn hold(folder: &Path) -> Result<Self, StateError> {
         let path = folder.to_owned();
         let failed = |source| StateError::Io {
@@ -55,7 +55,7 @@ impl State {
     }
 }
 
-/// The file that says that the folder was made by a daemon, and may go with `cleanup`.
+/// Returns the path of the marker file: a daemon created the folder, so `cleanup` may remove it.
 pub(super) fn marker(folder: &Path) -> PathBuf {
     folder.join("made-by-culvert")
 }

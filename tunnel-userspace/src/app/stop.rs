@@ -1,5 +1,5 @@
-//! SIGTERM, SIGINT or SIGHUP: a terminal that closes, or a supervisor that hangs up, ends a role in
-//! order, as a stop does. No config is read again.
+//! SIGTERM, SIGINT or SIGHUP. SIGHUP, from a closing terminal or a supervisor, ends a role in order,
+//! too; it does not reload the config.
 
 use std::io;
 
@@ -39,7 +39,7 @@ mod tests {
 
     use super::*;
 
-    /// A signal that nobody waits for ends the process of the test.
+    /// An unhandled signal would end the process of the test.
     #[tokio::test]
     async fn each_signal_that_ends_a_process_is_an_orderly_stop() {
         for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {

@@ -1,5 +1,5 @@
-//! The tunnel's parts of a node: the gateway that agents connect to, and the ingress that steered
-//! connects land on.
+//! The tunnel's parts of a node: the gateway that agents connect to, and the ingress that accepts
+//! steered connects.
 
 use std::{
     collections::BTreeSet,
@@ -24,15 +24,15 @@ use crate::{
     },
 };
 
-/// The gateway of a node, and what its ingress needs.
+/// The gateway of a node, and the state that its ingress needs.
 pub(super) struct Tunnel {
     identity: Option<Receiver>,
     sessions: Arc<Sessions>,
 }
 
 impl Tunnel {
-    /// Reads the certificate, and again when its files change. One that can't be used stops nothing:
-    /// it is told, and the gateway waits for a better one.
+    /// Reads the certificate, and re-reads it when its files change. An invalid one stops nothing: the
+    /// error is reported, and the gateway waits for a valid one.
     pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
         let certificate = config.tunnel.identity.as_ref();
         let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
@@ -47,7 +47,7 @@ impl Tunnel {
         }
     }
 
-    /// Shows it, and the nodes that are steered.
+    /// Returns a function that reads the state of the tunnel, and of the steered nodes.
     pub(super) fn view(&self, steered: watch::Receiver<Arc<Targets>>) -> Query<TunnelView> {
         let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
         Box::new(move || TunnelView {
@@ -57,14 +57,14 @@ impl Tunnel {
         })
     }
 
-    /// How long its streams may go on after the drain began.
+    /// Returns the time that streams may go on after the drain began.
     pub(super) fn patience(&self, config: &Config) -> Duration {
         let identity = self.identity.as_ref();
         identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain)
     }
 
-    /// Starts the gateway, if the config has one. It runs before the data path is ready: agents may
-    /// connect meanwhile.
+    /// Starts the gateway, if the config has one. It runs before the data path is ready, so that agents
+    /// may connect meanwhile.
     pub(super) fn start_gateway(&self, config: &Config, waiting: &Waiting, tasks: &mut Tasks) {
         let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
@@ -81,8 +81,8 @@ impl Tunnel {
         tasks.start("gateway", serving);
     }
 
-    /// Starts the ingress: the listener of steered connects. `targets` says what each index of a
-    /// steering address stands for, `inside` which links steered connects come by.
+    /// Starts the ingress: the listener of steered connects. `targets` has the node and port of each
+    /// index in a steering address, `inside` the links on which steered connects arrive.
     pub(super) fn start_ingress(
         &self,
         config: &Config,
@@ -115,7 +115,7 @@ impl Tunnel {
     }
 }
 
-/// Both families on one socket, where the kernel has both.
+/// Returns a listening address for both families if the kernel has both.
 fn listen_address(port: u16) -> SocketAddr {
     let has_v6 = std::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
     if has_v6 {
@@ -125,7 +125,7 @@ fn listen_address(port: u16) -> SocketAddr {
     }
 }
 
-/// What every role of the tunnel is told.
+/// Returns the settings common to all roles of the tunnel.
 pub(super) fn common(config: &Config) -> Common {
     Common {
         limits: config.tunnel.session.clone(),

@@ -34,19 +34,19 @@ pub(super) struct DataPlane {
     pub(super) data_path: DataPath,
     counters: Arc<Counters>,
     pub(super) owner: Loop<KernelMaps, KernelSteering, RcuGrace>,
-    /// How long the steps up to here took.
+    /// The timer of the start's steps.
     steps: Steps,
-    /// The plain program comes back when it ends.
+    /// The logging program; dropping it restores the plain one.
     logging: Option<Logging>,
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
-    /// Held until the end, against another daemon.
+    /// Locked until the end, against a second daemon.
     pins: Pins,
     _state: State,
 }
 
 impl DataPlane {
-    /// Everything up to, and without, the first write and the first attached program.
+    /// Runs all steps before the first write and the first attached program.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut steps = Steps::begin();
         let cgroup = match &config.bpf.cgroup.0 {
@@ -61,7 +61,7 @@ impl DataPlane {
         let steering = config.tunnel.steering.as_ref();
         let mut wanted = config.bpf.maps;
         if steering.is_none() {
-            // The maps of steering are a fifth of all.
+            // The steering maps are a fifth of the memory of all maps.
             wanted = wanted.without(Part::Steering);
         }
         let prefixes = steering.map(config::Steering::ranges).unwrap_or_default();
@@ -165,9 +165,9 @@ impl DataPlane {
         }
     }
 
-    /// The first update to attach the programs after. Where the maps are empty and those of an older
-    /// layout are in use, that is one that holds everything: whatever came before is written, and the
-    /// programs that are there go on as they are.
+    /// Waits for the update after which the programs are attached. If the maps are empty and those of an
+    /// older layout are in use, only a complete update qualifies: earlier ones are written, and the
+    /// attached programs keep the older maps.
     pub(super) async fn first(
         &mut self,
         store: &mut Store,
@@ -194,7 +194,7 @@ impl DataPlane {
         }
     }
 
-    /// Writes the maps, attaches the programs, and sends the canary.
+    /// Writes the maps, attaches the programs, and connects through the probe's frontend.
     pub(super) async fn program(
         &mut self,
         config: &Config,
@@ -225,12 +225,12 @@ impl DataPlane {
         if arrived.is_ok()
             && let Err(error) = self.find_host(config.tunnel.mark)
         {
-            // Sockets that are bound to a device are not steered then, and loopback has no node
-            // ports; nothing else is lost.
+            // Without it, sockets bound to a device are not steered, and loopback has no node ports; the
+            // rest works.
             let error = &error as &dyn std::error::Error;
             warn!(error, "the host's network namespace is not known");
         }
-        // Links that are not pinned end here if the canary did not arrive.
+        // If the probe failed, links that are not pinned yet are detached here.
         arrived.map_err(|error: CanaryError| failed("the canary did not arrive")(error))?;
         attached.pin().map_err(failed("cannot pin the programs"))?;
         self.sweep();
@@ -239,8 +239,8 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Takes what was counted in the maps that were replaced, and removes them. Where that fails they
-    /// take room, and the next start tries again.
+    /// Adds the counts of the replaced maps to the new ones, and removes those maps. On failure they
+    /// keep their memory, and the next start retries.
     fn sweep(&self) {
         let settled = RcuGrace::new().and_then(|grace| self.data_path.settle(&grace));
         if let Err(error) = settled {
@@ -253,8 +253,8 @@ impl DataPlane {
         }
     }
 
-    /// Lets a program log its events, where that is wanted. It is a look at the data path: where
-    /// it can't be had, the data path goes on without.
+    /// Starts the event log of a program, if the config has one. It is only for debugging: if it fails,
+    /// the data path goes on without it.
     fn start_log(&mut self, wanted: Option<&KernelLog>) {
         let Some(wanted) = wanted else { return };
         let KernelLog { program, level } = wanted;
@@ -271,7 +271,7 @@ impl DataPlane {
         }
     }
 
-    /// Shows the programs the network namespace of the host: that which this connect comes from.
+    /// Shows the programs the network namespace of the host: the one of this connect.
     fn find_host(&mut self, mark: u32) -> Result<(), RoleError> {
         let steering = self.owner.steering();
         let key = canary::steering_key();
@@ -291,7 +291,7 @@ impl DataPlane {
     }
 }
 
-/// Finds out at which fronts something of this node listens.
+/// Returns a function that finds the frontends with a listener on this node.
 fn listeners() -> reconcile::Found {
     let mut listeners = Listeners::default();
     Box::new(move |fronts| {

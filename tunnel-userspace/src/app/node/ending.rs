@@ -1,4 +1,4 @@
-//! The ending of sockets whose backend is gone.
+//! The task that ends sockets of removed backends.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -11,7 +11,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Starts it, where the config wants it. Services don't depend on it: what it can't do is told, and
+/// Starts the task if the config wants it. Services don't depend on it: its problems are reported, and
 /// everything else goes on.
 pub(super) fn start(
     config: &Config,

@@ -1,4 +1,4 @@
-//! How long the steps of a start take.
+//! The durations of the steps of a start.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use tokio::sync::watch;
 
 use crate::{admin::StartTimes, clock::monotonic};
 
-/// Times steps, one after another.
+/// A timer of consecutive steps.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// When the last one ended.
+    /// The end of the last step.
     since: Duration,
     times: watch::Sender<StartTimes>,
 }
 
 impl Steps {
-    /// The first step begins now.
+    /// Begins the first step.
     pub(super) fn begin() -> Self {
         Self {
             since: monotonic(),
@@ -23,7 +23,7 @@ impl Steps {
         }
     }
 
-    /// What was timed so far.
+    /// Follows the measured durations.
     pub(super) fn times(&self) -> watch::Receiver<StartTimes> {
         self.times.subscribe()
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// The time since the machine started, with the time it slept.
+/// Returns the time since the machine booted, including suspend.
 #[must_use]
 pub fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME)
@@ -12,7 +12,7 @@ pub fn since_boot() -> Duration {
         .unwrap_or_default()
 }
 
-/// Now, on the monotonic clock.
+/// Returns the current time of the monotonic clock.
 #[must_use]
 pub fn monotonic() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC)

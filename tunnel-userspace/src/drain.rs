@@ -1,9 +1,9 @@
-//! The wish to stop, as every task hears it.
+//! The shutdown signal that every task waits for.
 
 use tokio::sync::watch;
 
-/// Waits until the drain begins. An owner that is gone counts as one that drains.
+/// Waits until the drain begins. A dropped sender counts as a drain.
 pub async fn begun(draining: &mut watch::Receiver<bool>) {
-    // The guard that this gives must not live across an await of the caller.
+    // The returned guard must not live across an await of the caller.
     drop(draining.wait_for(|draining| *draining).await);
 }

@@ -1,11 +1,11 @@
-//! An error in words.
+//! Error chains as text.
 
-/// An error with all its sources, in a line.
+/// Joins an error and all its sources in one line.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
-    // Bounded by how deep errors are nested.
+    // Bounded by the nesting depth of the error.
     while let Some(error) = source {
         let inner = error.to_string();
         // Some errors repeat their source.

@@ -1,12 +1,11 @@
-//! The parsers of bytes that somebody else wrote, for fuzz targets (`tests/fuzz`): none may panic,
-//! whatever it is given.
+//! The parsers of untrusted bytes, for fuzz targets (`tests/fuzz`): none may panic on any input.
 
 use crate::{
     bpf::places_in, config::Config, net::messages_in, source::file::reads_alike, tunnel::read_heads,
 };
 
-/// Reads two versions of a file of manifests, separated by a zero byte. Returns false if the documents that
-/// the second has in common with the first are understood otherwise than in the second alone.
+/// Reads two versions of a file of manifests, separated by a zero byte. Returns false if the incremental
+/// read of the second, after the first, differs from a fresh read of the second.
 #[must_use]
 pub fn manifests(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
@@ -14,15 +13,15 @@ pub fn manifests(bytes: &[u8]) -> bool {
     reads_alike(first, second)
 }
 
-/// Reads a config of kube-proxy's. Returns false if an error names no field.
+/// Reads a config of kube-proxy. Returns false if an error has no field.
 #[must_use]
 pub fn kube_proxy(bytes: &[u8]) -> bool {
     let read = Config::parse_kube_proxy(&String::from_utf8_lossy(bytes));
     read.is_ok() || read.is_err_and(|(field, reason)| !field.is_empty() && !reason.is_empty())
 }
 
-/// Reads a part of the kernel's answer to a question about sockets. Returns false if there are more messages
-/// in it than have room.
+/// Reads a part of the kernel's answer to a sock_diag request. Returns false if it counts more messages
+/// than fit into the bytes.
 #[must_use]
 pub fn sock_diag(bytes: &[u8]) -> bool {
     /// The size of a message's header.
@@ -30,7 +29,7 @@ pub fn sock_diag(bytes: &[u8]) -> bool {
     messages_in(bytes) <= bytes.len().div_ceil(HEADER)
 }
 
-/// Looks up what the programs need to know in a description of the kernel's types (BTF).
+/// Finds the offsets that the programs need in a description of the kernel's types (BTF).
 pub fn btf(bytes: &[u8]) {
     places_in(bytes);
 }

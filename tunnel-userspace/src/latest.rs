@@ -1,8 +1,8 @@
-//! A value that others follow.
+//! Publishes a value on change.
 
 use tokio::sync::watch;
 
-/// Puts a value in the place of the last one, if it is another one; whether it was.
+/// Replaces the published value if the new one differs; returns true if it did.
 pub fn put<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
     sender.send_if_modified(|last| {
         let is_new = *last != value;

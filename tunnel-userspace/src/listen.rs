@@ -1,4 +1,4 @@
-//! Listening sockets: bound as soon as they can be had, and accepted from until the drain.
+//! Listening sockets: a bind is retried until it succeeds, and connections are accepted until the drain.
 
 use std::{
     collections::BTreeMap, fs, io, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path,
@@ -16,12 +16,12 @@ use tracing::warn;
 
 use crate::drain;
 
-/// The time until a port that is taken is tried again.
+/// The interval between attempts to bind a taken port.
 const RETRY: Duration = Duration::from_secs(1);
-/// Ports that are not ours yet, and why.
+/// Ports that could not be bound yet, with the error.
 pub(crate) type Waiting = watch::Sender<BTreeMap<String, String>>;
 
-/// Binds a TCP port. `prepare` sets further options before that.
+/// Binds a TCP port. `prepare` sets further options before the bind.
 pub(crate) fn tcp(
     address: SocketAddr,
     backlog: i32,
@@ -37,11 +37,11 @@ pub(crate) fn tcp(
     TcpListener::from_std(socket.into())
 }
 
-/// Binds a socket that only its owner may use, in the place of one that an earlier process left.
+/// Binds a socket that only its owner may use, and replaces one of an earlier process.
 ///
 /// # Errors
 ///
-/// The folder is not there, or the socket can't be made.
+/// The folder does not exist, or the socket can't be created.
 pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -52,8 +52,8 @@ pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Binds a port as often as it takes and says in `waiting` why it can't be had, then runs what listens
-/// there; ends if the drain begins before.
+/// Retries a bind until it succeeds, with the error in `waiting`, then runs the listener; returns if the
+/// drain begins before.
 pub(crate) async fn serve<T, F: Future<Output = ()>>(
     name: String,
     bind: impl Fn() -> io::Result<T>,
@@ -84,8 +84,8 @@ pub(crate) async fn serve<T, F: Future<Output = ()>>(
     }
 }
 
-/// Accepts until the drain begins, and pauses after an accept that failed: it would fail again at once.
-/// `admit` may start a task for each connection.
+/// Accepts until the drain begins, and pauses after a failed accept, since an immediate retry would
+/// fail, too. `admit` may start a task for each connection.
 pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
     accept: impl Fn() -> F,
     pause: Duration,

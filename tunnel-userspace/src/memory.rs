@@ -1,8 +1,8 @@
-//! How much freed memory the allocator keeps, and when it gives that back.
+//! Settings of the allocator: the freed memory that it keeps, and the time when it is returned.
 
-/// The C library gives the pages of freed buffers back at once, and each byte of the tunnel would pay
-/// for pages that are mapped, cleared and faulted in anew. So a few MiB of them stay, for each of its
-/// arenas; what is freed beyond goes back as ever.
+/// Makes glibc keep a few MiB of freed pages per arena. By default it returns the pages of freed buffers
+/// at once, and each byte of the tunnel would pay for mapping, clearing and faulting pages again. Freed
+/// memory beyond these thresholds is returned as usual.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no crate sets this")]
 pub(crate) fn keep() {
@@ -18,8 +18,8 @@ pub(crate) fn keep() {
     }
 }
 
-/// Gives back what is free: a start needs much memory for what it reads, and what comes after it
-/// little.
+/// Returns free memory to the kernel: the start needs much memory for the objects that it reads, and the
+/// time after it little.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no crate calls this")]
 pub(crate) fn give_back() {
@@ -29,10 +29,10 @@ pub(crate) fn give_back() {
     }
 }
 
-/// Other C libraries have nothing to set.
+/// Does nothing: other C libraries have no such settings.
 #[cfg(not(target_env = "gnu"))]
 pub(crate) const fn keep() {}
 
-/// Nor to call.
+/// Does nothing, as above.
 #[cfg(not(target_env = "gnu"))]
 pub(crate) const fn give_back() {}

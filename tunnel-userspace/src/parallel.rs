@@ -1,4 +1,4 @@
-//! Work on many things by several threads.
+//! Work on many items in several threads.
 
 use std::{
     io,
@@ -6,12 +6,12 @@ use std::{
     thread::{self, Builder, ScopedJoinHandle, available_parallelism},
 };
 
-/// At most so many threads share some things: a node has other things to do. Where each shares its part
-/// again (files, and the documents of each), there are as many for each part.
+/// The maximum number of threads per call: a node has other work. In nested calls (files, and the
+/// documents of each), each inner call starts up to as many.
 const MOST_THREADS: usize = 4;
 
-/// Does something with each of many things, on several threads unless there are fewer than `few`; the
-/// results are in their order.
+/// Calls `work` for each item, in several threads unless there are fewer than `few` items; the results
+/// are in the order of the items.
 pub(crate) fn each<T: Sync, R: Send>(
     things: &[T],
     few: usize,
@@ -37,7 +37,7 @@ pub(crate) fn each<T: Sync, R: Send>(
             .collect();
         let done = |(thread, chunk): (io::Result<ScopedJoinHandle<'_, Vec<R>>>, _)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            // There is no thread to be had.
+            // The system refused a thread, so this one does its work.
             Err(_) => worker(chunk),
         };
         workers.into_iter().zip(chunks()).flat_map(done).collect()

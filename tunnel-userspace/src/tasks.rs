@@ -22,13 +22,13 @@ impl Tasks {
         self.set.spawn(named.instrument(span(name)));
     }
 
-    /// Follows the drain: false until [`Self::finish`].
+    /// Follows the drain: the value is false until [`Self::finish`].
     #[must_use]
     pub fn draining(&self) -> watch::Receiver<bool> {
         self.drain.subscribe()
     }
 
-    /// Waits until a task ends, and gives its name; before the drain none should.
+    /// Waits until a task ends, and returns its name; before the drain none should end.
     pub async fn ended(&mut self) -> String {
         match self.set.join_next().await {
             Some(Ok(name)) => name.to_owned(),
@@ -37,8 +37,7 @@ impl Tasks {
         }
     }
 
-    /// Begins the drain and waits for every task, but no longer than that; what still runs then is
-    /// ended.
+    /// Begins the drain and waits for every task, up to `limit`; then aborts the remaining ones.
     pub async fn finish(mut self, limit: Duration) {
         self.drain.send_replace(true);
         let all = async {
@@ -57,7 +56,8 @@ impl Tasks {
     }
 }
 
-/// The span of a task. A field `name` would stand beside the name of the span, in one JSON object.
+/// Returns the span of a task. Its field is not called `name`, which would repeat a key in the JSON of
+/// the span.
 pub(crate) fn span(task: &'static str) -> Span {
     info_span!("run", task)
 }

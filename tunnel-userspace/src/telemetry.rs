@@ -6,10 +6,10 @@ use jiff::Timestamp;
 use tracing::{Subscriber, subscriber::SetGlobalDefaultError};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, fmt::MakeWriter};
 
-/// Logging could not be started.
+/// Logging failed to start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The filter can't be used.
+    /// The filter is invalid.
     #[error(
         "--log {filter}: {reason}; use off, error, warn, info, debug or trace, and TARGET=LEVEL for \
          single targets, as in info,tunnel_userspace::source=debug"
@@ -17,20 +17,20 @@ pub enum StartError {
     Filter {
         /// The filter.
         filter: String,
-        /// What is wrong with it.
+        /// The error in the filter.
         reason: String,
     },
-    /// This process logs already.
+    /// Logging is already started in this process.
     #[error("cannot start logging")]
     Started(#[from] SetGlobalDefaultError),
 }
 
-/// Starts logging, as text or as one JSON object a line. The filter is as `info` or
+/// Starts logging, as text or as one JSON object per line. Example filters: `info`,
 /// `info,tunnel_userspace::source=debug`.
 ///
 /// # Errors
 ///
-/// The filter can't be used.
+/// The filter is invalid, or logging was started before.
 pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
     let parsed = parse(filter).map_err(|reason| StartError::Filter {
         filter: filter.to_owned(),
@@ -48,8 +48,9 @@ pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Writes each event as one JSON object, its fields beside `timestamp`, `level`, `target`, `span` and
-/// `spans`: no event has a field of one of these names, and no span one that is called `name`.
+/// Builds a subscriber that writes each event as one JSON object, its fields next to `timestamp`,
+/// `level`, `target`, `span` and `spans`: no event has a field with one of these names, and no span one
+/// called `name`.
 fn json<W>(filter: EnvFilter, writer: W) -> impl Subscriber + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -62,8 +63,8 @@ where
         .finish()
 }
 
-/// Parses a filter. A word alone must be a level: `EnvFilter` takes any other for the name of a
-/// target, and switches everything else off.
+/// Parses a filter. A single word must be a level: `EnvFilter` takes any other word for the name of a
+/// target, and switches all other targets off.
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     let mut words = filter.split(',').map(str::trim);
@@ -74,7 +75,8 @@ fn parse(filter: &str) -> Result<EnvFilter, String> {
     }
 }
 
-/// The line that says why the process ends, in the form of its log. No filter applies to it.
+/// Returns the line with the error that ends the process, in the format of the log. No filter applies to
+/// it.
 #[must_use]
 pub fn last_line(error: &str, as_json: bool) -> String {
     if !as_json {
@@ -126,11 +128,11 @@ mod tests {
         );
     }
 
-    /// The keys of a JSON object; nothing where it, or an object in it, has a key twice.
+    /// Returns the keys of a JSON object; `None` if it, or an object in it, has a duplicate key.
     fn keys(line: &str) -> Option<Vec<String>> {
         let object: serde_json::Map<String, Value> = serde_json::from_str(line).expect("JSON");
         let keys = object.keys().cloned().collect();
-        // Of a key that stands twice, the value is read once.
+        // Parsing drops the first of two equal keys, so the length differs.
         (Value::Object(object).to_string().len() == line.len()).then_some(keys)
     }
 

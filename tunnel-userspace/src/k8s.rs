@@ -1,5 +1,5 @@
-//! Kubernetes objects become domain types on entry. What can't is refused with the field that is
-//! wrong; what Culvert has no part in is skipped.
+//! Parses Kubernetes objects into domain types. An invalid object is refused with the field that is
+//! wrong; an object that Culvert does not serve is skipped.
 
 mod address;
 mod arrived;
@@ -22,13 +22,13 @@ use crate::model::{self, Kind, Object, ObjectId, ObjectName};
 /// The domain of Culvert's own annotations and labels.
 pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
 
-/// What a manifest turned out to be.
+/// The result of parsing a manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Manifest {
     /// An object that Culvert uses.
     Object(Taken),
-    /// An object of a kind that Culvert reads, but has no part in: a headless Service, another
-    /// proxy's, an EndpointSlice without a Service.
+    /// An object of a kind that Culvert reads, but does not serve: a headless Service, another proxy's,
+    /// an EndpointSlice without a Service.
     Skipped(ObjectId),
     /// Several manifests in one, each complete with its kind.
     List(Vec<Value>),
@@ -36,12 +36,12 @@ pub enum Manifest {
     Unknown(String),
 }
 
-/// An object that was taken, and the fields of it that are left out as they can't be used.
+/// A valid object, and its invalid fields, which are left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
     /// The object.
     pub object: Object,
-    /// What is left out.
+    /// The fields that are left out.
     pub ignored: Vec<Invalid>,
 }
 
@@ -49,24 +49,24 @@ pub struct Taken {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}{invalid}", .id.as_ref().map(|id| format!("{id}: ")).unwrap_or_default())]
 pub struct Refused {
-    /// The object, where kind and name could be read.
+    /// The object, if kind and name could be read.
     pub id: Option<ObjectId>,
-    /// What is wrong with it.
+    /// The error.
     #[source]
     pub invalid: Invalid,
 }
 
-/// A field, and what is wrong with it.
+/// A field, and its error.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{}: {reason}", if .field.is_empty() { "manifest" } else { .field })]
 pub struct Invalid {
     /// The field as a path from the object, `spec.ports[0].port`; empty for the object itself.
     pub field: String,
-    /// What is wrong with it.
+    /// The error.
     pub reason: Reason,
 }
 
-/// Why a field is refused, or left out.
+/// The reason why a field is refused, or left out.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Reason {
@@ -109,7 +109,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The text is not what is wanted.
+    /// Returns the reason for a text that differs from the expected form.
     fn not(wanted: &'static str, found: &str) -> Self {
         let found = found.to_owned();
         Self::Not { found, wanted }
@@ -135,7 +135,7 @@ impl From<Invalid> for Refused {
 ///
 /// # Errors
 ///
-/// Names the first field that is wrong, and the object where its kind and name can be told.
+/// Returns the first invalid field, and the object if its kind and name could be read.
 pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
     let Some(fields) = value.as_object_mut() else {
         return Err(Invalid::new("", Reason::NotAnObject).into());
@@ -174,7 +174,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
         return Err(refuse(Invalid::new("apiVersion", reason)));
     }
     fields.insert("apiVersion".to_owned(), Value::from(reader.version));
-    // In a file it is that of an object that was exported, perhaps from another cluster.
+    // In a file, the uid is that of an exported object, perhaps from another cluster.
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         metadata.remove("uid");
     }
@@ -182,7 +182,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, Refused> {
     manifest(id, read)
 }
 
-/// What a manifest turned out to be, by what came of its object.
+/// Converts the result of reading an object to a manifest.
 fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manifest, Refused> {
     match read {
         Ok(Some(taken)) => Ok(Manifest::Object(taken)),
@@ -194,18 +194,18 @@ fn manifest(id: ObjectId, read: Result<Option<Taken>, Invalid>) -> Result<Manife
     }
 }
 
-/// How one kind is read.
+/// The reader of one kind.
 struct Reader {
     kind: Kind,
     /// The kind's name.
     name: &'static str,
-    /// The `apiVersion` that the type here is of.
+    /// The `apiVersion` of the type that is used here.
     version: &'static str,
-    /// Another one that is read alike.
+    /// A further accepted `apiVersion` with the same fields.
     also: Option<&'static str>,
-    /// Takes the object, or nothing if Culvert has no part in it.
+    /// Reads the object; `None` if Culvert does not serve it.
     value: fn(ObjectName, Value) -> Result<Option<Taken>, Invalid>,
-    /// Takes it from its text; nothing if the manifest is not complete.
+    /// Reads the object from its text; `None` if the manifest is not complete.
     json: fn(&str) -> Option<Result<Manifest, Refused>>,
 }
 
@@ -232,27 +232,27 @@ impl Reader {
         }
     }
 
-    /// The reader of the kind of that name.
+    /// Returns the reader of a kind.
     fn of(kind: &str) -> Option<&'static Self> {
         READERS.iter().find(|reader| reader.name == kind)
     }
 }
 
-/// Whether the API group is not Kubernetes' own, so that a kind of a known name is another one
-/// (Knative has a Service too).
+/// Returns true if the API group is not Kubernetes' own: a kind of a known name is then a different one
+/// (Knative has a Service, too).
 fn is_foreign(version: &str) -> bool {
     version
         .split_once('/')
         .is_some_and(|(group, _)| group.contains('.') && !group.ends_with(".k8s.io"))
 }
 
-/// What can be used; the rest is told.
+/// Collects the valid items; pushes the errors to `ignored`.
 fn good<T>(
     read: impl IntoIterator<Item = Result<T, Invalid>>,
     ignored: &mut Vec<Invalid>,
 ) -> Vec<T> {
     let read = read.into_iter();
-    // Collected, they would keep the memory of what they were read from, which is larger.
+    // `collect` would reuse the allocation of the source items, which are larger.
     let mut good = Vec::with_capacity(read.size_hint().0);
     for one in read {
         match one {
@@ -263,8 +263,8 @@ fn good<T>(
     good
 }
 
-/// The items of a list. Those of a typed list get its kind and version, as the API server leaves
-/// them out there.
+/// Returns the items of a list. Items of a typed list get its kind and version, which the API server
+/// omits from them.
 fn list(fields: &mut Map<String, Value>, kind: Option<&str>) -> Result<Manifest, Refused> {
     let version = fields.get("apiVersion").cloned();
     let mut items = match fields.remove("items") {
@@ -298,7 +298,7 @@ fn identify(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, Invalid
     named(kind, name, namespace)
 }
 
-/// The object of a kind, name and namespace; of a kind that has none, that one doesn't count.
+/// Returns the ID of a kind, name and namespace; the namespace of a cluster-scoped kind is ignored.
 fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, Invalid> {
     let is_name = |name: &str| {
         name.len() <= 253
@@ -321,12 +321,12 @@ fn named(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId, In
     })
 }
 
-/// A text field that must be there.
+/// Returns a text field that must exist.
 fn required<'a>(fields: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, Invalid> {
     text(fields, key, path)?.ok_or_else(|| Invalid::new(path, Reason::Missing))
 }
 
-/// A text field that isn't empty.
+/// Returns a text field that must not be empty, if it exists.
 fn text<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
@@ -348,7 +348,7 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Invalid> {
     })
 }
 
-/// A port number that can be dialled.
+/// Returns a valid port number, from 1 to 65535.
 fn port(number: i32, field: impl FnOnce() -> String) -> Result<u16, Invalid> {
     u16::try_from(number)
         .ok()
@@ -356,7 +356,7 @@ fn port(number: i32, field: impl FnOnce() -> String) -> Result<u16, Invalid> {
         .ok_or_else(|| Invalid::new(field(), Reason::Port(number)))
 }
 
-/// A protocol by its name; TCP where none is given.
+/// Returns a protocol by its name; TCP if none is given.
 fn protocol(name: Option<&str>, field: impl FnOnce() -> String) -> Result<Protocol, Invalid> {
     match name {
         None | Some("" | "TCP") => Ok(Protocol::TCP),

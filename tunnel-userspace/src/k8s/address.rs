@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Invalid, Reason};
 
-/// What a range of addresses is written as.
+/// The expected form of a range of addresses, for errors.
 pub(super) const A_CIDR: &str = "an address with a prefix length";
 
 /// Reads an address into its canonical form.
@@ -36,7 +36,7 @@ pub(super) fn cidr(text: &str) -> Option<(IpAddr, u8)> {
     Some((network, u8::try_from(length).ok()?))
 }
 
-/// Reads an address that traffic can be sent to by anyone.
+/// Reads an address that any client can send traffic to.
 pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
     let address =
         ip(text).ok_or_else(|| Invalid::new(field(), Reason::not("an IP address", text)))?;
@@ -52,7 +52,7 @@ pub(super) fn unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, 
     Err(unusable(text, what, field()))
 }
 
-/// Reads an address that an endpoint may have: one that means the same on every node
+/// Reads an address that an endpoint may have: one with the same meaning on every node
 /// (`ValidateEndpointIP` in Kubernetes' `pkg/apis/core/validation`).
 pub(super) fn endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, Invalid> {
     let address = unicast(text, &field)?;
@@ -84,8 +84,8 @@ fn v4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then_some(address)
 }
 
-/// The standard library's reader is strict about zeros before a group and in an IPv4 tail, so
-/// they go first.
+/// Reads an IPv6 address. The standard library's parser refuses leading zeros in a group and in an IPv4
+/// tail, so they are removed first.
 fn v6(text: &str) -> Option<Ipv6Addr> {
     let (groups, tail) = text.rsplit_once(':')?;
     let mut plain: Vec<String> = groups.split(':').map(without_zeros).collect();
@@ -104,7 +104,7 @@ fn without_zeros(group: &str) -> String {
     if is_zero { "0" } else { rest }.to_owned()
 }
 
-/// A number of decimal digits and nothing else.
+/// Parses a number that consists of decimal digits only.
 fn decimal(text: &str) -> Option<u32> {
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()

@@ -1,4 +1,4 @@
-//! Objects as the API server sends them: complete, of a kind that is known beforehand.
+//! Objects as the API server sends them: complete, of a known kind.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     /// The kind.
     const READ_AS: Kind;
 
-    /// Takes the object, or nothing if Culvert has no part in it. Fields that are left out go to
-    /// `ignored`.
+    /// Converts the object; `None` if Culvert does not serve it. The fields that are left out are pushed
+    /// to `ignored`.
     ///
     /// # Errors
     ///
-    /// Names the first field that can't be used.
+    /// Returns the first invalid field.
     fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid>;
 
-    /// Takes the object with the fields that are left out, or nothing if Culvert has no part in it.
+    /// Converts the object, with the fields that are left out; `None` if Culvert does not serve it.
     ///
     /// # Errors
     ///
-    /// Names the first field that can't be used.
+    /// Returns the first invalid field.
     fn take(self, name: ObjectName) -> Result<Option<Taken>, Invalid> {
         let mut ignored = Vec::new();
         let object = self.read(name, &mut ignored)?;
@@ -34,18 +34,18 @@ pub trait Arriving: DeserializeOwned + Metadata<Ty = ObjectMeta> {
     }
 }
 
-/// What came of reading one object. Fields that nobody reads are gone already.
+/// The result of reading one object, without the fields that Culvert does not read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrived {
-    /// Which object it is.
+    /// The ID of the object.
     pub id: ObjectId,
     /// Its `resourceVersion`.
     pub version: String,
-    /// Who it is among all that had its name, where that was said.
+    /// The uid, which distinguishes the object from earlier ones of its name, if it was sent.
     pub uid: Option<Arc<str>>,
-    /// The name of the Service that it says it belongs to.
+    /// The name of the Service in the label of the object.
     pub owner: Option<Arc<str>>,
-    /// The object; nothing if Culvert has no part in it.
+    /// The object; `None` if Culvert does not serve it.
     pub object: Result<Option<Taken>, Invalid>,
 }
 
@@ -53,13 +53,14 @@ pub struct Arrived {
 ///
 /// # Errors
 ///
-/// It is no JSON, or can't even be told whose it is.
+/// The text is no JSON, or contains no name.
 pub fn arrived<K: Arriving>(json: &str) -> Result<Arrived, serde_json::Error> {
     let Ok(mut object) = serde_json::from_str::<K>(json) else {
         return misshapen::<K>(serde_json::from_str(json)?);
     };
     let metadata = object.metadata_mut();
-    // Nobody reads it, and in a real cluster it is the greater part of many objects.
+    // Culvert doesn't read the managed fields; in a real cluster they are the larger part of many
+    // objects.
     metadata.managed_fields = None;
     let version = metadata.resource_version.take().unwrap_or_default();
     let uid = metadata.uid.as_deref().map(Arc::from);
@@ -85,14 +86,15 @@ fn id<K: Arriving>(namespace: Option<&str>, name: String) -> ObjectId {
     }
 }
 
-/// The Service that an object of this kind belongs to, by its label.
+/// Returns the Service that an object of this kind belongs to, by its label.
 fn owner<K: Arriving>(service: Option<&str>) -> Option<Arc<str>> {
     let service = service.filter(|_| K::READ_AS == Kind::EndpointSlice);
     service.map(Arc::from)
 }
 
-/// Reads an object that is not of the shape of its kind: whose it is, and which field is wrong. The value
-/// tells it without a place in the text, which moves with every change of the object.
+/// Reads an object that does not have the shape of its kind, and returns its ID and the invalid field.
+/// The error comes from the parsed value: it has no offset in the text, which would change with every
+/// version of the object.
 fn misshapen<K: Arriving>(value: Value) -> Result<Arrived, serde_json::Error> {
     let metadata = |field: &str| value.get("metadata")?.get(field);
     let text = |field| metadata(field).and_then(Value::as_str);

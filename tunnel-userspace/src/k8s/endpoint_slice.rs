@@ -9,26 +9,26 @@ use crate::model::{
 
 /// The label that names the Service of a slice.
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label of a headless Service's slices, whatever its value.
+/// The label of a headless Service's slices, with any value.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// The annotation with the time of the change that a slice tells of
+/// The annotation with the time of the change that caused this version of a slice
 /// (`EndpointsLastChangeTriggerTime` in `k8s.io/api/core/v1`).
 const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// How many endpoints, and how many ports, of a slice are named that can't be used.
+/// The maximum number of invalid endpoints, and of invalid ports, that are reported per slice.
 const NOTED: usize = 8;
 
 impl Arriving for v1::EndpointSlice {
     const READ_AS: Kind = Kind::EndpointSlice;
 
-    /// Takes an EndpointSlice, or nothing if it says nothing of a Service that is served here: it is
-    /// no Service's, a headless one's, or holds host names. An endpoint or a port of it that can't be used
-    /// is left out, and noted in `ignored`, as kube-proxy passes over one by itself (`addEndpoints` in
+    /// Reads an EndpointSlice; `None` if it belongs to no Service that is served here: it has no
+    /// Service, a headless one, or holds host names. An invalid endpoint or port is left out and pushed
+    /// to `ignored`; kube-proxy skips single ones, too (`addEndpoints` in
     /// `pkg/proxy/endpointslicecache.go`).
     fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
         let annotations = self.metadata.annotations.unwrap_or_default();
-        // It is read for a metric only; one that is no time is as good as none.
+        // Only a metric uses the time, so an invalid one counts as absent.
         let triggered = annotations
             .get(TRIGGERED)
             .and_then(|text| text.parse().ok());
@@ -63,10 +63,9 @@ impl Arriving for v1::EndpointSlice {
     }
 }
 
-/// The ports. One without a number stands for no port of a Service, and is left out. A port
-/// without a name is the unnamed one: the API server fills that in
-/// (`SetDefaults_EndpointPort` in Kubernetes' `pkg/apis/discovery/v1`), and a manifest means
-/// here what it means there.
+/// Reads the ports. A port without a number belongs to no port of a Service, and is left out. A port
+/// without a name is the unnamed one: the API server sets the empty name (`SetDefaults_EndpointPort` in
+/// Kubernetes' `pkg/apis/discovery/v1`), and a manifest has the same meaning here as there.
 fn ports(ports: &[v1::EndpointPort], ignored: &mut Vec<Invalid>) -> Vec<EndpointPort> {
     let mut names = BTreeSet::new();
     let mut read_one = |(i, entry): (usize, &v1::EndpointPort)| {
@@ -121,7 +120,7 @@ fn endpoints(
     usable(endpoints.into_iter().enumerate().map(read_one), ignored)
 }
 
-/// Those that can be used. Of the others the first few are told: a slice has up to a thousand.
+/// Collects the valid items, and reports the first few errors: a slice has up to a thousand items.
 fn usable<T>(read: impl Iterator<Item = Result<T, Invalid>>, ignored: &mut Vec<Invalid>) -> Vec<T> {
     let mut rest = Vec::new();
     let usable = good(read, &mut rest);
@@ -129,12 +128,12 @@ fn usable<T>(read: impl Iterator<Item = Result<T, Invalid>>, ignored: &mut Vec<I
     usable
 }
 
-/// A text that says something.
+/// Returns a text unless it is empty.
 fn known(text: Option<String>) -> Option<Arc<str>> {
     text.filter(|text| !text.is_empty()).map(Arc::from)
 }
 
-/// The hints, if there are any.
+/// Returns the hints, if there are any.
 fn hints(hints: v1::EndpointHints) -> Option<Arc<Hints>> {
     let nodes = hints.for_nodes.unwrap_or_default().into_iter();
     let zones = hints.for_zones.unwrap_or_default().into_iter();

@@ -1,6 +1,6 @@
-//! A manifest from its text as JSON. Nearly all are complete and right, and are read as what they
-//! are, which takes a third of the time and memory of reading them as values first; the others are
-//! read once more for an error that says what is wrong.
+//! Parses a manifest from JSON text. Nearly all manifests are complete and valid, and are parsed
+//! directly as their type, which takes a third of the time and memory of parsing them as values first;
+//! the others are parsed again as values, for an error with the field.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::{Deserializer, Value};
 
 use super::{Arriving, Manifest, Reader, Refused, manifest, named, parse};
 
-/// What a manifest is, by its own words.
+/// The kind and version in the text of a manifest.
 #[derive(Default)]
 struct Head<'a> {
     api_version: Option<&'a str>,
@@ -17,10 +17,10 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Reads no further than it must: most of the text comes after it.
+    /// Reads the text up to the second of the two fields: most of it comes later.
     fn of(text: &'a str) -> Self {
         let mut head = Self::default();
-        // That there is more of the object than was read is an error.
+        // The deserializer returns an error because the object has unread fields.
         let (Ok(()) | Err(_)) = Deserializer::from_str(text).deserialize_map(&mut head);
         head
     }
@@ -48,11 +48,11 @@ impl<'a> Visitor<'a> for &mut Head<'a> {
     }
 }
 
-/// Reads one manifest: as [`parse`] does from its value.
+/// Reads one manifest from its text, with the same result as [`parse`] from its value.
 ///
 /// # Errors
 ///
-/// It is no JSON; the inner error is that of [`parse`].
+/// The text is no JSON; the inner error is that of [`parse`].
 pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
     match complete(text) {
         Some(manifest) => Ok(manifest),
@@ -60,20 +60,20 @@ pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, Refused>> {
     }
 }
 
-/// A manifest that is complete and of the right types; nothing if it is not.
+/// Reads a complete manifest of the right types; `None` for any other.
 fn complete(text: &str) -> Option<Result<Manifest, Refused>> {
     let Head { api_version, kind } = Head::of(text);
     let reader = Reader::of(kind?)?;
-    // Which version it is, its type looks at.
+    // The type checks the value of the version.
     api_version?;
     (reader.json)(text)
 }
 
-/// What came of an object; nothing if it is none of that type, or has no name that can be used.
+/// Reads an object; `None` if the text is not of that type, or has no valid name.
 pub(super) fn taken<T: Arriving>(text: &str) -> Option<Result<Manifest, Refused>> {
     let mut object = serde_json::from_str::<T>(text).ok()?;
     let metadata = object.metadata_mut();
-    // In a file it is that of an object that was exported, perhaps from another cluster.
+    // In a file, the uid is that of an exported object, perhaps from another cluster.
     metadata.uid = None;
     let name = metadata.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = metadata.namespace.as_deref();
@@ -102,7 +102,7 @@ mod tests {
         r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":""}}"#,
     ];
 
-    /// Manifests that are not.
+    /// Manifests that are incomplete.
     const INCOMPLETE: [&str; 12] = [
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"ports":[{"port":"80"}]}}"#,
         r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"No"}}"#,

@@ -8,15 +8,15 @@ use k8s_openapi::api::core::v1;
 use super::{Arriving, Invalid, Reason, address, port, protocol};
 use crate::model::{Family, Kind, Object, ObjectName, Service, ServicePort, TrafficPolicy};
 
-/// The label that gives a Service to another proxy, whatever its value.
+/// The label that assigns a Service to another proxy, with any value.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 impl Arriving for v1::Service {
     const READ_AS: Kind = Kind::Service;
 
-    /// Takes a Service. Of one that isn't served here, as it has no cluster IP or is another proxy's, only
-    /// the addresses of its load balancer are taken, and nothing if there are none. What is left out of one
-    /// that is served is told.
+    /// Reads a Service. A Service that isn't served here, because it has no cluster IP or is another
+    /// proxy's, is reduced to the addresses of its load balancer; `None` if there are none. The invalid
+    /// fields of a served one are pushed to `ignored`.
     fn read(self, name: ObjectName, ignored: &mut Vec<Invalid>) -> Result<Option<Object>, Invalid> {
         let Self {
             metadata,
@@ -63,7 +63,7 @@ impl Arriving for v1::Service {
     }
 }
 
-/// What counts of a Service that isn't served here.
+/// Returns the part of an unserved Service that matters here: the addresses of its load balancer.
 fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Object> {
     let unserved_ips = reach::ingress_ips(status);
     (!unserved_ips.is_empty()).then(|| {
@@ -74,7 +74,7 @@ fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Obje
     })
 }
 
-/// The cluster IPs, or nothing if the Service is headless.
+/// Returns the cluster IPs, or `None` if the Service is headless.
 fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, Invalid> {
     let is_set = |text: &&str| !text.is_empty();
     let single = spec.cluster_ip.as_deref().filter(is_set);

@@ -28,7 +28,7 @@ pub(super) fn http() -> Value {
     json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]})
 }
 
-/// The same manifest with one field set, given as a JSON pointer.
+/// Returns the same manifest with one field set, given as a JSON pointer.
 pub(super) fn with(mut manifest: Value, pointer: &str, value: Value) -> Value {
     let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
     let parent = manifest.pointer_mut(parent).and_then(Value::as_object_mut);
@@ -68,7 +68,7 @@ pub(super) fn assert_skipped(manifest: Value) {
     assert!(matches!(parsed, Manifest::Skipped(_)), "{parsed:?}");
 }
 
-/// What is left out of a manifest, each field with what is wrong with it.
+/// Returns the fields that are left out of a manifest, each with its error.
 #[track_caller]
 pub(super) fn ignored(manifest: Value) -> Vec<String> {
     let parsed = parse(manifest).expect("a good manifest");
@@ -78,14 +78,14 @@ pub(super) fn ignored(manifest: Value) -> Vec<String> {
     ignored.iter().map(ToString::to_string).collect()
 }
 
-/// Asserts that a manifest is refused, by which field and for what.
+/// Asserts that a manifest is refused with this field and error.
 #[track_caller]
 pub(super) fn assert_refused(manifest: Value, wrong: &str) {
     let refused = parse(manifest).expect_err("refused");
     assert_eq!(refused.invalid.to_string(), wrong);
 }
 
-/// Asserts for each row `JSON => what is wrong` that what is made of the JSON is refused so.
+/// Asserts for each row `JSON => error` that the manifest built from the JSON is refused with the error.
 #[track_caller]
 pub(super) fn assert_all_refused(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {
@@ -265,7 +265,7 @@ fn a_list_keeps_the_kinds_of_its_items() {
     assert_refused(json!({"kind": "List", "items": {}}), "items: is not a list");
 }
 
-/// Values of any shape, with the keys that are looked for among their keys.
+/// Generates values of any shape, with the expected keys among theirs.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -87,8 +87,8 @@ fn slices_that_say_nothing_of_a_served_service_are_skipped() {
     }
 }
 
-/// Asserts for each row `JSON => what is wrong` that of the two entries of a list only the first is
-/// used, and that the second, which is made of the JSON, is named so.
+/// Asserts for each row `JSON => error` that of two entries of a list only the first is used, and that
+/// the second, built from the JSON, is reported with the error.
 #[track_caller]
 fn assert_left_out(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {

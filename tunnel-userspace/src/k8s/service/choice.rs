@@ -1,5 +1,5 @@
-//! How a backend of a Service is chosen, and for whom: its annotations. None of them is a reason to
-//! leave a Service without translation, so what can't be used is left out.
+//! The annotations that select the backends of a Service, and their clients. No error in them prevents
+//! the translation of the Service, so invalid entries are left out.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,19 +10,19 @@ use crate::{
     model::{Algorithm, KeepTo, Weights},
 };
 
-/// What stands before the name of a zone.
+/// The prefix of a zone's name.
 const ZONE: &str = "zone:";
-/// What stands for every endpoint that nothing is said of.
+/// The key for all endpoints without an entry of their own.
 const OTHERS: &str = "*";
-/// The names of algorithms.
+/// The names of the algorithms, for errors.
 const ALGORITHMS: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev or \
                           least-conn, nor their name in IPVS";
-/// The keys that `OpenYurt` knows.
+/// The keys that `OpenYurt` defines.
 const TOPOLOGIES: &str = "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
-/// The annotation of `OpenYurt`.
+/// The annotation of `OpenYurt` for topology keys.
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 
-/// The annotation `culvert.dev/algorithm`.
+/// Reads the annotation `culvert.dev/algorithm`.
 pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Algorithm> {
     let (field, text) = annotation(metadata, "algorithm")?;
     let algorithm = Algorithm::named(text);
@@ -32,8 +32,8 @@ pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Op
     algorithm
 }
 
-/// The annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. An entry that can't
-/// be read is left out.
+/// Reads the annotation `culvert.dev/weights`, such as `web-0=3, zone:north=2, *=1`. An invalid entry is
+/// left out.
 pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<Arc<Weights>> {
     let (field, text) = annotation(metadata, "weights")?;
     let mut weights = Weights::default();
@@ -65,7 +65,7 @@ pub(super) fn weights(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
     (weights != Weights::default()).then(|| Arc::new(weights))
 }
 
-/// The annotation `culvert.dev/sockets`: whether sockets are to leave the Service alone.
+/// Reads the annotation `culvert.dev/sockets`; returns true if sockets must leave the Service alone.
 pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> bool {
     let Some((field, text)) = annotation(metadata, "sockets") else {
         return false;
@@ -83,8 +83,9 @@ pub(super) fn is_not_for_sockets(metadata: &ObjectMeta, ignored: &mut Vec<Invali
     }
 }
 
-/// The annotation `openyurt.io/topologyKeys`. The text counts as a whole, blanks too, and an empty one
-/// is none (openyurt `pkg/yurthub/filter/servicetopology/filter.go`, `serviceTopologyHandler`).
+/// Reads the annotation `openyurt.io/topologyKeys`. The complete text is compared, including blanks, and
+/// an empty one means none (openyurt `pkg/yurthub/filter/servicetopology/filter.go`,
+/// `serviceTopologyHandler`).
 pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Option<KeepTo> {
     let text = text(metadata, TOPOLOGY_KEYS)?;
     match text {
@@ -99,7 +100,7 @@ pub(super) fn keep_to(metadata: &ObjectMeta, ignored: &mut Vec<Invalid>) -> Opti
     }
 }
 
-/// The field and text of an annotation of ours.
+/// Returns the field and text of an annotation of Culvert.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     let annotation = format!("{ANNOTATION_DOMAIN}/{name}");
     let text = text(metadata, &annotation)?.trim();

@@ -1,5 +1,5 @@
-//! Who reaches a Service, and which of its endpoints: everything beside its cluster IPs. None of it
-//! is a reason to leave a Service without translation, so what can't be used is left out.
+//! The fields that define the clients of a Service and the endpoints that they reach, except its cluster
+//! IPs. No error in them prevents the translation of the Service, so invalid values are left out.
 
 use std::net::IpAddr;
 
@@ -10,23 +10,23 @@ use crate::{
     model::TrafficPolicy,
 };
 
-/// How long a client keeps its endpoint where the Service doesn't say, in seconds
-/// (`DefaultClientIPServiceAffinitySeconds` in Kubernetes' `pkg/apis/core/v1`), and at most.
+/// The time that a client keeps its endpoint if the Service sets none, in seconds
+/// (`DefaultClientIPServiceAffinitySeconds` in Kubernetes' `pkg/apis/core/v1`), and its maximum.
 const AFFINITY: u32 = 10_800;
 const LONGEST_AFFINITY: u32 = 86_400;
 
-/// The mode of an address of a load balancer whose traffic must leave the node.
+/// The mode of a load balancer's address if its traffic must leave the node.
 const PROXY: &str = "Proxy";
 
-/// `spec.externalIPs`.
+/// Reads `spec.externalIPs`.
 pub(super) fn external_ips(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
     let read = texts.map(|(i, text)| address::unicast(text, || format!("spec.externalIPs[{i}]")));
     good(read, ignored)
 }
 
-/// The addresses of the load balancer that the node serves itself. Traffic to one of mode `Proxy`
-/// must leave the node (KEP-1860); host names are not addresses.
+/// Returns the addresses of the load balancer that the node serves itself. Traffic to one of mode
+/// `Proxy` must leave the node (KEP-1860); host names are no addresses.
 pub(super) fn load_balancer_ips(
     status: Option<&v1::ServiceStatus>,
     ignored: &mut Vec<Invalid>,
@@ -51,13 +51,13 @@ pub(super) fn load_balancer_ips(
     good(addresses, ignored)
 }
 
-/// The addresses of the load balancer of mode `Proxy`; what is none is not told.
+/// Returns the addresses of the load balancer of mode `Proxy`; invalid ones are not reported.
 pub(super) fn proxied_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
     let proxied = ingresses(status).filter(|ingress| ingress.ip_mode.as_deref() == Some(PROXY));
     proxied.filter_map(ip).collect()
 }
 
-/// All addresses of the load balancer, of whatever mode; what is none is not told.
+/// Returns all addresses of the load balancer, of any mode; invalid ones are not reported.
 pub(super) fn ingress_ips(status: Option<&v1::ServiceStatus>) -> Vec<IpAddr> {
     ingresses(status).filter_map(ip).collect()
 }
@@ -72,7 +72,7 @@ fn ingresses(status: Option<&v1::ServiceStatus>) -> impl Iterator<Item = &v1::Lo
     ingresses.flatten()
 }
 
-/// `spec.loadBalancerSourceRanges`; blanks around a range don't count.
+/// Reads `spec.loadBalancerSourceRanges`; blanks around a range are ignored.
 pub(super) fn source_ranges(
     spec: &v1::ServiceSpec,
     ignored: &mut Vec<Invalid>,
@@ -87,7 +87,7 @@ pub(super) fn source_ranges(
     good(read, ignored)
 }
 
-/// A traffic policy; `Cluster` where there is none.
+/// Reads a traffic policy; `Cluster` if there is none.
 pub(super) fn policy(field: &str, text: Option<&str>, ignored: &mut Vec<Invalid>) -> TrafficPolicy {
     match text {
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
@@ -100,7 +100,7 @@ pub(super) fn policy(field: &str, text: Option<&str>, ignored: &mut Vec<Invalid>
     }
 }
 
-/// How long a client keeps its endpoint, in seconds; 0 where it doesn't.
+/// Returns the time that a client keeps its endpoint, in seconds; 0 without affinity.
 pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> u32 {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => return 0,
@@ -125,13 +125,13 @@ pub(super) fn affinity(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> u3
     })
 }
 
-/// `spec.healthCheckNodePort`.
+/// Reads `spec.healthCheckNodePort`.
 pub(super) fn health_check_port(spec: &v1::ServiceSpec, ignored: &mut Vec<Invalid>) -> Option<u16> {
     let field = || "spec.healthCheckNodePort".to_owned();
     optional_port(spec.health_check_node_port, field, ignored)
 }
 
-/// A port that need not be there.
+/// Reads an optional port.
 pub(super) fn optional_port(
     number: Option<i32>,
     field: impl FnOnce() -> String,

@@ -85,7 +85,7 @@ fn services_that_are_not_served_here_are_skipped_whatever_else_they_say() {
         assert_skipped(service(spec));
     }
     assert_skipped(labelled("service.kubernetes.io/service-proxy-name"));
-    // Its cluster IP says that it isn't headless.
+    // The Service has a cluster IP, so it isn't headless.
     a_service(labelled("service.kubernetes.io/headless"));
 }
 

@@ -2,7 +2,7 @@ use super::*;
 
 type Reader<T> = fn(&ObjectMeta, &mut Vec<Invalid>) -> T;
 
-/// Reads an annotation of a Service, and asserts that it is left out if it is wrong.
+/// Reads an annotation of a Service, and asserts that these errors are reported.
 #[track_caller]
 fn read<T>(reader: Reader<T>, name: &str, text: &str, wrong: &[&str]) -> T {
     let metadata = ObjectMeta {

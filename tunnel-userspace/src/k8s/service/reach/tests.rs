@@ -8,14 +8,14 @@ use crate::{
     model::Service,
 };
 
-/// Reads a Service, and asserts that of all its fields these are left out.
+/// Reads a Service, and asserts that exactly these fields are left out.
 #[track_caller]
 fn read_without(wrong: &[&str], manifest: Value) -> Arc<Service> {
     assert_eq!(ignored(manifest.clone()), wrong);
     a_service(manifest)
 }
 
-/// Reads a Service with more fields in its `spec`, and asserts that these are left out.
+/// Reads a Service with additional fields in its `spec`, and asserts that these are left out.
 #[track_caller]
 fn read(fields: Value, wrong: &[&str]) -> Arc<Service> {
     let Value::Object(mut fields) = fields else {

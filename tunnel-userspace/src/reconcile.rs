@@ -1,21 +1,21 @@
-//! The owner of the maps: brings what they hold to what the plans say.
+//! The owner of the maps: writes the maps until their content is as planned.
 //!
-//! Three rooms, which `reconciler` joins and `run` drives:
+//! Three parts, which `reconciler` joins and `run` drives:
 //!
 //! - `desired`: the plans of all Services, kept up to date; `plan` computes each (pure)
-//! - `sync`: what the maps hold, and the writes that bring it to the plans, in an order that is safe at
-//!   every step
-//! - `observe`: what is shown of both: Services, counts, measures, problems. Others read it while the
-//!   owner writes
+//! - `sync`: the content of the maps, and the writes that bring it to the plans, in an order that is
+//! safe at every step
+//! - `observe`: the published state of both: Services, counts, metrics, problems. Readers use it while
+//! the owner writes
 //!
-//! And beside them:
+//! Modules that these use:
 //!
-//! - `access`: what is asked of the maps
-//! - `background`: work that the loop must not wait for
-//! - `grace`: what was taken out of reach, until it can be freed
+//! - `access`: the traits for reading and writing maps
+//! - `background`: work for which the loop must not wait
+//! - `grace`: entries that wait for an RCU grace period before they are freed
 //! - `listener_poll`: polls for listeners of this node on addresses of Services
-//! - `migrate`: what maps hold, written into maps of other sizes
-//! - `problems`: what is not as planned
+//! - `migrate`: the content of maps, written into maps of other sizes
+//! - `problems`: deviations from the plans
 //! - `steering`: the owner of the steering maps
 
 mod access;

@@ -1,4 +1,4 @@
-//! What the owner of the maps asks of them, and how large they are.
+//! The access of the owner to its maps.
 
 use std::io;
 
@@ -7,29 +7,29 @@ use tunnel_common::{
     steering::{Steered, SteeringKey},
 };
 
-/// A map could not be written.
+/// The error of writing a map.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write map {map}")]
 pub struct WriteError {
     /// The name of the map.
     pub map: &'static str,
-    /// What the kernel said.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
 
-/// A map could not be read.
+/// The error of reading a map.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read map {map}")]
 pub struct ReadError {
     /// The name of the map.
     pub map: &'static str,
-    /// What the kernel said.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
 
-/// What maps hold could not be taken over, into this process or into other maps.
+/// The error of adopting the content of maps, into this process or into other maps.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// A map can't be read.
@@ -38,96 +38,96 @@ pub enum AdoptError {
     /// A map can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The kernel gives no grace period.
+    /// The kernel offers no grace period.
     #[error("cannot wait for the kernel's grace period")]
     Grace(#[source] io::Error),
 }
 
 /// Writes single entries of the service maps.
 pub trait MapWriter: Send {
-    /// Points a front key at a record.
+    /// Points a frontend key at a record.
     ///
     /// # Errors
     ///
-    /// The kernel refused the write; the entry is as it was. So for the others.
+    /// The kernel refused the write, and the entry is unchanged. The same holds for the other methods.
     fn write_svc(&mut self, key: &FrontKey, index: u32) -> Result<(), WriteError>;
-    /// Removes a front key; that it is absent is no error.
+    /// Removes a frontend key, if it exists.
     fn delete_svc(&mut self, key: &FrontKey) -> Result<(), WriteError>;
-    /// Writes a record that nothing leads to.
+    /// Writes a record to which no key leads yet.
     fn write_front(&mut self, index: u32, front: &Front) -> Result<(), WriteError>;
-    /// Writes a range of clients that nothing leads to.
+    /// Writes a range of clients to which no record leads yet.
     fn write_source(&mut self, index: u32, source: &Source) -> Result<(), WriteError>;
-    /// Writes slots that nothing leads to, one behind another from the first place on. Where one
-    /// fails, others may be written.
+    /// Writes slots to which no record leads yet, consecutively from index `first`. If one fails, others
+    /// may have been written.
     fn write_slots(&mut self, first: u32, slots: &[Slot]) -> Result<(), WriteError>;
-    /// Writes backends that nothing leads to, each at its index, in their order. Says how many were
-    /// written, and what ended it if those are not all.
+    /// Writes backends to which no slot leads yet, each at its index, in their order. Returns the number
+    /// written, and the error if those are not all.
     fn write_backends(&mut self, backends: &[(u32, Backend)]) -> (usize, Result<(), WriteError>);
-    /// Says which sets a backend is in, which may be in use.
+    /// Writes the sets of a backend, which may be in use.
     fn move_backend(&mut self, index: u32, sets: Membership) -> Result<(), WriteError>;
-    /// Marks a backend as gone.
+    /// Marks a backend as removed.
     fn retire_backend(&mut self, index: u32) -> Result<(), WriteError>;
-    /// Lets writes wait from now on, so that many go with one call: those of what nothing leads to, and
-    /// of keys. They are made in an order in which nothing leads to what isn't written, and before
-    /// anything that is in use changes. After one was refused, no other may be made.
+    /// Starts batching: writes of unreachable entries and of keys are delayed and written with few
+    /// calls. No key or record is written before the entries it leads to, and all are written before an
+    /// entry in use changes. After a refused write no other may follow.
     fn hold(&mut self);
-    /// Makes the writes that wait; those that follow don't.
+    /// Writes all batched entries, and ends batching.
     ///
     /// # Errors
     ///
-    /// The kernel refused some of them; which of them were made is not known.
+    /// The kernel refused some of them; it is unknown which of them were written.
     fn flush(&mut self) -> Result<(), WriteError>;
-    /// Lets the counts of a service port begin anew.
+    /// Resets the counters of a service port.
     fn reset_tally(&mut self, service: u32) -> Result<(), WriteError>;
 }
 
-/// Reads the counts of programs.
+/// Reads the counters of the programs.
 pub trait Counts {
-    /// How many open sockets remember a backend, modulo 2^64. Only programs count.
+    /// Returns the number of open connections of a backend, modulo 2^64. Only programs count.
     ///
     /// # Errors
     ///
-    /// The kernel refused the read. So for the other.
+    /// The kernel refused the read. The same holds for the other method.
     fn open_at(&self, index: u32) -> Result<u64, ReadError>;
-    /// What the programs counted of a service port, since it came or the maps were made.
+    /// Returns the counters of a service port, since its id was allocated or the maps were created.
     fn tally(&self, service: u32) -> Result<Tally, ReadError>;
 }
 
 /// Reads the service maps.
 pub trait MapReader: Counts {
-    /// Whether the maps were made for this process and hold nothing; asked before it writes.
+    /// Returns true if the maps were created for this process and are empty; called before it writes.
     fn is_new(&self) -> bool;
-    /// Every front key and the index of its record.
+    /// Returns every frontend key and the index of its record.
     ///
     /// # Errors
     ///
-    /// The kernel refused the read. So for the others.
+    /// The kernel refused the read. The same holds for the other methods.
     fn fronts(&self) -> Result<Vec<(FrontKey, u32)>, ReadError>;
-    /// A record.
+    /// Returns a record.
     fn front(&self, index: u32) -> Result<Front, ReadError>;
-    /// A slot.
+    /// Returns a slot.
     fn slot(&self, index: u32) -> Result<Slot, ReadError>;
-    /// A range of clients.
+    /// Returns a range of clients.
     fn source(&self, index: u32) -> Result<Source, ReadError>;
-    /// The backends from the first on, by index.
+    /// Returns the first `entries` backends, by index.
     fn backends(&self, entries: u32) -> Result<Vec<Backend>, ReadError>;
-    /// What the programs counted of the service ports from the first id on.
+    /// Returns the counters of the first `entries` service ports, by id.
     fn tallies(&self, entries: u32) -> Result<Vec<Tally>, ReadError>;
 }
 
 /// Reads and writes single entries of the steering maps.
 pub trait SteeringMaps: Send {
-    /// Every key and the index of its record.
+    /// Returns every key and the index of its record.
     ///
     /// # Errors
     ///
-    /// The kernel refused the read. So for the others that read.
+    /// The kernel refused the read. The same holds for the other methods that read.
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
-    /// The records from the first on, by index.
+    /// Returns the first `entries` records, by index.
     fn records(&self, entries: u32) -> Result<Vec<Steered>, ReadError>;
-    /// The cookie of the network namespace that the canary was seen in; 0 for none.
+    /// Returns the cookie of the network namespace from which the probe connected; 0 for none.
     fn host(&self) -> Result<u64, ReadError>;
-    /// Forgets that cookie.
+    /// Resets that cookie.
     ///
     /// # Errors
     ///
@@ -137,10 +137,11 @@ pub trait SteeringMaps: Send {
     ///
     /// # Errors
     ///
-    /// The kernel refused the write; the entry is as it was. So for the others that write.
+    /// The kernel refused the write, and the entry is unchanged. The same holds for the other methods
+    /// that write.
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError>;
-    /// Removes a key; that it is absent is no error.
+    /// Removes a key, if it exists.
     fn delete_key(&mut self, key: &SteeringKey) -> Result<(), WriteError>;
-    /// Writes a record that no key leads to.
+    /// Writes a record to which no key leads yet.
     fn write_record(&mut self, index: u32, record: &Steered) -> Result<(), WriteError>;
 }

@@ -2,12 +2,12 @@ use std::future;
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// Work beside the owner of the maps broke off.
+/// The error of a background thread that panicked.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("work beside the owner of the maps broke off")]
 pub struct BrokeOff;
 
-/// A piece of work in a thread of its own, beside the owner of the maps.
+/// A job in a thread of its own, concurrent to the owner of the maps.
 #[derive(Debug)]
 pub(super) struct Background<R>(Option<JoinHandle<R>>);
 
@@ -24,7 +24,7 @@ impl<R: Send + 'static> Background<R> {
         self.0.is_some()
     }
 
-    /// The result, once there is one; nothing if the work broke off.
+    /// Waits for the result; returns none if the thread panicked.
     pub(super) async fn ended(&mut self) -> Option<R> {
         let Some(running) = &mut self.0 else {
             return future::pending().await;

@@ -1,5 +1,5 @@
-//! The maps as they should be: keeps the plans of all Services, and finds which of them a change of
-//! Services, Nodes or addresses concerns. [`crate::plan`] computes each. Pure.
+//! The desired content of the maps: keeps the plans of all Services up to date, and finds those that a
+//! change of Services, Nodes or addresses affects. [`crate::plan`] computes each. Pure.
 
 mod local_listeners;
 
@@ -26,47 +26,47 @@ use crate::{
     },
 };
 
-/// Fewer Services than these are planned one after the other.
+/// The number of Services from which on several threads plan them.
 const MANY: usize = 1024;
 
-/// This node, and the rules of the config that plans go by.
+/// This node, and the rules of the config for planning.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The name of its Node object.
     pub node_name: String,
-    /// How a backend is chosen where a Service doesn't say.
+    /// The algorithm of a Service without one of its own.
     pub algorithm: Algorithm,
-    /// Which addresses of it node ports are dialled on.
+    /// The addresses of this node for node ports.
     pub node_ports: Vec<NodePortAddresses>,
-    /// Which external IPs are served.
+    /// The external IPs that are served.
     pub external_ips: ExternalIps,
-    /// Whether it counts which endpoints Services keep to.
+    /// The handling of restrictions to some endpoints.
     pub topology_keys: TopologyKeys,
 }
 
 /// The sources' Services, and their plans.
 pub(super) struct Desired {
-    /// What the sources say of each Service, to be planned anew when this node changes.
+    /// The state of each Service by the sources, for planning it again when this node changes.
     pub(super) states: HashMap<ObjectName, ServiceState>,
     pub(super) plans: BTreeMap<ObjectName, ServicePlan>,
     pub(super) claims: Claims,
     pub(super) rules: Rules,
     pub(super) listeners: LocalListeners,
     local_node: LocalNode,
-    /// The health checks of Services. They are shown as one: there are few, only load balancers of policy
-    /// Local have one.
+    /// The health checks of Services, shared as one value: they are few, since only load balancers of
+    /// policy Local have one.
     pub(super) health: Arc<HealthChecks>,
-    /// Whether there is a Node of this node's name.
+    /// True if there is a Node of this node's name.
     pub(super) node_known: bool,
-    /// Whether load balancers may send traffic to this node.
+    /// True if load balancers may send traffic to this node.
     pub(super) node_eligible: bool,
-    /// Service ports of policy Local without endpoints here.
+    /// The numbers of service ports with a policy Local but no endpoint on this node.
     pub(super) gaps: ByFamily<Gaps>,
-    /// How often a Service was planned.
+    /// The number of times that a Service was planned.
     pub(super) planned: u64,
 }
 
-/// What plans go by, besides the Service.
+/// The inputs of a plan, besides the Service.
 pub(super) struct Rules {
     owners: ExternalIpOwners,
     pub(super) pools: Pools,
@@ -78,11 +78,11 @@ pub(super) struct Rules {
 pub(super) struct Changed {
     /// The Services to be written again.
     pub(super) services: BTreeSet<ObjectName>,
-    /// Whether every Service was planned anew.
+    /// True if every Service was planned again.
     pub(super) is_all: bool,
 }
 
-/// The plans of a Service; empty for one that is not there.
+/// The plan of a Service, with its health check and claims; empty for a removed Service.
 #[derive(Default)]
 struct Planned {
     plan: Option<ServicePlan>,
@@ -106,13 +106,13 @@ impl Rules {
     }
 }
 
-/// The Service, if it is served. Of the others only their addresses count.
+/// Returns the Service, if it is served. Of other Services only the addresses matter.
 pub(super) fn served(state: Option<&ServiceState>) -> Option<&ServiceState> {
     state.filter(|state| state.service.is_served())
 }
 
 impl Desired {
-    /// Without any Service yet.
+    /// Returns the state without any Service.
     pub(super) fn new(settings: Settings) -> Self {
         let node: Arc<str> = settings.node_name.into();
         let local_node = LocalNode::new(settings.node_ports);
@@ -143,7 +143,7 @@ impl Desired {
         }
     }
 
-    /// Plans the Services that changed, and those that depend on the nodes that did.
+    /// Plans the Services that changed, and those that depend on changed nodes.
     pub(super) fn apply(
         &mut self,
         nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
@@ -167,7 +167,7 @@ impl Desired {
         }
         let mut moved = self.rules.owners.take_moved();
         moved.append(&mut self.rules.pools.take_moved());
-        // Before what else changed, so that it is planned once.
+        // Before the changed Services are planned, so that these are planned once.
         let mut changed = if has_own {
             self.look_around()
         } else {
@@ -192,7 +192,7 @@ impl Desired {
                 None => self.states.remove(&name),
             };
         }
-        // Into empty ones they go at once, without a look for the place of each.
+        // Extending an empty map inserts all at once, without a search for each.
         let plans: BTreeMap<_, _> = plans.into_iter().collect();
         if self.plans.is_empty() {
             self.plans = plans;
@@ -208,7 +208,7 @@ impl Desired {
         changed
     }
 
-    /// Takes the addresses that this node has now.
+    /// Replaces the addresses of this node.
     pub(super) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changed {
         if self.listeners.set_addresses(&addresses) {
             for (name, plan) in &self.plans {
@@ -219,8 +219,8 @@ impl Desired {
         self.look_around()
     }
 
-    /// Takes at which fronts of this node's own addresses something listens now; the others of its
-    /// addresses have no listener.
+    /// Replaces the set of frontends with a local listener; only frontends at this node's own addresses
+    /// count.
     pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontKey>) -> Changed {
         let moved = self.listeners.set_found(found);
         let mut services = BTreeSet::new();
@@ -241,11 +241,11 @@ impl Desired {
         }
     }
 
-    /// The plan of a Service without the fronts that others own, and the problems with it.
+    /// Returns the plan of a Service without the frontends that others own, and the problems with it.
     pub(super) fn wanted(&self, service: &ObjectName) -> (ServicePlan, Problems) {
         let (mut wanted, mut problems) = (ServicePlan::new(), Problems::new());
         for (name, plan) in self.plans.get(service).into_iter().flatten() {
-            // First, so that anything else that is wrong with the port goes before it.
+            // Inserted first, so that any other problem of the port replaces it.
             if let Some(problem) = self.left_out(name, plan) {
                 problems.insert(name.clone(), problem);
             }
@@ -276,7 +276,7 @@ impl Desired {
         (wanted, problems)
     }
 
-    /// Plans everything anew if this node is not what it was.
+    /// Plans everything again if the facts about this node changed.
     fn look_around(&mut self) -> Changed {
         let addresses = self.local_node.health_addresses();
         if self.health.addresses != addresses {
@@ -295,7 +295,7 @@ impl Desired {
         changed
     }
 
-    /// Plans a Service as the sources have it now.
+    /// Plans a Service by its present state.
     fn plan(&mut self, name: &ObjectName, state: &ServiceState, changed: &mut Changed) {
         let planned = self.rules.planned(Some(state));
         if let Some(plan) = self.take(name, planned, changed) {
@@ -304,8 +304,8 @@ impl Desired {
         changed.services.insert(name.clone());
     }
 
-    /// Takes what was planned for a Service in place of what was, but for the plan itself, which is to
-    /// go to the others, as the name to those that changed.
+    /// Replaces the claims and health check of a Service, and marks the affected Services as changed.
+    /// Returns the new plan, which the caller stores.
     fn take(
         &mut self,
         name: &ObjectName,
@@ -337,13 +337,13 @@ impl Desired {
         plan
     }
 
-    /// The external IPs of a port that are not served, as nobody has them.
+    /// Returns the problem with a port's external IPs that are not served, since they have no owner.
     fn left_out(&self, name: &PortName, plan: &PortPlan) -> Option<Problem> {
         if !self.rules.owners.is_asked() {
             return None;
         }
         let state = self.states.get(&name.service)?;
-        // Another rule may serve it: it is a cluster IP too.
+        // The address may be served by another rule, as it is a cluster IP too.
         let has = |ip: &IpAddr| plan.fronts.keys().any(|key| key.address.to_ip() == *ip);
         let left_out = self.rules.owners.left_out(&state.service);
         let left_out = left_out.filter(|ip| Family::of(*ip) == name.family && !has(ip));

@@ -1,4 +1,4 @@
-//! What was taken out of the maps' reach, until no program can still be reading it.
+//! Entries that were removed from the maps, until no program can still be reading them.
 
 use std::{io, sync::Arc};
 
@@ -6,7 +6,7 @@ use tunnel_common::service::Set;
 
 use super::background::Background;
 
-/// Waits until every program that runs now has ended.
+/// Waits until every running program has ended.
 pub trait Grace: Send + Sync {
     /// Waits for one grace period of the kernel's RCU.
     ///
@@ -16,7 +16,7 @@ pub trait Grace: Send + Sync {
     fn wait(&self) -> io::Result<()>;
 }
 
-/// An entry that nothing leads to any more.
+/// An entry to which no other entry leads any more.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Entry {
     Front(u32),
@@ -27,15 +27,15 @@ pub(crate) enum Entry {
     Id(u32),
 }
 
-/// Entries that nothing leads to any more.
+/// Entries to which no other entry leads any more.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Retired(pub(crate) Vec<Entry>);
 
-/// The wait of what was retired, beside the owner of the maps: one batch after the other.
+/// Retired entries that wait in the background, one batch after the other.
 pub(super) struct Waiting<G> {
     pub(super) grace: Arc<G>,
     batch: Background<io::Result<Retired>>,
-    /// Retired while an earlier batch waits.
+    /// Entries that were retired while an earlier batch waits.
     held: Retired,
 }
 
@@ -48,7 +48,7 @@ impl<G: Grace + 'static> Waiting<G> {
         }
     }
 
-    /// Lets what was retired wait. While an earlier batch does, it is held, and goes as one batch.
+    /// Adds retired entries. While a batch waits, they are collected into the next batch.
     pub(super) fn add(&mut self, mut retired: Retired) {
         self.held.0.append(&mut retired.0);
         if !self.batch.is_running() && self.has_more() {
@@ -57,18 +57,18 @@ impl<G: Grace + 'static> Waiting<G> {
         }
     }
 
-    /// Whether a batch waits.
+    /// Returns true if a batch waits.
     pub(super) const fn is_running(&self) -> bool {
         self.batch.is_running()
     }
 
-    /// Whether another batch is to follow.
+    /// Returns true if another batch follows.
     pub(super) const fn has_more(&self) -> bool {
         !self.held.0.is_empty()
     }
 
-    /// The batch that waited, once no program reaches it any more. Nothing where no grace period is to be
-    /// had: the next start reads the maps and finds what is free.
+    /// Waits for the grace period of the present batch, and returns the batch, which may be freed.
+    /// Returns none on an error: the next start reads the maps and finds the free entries.
     pub(super) async fn freed(&mut self) -> Option<Retired> {
         let freed = self.batch.ended().await?;
         let log = |error: &_| tracing::error!(%error, "no grace period to be had");

@@ -1,4 +1,4 @@
-//! When and how local listeners on addresses of Services are looked for.
+//! The polls for local listeners on addresses of Services.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,36 +8,36 @@ use tunnel_common::service::FrontKey;
 
 use super::{background::Background, reconciler::Reconciler};
 
-/// Says at which of some fronts something of this node listens.
+/// Returns those frontends at which a process of this node listens.
 pub type Found =
     Box<dyn FnMut(&BTreeSet<FrontKey>) -> Result<BTreeSet<FrontKey>, LookError> + Send>;
 
-/// Listeners can't be looked for.
+/// The error of a poll.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot look for listeners")]
 pub struct LookError {
-    /// Whether the same may succeed a moment later.
+    /// True if the poll may succeed if repeated.
     pub is_retryable: bool,
-    /// Why it can't.
+    /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// A look that has ended: who looked, the fronts it was at, and those where something listens.
+/// A completed poll: the poller, the frontends covered, and those with a listener.
 pub(super) type Looked = (
     Found,
     BTreeSet<FrontKey>,
     Result<BTreeSet<FrontKey>, LookError>,
 );
 
-/// The looks, beside the owner of the maps. Meanwhile it writes everything but Services with fronts that
-/// no look was at yet.
+/// The polls, in the background. Meanwhile the owner of the maps writes everything except Services with
+/// frontends that no poll has covered yet.
 pub(super) struct ListenerPoll {
-    /// Nothing during a look, or where nobody looks.
+    /// The poller; none during a poll, or if polling is off.
     find: Option<Found>,
     running: Background<Looked>,
     every: Duration,
-    /// When the next look is due; never where this node has no address of a Service, or during a look.
+    /// The time of the next poll; none if this node has no address of a Service, or during a poll.
     pub(super) at: Option<Instant>,
     is_failing: bool,
 }
@@ -53,8 +53,8 @@ impl ListenerPoll {
         }
     }
 
-    /// Begins a look if the fronts of this node's own addresses are others than at the last one, or if
-    /// the time has come. Says whether there is one to wait for.
+    /// Starts a poll if the frontends at this node's own addresses changed since the last one, or if it
+    /// is due. Returns true if a poll is running.
     pub(super) fn look<M>(&mut self, reconciler: &mut Reconciler<M>) -> bool {
         if self.running.is_running() {
             return true;
@@ -77,12 +77,12 @@ impl ListenerPoll {
         self.running.is_running()
     }
 
-    /// The look, once it has ended; nothing if it broke off.
+    /// Waits for the poll; returns none if its thread panicked.
     pub(super) async fn ended(&mut self) -> Option<Looked> {
         self.running.ended().await
     }
 
-    /// Takes a look that has ended.
+    /// Applies the result of a poll.
     pub(super) fn end<M>(&mut self, looked: Looked, reconciler: &mut Reconciler<M>) {
         let (find, local, found) = looked;
         self.find = Some(find);
@@ -91,7 +91,7 @@ impl ListenerPoll {
         listeners.looked = local;
         let was_failing = std::mem::replace(&mut self.is_failing, found.is_err());
         let found = found.unwrap_or_else(|error| {
-            // Without a chance it is tried again when something is new.
+            // If a retry is useless, the next poll waits for a change of the frontends.
             self.at = self.at.filter(|_| error.is_retryable);
             if !was_failing {
                 let error = &error as &dyn std::error::Error;

@@ -1,6 +1,6 @@
-//! What maps hold, written into empty maps of other sizes that no program reads yet. Whatever else
-//! remembers is kept: sockets remember the index of a backend and the id of its service port,
-//! steering addresses that of a record.
+//! The content of maps, written into empty maps of other sizes that no program reads yet. Identifiers
+//! that others store are kept: sockets store the index of a backend and the id of its service port,
+//! steering addresses contain the index of a record.
 
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
@@ -17,23 +17,23 @@ use super::{
     sync::{Actual, Lists, read, slots},
 };
 
-/// A size that has no room for what is there.
+/// The error for a size that has no room for the present content.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "bpf.maps.{size} of {wanted} is too small for what the maps hold, which needs {needed} (open \
      connections know indices up to that)"
 )]
 pub struct Misfit {
-    /// Its name in the config.
+    /// The name of the size in the config.
     pub size: &'static str,
-    /// What is asked for.
+    /// The number in the config.
     pub wanted: u32,
-    /// What is needed at least.
+    /// The least sufficient number.
     pub needed: u32,
 }
 
 impl Misfit {
-    /// Whether a config asks for this size; where nothing is steered, none does.
+    /// Returns true if the config sets this size; if nothing is steered, it sets none for steering.
     #[must_use]
     pub fn is_asked_for(&self) -> bool {
         self.size != Size::Steering.word() || self.wanted != Sizes::UNASKED
@@ -52,12 +52,12 @@ fn fit(size: Size, wanted: Sizes, needed: u32) -> Result<(), Misfit> {
     Ok(())
 }
 
-/// What the service maps hold.
+/// The content of the service maps.
 #[derive(Debug)]
 pub struct ServiceSnapshot(Actual);
 
 impl ServiceSnapshot {
-    /// Reads maps of these sizes. What makes no sense in them is left out.
+    /// Reads maps of these sizes. Invalid entries are left out.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl ServiceSnapshot {
         Ok(Self(actual))
     }
 
-    /// Whether it fits into maps of these sizes.
+    /// Checks that the content fits into maps of these sizes.
     ///
     /// # Errors
     ///
@@ -84,8 +84,8 @@ impl ServiceSnapshot {
         fit(Size::Backends, wanted, backends.max(room_up_to(indices)))
     }
 
-    /// Writes it into empty maps. Indices of backends that the old maps did not have begin with
-    /// `unused`.
+    /// Writes the content into empty maps. Indices of backends that the old maps did not have start in
+    /// the state `unused`.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl ServiceSnapshot {
         let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
         written?;
         write_unused(to, known, sizes, unused)?;
-        // Slots and records close up, since only other entries of these maps lead to them.
+        // Slots and records are compacted, since only other entries of these maps refer to them.
         let sets = closed_up(&self.0.sets, |base, backends| {
             let slots: Vec<_> = slots(backends).collect();
             to.write_slots(base, &slots)
@@ -130,7 +130,7 @@ impl ServiceSnapshot {
     }
 }
 
-/// Writes lists one behind another; where each came to be, by where it was.
+/// Writes lists consecutively; returns the new base of each by its old base.
 fn closed_up<T: Eq + Hash>(
     lists: &Lists<T>,
     mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
@@ -146,13 +146,13 @@ fn closed_up<T: Eq + Hash>(
     Ok(bases)
 }
 
-/// A list where it came to be.
+/// Returns the set at its new base.
 fn moved(bases: &BTreeMap<u32, u32>, set: Set) -> Set {
     let base = bases.get(&set.base).filter(|_| set.len > 0);
     base.map_or_else(Set::default, |base| Set { base: *base, ..set })
 }
 
-/// Makes every index of backends from `first` on begin with the state `unused`.
+/// Writes the state `unused` to every index of backends from `first` on.
 ///
 /// # Errors
 ///
@@ -172,19 +172,18 @@ pub fn write_unused(
     written
 }
 
-/// The smallest size whose array has that index.
+/// Returns the smallest size whose array has this index.
 fn room_up_to(index: Option<&u32>) -> u32 {
     let Some(entries) = index.map(|index| index + 1) else {
         return 0;
     };
-    // No further than the first that is large enough: an array is at most 65 entries and an
-    // eighth larger than its size.
+    // The search ends soon: an array is at most 65 entries and an eighth larger than its size.
     let least = Rule::Spare.room(entries).saturating_sub(1);
     let is_enough = |size: &u32| Rule::Spare.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)
 }
 
-/// What the steering maps hold.
+/// The content of the steering maps.
 #[derive(Debug)]
 pub struct SteeringSnapshot {
     keys: Vec<(SteeringKey, u32)>,
@@ -192,15 +191,15 @@ pub struct SteeringSnapshot {
 }
 
 impl SteeringSnapshot {
-    /// Reads maps of these sizes. Records that have rested for long enough are left out; the time
-    /// is that since the machine started.
+    /// Reads maps of these sizes. Records whose quarantine has ended are left out; `now` is the time
+    /// since the machine started.
     ///
     /// # Errors
     ///
     /// A map can't be read.
     pub fn read(maps: &impl SteeringMaps, had: Sizes, now: Duration) -> Result<Self, ReadError> {
         let rested = |record: &Steered| {
-            // One that seems to have been removed later than now has not rested.
+            // A record with a removal in the future is still in quarantine.
             record.removed > 0 && nanos(now).saturating_sub(record.removed) >= nanos(QUARANTINE)
         };
         let records = (0_u32..).zip(maps.records(had.steered_entries())?);
@@ -214,20 +213,20 @@ impl SteeringSnapshot {
         Ok(Self { keys, records })
     }
 
-    /// Whether it fits into maps of these sizes.
+    /// Checks that the content fits into maps of these sizes.
     ///
     /// # Errors
     ///
     /// The size is too small.
     pub fn fits(&self, wanted: Sizes) -> Result<(), Misfit> {
         let keys = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
-        // The last record is the probe's: twice the size and one.
+        // The last record is the probe's: an array has twice the size, and one.
         let last = self.records.keys().next_back();
         let records = last.map_or(0, |index| index / 2 + 1);
         fit(Size::Steering, wanted, keys.max(records))
     }
 
-    /// Writes it into empty maps.
+    /// Writes the content into empty maps.
     ///
     /// # Errors
     ///

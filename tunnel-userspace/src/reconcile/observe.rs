@@ -1,4 +1,4 @@
-//! What others see of the owner: Services as they are programmed, counts, measures, problems.
+//! The published state of the owner: Services as they are programmed, counts, metrics, problems.
 
 mod concerns;
 mod counted;

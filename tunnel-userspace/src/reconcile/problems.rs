@@ -4,12 +4,12 @@ use tunnel_common::reason::Reason;
 
 use crate::{model::ObjectName, plan::PortName};
 
-/// Why a service port is not programmed, or not as it should be.
+/// The cause for which a service port is not programmed as planned.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Problem {
-    /// The reason, as it is counted.
+    /// The reason to count.
     pub reason: Reason,
-    /// What happened, for people.
+    /// The description, for operators.
     pub text: String,
 }
 
@@ -17,7 +17,7 @@ pub struct Problem {
 pub(super) type Problems = BTreeMap<PortName, Problem>;
 
 impl Problem {
-    /// There is no room for the backends of a plan.
+    /// Returns the problem of a plan whose backends don't fit into the maps.
     pub(super) fn no_room(reason: Reason, wanted: usize, kept: usize) -> Self {
         let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
         if reason == Reason::BackendsFull && kept > 0 {
@@ -30,7 +30,7 @@ impl Problem {
     }
 }
 
-/// The problems of Services, and how often each reason was met.
+/// The problems of Services, and the counter of each reason.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     pub(super) problems: BTreeMap<ObjectName, Problems>,
@@ -43,8 +43,8 @@ impl Faults {
         *self.counts.entry(reason).or_default() += 1;
     }
 
-    /// Takes the problems of a Service as they are now, and logs those that were not known before. Where
-    /// it was not tried to the end, those that were known may still be.
+    /// Replaces the problems of a Service, and logs the new ones. If the Service was not tried to the
+    /// end, its previous problems stay.
     pub(super) fn note(
         &mut self,
         service: &ObjectName,
@@ -74,7 +74,7 @@ impl Faults {
         }
     }
 
-    /// The Services for which there was no room.
+    /// Returns the Services that found no room in the maps.
     pub(super) fn without_room(&self) -> impl Iterator<Item = &ObjectName> {
         let is_full = |problem: &Problem| {
             matches!(

@@ -20,21 +20,20 @@ pub struct Reconciler<M> {
     pub(super) desired: Desired,
     pub(super) sync: MapSync<M>,
     pub(super) measures: Measures,
-    /// The Services, for others to read.
+    /// The published Services.
     published: Published,
-    /// Whether a source was not heard of since the start.
+    /// True if a source has not answered since the start.
     stale: bool,
-    /// Services that wait until it is known whether something listens at their fronts; nothing where
-    /// none has to.
+    /// Services that wait for the first poll for listeners at their frontends; none if polling is off.
     pub(super) held_back: Option<BTreeSet<ObjectName>>,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
-    /// Takes over what the maps hold.
+    /// Adopts the content of the maps.
     ///
     /// # Errors
     ///
-    /// The maps can't be read, or what makes no sense in them can't be removed.
+    /// The maps can't be read, or invalid entries can't be removed.
     pub fn adopt(
         maps: M,
         sizes: Sizes,
@@ -51,8 +50,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         })
     }
 
-    /// Writes what changed. What can't be written stays dirty. Gives what was taken out of reach,
-    /// to be given back after a grace period.
+    /// Writes the changes. Services that can't be written stay dirty. Returns the entries that were
+    /// removed from reach, to be freed after a grace period.
     pub fn pass(&mut self) -> Retired {
         if let Some(held_back) = &mut self.held_back {
             let listeners = &self.desired.listeners;
@@ -64,12 +63,12 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.sync.ports.take_retired()
     }
 
-    /// Reads the maps again and compares them with what is known of them. Where they differ, they
-    /// are taken over anew and everything is written again. Gives the number of differences.
+    /// Reads the maps again and compares them with their known content. On a difference, they are
+    /// adopted again and everything is written again. Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; what was known stays.
+    /// As [`Self::adopt`]; the known content stays.
     pub fn audit(&mut self, grace: &impl Grace) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
         self.measures.is_full |= differences > 0;
@@ -78,19 +77,19 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
 }
 
 impl<M> Reconciler<M> {
-    /// The maps.
+    /// Returns the maps.
     #[must_use]
     pub const fn maps(&self) -> &M {
         &self.sync.ports.maps
     }
 
-    /// What is shown of Services, for others to read.
+    /// Returns the published Services.
     #[must_use]
     pub const fn published(&self) -> &Published {
         &self.published
     }
 
-    /// Plans what changed. Nothing is written.
+    /// Plans the changes of an update. Writes nothing.
     pub fn update(&mut self, update: Update) {
         self.stale = update.stale;
         self.measures.stats.last_queued_at = Some(Timestamp::now());
@@ -105,14 +104,14 @@ impl<M> Reconciler<M> {
         self.touch(changed);
     }
 
-    /// Takes the addresses that this node has now. Nothing is written.
+    /// Replaces the addresses of this node. Writes nothing.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         let changed = self.desired.set_addresses(addresses);
         self.touch(changed);
     }
 
-    /// Takes at which fronts of this node's own addresses something listens now; the others have no
-    /// listener. Nothing is written.
+    /// Replaces the set of frontends with a local listener; only frontends at this node's own addresses
+    /// count. Writes nothing.
     pub fn set_listeners(&mut self, found: BTreeSet<FrontKey>) {
         let changed = self.desired.set_listeners(&found);
         self.touch(changed);
@@ -126,24 +125,24 @@ impl<M> Reconciler<M> {
         self.sync.dirty.append(&mut changed.services);
     }
 
-    /// The health checks of Services; nothing before anything is programmed.
+    /// Returns the health checks of Services; none before the first sync.
     #[must_use]
     pub fn health(&self) -> Option<&Arc<HealthChecks>> {
         self.sync.is_synced().then_some(&self.desired.health)
     }
 
-    /// Whether something is waiting to be written.
+    /// Returns true if a change waits to be written.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.sync.is_dirty()
     }
 
-    /// What of it an operator must act on.
+    /// Returns the problems that an operator must act on.
     pub(super) fn concerns(&self, steering: &BTreeSet<SteeringProblem>) -> Vec<Concern> {
         concerns(&self.desired, &self.sync, steering)
     }
 
-    /// Says in numbers how it is after a pass that has just ended.
+    /// Sets the numbers of the state after a sync that has just ended.
     pub(super) fn describe(&mut self, stats: &mut Stats, took: Duration) {
         stats.stale = self.stale;
         stats.describe(&self.desired, &self.sync);

@@ -28,19 +28,18 @@ use crate::{
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// How long until what could not be steered is tried again.
+/// The delay before steering that failed is retried.
 const STEERING_RETRY: Duration = Duration::from_secs(5);
-/// How long until indices that open connections keep are looked at again.
+/// The interval at which indices that open connections keep are polled.
 const OCCUPIED_LOOK: Duration = Duration::from_secs(5);
 
-/// The place where what the sources say is gathered.
+/// The collected changes of all sources.
 pub trait Updates: Send {
-    /// Waits for changes, and takes all there are; nothing once every source is gone. Loses none if it
-    /// is given up.
+    /// Waits for changes, and takes all of them; none once every source has ended. Cancel safe.
     fn update(&mut self) -> impl Future<Output = Option<Update>> + Send;
 }
 
-/// The loop, and its ends for others.
+/// The loop, with the channels on which it publishes its state.
 pub struct Loop<M, S, G> {
     reconciler: Reconciler<M>,
     steering: Steering<S>,
@@ -50,26 +49,26 @@ pub struct Loop<M, S, G> {
     due: Due,
     stats: watch::Sender<Stats>,
     concerns: watch::Sender<Arc<[Concern]>>,
-    /// How often backends went that no program can give to a socket any more.
+    /// The number of times that backends were removed and can no longer be chosen by a program.
     gone: watch::Sender<u64>,
     health: watch::Sender<Arc<HealthChecks>>,
 }
 
-/// When something is done though nothing was heard.
+/// The times of work without an event.
 #[derive(Default)]
 struct Due {
-    /// How long what could not be written waits.
+    /// The delay before failed writes are retried.
     pause: Duration,
-    /// When what could not be written is tried again.
+    /// The time of the next retry of failed writes.
     retry: Option<Instant>,
-    /// When what could not be steered is tried again.
+    /// The time of the next retry of steering.
     steer: Option<Instant>,
-    /// When indices that open connections keep are looked at again.
+    /// The time of the next poll of indices that open connections keep.
     occupied: Option<Instant>,
 }
 
 impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G> {
-    /// Makes the loop of a reconciler.
+    /// Returns the loop of a reconciler.
     pub fn new(
         reconciler: Reconciler<M>,
         steering: Steering<S>,
@@ -93,38 +92,39 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         }
     }
 
-    /// The owner of the steering maps.
+    /// Returns the owner of the steering maps.
     pub const fn steering(&mut self) -> &mut Steering<S> {
         &mut self.steering
     }
 
-    /// Follows what it does.
+    /// Returns a receiver of the state.
     pub fn stats(&self) -> watch::Receiver<Stats> {
         self.stats.subscribe()
     }
 
-    /// What of it an operator must act on.
+    /// Returns a receiver of the problems that an operator must act on.
     pub fn concerns(&self) -> watch::Receiver<Arc<[Concern]>> {
         self.concerns.subscribe()
     }
 
-    /// Changes each time that backends have gone, when no program can give them to a socket any more.
+    /// Returns a receiver that changes whenever backends were removed and can no longer be chosen by a
+    /// program.
     pub fn gone(&self) -> watch::Receiver<u64> {
         self.gone.subscribe()
     }
 
-    /// What load balancers are told of Services, once it is programmed.
+    /// Returns a receiver of the Services' health checks, once the Services are programmed.
     pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
         self.health.subscribe()
     }
 
-    /// What is shown of Services, for others to read.
+    /// Returns the published Services.
     pub const fn published(&self) -> &Published {
         self.reconciler.published()
     }
 
-    /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
-    /// front is a Service's.
+    /// Writes the probe's frontend, dials it and removes it. Returns none if there is no room for it, or
+    /// its frontend is a Service's.
     pub fn dial_canary<R>(&mut self, canary: &Canary, dial: impl FnOnce() -> R) -> Option<R> {
         let sync = &mut self.reconciler.sync;
         let dialled = sync.dial_canary(canary, dial);
@@ -132,28 +132,28 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         dialled
     }
 
-    /// Whether it is not known what the maps hold, and nothing is written.
+    /// Returns true if the content of the maps is unknown, so that nothing is written.
     pub fn is_in_doubt(&self) -> bool {
         self.reconciler.sync.is_in_doubt()
     }
 
-    /// Takes the addresses that this node has now, for what is planned from here on.
+    /// Replaces the addresses of this node, for plans from now on.
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
     }
 
-    /// Leaves sockets alone from here on at fronts of this node's own addresses where something
-    /// listens itself. That is polled at this interval while there are such fronts.
+    /// Enables polling, at this interval, for listeners at frontends of this node's own addresses, where
+    /// sockets are then left alone.
     pub fn look_for_listeners(&mut self, find: Found, every: Duration) {
         self.listener_poll = ListenerPoll::new(Some(find), every);
         self.reconciler.held_back.get_or_insert_default();
     }
 
-    /// Takes one update and writes it, before the loop runs.
+    /// Applies one update and writes it, before the loop runs.
     ///
     /// # Errors
     ///
-    /// A look for listeners broke off.
+    /// The thread of a poll for listeners panicked.
     pub async fn apply(&mut self, update: Update) -> Result<(), BrokeOff> {
         let since = self.update(update);
         while self.listener_poll.look(&mut self.reconciler) {
@@ -164,12 +164,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         Ok(())
     }
 
-    /// Waits until everything that went so far is free again, and writes what waited for that: for
+    /// Waits until all retired entries are freed, and writes the changes that waited for room: for
     /// updates that are applied before the loop runs.
     ///
     /// # Errors
     ///
-    /// No grace period is to be had: the next start finds what is free.
+    /// The kernel offers no grace period: the next start finds the free entries.
     pub async fn settle(&mut self) -> Result<(), BrokeOff> {
         while self.waiting.is_running() {
             let freed = self.waiting.freed().await.ok_or(BrokeOff)?;
@@ -186,7 +186,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         since
     }
 
-    /// Runs until the drain begins or every source is gone. What is programmed stays.
+    /// Runs until the drain begins or every source has ended. The maps stay as they are.
     pub async fn run(
         mut self,
         mut updates: impl Updates,
@@ -211,7 +211,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                 }
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
-                    // No source told of it: the delay of the last update stays what is shown.
+                    // Not from a source, so the published delay of the last update stays.
                     is_due = true;
                 }
                 looked = self.listener_poll.ended() => {
@@ -226,7 +226,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
                     continue;
                 }
                 () = at(look_at) => {}
-                // Read here, as what is free then is written: a batch at most.
+                // In this task, since freed indices are then written. It reads at most one batch.
                 () = at(self.due.occupied) => self.reconciler.sync.look_at_occupied(),
                 _ = audits.tick() => is_due = self.audit(),
             }
@@ -235,7 +235,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         info!("the owner of the maps stops; what is programmed stays");
     }
 
-    /// Looks for listeners if it is time, and writes what was heard then, or waits.
+    /// Starts a poll for listeners if it is due, and writes the changes, if any.
     fn follow_up(&mut self, is_due: bool, heard: Option<Duration>) {
         self.listener_poll.look(&mut self.reconciler);
         if is_due || self.reconciler.is_dirty() {
@@ -257,7 +257,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         });
     }
 
-    /// Frees a batch. What waited for room is to be written then.
+    /// Frees a batch. Changes that waited for room become dirty.
     fn take_back(&mut self, freed: &Retired) {
         let is_backend = |entry: &Entry| matches!(entry, Entry::Backend(_));
         if freed.0.iter().any(is_backend) {
@@ -271,9 +271,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         self.gone.send_modify(|times| *times += 1);
     }
 
-    /// Compares the maps with what is known of them. They are read here, and not beside: while something
-    /// is written, a reader sees some of it and not the rest, which is no difference. It is once an hour,
-    /// as a start reads them. Returns true for differences, which are to be written.
+    /// Compares the maps with their known content. Reading must not be concurrent to writes, since a
+    /// reader would take a half-written change for a difference. It takes as long as at a start, once an
+    /// hour. Returns true if there were differences, which are to be written.
     fn audit(&mut self) -> bool {
         match self.reconciler.audit(&*self.waiting.grace) {
             Ok(0) => {}
@@ -294,7 +294,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         false
     }
 
-    /// Writes what changed. What a first pass may have left undone is found out, and written.
+    /// Writes the changes. If the first sync was partly refused, reads the maps again and writes the
+    /// rest.
     fn write(&mut self) -> Retired {
         let retired = self.reconciler.pass();
         if !self.is_in_doubt() {
@@ -309,7 +310,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
         self.reconciler.pass()
     }
 
-    /// Writes the steering maps. It has a pace of its own: Services must not wait for it.
+    /// Writes the steering maps, with retries of its own, so that Services never wait for steering.
     fn steer(&mut self) {
         self.steering.pass(since_boot());
         let is_incomplete = self.steering.is_incomplete();
@@ -363,7 +364,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: Grace + 'static> Loop<M, S, G
     }
 }
 
-/// Waits until it is that time; for ever where there is none.
+/// Waits until a time; for ever without one.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

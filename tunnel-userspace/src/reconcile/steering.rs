@@ -1,7 +1,6 @@
-//! The owner of the steering maps. The index of an address and port is part of the address that
-//! connects are sent to, so it stands for the same one as long as any of them may be under way:
-//! one that was taken out is not used again for [`QUARANTINE`], and the maps remember it, across
-//! restarts.
+//! The owner of the steering maps. The index of an address and port is part of its steering address, so
+//! it represents the same target as long as a connect to it may be under way: a removed index is not
+//! reused for [`QUARANTINE`], and the maps store the removal, across restarts.
 
 mod homes;
 
@@ -33,32 +32,32 @@ use crate::{
     plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
 };
 
-/// What steering goes by.
+/// The settings of steering.
 #[derive(Clone, Debug)]
 pub struct SteeringSettings {
-    /// Which nodes and ports; nothing where steering is off.
+    /// The rules for nodes and ports; none if steering is off.
     pub rules: Option<SteeringRules>,
-    /// The ranges of steering addresses.
+    /// The steering prefixes.
     pub prefixes: Vec<Prefix>,
     /// The port of the ingress.
     pub port: u16,
 }
 
-/// How it is, for status.
+/// The state of steering, for status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SteeringView {
-    /// How many Nodes are edge nodes.
+    /// The number of edge nodes.
     pub edge_nodes: usize,
-    /// How many addresses and ports are steered.
+    /// The number of addresses and ports that are steered.
     pub entries: usize,
-    /// How many found no room.
+    /// The number of addresses and ports that found no room.
     #[serde(default)]
     pub homeless: usize,
-    /// Whether something could not be written, and is tried again.
+    /// True if a write failed and will be retried.
     #[serde(default)]
     pub failing: bool,
-    /// What is not steered, and why.
+    /// The problems, each with its object.
     pub problems: Vec<String>,
 }
 
@@ -69,29 +68,29 @@ pub struct Steering<M> {
     settings: SteeringSettings,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<Arc<ConfigMap>>,
-    /// What the maps hold: the index of each key, and every record that was ever written.
+    /// The content of the maps: the index of each key, and every record that was ever written.
     keys: BTreeMap<SteeringKey, u32>,
     records: BTreeMap<u32, Steered>,
     plan: SteeringPlan,
-    /// Keys of an earlier process that nobody has asked for yet. They stay until the sources hold
-    /// everything they were told.
+    /// Keys of an earlier process that no source has named yet. They stay until the sources hold every
+    /// object they were sent.
     orphans: BTreeSet<SteeringKey>,
     /// Keys that found no room.
     homeless: BTreeSet<SteeringKey>,
     synced: bool,
     whole: bool,
-    /// Whether something changed since the last pass.
+    /// True if a change came since the last sync.
     has_changed: bool,
-    /// Whether the last pass could not write everything.
+    /// True if the last sync could not write everything.
     has_failed: bool,
     pub(super) known: BTreeSet<SteeringProblem>,
-    /// How often each reason was met by this process.
+    /// The counter of each reason in this process.
     pub(super) counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<Targets>>,
 }
 
 impl<M: SteeringMaps> Steering<M> {
-    /// Takes over what the maps hold. The time is that since the machine started.
+    /// Adopts the content of the maps. `now` is the time since the machine started.
     ///
     /// # Errors
     ///
@@ -140,13 +139,13 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(steering)
     }
 
-    /// Follows what each index stands for.
+    /// Returns a receiver of the target of each index.
     #[must_use]
     pub fn targets(&self) -> watch::Receiver<Arc<Targets>> {
         self.targets.subscribe()
     }
 
-    /// Takes what changed. Nothing is written.
+    /// Applies the changes of an update. Writes nothing.
     pub fn update(&mut self, update: &Update) {
         for (name, node) in &update.nodes {
             self.has_changed = true;
@@ -167,20 +166,20 @@ impl<M: SteeringMaps> Steering<M> {
         self.whole = update.whole;
     }
 
-    /// Whether a change is waiting to be written.
+    /// Returns true if a change waits to be written.
     #[must_use]
     pub const fn has_changed(&self) -> bool {
         self.synced && self.has_changed
     }
 
-    /// Whether another pass may do what the last one could not: a write failed, or an index that
-    /// rests may be free by then.
+    /// Returns true if another sync may succeed where the last one failed: a write failed, or a
+    /// quarantine may have ended.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
         self.synced && (self.has_failed || !self.homeless.is_empty())
     }
 
-    /// Plans, and writes what differs. What can't be written is tried again at the next pass.
+    /// Plans, and writes the differences. Failed writes are retried at the next sync.
     pub fn pass(&mut self, now: Duration) {
         if !self.synced {
             return;
@@ -205,7 +204,7 @@ impl<M: SteeringMaps> Steering<M> {
         self.note(problems);
     }
 
-    /// What found no room, as one problem: there may be very many.
+    /// Returns one problem for all keys that found no room, since there may be very many.
     fn no_room(&self) -> Option<SteeringProblem> {
         let first = self.plan.targets.get(self.homeless.first()?)?;
         let others = self.homeless.len() - 1;
@@ -220,7 +219,7 @@ impl<M: SteeringMaps> Steering<M> {
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.homeless.clear();
         self.keep_orphans();
-        // What a write that failed left without a key.
+        // Records whose key a failed write did not create.
         for index in self.strays() {
             self.retire(index, now)?;
         }
@@ -228,11 +227,11 @@ impl<M: SteeringMaps> Steering<M> {
             |key: &SteeringKey| !self.plan.targets.contains_key(key) && !self.orphans.contains(key);
         let stale: Vec<_> = self.keys.keys().copied().filter(is_stale).collect();
         let staying = self.keys.len() - stale.len();
-        // None where an earlier process had more room.
+        // Zero if an earlier process had more room.
         let mut room = count(self.sizes.steering).saturating_sub(staying);
         let end = self.canary_index();
         let mut free = Free::new(&self.records, end, &self.settings.prefixes, now);
-        // Records first, and what they stand for told, then the keys that lead to them.
+        // Records first, then their targets are published, then the keys are written.
         let mut homes = BTreeMap::new();
         for key in self.plan.targets.keys() {
             if let Some(index) = self.home_of(key) {
@@ -259,7 +258,7 @@ impl<M: SteeringMaps> Steering<M> {
         }
         self.publish(&homes, true);
         let mut left = Vec::new();
-        // Keys that go make room for those that come.
+        // Removed keys make room for new ones.
         for key in stale {
             self.maps.delete_key(&key)?;
             left.extend(self.keys.remove(&key));
@@ -277,16 +276,16 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(())
     }
 
-    /// Lets keys of an earlier process that nobody asks for stay while the sources don't hold everything:
-    /// their Node, or the list of their port, may be what could not be read. Those that are known not to
-    /// be wanted go.
+    /// Keeps keys of an earlier process that no source names while the sources lack some objects: their
+    /// Node, or the list of their port, may be the object that could not be read. Keys that are known to
+    /// be unwanted are dropped.
     fn keep_orphans(&mut self) {
         let rules = self.settings.rules.as_ref().filter(|_| !self.whole);
         let Some(rules) = rules.filter(|rules| !rules.is_own_edge(&self.nodes)) else {
             self.orphans.clear();
             return;
         };
-        // By address: whether a Node that has it is an edge node.
+        // By address: true if all Nodes with the address are edge nodes.
         let mut known: BTreeMap<Address, bool> = BTreeMap::new();
         for node in self.nodes.values() {
             for address in &node.internal_ips {
@@ -302,7 +301,7 @@ impl<M: SteeringMaps> Steering<M> {
         });
     }
 
-    /// The index that a key has already, if its record leads where it should.
+    /// Returns the index of a key, if its record has the wanted steering address.
     fn home_of(&self, key: &SteeringKey) -> Option<u32> {
         let index = *self.keys.get(key)?;
         let record = self.records.get(&index)?;
@@ -310,11 +309,11 @@ impl<M: SteeringMaps> Steering<M> {
         (record.to == to && record.to_port == Port::from_host(self.settings.port)).then_some(index)
     }
 
-    /// Puts a key in the maps that a connect to shows the daemon's own network namespace by.
+    /// Writes a key for the probe: a connect to it shows the daemon's own network namespace.
     ///
     /// # Errors
     ///
-    /// The maps can't be written. So for the others.
+    /// The maps can't be written. The same holds for the other methods.
     pub fn put_canary(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
         let record = Steered {
             removed: 0,
@@ -329,8 +328,8 @@ impl<M: SteeringMaps> Steering<M> {
         self.maps.write_key(key, index)
     }
 
-    /// Takes it out again, and gives the cookie of the network namespace that the programs noted; 0
-    /// if they saw no connect.
+    /// Removes the probe's key, and returns the cookie of the network namespace that the programs
+    /// stored; 0 if they saw no connect.
     ///
     /// # Errors
     ///
@@ -340,7 +339,7 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(self.maps.host()?)
     }
 
-    /// Records that are not marked as removed, and that no key leads to.
+    /// Returns the records that are not marked as removed, and to which no key leads.
     fn strays(&self) -> Vec<u32> {
         let led: BTreeSet<u32> = self.keys.values().copied().collect();
         let is_stray = |record: &Steered, index| record.removed == 0 && !led.contains(index);
@@ -351,7 +350,7 @@ impl<M: SteeringMaps> Steering<M> {
         strays.map(|(index, _)| *index).collect()
     }
 
-    /// Marks a record as removed: only that word of it changes.
+    /// Marks a record as removed: only its time of removal changes.
     fn retire(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
         if let Some(record) = self.records.get_mut(&index) {
             let removed = Steered {
@@ -364,7 +363,7 @@ impl<M: SteeringMaps> Steering<M> {
         Ok(())
     }
 
-    /// Tells what each index stands for; before the keys are written, the old ones still do.
+    /// Publishes the target of each index; with the old ones too, as long as their keys exist.
     fn publish(&self, homes: &BTreeMap<SteeringKey, u32>, with_old: bool) {
         let mut targets: Targets = homes
             .iter()
@@ -378,7 +377,7 @@ impl<M: SteeringMaps> Steering<M> {
         latest::put(&self.targets, Arc::new(targets));
     }
 
-    /// Keeps what is wrong, and tells what was not known before.
+    /// Replaces the problems, and logs the new ones.
     fn note(&mut self, problems: BTreeSet<SteeringProblem>) {
         for problem in problems.difference(&self.known) {
             *self.counts.entry(problem.reason).or_default() += 1;
@@ -393,12 +392,12 @@ impl<M: SteeringMaps> Steering<M> {
         self.known = problems;
     }
 
-    /// The last index is that of the canary, and never given out.
+    /// Returns the last index, which is reserved for the probe.
     const fn canary_index(&self) -> u32 {
         self.sizes.steered_entries() - 1
     }
 
-    /// How it is.
+    /// Returns the state for status.
     #[must_use]
     pub fn view(&self) -> SteeringView {
         let in_words = |problem: &SteeringProblem| format!("{}: {}", problem.object, problem.text);

@@ -1,4 +1,4 @@
-//! The maps as they are, and their way to the maps as they should be.
+//! The content of the maps, and its transition to the desired content.
 
 mod actual;
 mod alloc;
@@ -36,41 +36,40 @@ use crate::{
     plan::{PortName, PortPlan},
 };
 
-/// The stage of the work on the maps, which says what the next pass may write.
+/// The stage of the work on the maps, which decides on the writes of the next sync.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Mode {
-    /// Before every source has told its first list: nothing is written.
+    /// Before every source has delivered its first list: nothing is written.
     Waiting,
-    /// Before the first pass. It writes everything, with few calls.
+    /// Before the first sync, which writes everything with few calls.
     Starting,
-    /// Some writes of the first pass were refused, and which is not known: nothing is written before
+    /// Some writes of the first sync were refused, and it is unknown which: nothing is written before
     /// the maps are read again.
     Doubtful,
-    /// After that, as [`Self::Starting`], with a call for each write: one that is refused again stops no
-    /// other.
+    /// After that, as [`Self::Starting`], with one call per write: another refusal stops no other write.
     Resuming,
-    /// The ids in the maps have their names, and passes write the changes.
+    /// Ids in the maps have their ports, and syncs write the changes.
     Following,
 }
 
-/// The Services to be written, and the maps they are written to.
+/// The Services to be written, and their maps.
 pub(super) struct MapSync<M> {
     pub(super) ports: Ports<M>,
     pub(super) unclaimed: Unclaimed,
     mode: Mode,
     /// Services that are to be written.
     pub(super) dirty: BTreeSet<ObjectName>,
-    /// Services that wait for room that is taken by entries which are not freed yet.
+    /// Services that wait for entries to be freed after a grace period.
     pub(super) starved: BTreeSet<ObjectName>,
-    /// Whether something was retired since the Services that found no room were last tried.
+    /// True if entries were retired since the last attempt for Services that found no room.
     has_shrunk: bool,
     pub(super) faults: Faults,
-    /// Differences found between the maps and what was known of them.
+    /// The number of differences found between the maps and their known content.
     pub(super) drift: u64,
 }
 
 impl<M: MapReader + MapWriter> MapSync<M> {
-    /// Takes over what the maps hold.
+    /// Adopts the content of the maps.
     pub(super) fn adopt(maps: M, sizes: Sizes, grace: &impl Grace) -> Result<Self, AdoptError> {
         let mut ports = Ports::new(maps, sizes);
         let is_new = ports.maps.is_new();
@@ -87,8 +86,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         })
     }
 
-    /// Writes what changed. What can't be written stays dirty. Gives the Services that were written, or
-    /// tried.
+    /// Writes the changes. Services that can't be written stay dirty. Returns the Services that were
+    /// written, or tried.
     pub(super) fn pass(&mut self, desired: &Desired) -> BTreeSet<ObjectName> {
         if matches!(self.mode, Mode::Waiting | Mode::Doubtful) {
             return BTreeSet::new();
@@ -111,8 +110,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return services;
         }
         self.mode = Mode::Following;
-        // Deletions come last, so that an address that moves from one Service to another is never
-        // without an owner.
+        // Deletions come last, so that an address that moves between Services always has an owner.
         for (name, diff) in leftovers {
             if let Err(refused) = self.ports.finish(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
@@ -125,8 +123,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         services
     }
 
-    /// Finds the names of the ids that the maps hold: an id belongs to the port that now owns one
-    /// of its fronts. One whose fronts nobody owns is unclaimed.
+    /// Finds the ports of the ids in the maps: an id belongs to the port that now owns one of its
+    /// frontends. An id without such a port is unclaimed.
     fn find_names(&mut self, desired: &Desired) {
         let (actual, unclaimed) = (&mut self.ports.actual, &mut self.unclaimed);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
@@ -146,7 +144,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return;
         }
         for (service, plans) in &desired.plans {
-            // What names their endpoints may be what was refused.
+            // The slice with their endpoints may be the object that was refused.
             let lost = plans.iter().filter(|(name, plan)| {
                 let id = actual.id(name);
                 let port = id.and_then(|id| actual.ports.get(&id));
@@ -188,8 +186,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.note(service, problems);
     }
 
-    /// Writes what a port wants; where there is no room, what there is room for. Gives the difference, of
-    /// which what is no longer wanted is to be taken away later.
+    /// Writes the desired entries of a port, or those for which there is room. Returns the difference,
+    /// whose deletions follow later.
     fn upsert(
         &mut self,
         name: &PortName,
@@ -235,8 +233,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         ports.program(id, protocol, &reduced).map(Some)
     }
 
-    /// The id of a port, given out now if it has none. A port whose front an earlier process programmed
-    /// takes over its id.
+    /// Returns the id of a port, allocated now if it has none. A port whose frontend an earlier process
+    /// programmed takes its id.
     fn id(&mut self, name: &PortName, plan: &PortPlan) -> Option<u32> {
         let actual = &mut self.ports.actual;
         if let Some(id) = actual.id(name) {
@@ -248,8 +246,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Some(id)
     }
 
-    /// Writes the canary, dials it and removes it. Gives nothing where there is no room for it, or its
-    /// front is a Service's.
+    /// Writes the probe's frontend, dials it and removes it. Returns none if there is no room for it, or
+    /// its frontend is a Service's.
     pub(super) fn dial_canary<R>(
         &mut self,
         canary: &Canary,
@@ -258,7 +256,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let actual = &mut self.ports.actual;
         let known = actual.fronts.get(&canary.front);
         let id = match known.map(|front| front.record.service) {
-            // Left by a process that was killed.
+            // A frontend that a killed process left.
             Some(id) => self.unclaimed.claim(id).then_some(id)?,
             None => actual.free_ids.take()?,
         };
@@ -297,18 +295,17 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracing::warn!(error, "cannot write everything at once, beginning anew");
         self.faults.count(Reason::WriteFailed);
         self.mode = Mode::Doubtful;
-        // It is not known what was taken out of reach.
+        // Entries out of reach are unknown until the maps are read again.
         self.ports.retired = Retired::default();
-        // Something is to be written, whatever comes.
+        // Everything is to be written again.
         self.dirty.extend(desired.plans.keys().cloned());
     }
 
-    /// Takes over what the maps hold, as a process that starts does, after a first pass of which some
-    /// was refused.
+    /// Adopts the content of the maps, as at a start, after a first sync that was partly refused.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; nothing is written then, and the same can be tried again.
+    /// As [`Self::adopt`]; then nothing is written, and the call can be repeated.
     pub(super) fn begin_anew(&mut self, grace: &impl Grace) -> Result<(), AdoptError> {
         self.ports.adopt(grace)?;
         self.unclaimed.forget();
@@ -317,12 +314,12 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(())
     }
 
-    /// Reads the maps again and compares them with what is known of them. Where they differ, they
-    /// are taken over anew and everything is written again. Gives the number of differences.
+    /// Reads the maps again and compares them with their known content. On a difference, they are
+    /// adopted again and everything is written again. Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; what was known stays.
+    /// As [`Self::adopt`]; the known content stays.
     pub(super) fn audit(
         &mut self,
         desired: &Desired,
@@ -341,8 +338,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(differences)
     }
 
-    /// Gives back what no program can reach any more, but for what open connections keep. `more`
-    /// says whether more is on its way.
+    /// Frees entries that no program can reach any more, except indices that open connections keep.
+    /// `more` is true if another batch follows.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
         self.ports.free(retired, more);
         self.dirty.append(&mut self.starved);
@@ -352,8 +349,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
     }
 
-    /// Gives back what open connections kept, as far as those have closed. What found no room before
-    /// is dirty then.
+    /// Frees the indices that open connections kept, if those have closed. Services that found no room
+    /// become dirty.
     pub(super) fn look_at_occupied(&mut self) {
         if self.ports.look_at_occupied() > 0 {
             self.dirty.extend(self.faults.without_room().cloned());
@@ -362,7 +359,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 }
 
 impl<M> MapSync<M> {
-    /// Takes the state of the sources.
+    /// Applies the state of the sources.
     pub(super) fn heard(&mut self, synced: bool, whole: bool) {
         if synced && self.mode == Mode::Waiting {
             self.mode = Mode::Starting;
@@ -370,22 +367,23 @@ impl<M> MapSync<M> {
         self.dirty.extend(self.unclaimed.heard(whole));
     }
 
-    /// Whether every source has told its first list.
+    /// Returns true if every source has delivered its first list.
     pub(super) fn is_synced(&self) -> bool {
         self.mode != Mode::Waiting
     }
 
-    /// Whether it is not known what the maps hold. Nothing is written before [`Self::begin_anew`].
+    /// Returns true if the content of the maps is unknown. Nothing is written before
+    /// [`Self::begin_anew`].
     pub(super) fn is_in_doubt(&self) -> bool {
         self.mode == Mode::Doubtful
     }
 
-    /// Whether something is waiting to be written.
+    /// Returns true if a change waits to be written.
     pub(super) fn is_dirty(&self) -> bool {
         self.is_synced() && (!self.dirty.is_empty() || self.unclaimed.is_due())
     }
 
-    /// Every problem there is.
+    /// Returns every problem.
     pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
         let problems = self.faults.problems.values().flat_map(BTreeMap::values);
         problems.chain(self.unclaimed.problems())

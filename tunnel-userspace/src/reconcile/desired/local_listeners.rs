@@ -1,6 +1,6 @@
-//! Cluster IPs that this node has on a link, and at which of their fronts something listens itself: a
-//! cache that takes the place of a Service on its node, as `NodeLocal` DNSCache does. Sockets are left
-//! alone there, so that they reach it.
+//! Cluster IPs that this node has on a link, and their frontends with a local listener: a cache that
+//! replaces a Service on its node, such as `NodeLocal` DNSCache. Sockets are left alone there, so that
+//! they reach the listener.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,24 +15,24 @@ use crate::{
     plan::{FrontKind, FrontPlan, ServicePlan},
 };
 
-/// The fronts of this node's own addresses.
+/// The frontends of this node's own addresses.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct LocalListeners {
     /// The addresses of this node's links.
     addresses: BTreeSet<IpAddr>,
-    /// The fronts there, of each Service that has some.
+    /// The frontends at these addresses, by Service.
     own_fronts: BTreeMap<ObjectName, BTreeSet<FrontKey>>,
-    /// Whether they are others than at the last look.
+    /// True if these frontends changed since the last poll.
     pub(in crate::reconcile) is_new: bool,
-    /// Those of the last look that has ended.
+    /// The frontends that the last completed poll covered.
     pub(in crate::reconcile) looked: BTreeSet<FrontKey>,
-    /// Those where something listens.
+    /// The frontends with a listener.
     pub(in crate::reconcile) found: BTreeSet<FrontKey>,
 }
 
 impl LocalListeners {
-    /// Takes the plan of a Service as it is now. Only cluster IPs give way to a listener: node ports
-    /// are this node's addresses by their nature, and kube-proxy serves the others wherever they are.
+    /// Applies the present plan of a Service. Only cluster IPs yield to a listener: node ports are at
+    /// this node's addresses anyway, and kube-proxy serves the other kinds wherever they are.
     pub(super) fn put(&mut self, name: &ObjectName, plan: Option<&ServicePlan>) {
         let ports = plan.into_iter().flat_map(LiteMap::values);
         let fronts = ports.flat_map(|port| &port.fronts);
@@ -48,25 +48,25 @@ impl LocalListeners {
         self.is_new |= old.unwrap_or_default() != new;
     }
 
-    /// Takes the addresses of the links as they are now; whether that is new.
+    /// Replaces the addresses of the links; returns true if they changed.
     pub(super) fn set_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> bool {
         let old = std::mem::replace(&mut self.addresses, addresses.clone());
         old != *addresses
     }
 
-    /// Every front of this node's own addresses.
+    /// Returns every frontend at this node's own addresses.
     pub(in crate::reconcile) fn local(&self) -> BTreeSet<FrontKey> {
         self.own_fronts.values().flatten().copied().collect()
     }
 
-    /// Whether a Service has fronts that no look was at yet.
+    /// Returns true if a Service has frontends that no poll has covered yet.
     pub(in crate::reconcile) fn has_unknown(&self, service: &ObjectName) -> bool {
         let local = self.own_fronts.get(service);
         local.is_some_and(|local| !local.is_subset(&self.looked))
     }
 
-    /// Takes where something listens; other addresses than this node's don't count. Gives the fronts of
-    /// which that is new.
+    /// Replaces the frontends with a listener; those at other addresses than this node's are ignored.
+    /// Returns the frontends that changed.
     pub(super) fn set_found(&mut self, found: &BTreeSet<FrontKey>) -> Vec<(FrontKey, bool)> {
         let found: BTreeSet<_> = found.intersection(&self.local()).copied().collect();
         let moved = found.symmetric_difference(&self.found);

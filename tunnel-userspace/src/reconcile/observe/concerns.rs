@@ -1,4 +1,4 @@
-//! What of it an operator must act on.
+//! The problems that an operator must act on.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use crate::{
     reconcile::{desired::Desired, sync::MapSync},
 };
 
-/// How many are told at a time.
+/// The maximum number of concerns.
 const MOST: usize = 1000;
 
-/// What is not programmed as planned, on the Service, and where it is the node that lacks something on
-/// the Node too; and what is not steered as planned.
+/// Returns the deviations from the plans: on the Service, and also on the Node if the node lacks a
+/// resource; and the problems of steering.
 pub(in crate::reconcile) fn concerns<M>(
     desired: &Desired,
     sync: &MapSync<M>,
@@ -41,7 +41,7 @@ pub(in crate::reconcile) fn concerns<M>(
     let own = &desired.rules.here.node;
     let of_steering = steering.iter().take(MOST);
     let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
-        // How much is left out changes all the time.
+        // Without numbers, since those change all the time.
         (_, Reason::SteeringFull) => of(own, problem.reason),
         (node, reason) => {
             let name = node.as_ref().map_or(&**own, |node| &node.name);
@@ -53,7 +53,7 @@ pub(in crate::reconcile) fn concerns<M>(
     of_node.chain(of_services).chain(of_steering).collect()
 }
 
-/// Something that this node lacks.
+/// Returns a concern about a resource that this node lacks.
 fn of(node: &str, reason: Reason) -> Concern {
     Concern::of_node(node, reason, reason.meaning().to_owned())
 }

@@ -3,30 +3,30 @@ use tunnel_common::{select, service::Tally};
 use super::shown::ShownPort;
 use crate::{plan::PortName, reconcile::access::Counts};
 
-/// What was counted of some service ports.
+/// The counters of some service ports.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counted {
-    /// The first service ports by their names.
+    /// The first service ports, by name.
     pub ports: Vec<PortCounts>,
-    /// How many more there are.
+    /// The number of further service ports.
     pub left_out: usize,
 }
 
-/// What was counted of a service port.
+/// The counters of a service port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortCounts {
-    /// Whose counts these are.
+    /// The service port.
     pub name: PortName,
-    /// Connections and UDP flows that were sent to a backend.
+    /// The number of connections and UDP flows that were sent to a backend.
     pub sent: u64,
-    /// Connections and datagrams that were refused.
+    /// The number of connections and datagrams that were refused.
     pub refused: u64,
-    /// Open sockets that remember one of its backends that serve.
+    /// The number of open connections of its serving backends.
     pub open: u64,
 }
 
 impl PortCounts {
-    /// The counts of a port. Those that can't be read are 0.
+    /// Reads the counters of a port; 0 for those that can't be read.
     pub(super) fn of(port: &ShownPort, counts: &impl Counts) -> Self {
         let tally = tally(port, counts);
         let backends = port.backends.iter();
@@ -40,7 +40,7 @@ impl PortCounts {
     }
 }
 
-/// The programs' counts of a port; 0 where they can't be read, or it is not programmed.
+/// Reads the programs' counters of a port; 0 if they can't be read, or the port is not programmed.
 pub(super) fn tally(port: &ShownPort, counts: &impl Counts) -> Tally {
     let tally = port.id.and_then(|id| counts.tally(id).ok());
     tally.unwrap_or_default()

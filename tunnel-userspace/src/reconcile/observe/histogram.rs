@@ -1,14 +1,15 @@
-/// How often something took how long, in seconds.
+/// A histogram of durations in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// Up to which value each bucket goes, and how many are in it alone. The last one has no end.
+    /// The upper bound of each bucket, and the number of values in it alone. The last bucket has no
+    /// bound.
     pub(crate) buckets: Vec<(f64, u64)>,
-    /// What the values add up to.
+    /// The sum of the values.
     pub(crate) sum: f64,
 }
 
 impl Histogram {
-    /// One with buckets up to these values, in rising order, and a last one without an end.
+    /// Returns a histogram with these upper bounds, ascending, and a last bucket without one.
     pub(super) fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
         let bounds = bounds.into_iter().chain([f64::INFINITY]);
         Self {
@@ -17,7 +18,7 @@ impl Histogram {
         }
     }
 
-    /// Takes note of a value.
+    /// Adds a value.
     pub(super) fn observe(&mut self, value: f64) {
         let place = self.buckets.partition_point(|(bound, _)| *bound < value);
         if let Some((_, count)) = self.buckets.get_mut(place) {
@@ -26,7 +27,7 @@ impl Histogram {
         }
     }
 
-    /// How many values there were.
+    /// Returns the number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()

@@ -1,4 +1,4 @@
-//! What kube-proxy measures of its passes (kube-proxy `pkg/proxy/metrics/metrics.go`).
+//! The metrics of syncs that kube-proxy has, too (kube-proxy `pkg/proxy/metrics/metrics.go`).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,34 +10,34 @@ use crate::{
     plan::Gaps,
 };
 
-/// How many changes of the endpoints of one Service may wait to be measured.
+/// The maximum number of changes to one Service's endpoints that wait to be measured.
 const MOST_WAITING: usize = 64;
 
-/// Passes and changes, as they are shown.
+/// The metrics of syncs and changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyncStats {
-    /// How long passes took.
+    /// The durations of all syncs.
     pub all: Histogram,
-    /// How long those took that were over every Service.
+    /// The durations of syncs that covered every Service.
     pub full: Histogram,
-    /// How long the others took.
+    /// The durations of the other syncs.
     pub partial: Histogram,
-    /// From the change of a Pod or Service to its last write here, as the slices say when that was.
+    /// The time from the change of a Pod or Service, as given in the slices, to its last write here.
     pub programming: ByFamily<Histogram>,
-    /// Changes of Services that were seen.
+    /// The number of changes of Services.
     pub service_changes: u64,
-    /// Changes of EndpointSlices that were seen.
+    /// The number of changes of EndpointSlices.
     pub endpoint_changes: ByFamily<u64>,
-    /// Services that changed and are not written yet.
+    /// The number of Services that changed and are not yet written.
     pub pending_services: usize,
-    /// Services whose endpoints changed and are not written yet.
+    /// The number of Services whose endpoints changed and are not yet written.
     pub pending_endpoints: ByFamily<usize>,
-    /// How often a Service was planned: once for each change of it or its slices, and where the node
-    /// changed once for every Service.
+    /// The number of times that a Service was planned: once per change of it or its slices, and once for
+    /// every Service per change of the node.
     pub planned: u64,
-    /// When the last change came.
+    /// The time of the last change.
     pub last_queued_at: Option<Timestamp>,
-    /// Service ports of policy Local without endpoints here.
+    /// The numbers of service ports with a policy Local but no endpoint on this node.
     pub gaps: ByFamily<Gaps>,
 }
 
@@ -68,7 +68,7 @@ impl Default for SyncStats {
     }
 }
 
-/// Names that were noted since the last pass, some more than once, and those of before that stayed.
+/// The names noted since the last sync, with duplicates, and the names that stayed before it.
 #[derive(Debug, Default)]
 struct Names(Vec<ObjectName>);
 
@@ -77,7 +77,7 @@ impl Names {
         self.0.push(name.clone());
     }
 
-    /// Leaves out all but some; how many stay.
+    /// Removes all names but those that stay; returns the number left.
     fn keep(&mut self, stays: impl Fn(&ObjectName) -> bool) -> usize {
         self.0.retain(stays);
         self.0.sort_unstable();
@@ -86,22 +86,22 @@ impl Names {
     }
 }
 
-/// What was seen since the last pass, and what of it is not written yet.
+/// The changes since the last sync, and those that are not yet written.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct Measures {
     pub(in crate::reconcile) stats: SyncStats,
     services: Names,
     endpoints: ByFamily<Names>,
-    /// When what changed the endpoints of a Service happened.
+    /// The times of the changes to each Service's endpoints.
     triggers: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
-    /// When the first pass ended: what happened before is not measured.
+    /// The end of the first sync; earlier changes are not measured.
     since: Option<Timestamp>,
-    /// Whether every Service was planned anew since the last pass.
+    /// True if every Service was planned again since the last sync.
     pub(in crate::reconcile) is_full: bool,
 }
 
 impl Measures {
-    /// Takes note of what changed of a Service and its slices.
+    /// Counts the changes of a Service and its slices.
     pub(in crate::reconcile) fn note(
         &mut self,
         name: &ObjectName,
@@ -114,7 +114,7 @@ impl Measures {
         }
         let (old, new) = (slices(before), slices(now));
         for slice in old.iter().filter(|slice| named(new, slice).is_none()) {
-            // The time in it is that of its last change, not of its end.
+            // A deleted slice has the time of its last change, not of its deletion.
             self.count(name, slice.family);
             self.triggers.remove(name);
         }
@@ -139,7 +139,7 @@ impl Measures {
         self.endpoints.of_mut(family).note(name);
     }
 
-    /// Measures a pass that ended now and took so long. What is still open is measured later.
+    /// Measures a sync that has just ended. Changes that are still open are measured later.
     pub(in crate::reconcile) fn pass(
         &mut self,
         took: Duration,
@@ -174,7 +174,7 @@ fn slices(state: Option<&ServiceState>) -> &[Arc<EndpointSlice>] {
     state.map_or(&[], |state| &state.slices)
 }
 
-/// The one of some slices that has the name of another.
+/// Returns the slice with the name of another.
 fn named<'a>(
     slices: &'a [Arc<EndpointSlice>],
     other: &EndpointSlice,

@@ -12,23 +12,23 @@ use super::{
 };
 use crate::{model::ObjectName, reconcile::access::Counts};
 
-/// So many Services are taken at a time, so that the owner never waits for a reader for long.
+/// The number of Services that are read at a time, so that the owner never waits long for a reader.
 const PAGE: usize = 128;
 
-/// The Services as they are programmed: the owner of the maps replaces those it wrote, and others read
-/// while it works. A reader of many sees each as it was at some moment, not all at the same.
+/// The published Services: the owner of the maps replaces those that it wrote, and others read
+/// concurrently. Each Service in a long read is consistent, but not all are of the same moment.
 #[derive(Clone, Debug, Default)]
 pub struct Published(Arc<RwLock<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
     services: BTreeMap<ObjectName, Arc<Shown>>,
-    /// How many ports they have together.
+    /// The number of ports of all Services.
     ports: usize,
 }
 
 impl Published {
-    /// Takes Services as they are now, in ascending order; nothing for those that are gone.
+    /// Publishes Services in their present state, in ascending order; none stands for a removed one.
     pub(super) fn put(&self, services: impl Iterator<Item = (ObjectName, Option<Shown>)>) {
         let services: Vec<_> = services
             .map(|(name, shown)| (name, shown.map(Arc::new)))
@@ -48,15 +48,15 @@ impl Published {
                 None => table.services.remove(&name),
             };
             table.ports -= old.as_ref().map_or(0, |old| old.ports.len());
-            // Its end is not the readers' to wait for.
+            // Dropped after the lock, so that readers don't wait for it.
             replaced.extend(old);
         }
         drop(table);
         drop(replaced);
     }
 
-    /// The Services that were read and what is programmed of them: those of a name, which may begin
-    /// with the namespace and a slash, or all.
+    /// Returns the Services with their programmed state: those with a name, which may have the namespace
+    /// and a slash in front, or all.
     #[must_use]
     pub fn services(&self, counts: &impl Counts, name: Option<&str>) -> Vec<ServiceView> {
         let is_wanted = |shown: &Arc<Shown>| name.is_none_or(|name| is_named(shown.name(), name));
@@ -64,12 +64,12 @@ impl Published {
         wanted.map(|shown| shown.view(counts)).collect()
     }
 
-    /// The counts of the first service ports by their names, at most so many.
+    /// Returns the counters of the first `most` service ports, by name.
     #[must_use]
     pub fn counted(&self, counts: &impl Counts, most: usize) -> Counted {
         let left_out = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
-        // Without a look at the others.
+        // Stops without reading the remaining Services.
         let mut services = self.all();
         while ports.len() < most
             && let Some(shown) = services.next()
@@ -92,7 +92,7 @@ impl Published {
         })
     }
 
-    /// The first Services after one.
+    /// Returns the next page of Services, after `last`.
     fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<Shown>> {
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
         let table = self.read();

@@ -14,10 +14,10 @@ use crate::{
     },
 };
 
-/// Fewer Services than these are shown one after the other.
+/// The number of Services from which on several threads publish them.
 const MANY: usize = 1024;
 
-/// Shows some Services as they are planned and programmed now.
+/// Publishes the planned and programmed state of some Services.
 pub(in crate::reconcile) fn show<M>(
     services: BTreeSet<ObjectName>,
     desired: &Desired,
@@ -36,9 +36,9 @@ pub(in crate::reconcile) fn show<M>(
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) state: ServiceState,
-    /// The same without the endpoints that clients of this node are kept from, where there are such.
+    /// The Service without the endpoints that clients of this node must not use, if there are any.
     pub(super) near: Option<ServiceState>,
-    /// This node, as the plan goes by it.
+    /// The facts about this node that the plan used.
     pub(super) here: Arc<Here>,
     pub(super) ports: Box<[ShownPort]>,
 }
@@ -49,13 +49,13 @@ pub(super) struct ShownPort {
     pub(super) name: PortName,
     pub(super) plan: Arc<PortPlan>,
     pub(super) problem: Option<Problem>,
-    /// Its id, if it is programmed.
+    /// The id of the port, if it is programmed.
     pub(super) id: Option<u32>,
-    /// The fronts that are programmed, each with whether something of this node listens there.
+    /// The frontends that are programmed, each with true if it has a local listener.
     pub(super) fronts: Box<[(FrontKey, bool)]>,
     /// The backends that serve.
     pub(super) backends: Box<[ShownBackend]>,
-    /// The clients that may use its restricted fronts, as they are programmed.
+    /// The clients that may use the port's restricted frontends, as programmed.
     pub(super) sources: Box<[Source]>,
 }
 
@@ -63,12 +63,12 @@ pub(super) struct ShownPort {
 pub(super) struct ShownBackend {
     pub(super) target: Target,
     pub(super) index: u32,
-    /// Whether new connections go there.
+    /// True if it is in a set, so that it gets new connections.
     pub(super) is_placed: bool,
 }
 
 impl Shown {
-    /// A Service as it is now; nothing if there is no plan for it.
+    /// Returns a Service in its present state; none if it has no plan.
     pub(super) fn of(
         name: &ObjectName,
         desired: &Desired,
@@ -91,7 +91,7 @@ impl Shown {
         })
     }
 
-    /// Its name.
+    /// Returns the name of the Service.
     pub(super) fn name(&self) -> &ObjectName {
         &self.state.service.name
     }
@@ -131,7 +131,7 @@ impl ShownPort {
     }
 }
 
-/// The backends that the sets of a port lead to.
+/// Returns the backends that the sets of a port lead to.
 fn placed(id: u32, actual: &Actual) -> BTreeSet<u32> {
     let sets = actual.records(id).flat_map(|it| [it.cluster, it.local]);
     let backends = sets.flat_map(|set| actual.sets.items(set));

@@ -7,65 +7,65 @@ use tunnel_common::reason::Reason;
 use super::measures::SyncStats;
 use crate::reconcile::{desired::Desired, steering::SteeringView, sync::MapSync};
 
-/// What the loop did, for metrics and status. Published after each pass.
+/// The state of the loop, for metrics and status. Published after each sync.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stats {
-    /// Whether a first whole pass was made.
+    /// True if a first complete sync was made.
     pub synced: bool,
-    /// Whether a source was not heard of since the start, as far as what is programmed goes.
+    /// True if a source has not answered since the start, as of the last sync.
     #[serde(default)]
     pub stale: bool,
-    /// Services that were read.
+    /// The number of Services that were read.
     pub services: usize,
-    /// Fronts that are programmed.
+    /// The number of frontends that are programmed.
     pub fronts: usize,
-    /// Slots in use.
+    /// The number of slots in use.
     pub slots: u32,
-    /// Backends in use.
+    /// The number of backends in use.
     pub backends: u32,
-    /// Ranges of clients in use.
+    /// The number of ranges of clients in use.
     #[serde(default)]
     pub sources: u32,
-    /// Indices of backends that are gone, which open connections keep from being used again.
+    /// The number of indices of removed backends that open connections keep from reuse.
     #[serde(default)]
     pub occupied_backends: usize,
-    /// Service ports that are not programmed as planned, by reason.
+    /// The number of service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
-    /// How often each reason was met by this process.
+    /// The counter of each reason in this process.
     pub counts: BTreeMap<String, u64>,
-    /// Passes made.
+    /// The number of syncs.
     pub passes: u64,
-    /// How long the last pass took, in seconds.
+    /// The duration of the last sync, in seconds.
     pub last_pass_seconds: f64,
-    /// How long all passes took, in seconds.
+    /// The duration of all syncs, in seconds.
     pub all_passes_seconds: f64,
-    /// From the notice of a change to its last write, in seconds, of the last pass.
+    /// The time from the notice of a change to its last write, in seconds, in the last sync.
     pub last_delay_seconds: f64,
-    /// When the last pass ended.
+    /// The end of the last sync.
     pub last_pass_at: Option<Timestamp>,
-    /// When the last pass ended that left nothing to be written.
+    /// The end of the last sync that left nothing to be written.
     #[serde(default)]
     pub last_whole_pass_at: Option<Timestamp>,
-    /// Since when writes fail; nothing if they don't.
+    /// The time since which writes fail; none if they don't.
     pub failing_since: Option<Timestamp>,
-    /// Whether load balancers may send traffic to this node, as its Node object says. A node that
-    /// never had one may; one whose object was deleted may not.
+    /// True if load balancers may send traffic to this node, by its Node object. True for a node that
+    /// never had one, false for one whose object was deleted.
     pub node_eligible: bool,
-    /// Whether there is a Node of this node's name.
+    /// True if there is a Node of this node's name.
     #[serde(default)]
     pub node_known: bool,
-    /// Differences found between the maps and what was known of them.
+    /// The number of differences found between the maps and their known content.
     pub drift: u64,
-    /// What is steered to the tunnel.
+    /// The state of steering.
     pub steering: SteeringView,
-    /// What kube-proxy measures too; for metrics only.
+    /// The metrics that kube-proxy has, too; for metrics only.
     #[serde(skip)]
     pub sync: SyncStats,
 }
 
 impl Stats {
-    /// Takes the numbers of what is planned and programmed.
+    /// Sets the numbers of the planned and programmed state.
     pub(in crate::reconcile) fn describe<M>(&mut self, desired: &Desired, sync: &MapSync<M>) {
         let usage = sync.ports.actual.usage();
         self.synced = sync.is_synced();

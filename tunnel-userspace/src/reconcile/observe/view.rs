@@ -20,11 +20,11 @@ use crate::{
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its ports, each in each family.
+    /// The ports, each in each family.
     pub ports: Vec<PortView>,
 }
 
@@ -38,81 +38,81 @@ pub struct PortView {
     pub protocol: String,
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// The word for how a backend is chosen.
+    /// The label of the algorithm.
     pub algorithm: String,
-    /// How long a client keeps its backend, in seconds; 0 where it doesn't.
+    /// The time for which a client keeps its backend, in seconds; 0 for no affinity.
     pub affinity_seconds: u32,
-    /// Whether sockets of this node leave it alone.
+    /// True if sockets of this node leave it alone.
     pub not_for_sockets: bool,
-    /// Who may use the addresses of the load balancer, first and last address of each range; empty
-    /// where all may.
+    /// The clients that may use the addresses of the load balancer, as first and last address of each
+    /// range; empty if all may.
     pub sources: Vec<String>,
-    /// Connections and UDP flows that were sent to a backend, as the programs counted them.
+    /// The number of connections and UDP flows that were sent to a backend, as counted by the programs.
     #[serde(default)]
     pub sent: u64,
-    /// Connections and datagrams that were refused.
+    /// The number of connections and datagrams that were refused.
     #[serde(default)]
     pub refused: u64,
-    /// The fronts that are programmed.
+    /// The frontends that are programmed.
     pub fronts: Vec<FrontView>,
-    /// The backends that new connections go to.
+    /// The backends that get new connections.
     pub backends: Vec<String>,
-    /// Backends that only finish what they have.
+    /// The backends that only keep their present connections.
     pub leaving: Vec<String>,
-    /// Whether a client of the policy Cluster would find an endpoint. Where there is no backend all the
-    /// same, those there are serve no client of this node.
+    /// True if a client of the policy Cluster would find an endpoint. If there is no backend all the
+    /// same, the endpoints serve no client of this node.
     #[serde(default)]
     pub has_endpoints: bool,
-    /// Every endpoint that the slices have, and what becomes of it.
+    /// Every endpoint of the slices, and its use.
     pub endpoints: Vec<EndpointView>,
-    /// Why it is not programmed as planned, as a word.
+    /// The label of the reason for which the port is not programmed as planned.
     pub reason: Option<String>,
-    /// Why it is not programmed as planned, as a sentence.
+    /// The sentence about it.
     pub problem: Option<String>,
 }
 
-/// A front that is programmed.
+/// A frontend that is programmed.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontView {
-    /// Its address, port and protocol.
+    /// The address, port and protocol.
     pub front: String,
-    /// What kind of address it is.
+    /// The kind of the address.
     pub kind: String,
-    /// `Cluster` or `Local`: which backends sockets of this node are led to.
+    /// The policy for sockets of this node, `Cluster` or `Local`.
     pub sockets: String,
-    /// `Cluster` or `Local`: which backends packets from elsewhere are led to.
+    /// The policy for packets from outside this node, `Cluster` or `Local`.
     pub packets: String,
-    /// Whether something of this node listens there itself, so that its sockets are left alone.
+    /// True if a local process listens on the address itself, so that sockets are left alone.
     #[serde(default)]
     pub has_listener: bool,
 }
 
-/// An endpoint, and what becomes of it.
+/// An endpoint, and its use.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointView {
-    /// Its address and port.
+    /// The address and port.
     pub endpoint: String,
-    /// The name of its Pod, where known.
+    /// The name of its Pod, if known.
     pub pod: Option<String>,
-    /// The node it is on, where known.
+    /// The name of its node, if known.
     pub node: Option<String>,
-    /// The zone it is in, where known.
+    /// The zone, if known.
     pub zone: Option<String>,
     /// `ready`, `terminating` (and serving), or `not ready`.
     pub category: String,
-    /// The sets that it is in: `cluster`, `local`.
+    /// The sets that contain it: `cluster`, `local`.
     pub sets: Vec<String>,
-    /// Its weight beside the others.
+    /// The relative weight.
     pub weight: u32,
-    /// Whether the maps have it as a backend, for new connections or those that it has.
+    /// True if the maps contain it as a backend, for new or present connections.
     pub programmed: bool,
-    /// How many open sockets were sent there by this Service port, where it is programmed: TCP, and
-    /// UDP whose last choice it is.
+    /// The number of open sockets that this Service port sent there, if it is programmed: TCP, and UDP
+    /// whose last choice it is.
     #[serde(default)]
     pub open: Option<u64>,
-    /// Why new connections go there, or don't.
+    /// The cause for which it gets new connections, or none.
     pub why: String,
 }
 
@@ -120,7 +120,7 @@ pub struct EndpointView {
 const READY: &str = "ready";
 
 impl Shown {
-    /// The Service with the counts of now.
+    /// Returns the Service with the present counters.
     pub(super) fn view(&self, counts: &impl Counts) -> ServiceView {
         let name = self.name();
         let ports = self.ports.iter();
@@ -138,7 +138,7 @@ impl Shown {
         let (backends, leaving) = backends.partition::<Vec<_>, _>(|backend| backend.is_placed);
         let in_words = |backend: &ShownBackend| backend.target.to_string();
         let endpoints = self.endpoint_views(port, counts);
-        // What is ready elsewhere, and not for this node, is going nowhere.
+        // An endpoint that is ready, but for other nodes only, is not leaving.
         let ready = endpoints.iter().filter(|it| it.category == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let leaving = leaving.into_iter().map(in_words);
@@ -212,7 +212,7 @@ fn source_view(range: &Source) -> String {
     format!("{}-{}", range.first, range.last)
 }
 
-/// A front; what is programmed and no longer planned has no kind.
+/// Returns a frontend; one that is programmed but no longer planned has no kind.
 fn front_view(front: &FrontKey, plan: Option<&FrontPlan>, has_listener: bool) -> FrontView {
     let kind = match plan.map(|plan| plan.kind) {
         Some(FrontKind::ClusterIp) => "cluster IP",

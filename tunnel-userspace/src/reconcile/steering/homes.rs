@@ -1,4 +1,4 @@
-//! Which index a key gets.
+//! The allocation of an index to a key.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,23 +10,23 @@ use tunnel_common::{
     steering::{Prefix, Steered, SteeringKey},
 };
 
-/// How long the index of something that is no longer steered stands for nothing else.
+/// The time for which a removed index is reused only for its last key.
 pub const QUARANTINE: Duration = Duration::from_secs(600);
 
-/// Indices that may be given out in a pass.
+/// The indices that may be allocated in a sync.
 pub(super) struct Free<'a> {
     prefixes: &'a [Prefix],
-    /// Each after the time at which it was removed; those that were never used come first.
+    /// Each with the time of its removal; unused indices come first.
     pub(super) indices: BTreeSet<(u64, u32)>,
-    /// Those that rest or rested, by what they last stood for.
+    /// Removed indices by their last key.
     resting: BTreeMap<SteeringKey, (u64, u32)>,
-    /// Those that were removed later rest, for nobody but what they stood for.
+    /// Indices that were removed later are in quarantine, and only for their last key.
     before: u64,
 }
 
 impl<'a> Free<'a> {
-    /// The indices below an end that may be given out: those that were never used, then those that were
-    /// not for long enough, the longest first.
+    /// Returns the indices below `end` that may be allocated: unused ones, then those whose quarantine
+    /// has ended, in the order of removal.
     pub(super) fn new(
         records: &BTreeMap<u32, Steered>,
         end: u32,
@@ -36,7 +36,7 @@ impl<'a> Free<'a> {
         let last = records.last_key_value().map(|(index, _)| *index);
         let most = prefixes.iter().map(Prefix::room).max().unwrap_or(0);
         let unused = last.map_or(0, |last| last + 1)..end.min(most);
-        // Soon after the machine started, nothing has rested for long enough.
+        // Zero soon after the machine started, so that no quarantine has ended.
         let before = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed != 0);
         let resting = removed.map(|(index, record)| (record.key, (record.removed, *index)));
@@ -53,14 +53,14 @@ impl<'a> Free<'a> {
         }
     }
 
-    /// An index for a key, and the address that stands for it: its own of earlier, if that still
-    /// rests, or one that is free.
+    /// Returns an index for a key, and its steering address: the key's last index, if that is still
+    /// free, or another one.
     pub(super) fn find_home(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
         let own = self.resting.remove(key);
-        // What lies beyond the range of one family may lie in that of the other.
+        // An index beyond the prefix of one family may be within that of the other.
         let fits = |place: (u64, u32)| Some((place, address_of(self.prefixes, key, place.1)?));
         let mut free = self.indices.iter().copied();
-        // One that has rested may have been given out meanwhile.
+        // After its quarantine the index may have been allocated already.
         let is_free = |place: &(u64, u32)| place.0 > self.before || self.indices.contains(place);
         let own = own.filter(is_free).and_then(fits);
         let (place, address) = own.or_else(|| free.find_map(fits))?;
@@ -69,7 +69,7 @@ impl<'a> Free<'a> {
     }
 }
 
-/// The address that stands for the index of a key.
+/// Returns the steering address of a key's index.
 pub(super) fn address_of(prefixes: &[Prefix], key: &SteeringKey, index: u32) -> Option<Address> {
     let is_v4 = key.address.is_v4();
     let mut prefixes = prefixes.iter();

@@ -1,4 +1,4 @@
-//! What the maps hold, as this process knows it: read once, then kept.
+//! The content of the maps as known to this process: read once, then tracked.
 
 use std::collections::BTreeSet;
 
@@ -23,19 +23,19 @@ use crate::{
     },
 };
 
-/// A front that is programmed.
+/// A frontend that is programmed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Programmed {
     /// The index of its record.
     pub(crate) index: u32,
-    /// Its record.
+    /// The record.
     pub(crate) record: Front,
 }
 
-/// What is programmed for one service id.
+/// The programmed entries of one service id.
 #[derive(Debug, Default)]
 pub(crate) struct PortUse {
-    /// The fronts whose records carry the id.
+    /// The frontends whose records have the id.
     pub(crate) fronts: LiteMap<FrontKey, ()>,
     /// The backends that serve.
     pub(crate) backends: LiteMap<Target, u32>,
@@ -48,30 +48,30 @@ pub(in crate::reconcile) struct Standing {
     pub(super) sets: Membership,
 }
 
-/// What the maps hold.
+/// The content of the maps.
 #[derive(Debug)]
 pub(crate) struct Actual {
     pub(crate) sizes: Sizes,
     pub(crate) fronts: HashMap<FrontKey, Programmed>,
     /// The backends of each set.
     pub(in crate::reconcile) sets: Lists<u32>,
-    /// The clients that may use restricted fronts.
+    /// The clients that may use restricted frontends.
     pub(in crate::reconcile) sources: Lists<Source>,
     pub(crate) ports: HashMap<u32, PortUse>,
     /// The ids of the ports of each Service.
     pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
-    /// The last standing of each backend index, 0 of one that was never used.
+    /// The last state and sets of each backend index, 0 for an unused index.
     pub(super) standings: Vec<Standing>,
     pub(crate) used_backends: u32,
     pub(crate) free_fronts: Indices,
     pub(crate) free_backends: Indices,
-    /// Neither in use nor free.
+    /// Indices that are neither in use nor free.
     pub(in crate::reconcile) occupied: Occupied,
     pub(crate) free_ids: Indices,
 }
 
 impl Actual {
-    /// What maps hold that were just made.
+    /// Returns the content of newly created maps.
     pub(crate) fn empty(sizes: Sizes) -> Self {
         let none = BTreeSet::new();
         Self {
@@ -90,7 +90,7 @@ impl Actual {
         }
     }
 
-    /// The indices of the backends that serve.
+    /// Returns the indices of the backends that serve.
     pub(super) fn used_backends(&self) -> BTreeSet<u32> {
         let ports = self.ports.values();
         ports
@@ -98,30 +98,30 @@ impl Actual {
             .collect()
     }
 
-    /// The last standing of a backend index.
+    /// Returns the last state and sets of a backend index.
     pub(in crate::reconcile) fn standing(&self, index: u32) -> Standing {
         let known = self.standings.get(count(index));
         known.copied().unwrap_or_default()
     }
 
-    /// Notes the standing of a backend index.
+    /// Changes the known state and sets of a backend index.
     pub(super) fn note(&mut self, index: u32, change: impl FnOnce(&mut Standing)) {
         self.standings.get_mut(count(index)).map(change);
     }
 
-    /// The id of a port, if it has one.
+    /// Returns the id of a port, if it has one.
     pub(crate) fn id(&self, name: &PortName) -> Option<u32> {
         self.ids.get(&name.service)?.get(name).copied()
     }
 
-    /// Gives an id to a port.
+    /// Assigns an id to a port.
     pub(crate) fn set_id(&mut self, name: PortName, id: u32) {
         let ids = self.ids.entry(name.service.clone());
         ids.or_insert_with(|| LiteMap::with_capacity(1))
             .insert(name, id);
     }
 
-    /// The first wanted one of the ids that hold fronts of a plan.
+    /// Returns the first wanted id among those that own frontends of a plan.
     pub(super) fn holder(
         &self,
         plan: &PortPlan,
@@ -131,33 +131,32 @@ impl Actual {
         known.map(|front| front.record.service).find(is_wanted)
     }
 
-    /// The index of a backend of a service that serves there.
+    /// Returns the index of the serving backend of a service with an address and port.
     pub(crate) fn backend(&self, id: u32, target: &Target) -> Option<u32> {
         self.ports.get(&id)?.backends.get(target).copied()
     }
 
-    /// The records of a port.
+    /// Returns the records of a port.
     pub(crate) fn records(&self, id: u32) -> impl Iterator<Item = &Front> {
         let ports = self.ports.get(&id).into_iter();
         let keys = ports.flat_map(|port| port.fronts.keys());
         keys.filter_map(|key| Some(&self.fronts.get(key)?.record))
     }
 
-    /// The clients that may use some front of a port, as they are programmed; none where all may use
-    /// all.
+    /// Returns the clients that may use some frontend of a port, as programmed; none if all may use all.
     pub(crate) fn sources_of(&self, id: u32) -> &[Source] {
         let mut lists = self.records(id).map(|it| self.sources.items(it.sources));
         lists.find(|list| !list.is_empty()).unwrap_or_default()
     }
 
-    /// Counts one more record that uses its lists.
+    /// Adds a reference of a record to its lists.
     pub(crate) fn hold(&mut self, record: &Front) {
         self.sets.hold(record.cluster);
         self.sets.hold(record.local);
         self.sources.hold(record.sources);
     }
 
-    /// Counts one record less, and retires each list with the last.
+    /// Removes a reference of a record to its lists, and retires each list without one.
     pub(crate) fn release(&mut self, record: &Front, retired: &mut Retired) {
         let sets = [record.cluster, record.local].into_iter();
         let slots = sets.filter_map(|set| self.sets.release(set));
@@ -166,15 +165,15 @@ impl Actual {
         retired.0.extend(sources.map(Entry::Sources));
     }
 
-    /// Finds the indices of backends that an earlier process, or a program that ran until now, left
-    /// occupied. A grace period must have passed since the maps were read.
+    /// Finds the indices of backends that open connections of an earlier process, or of a program that
+    /// ran until now, keep. A grace period must have passed since the maps were read.
     pub(crate) fn find_occupied(&mut self, reader: &impl Counts) {
         let used = self.used_backends();
         (self.occupied, self.free_backends) =
             Occupied::find(reader, self.sizes.backend_entries(), used);
     }
 
-    /// Takes the name of a port from its id.
+    /// Removes the port of an id.
     pub(crate) fn forget_name(&mut self, name: &PortName) {
         if let Some(ids) = self.ids.get_mut(&name.service) {
             ids.remove(name);
@@ -184,7 +183,7 @@ impl Actual {
         }
     }
 
-    /// Makes room for so many Services, so that they are put there in one go.
+    /// Reserves memory for a number of Services, so that inserting them never reallocates.
     pub(crate) fn make_room(&mut self, services: usize) {
         self.fronts.reserve(services);
         self.sets.make_room(services);
@@ -192,7 +191,7 @@ impl Actual {
         self.ids.reserve(services);
     }
 
-    /// The ids that no port has.
+    /// Returns the ids without a port.
     pub(crate) fn nameless(&self) -> BTreeSet<u32> {
         let named = self.ids.values().flat_map(LiteMap::values).copied();
         let mut nameless: BTreeSet<u32> = self.ports.keys().copied().collect();
@@ -202,7 +201,7 @@ impl Actual {
         nameless
     }
 
-    /// How much is in use.
+    /// Returns the numbers of entries in use.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             fronts: self.fronts.len(),
@@ -212,7 +211,7 @@ impl Actual {
         }
     }
 
-    /// How many fronts and service ids differ between two readings.
+    /// Returns the number of frontends and service ids that differ between two readings.
     pub(crate) fn differences(&self, other: &Self) -> usize {
         let new = other.fronts.keys();
         let new = new.filter(|key| !self.fronts.contains_key(key));
@@ -229,20 +228,20 @@ impl Actual {
         fronts.count() + ports.count()
     }
 
-    /// The lists that a record leads to.
+    /// Returns the lists of a record.
     fn lists(&self, record: &Front) -> ([&[u32]; 2], &[Source]) {
         let sets = [record.cluster, record.local].map(|set| self.sets.items(set));
         (sets, self.sources.items(record.sources))
     }
 
-    /// The backends of a port, and the sets that each is in.
+    /// Returns the backends of a port, and the sets of each.
     fn placed(&self, id: u32) -> Option<(&LiteMap<Target, u32>, Vec<Membership>)> {
         let backends = &self.ports.get(&id)?.backends;
         let sets = backends.values().map(|index| self.standing(*index).sets);
         Some((backends, sets.collect()))
     }
 
-    /// Takes the names of the ids that are programmed from an earlier reading.
+    /// Takes the ports of the ids that are programmed from an earlier reading.
     pub(crate) fn take_names(&mut self, earlier: &mut Self) {
         for (service, mut ids) in std::mem::take(&mut earlier.ids) {
             ids.retain(|_, id| self.ports.contains_key(id));
@@ -253,7 +252,7 @@ impl Actual {
     }
 }
 
-/// How much of the maps is in use.
+/// The numbers of entries in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     pub(crate) fronts: usize,
@@ -263,7 +262,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Whether this is more than another, in any respect.
+    /// Returns true if any of these numbers is greater than in `other`.
     pub(crate) const fn exceeds(&self, other: &Self) -> bool {
         self.fronts > other.fronts
             || self.slots > other.slots

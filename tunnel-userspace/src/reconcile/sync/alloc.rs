@@ -1,4 +1,4 @@
-//! Which indices of an array are free.
+//! The free indices of an array.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ pub(crate) struct Indices {
 }
 
 impl Indices {
-    /// All indices below the limit but those in use.
+    /// Returns all indices below the limit except those in use.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
-        // Indices above the highest one in use were never given out; the gaps below it are free.
+        // Indices above the highest one in use were never allocated; the gaps below it are free.
         let unused = used.last().map_or(0, |last| last + 1).min(limit);
         let returned = (0..unused)
             .rev()
@@ -26,7 +26,7 @@ impl Indices {
         }
     }
 
-    /// Takes a free index.
+    /// Allocates an index.
     pub(crate) fn take(&mut self) -> Option<u32> {
         self.returned.pop().or_else(|| {
             let index = (self.unused < self.limit).then_some(self.unused)?;
@@ -35,20 +35,20 @@ impl Indices {
         })
     }
 
-    /// Gives an index back.
+    /// Frees an index.
     pub(crate) fn give(&mut self, index: u32) {
         debug_assert!(index < self.unused);
         self.returned.push(index);
     }
 
-    /// How many are free.
+    /// Returns the number of free indices.
     pub(crate) fn free(&self) -> usize {
         self.returned.len() + count(self.limit - self.unused)
     }
 }
 
-/// Contiguous ranges below a limit: the smallest free range that fits is used, and neighbours that
-/// are given back grow together.
+/// Contiguous ranges below a limit: the smallest free range that fits is allocated, and adjoining free
+/// ranges are merged.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     by_base: BTreeMap<u32, u32>,
@@ -56,14 +56,14 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// One free range from 0 to the limit.
+    /// Returns one free range from 0 to the limit.
     pub(crate) fn new(limit: u32) -> Self {
         let mut ranges = Self::default();
         ranges.insert(0, limit);
         ranges
     }
 
-    /// Takes a free range of that length; its base. An empty range has base 0.
+    /// Allocates a range of this length; returns its base. An empty range has base 0.
     pub(crate) fn take(&mut self, length: u32) -> Option<u32> {
         if length == 0 {
             return Some(0);
@@ -74,7 +74,7 @@ impl Ranges {
         Some(base)
     }
 
-    /// Takes that very range, if all of it is free.
+    /// Allocates exactly this range, if all of it is free.
     pub(crate) fn take_at(&mut self, base: u32, length: u32) -> bool {
         if length == 0 {
             return true;
@@ -92,7 +92,7 @@ impl Ranges {
         true
     }
 
-    /// Gives a range back.
+    /// Frees a range.
     pub(crate) fn give(&mut self, base: u32, length: u32) {
         if length == 0 {
             return;
@@ -125,7 +125,7 @@ impl Ranges {
     }
 }
 
-/// A count of map entries as the standard library counts.
+/// Converts a count of map entries to the type of the standard library.
 #[expect(clippy::as_conversions, reason = "usize has 32 bits or more")]
 pub(crate) const fn count(entries: u32) -> usize {
     entries as usize

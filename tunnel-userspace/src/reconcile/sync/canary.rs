@@ -6,12 +6,13 @@ use crate::{
     plan::{FrontKind, FrontPlan, PortPlan, Target},
 };
 
-/// A front of the daemon's own, which shows that the programs see its connects. No Service has it.
+/// A frontend of the daemon itself, whose probe shows that the programs see its connects. No Service
+/// owns it.
 #[derive(Clone, Copy, Debug)]
 pub struct Canary {
     /// The address, port and protocol that are dialled.
     pub front: FrontKey,
-    /// The one backend.
+    /// Its only backend.
     pub target: Target,
 }
 

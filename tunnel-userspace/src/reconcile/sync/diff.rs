@@ -1,4 +1,4 @@
-//! What must change so that the maps hold what a plan says. Pure.
+//! The difference between the maps and a plan. Pure.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::{
     plan::{FrontPlan, PortPlan, Target},
 };
 
-/// Why there is no room.
+/// The cause of a lack of room.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Shortage {
-    /// The reason, as it is counted.
+    /// The reason to count.
     pub(crate) reason: Reason,
-    /// Whether there will be room once the old is freed; else the sizes of the maps are used up.
+    /// True if there is room once retired entries are freed; else the sizes of the maps are used up.
     pub(crate) is_passing: bool,
 }
 
@@ -28,20 +28,20 @@ pub(crate) struct Shortage {
 pub(crate) struct Diff {
     pub(crate) id: u32,
     pub(crate) new_backends: Vec<(Target, Membership)>,
-    /// Backends that stay, but not in the sets that they were in.
+    /// Backends that stay, but change their sets.
     pub(crate) moves: Vec<(u32, Membership)>,
-    /// The sets that are right as they are there; nothing where new slots are needed.
+    /// The present sets that equal the plan's; none if new slots are needed.
     pub(crate) cluster: Option<Set>,
     pub(crate) local: Option<Set>,
     pub(crate) upserts: Vec<(FrontKey, FrontPlan)>,
     pub(crate) deletes: Vec<FrontKey>,
-    /// Ranges of clients that are not in the map yet.
+    /// Ranges of clients that are not yet in the map.
     pub(crate) new_sources: Vec<Source>,
     pub(crate) gone: Vec<(Target, u32)>,
 }
 
 impl Diff {
-    /// The difference between what is programmed for an id and its plan.
+    /// Returns the difference between the programmed entries of an id and its plan.
     pub(crate) fn between(actual: &Actual, id: u32, plan: &PortPlan) -> Self {
         let cluster = kept_set(actual, id, &plan.cluster, |front| front.cluster);
         let local = kept_set(actual, id, &plan.local, |front| front.local);
@@ -93,9 +93,8 @@ impl Diff {
         }
     }
 
-    /// Whether there is room for it: first by the sizes that the config gives, then by what is
-    /// free at this moment. Room beyond the sizes is only for the time in which the old and the
-    /// new are both there.
+    /// Checks that there is room for the difference: first by the sizes in the config, then by the free
+    /// entries. Entries beyond the sizes are only for the time in which old and new ones coexist.
     pub(crate) fn room(&self, actual: &Actual, plan: &PortPlan) -> Result<(), Shortage> {
         let full = |reason, is_passing| Err(Shortage { reason, is_passing });
         let sizes = actual.sizes;
@@ -129,14 +128,14 @@ impl Diff {
         Ok(())
     }
 
-    /// How many slots are to be written.
+    /// Returns the number of slots to write.
     fn new_slots(&self, plan: &PortPlan) -> usize {
         let sets = [(self.cluster, &plan.cluster), (self.local, &plan.local)];
         let new = sets.iter().filter(|(kept, _)| kept.is_none());
         new.map(|(_, targets)| targets.len()).sum()
     }
 
-    /// How many slots the change leaves behind.
+    /// Returns the number of slots that the change retires.
     fn old_slots(&self, actual: &Actual) -> usize {
         let (cluster, local) = (self.cluster.is_none(), self.local.is_none());
         let of_records = actual.records(self.id).flat_map(|record| {
@@ -147,7 +146,7 @@ impl Diff {
     }
 }
 
-/// Every backend of a plan, and the sets that it is in.
+/// Returns every backend of a plan, and its sets.
 fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
     let only_serving = plan.serving.iter().map(|target| (target, Membership::NONE));
     let mut all: BTreeMap<_, _> = only_serving.collect();
@@ -164,13 +163,13 @@ fn memberships(plan: &PortPlan) -> BTreeMap<&Target, Membership> {
     all
 }
 
-/// Where ranges of clients are that are not written yet: nowhere.
+/// A set that no list has, for ranges of clients that are not yet written.
 const UNWRITTEN: Set = Set {
     base: u32::MAX,
     len: u32::MAX,
 };
 
-/// The record of a front, once its backends and sets are written.
+/// Returns the record of a frontend, once its backends and sets are written.
 pub(crate) fn record(
     actual: &Actual,
     (key, front): (FrontKey, &FrontPlan),
@@ -209,7 +208,7 @@ pub(crate) fn record(
     }
 }
 
-/// The backends that a record holds itself: all of a small set, none of a larger one.
+/// Returns the backends for the record itself: all of a small set, none of a larger one.
 fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
     let targets = if targets.len() > NEAR { &[] } else { targets };
     let index = |target| actual.backend(id, target).unwrap_or_default();
@@ -217,7 +216,7 @@ fn all_near(actual: &Actual, id: u32, targets: &[Target]) -> [Near; NEAR] {
     near(targets, &indices)
 }
 
-/// The set of these backends that a front of the port leads to, if there is one.
+/// Returns the set of these backends that a frontend of the port leads to, if there is one.
 fn kept_set(
     actual: &Actual,
     id: u32,

@@ -3,10 +3,10 @@ use tunnel_common::service::{NEAR, Near, Slot};
 
 use crate::plan::Target;
 
-/// So many slots are counted faster than looked up.
+/// The number of slots up to which counting is faster than a hash map.
 const FEW: usize = 16;
 
-/// The slots of a set with these backends.
+/// Returns the slots of a set of backends, given by their indices.
 pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
     let mut shares: HashMap<u32, u32> = HashMap::new();
     let looked_up = if backends.len() > FEW { backends } else { &[] };
@@ -24,7 +24,7 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     backends.iter().map(slot)
 }
 
-/// The few backends of a set as a record holds them, which have these indices.
+/// Returns the backends of a small set in the form for a record; `indices` has the index of each.
 pub(super) fn near(targets: &[Target], indices: &[u32]) -> [Near; NEAR] {
     let mut held = [Near::NONE; NEAR];
     let backends = targets.iter().zip(slots(indices));

@@ -1,5 +1,4 @@
-//! Lists that records lead to, and their places in an array: the backends of sets in the slots, and
-//! ranges of clients.
+//! Lists in an array to which records refer: the backends of sets in the slots, and ranges of clients.
 
 use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
 
@@ -8,27 +7,27 @@ use tunnel_common::service::Set;
 
 use super::alloc::{Ranges, count};
 
-/// A list that records use.
+/// A list that records refer to.
 #[derive(Debug)]
 struct Used<T> {
     records: u32,
     items: Arc<[T]>,
 }
 
-/// An array of lists, as it is used.
+/// The lists in an array.
 #[derive(Debug)]
 pub(in crate::reconcile) struct Lists<T> {
     by_base: HashMap<u32, Used<T>>,
-    /// Where each list is that others may use, too.
+    /// The set of each list that records may share; none if lists are not shared.
     shared: Option<HashMap<Arc<[T]>, Set>>,
     free: Ranges,
     entries: u32,
-    /// How many entries are in use.
+    /// The number of entries in use.
     pub(in crate::reconcile) used: u32,
 }
 
 impl<T: Eq + Hash> Lists<T> {
-    /// An array of so many entries, none of them used.
+    /// Returns an array of this number of entries, all free.
     pub(super) fn new(entries: u32) -> Self {
         Self {
             by_base: HashMap::new(),
@@ -39,7 +38,7 @@ impl<T: Eq + Hash> Lists<T> {
         }
     }
 
-    /// The same, of lists that are there once, however many records they belong to.
+    /// Returns an array whose lists are shared: each is stored once, however many records refer to it.
     pub(super) fn shared(entries: u32) -> Self {
         Self {
             shared: Some(HashMap::new()),
@@ -47,12 +46,12 @@ impl<T: Eq + Hash> Lists<T> {
         }
     }
 
-    /// Makes room for so many lists, so that they are put there in one go.
+    /// Reserves memory for a number of lists, so that inserting them never reallocates.
     pub(super) fn make_room(&mut self, lists: usize) {
         self.by_base.reserve(lists);
     }
 
-    /// Takes over what a record names, as it is read; says whether it makes sense.
+    /// Adopts the list of a record from the maps; returns true if it is valid.
     pub(super) fn adopt<E>(
         &mut self,
         set: Set,
@@ -78,7 +77,7 @@ impl<T: Eq + Hash> Lists<T> {
         Ok(is_free)
     }
 
-    /// Where a list is that others may use, too, if it is there.
+    /// Returns the set of a shared list, if it exists.
     pub(super) fn find(&self, items: &[T]) -> Option<Set> {
         if items.is_empty() {
             return Some(Set::default());
@@ -86,19 +85,19 @@ impl<T: Eq + Hash> Lists<T> {
         self.shared.as_ref()?.get(items).copied()
     }
 
-    /// The list that a record names. An empty one leads nowhere, whatever its base says.
+    /// Returns the list of a set. An empty set has an empty list, whatever its base is.
     pub(in crate::reconcile) fn items(&self, set: Set) -> &[T] {
         self.used(set).map_or(&[], |used| &used.items)
     }
 
-    /// Takes room for a list, which nothing leads to yet.
+    /// Allocates room for a list to which no record refers yet.
     pub(in crate::reconcile) fn take(&mut self, len: usize) -> Option<Set> {
         let len = u32::try_from(len).ok()?;
         let base = self.free.take(len)?;
         Some(Set { base, len })
     }
 
-    /// Notes that a list was written where room was taken for it.
+    /// Stores a list that was written into allocated room.
     pub(super) fn put(&mut self, set: Set, items: Vec<T>) {
         if set.len == 0 {
             return;
@@ -111,7 +110,7 @@ impl<T: Eq + Hash> Lists<T> {
         self.by_base.insert(set.base, Used { records: 0, items });
     }
 
-    /// Counts one more record that uses a list.
+    /// Adds the reference of a record.
     pub(super) fn hold(&mut self, set: Set) {
         if let Some(used) = self.by_base.get_mut(&set.base)
             && set.len > 0
@@ -120,15 +119,15 @@ impl<T: Eq + Hash> Lists<T> {
         }
     }
 
-    /// Counts one record less. Gives the list with the last of them: it is to be freed once no program
-    /// reads it.
+    /// Removes the reference of a record. Returns the set with its last reference, to be freed once no
+    /// program reads it.
     pub(super) fn release(&mut self, set: Set) -> Option<Set> {
         let used = self.by_base.get_mut(&set.base).filter(|_| set.len > 0)?;
         used.records -= 1;
         self.remove_unused(set)
     }
 
-    /// Gives back a list that no record came to use.
+    /// Frees a list to which no record refers.
     pub(super) fn drop_unused(&mut self, set: Set) {
         if let Some(unused) = self.remove_unused(set) {
             self.give(unused);
@@ -145,13 +144,13 @@ impl<T: Eq + Hash> Lists<T> {
         Some(set)
     }
 
-    /// Gives room back that no program reads any more.
+    /// Frees the room of a list that no program reads any more.
     pub(super) fn give(&mut self, set: Set) {
         self.free.give(set.base, set.len);
     }
 
-    /// How many entries are left behind once a port's records lead nowhere any more: those of its lists
-    /// that no other port's records use.
+    /// Returns the number of entries that become unused with a port's records: those of lists to which
+    /// no other port's records refer.
     pub(super) fn left(&self, of_records: impl Iterator<Item = Set>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
         for set in of_records {
@@ -164,7 +163,7 @@ impl<T: Eq + Hash> Lists<T> {
         records.into_iter().filter_map(is_left).sum()
     }
 
-    /// Each list with its place, in the order of the array.
+    /// Returns each list with its base, in the order of the array.
     pub(in crate::reconcile) fn all(&self) -> impl Iterator<Item = (u32, &[T])> {
         let all = self.by_base.iter();
         let all: BTreeMap<_, _> = all.map(|(base, used)| (*base, &*used.items)).collect();

@@ -1,7 +1,7 @@
-//! The service maps, and what is known of them. They are written in an order that is safe at every step:
-//! first what is new and that nothing leads to yet (backends, slots, records), then one hash update per
-//! front, then what nothing leads to any more. A crash between two writes leaves the old or the new,
-//! whole.
+//! The service maps, and their known content. They are written in an order that is safe at every step:
+//! first new entries to which nothing leads yet (backends, slots, records), then one hash update per
+//! frontend, then the removal of entries to which nothing leads any more. A crash between two writes
+//! leaves either the complete old entry or the complete new one.
 
 use tunnel_common::{
     addr::Protocol,
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// Why a change was not made.
+/// The cause for which a change was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
-    /// There is no room.
+    /// The maps have no room.
     #[error("{}", .0.reason.meaning())]
     Full(Shortage),
     /// The kernel refused a write.
@@ -37,7 +37,7 @@ pub(super) enum Refused {
 }
 
 impl Refused {
-    /// The problem that it is for a port.
+    /// Returns the problem of a port with this cause.
     pub(super) fn problem(&self) -> Problem {
         let text = self.to_string();
         match self {
@@ -53,25 +53,24 @@ impl Refused {
     }
 }
 
-/// No room until the old is freed.
+/// Returns a lack of room that ends when retired entries are freed.
 const fn full(reason: Reason) -> Refused {
     let is_passing = true;
     Refused::Full(Shortage { reason, is_passing })
 }
 
-/// The service maps and what is known of them.
+/// The service maps, and their known content.
 pub(crate) struct Ports<M> {
     pub(crate) maps: M,
     pub(crate) actual: Actual,
-    /// Taken out of reach since this was last asked for.
+    /// Entries that were removed from reach since [`Self::take_retired`].
     pub(super) retired: Retired,
-    /// Whether entries are out of reach that are not freed yet, so that what found no room now
-    /// may find it soon.
+    /// True if retired entries are not yet freed, so that there may soon be more room.
     pub(super) waiting: bool,
 }
 
 impl<M: MapReader + MapWriter> Ports<M> {
-    /// Maps of these sizes of which nothing is known yet.
+    /// Returns maps of these sizes whose content is unknown.
     pub(super) fn new(maps: M, sizes: Sizes) -> Self {
         Self {
             maps,
@@ -81,12 +80,11 @@ impl<M: MapReader + MapWriter> Ports<M> {
         }
     }
 
-    /// Takes over what the maps hold now, as a process that starts does. Gives how many keys made no
-    /// sense.
+    /// Adopts the content of the maps, as at a start. Returns the number of invalid keys.
     ///
     /// # Errors
     ///
-    /// A map can't be read or written; nothing is written then, and the same can be tried again.
+    /// A map can't be read or written; then nothing is written, and the call can be repeated.
     pub(super) fn adopt(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (actual, stray) = reading::read(&self.maps, self.actual.sizes)?;
         self.actual = self.usable(actual, &stray, grace)?;
@@ -95,12 +93,12 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(stray.fronts.len())
     }
 
-    /// Reads the maps and compares them with what is known of them; where they differ, what was read is
-    /// known from here on. Gives how many differences there were.
+    /// Reads the maps and compares them with their known content, which is replaced on a difference.
+    /// Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; what was known stays.
+    /// As [`Self::adopt`]; the known content stays.
     pub(super) fn audit(&mut self, grace: &impl Grace) -> Result<usize, AdoptError> {
         let (fresh, stray) = reading::read(&self.maps, self.actual.sizes)?;
         let strays = stray.fronts.len() + stray.backends.len();
@@ -113,8 +111,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(differences)
     }
 
-    /// Gives back what no program can reach any more, but for what open connections keep. `more`
-    /// says whether more is on its way.
+    /// Frees entries that no program can reach any more, except indices that open connections keep.
+    /// `more` is true if another batch follows.
     pub(super) fn free(&mut self, retired: &Retired, more: bool) {
         for entry in &retired.0 {
             let actual = &mut self.actual;
@@ -135,21 +133,21 @@ impl<M: MapReader + MapWriter> Ports<M> {
         self.waiting = more;
     }
 
-    /// Gives back what open connections kept, as far as those have closed. Gives how much.
+    /// Frees the indices that open connections kept, if those have closed. Returns the number freed.
     pub(super) fn look_at_occupied(&mut self) -> usize {
         let actual = &mut self.actual;
         actual.occupied.look(&self.maps, &mut actual.free_backends)
     }
 
-    /// What was taken out of reach since this was last asked.
+    /// Returns the entries that were removed from reach since the last call.
     pub(in crate::reconcile) fn take_retired(&mut self) -> Retired {
         let retired = std::mem::take(&mut self.retired);
         self.waiting |= !retired.0.is_empty();
         retired
     }
 
-    /// Programs every front of a plan for an id. Gives the difference; what of it is no longer wanted is
-    /// left for [`Self::finish`].
+    /// Programs every frontend of a plan for an id. Returns the difference, whose deletions are left for
+    /// [`Self::finish`].
     pub(super) fn program(
         &mut self,
         id: u32,
@@ -162,13 +160,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
         let sources = self.write_sources(&diff.new_sources)?;
         let mut sets = [Set::default(); 2];
         let written = self.write_fronts(plan, &diff, &mut sets);
-        // What no record came to use.
+        // Lists to which no record refers.
         for set in sets {
             self.actual.sets.drop_unused(set);
         }
         self.actual.sources.drop_unused(sources);
         written?;
-        // Only now, so that clients which keep their backend are not sent off before the others.
+        // Last, so that no client loses its present backend before the others have the new sets.
         for (index, sets) in &diff.moves {
             self.maps.move_backend(*index, *sets)?;
             self.actual.note(*index, |known| known.sets = *sets);
@@ -176,7 +174,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(diff)
     }
 
-    /// Takes away what a plan no longer wants, once every front that it wants is programmed.
+    /// Removes the entries that a plan no longer has, once all its frontends are programmed.
     pub(super) fn finish(&mut self, name: Option<&PortName>, diff: &Diff) -> Result<(), Refused> {
         let mut deletes = diff.deletes.iter();
         deletes.try_for_each(|key| self.delete_front(diff.id, key))?;
@@ -186,13 +184,13 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Removes what is programmed for an id without a name.
+    /// Removes all entries of an id without a port.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Refused> {
         let diff = Diff::between(&self.actual, id, &PortPlan::default());
         self.finish(None, &diff)
     }
 
-    /// Retires an id of which nothing is programmed, and forgets whose it was.
+    /// Retires an id without entries, and forgets its port.
     pub(super) fn retire_unused(&mut self, name: Option<&PortName>, id: u32) {
         let port = self.actual.ports.get(&id);
         if port.is_none_or(|it| it.fronts.is_empty() && it.backends.is_empty()) {
@@ -220,7 +218,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Writes backends, as many of them as can be.
+    /// Writes backends, up to the first failure.
     fn add_backends(
         &mut self,
         id: u32,
@@ -229,7 +227,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
     ) -> Result<(), Refused> {
         let mut backends = Vec::with_capacity(wanted.len());
         for (target, sets) in wanted {
-            // That there is room for all was seen before.
+            // The caller has checked that there is room for all.
             let room = self.actual.free_backends.take();
             let index = room.ok_or_else(|| full(Reason::BackendsFull))?;
             let backend = Backend {
@@ -259,8 +257,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
         result.map_err(Refused::Write)
     }
 
-    /// Writes the slots of a set, unless one that is there is right. Nothing leads to them before a
-    /// record does.
+    /// Writes the slots of a set, unless a present one is equal. Nothing leads to them before a record
+    /// does.
     fn write_set(
         &mut self,
         id: u32,
@@ -354,14 +352,14 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Lets the counts of an id that no program uses any more begin anew.
+    /// Resets the counters of an id that no program uses any more.
     fn count_anew(&mut self, id: u32) {
         if let Err(error) = self.maps.reset_tally(id) {
             tracing::warn!(id, %error, "the counts of a service port that is gone stay");
         }
     }
 
-    /// As [`Self::count_anew`], for ids that an earlier process left.
+    /// Resets the counters of unused ids that an earlier process left.
     fn count_unused_anew(&mut self) -> Result<(), ReadError> {
         let tallies = self.maps.tallies(self.actual.sizes.front_entries())?;
         let counted = (0_u32..).zip(tallies);
@@ -374,8 +372,7 @@ impl<M: MapReader + MapWriter> Ports<M> {
         Ok(())
     }
 
-    /// Makes what was read from the maps something to go by: without what made no sense in them, and with
-    /// nothing free that is in use.
+    /// Completes what was read from the maps: removes invalid entries, and finds the free indices.
     fn usable(
         &mut self,
         mut actual: Actual,
@@ -388,8 +385,8 @@ impl<M: MapReader + MapWriter> Ports<M> {
         }
         let mut backends = stray.backends.iter();
         backends.try_for_each(|index| self.maps.retire_backend(*index))?;
-        // What counts as free may still be read by a program that began before the last process died, or
-        // before the keys above were removed.
+        // A program that began before the last process died, or before the keys above were removed, may
+        // still read free entries.
         grace.wait().map_err(AdoptError::Grace)?;
         actual.find_occupied(&self.maps);
         Ok(actual)

@@ -1,4 +1,4 @@
-//! What the maps hold is read once, at the start, and again where it may be another.
+//! Reads the content of the maps: at the start, and again whenever it may have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,13 +19,13 @@ use crate::{
     reconcile::access::{MapReader, ReadError},
 };
 
-/// What the maps hold that makes no sense: what a crash or a foreign hand left behind.
+/// Invalid entries of the maps, which a crash or another program left.
 #[derive(Debug, Default)]
 pub(crate) struct Stray {
-    /// Keys whose index leads to no sound record of theirs. They go before anything is written,
-    /// since what they lead to counts as free.
+    /// Keys whose index leads to no valid record of theirs. They are removed before anything is written,
+    /// since their records count as free.
     pub(crate) fronts: Vec<FrontKey>,
-    /// Backends that serve, but no front.
+    /// Backends that serve, but belong to no frontend.
     pub(crate) backends: Vec<u32>,
 }
 
@@ -34,13 +34,12 @@ struct Reading<'a, R> {
     reader: &'a R,
     /// The backends that serve.
     backends: BTreeMap<u32, Backend>,
-    /// What made sense so far.
+    /// The valid entries so far.
     actual: Actual,
 }
 
-/// Reads the maps. What they hold that makes no sense is left out of the result and named in
-/// its second part. Every index of backends counts as free, until [`Actual::find_occupied`] was
-/// asked.
+/// Reads the maps. Invalid entries are left out of the first result and listed in the second. Every
+/// index of backends counts as free, until [`Actual::find_occupied`] is called.
 pub(in crate::reconcile) fn read(
     reader: &impl MapReader,
     sizes: Sizes,
@@ -80,7 +79,7 @@ pub(in crate::reconcile) fn read(
 }
 
 impl<R: MapReader> Reading<'_, R> {
-    /// Takes over a front; says whether its record, sets and backends make sense.
+    /// Adopts a frontend; returns true if its record, sets and backends are valid.
     fn adopt(&mut self, key: FrontKey, index: u32) -> Result<bool, ReadError> {
         let entries = self.actual.sizes.front_entries();
         if index >= entries {
@@ -130,7 +129,7 @@ impl<R: MapReader> Reading<'_, R> {
         })
     }
 
-    /// Whether the backends that a record holds itself are those of its set.
+    /// Returns true if the backends in the record itself are those of its set.
     fn is_near(&self, record: &Front) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
         let indices = if indices.len() > NEAR { &[] } else { indices };
@@ -139,12 +138,12 @@ impl<R: MapReader> Reading<'_, R> {
         targets.is_some_and(|targets| record.near == near(&targets, indices))
     }
 
-    /// Takes over the backends that serve a front; gives the others.
+    /// Adopts the backends that serve a frontend; returns the others.
     fn adopt_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
         let placed: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut stray = Vec::new();
-        // A backend that is in a set goes before one that only finishes what it has.
+        // A backend in a set precedes one that only keeps its present connections.
         let (first, second): (Vec<_>, Vec<_>) = self
             .backends
             .iter()

@@ -4,9 +4,9 @@
 //!
 //! - `desired`: the plans of all Services, kept up to date; `plan` computes each (pure)
 //! - `sync`: the content of the maps, and the writes that bring it to the plans, in an order that is
-//! safe at every step
+//!   safe at every step
 //! - `observe`: the published state of both: Services, counts, metrics, problems. Readers use it while
-//! the owner writes
+//!   the owner writes
 //!
 //! Modules that these use:
 //!

@@ -45,7 +45,7 @@ impl Grace for NoGrace {
     }
 }
 
-/// A Service as a source tells of it; nothing for one that is gone.
+/// A Service as a source delivers it; none for a deleted one.
 type Change<'a> = (&'a str, Option<ServiceState>);
 
 const ROOMY: Sizes = Sizes {
@@ -76,7 +76,7 @@ fn adopt_with(maps: Memory, settings: Settings) -> Reconciler<Memory> {
     reconciler
 }
 
-/// The family of a VIP, and of the endpoints behind it: half of them are of each.
+/// Returns the family of a VIP, and of the endpoints behind it: half of them are of each.
 const fn family(vip: u8) -> Family {
     if vip.is_multiple_of(2) {
         Family::V4
@@ -85,7 +85,7 @@ const fn family(vip: u8) -> Family {
     }
 }
 
-/// A ClusterIP by its last number.
+/// Returns a ClusterIP by its last number.
 fn cluster_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 96, 0, vip).into(),
@@ -93,7 +93,7 @@ fn cluster_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// A further ClusterIP by its last number, of the other family.
+/// Returns a further ClusterIP by its last number, of the other family.
 fn other_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, vip.into()).into(),
@@ -101,7 +101,7 @@ fn other_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// The address of an endpoint behind a VIP by its last number.
+/// Returns the address of an endpoint behind a VIP by its last number.
 fn pod_ip(vip: u8, last: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 1, 0, last).into(),
@@ -109,7 +109,7 @@ fn pod_ip(vip: u8, last: u8) -> IpAddr {
     }
 }
 
-/// The front at an address for the port of every Service.
+/// Returns the frontend at an address, for the port that all Services have.
 fn http_at(ip: IpAddr) -> FrontKey {
     FrontKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
 }
@@ -118,13 +118,13 @@ fn vip(last: u8) -> FrontKey {
     http_at(cluster_ip(last))
 }
 
-/// Whether an endpoint takes new connections for a VIP: the seventh only for even ones, so that it
-/// enters and leaves sets while it serves.
+/// Returns true if an endpoint takes new connections for a VIP: the seventh does for even VIPs only, so
+/// that it enters and leaves sets while it serves.
 const fn is_ready(vip: u8, last: u8) -> bool {
     last != 7 || vip.is_multiple_of(2)
 }
 
-/// A Service on one VIP with endpoints by their last numbers.
+/// Returns a Service on one VIP with endpoints by their last numbers.
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let service = Service {
         cluster_ips: vec![cluster_ip(vip)],
@@ -159,14 +159,14 @@ fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> Change<'static> {
     (name, Some(state(name, vip, &endpoints)))
 }
 
-/// The same Service with something else in its object.
+/// Returns the Service with a change to its object.
 fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Change<'a> {
     let mut state = state.expect("a Service");
     change(Arc::make_mut(&mut state.service));
     (name, Some(state))
 }
 
-/// Writes, waits a grace period and frees, until nothing is left to do.
+/// Syncs, waits a grace period and frees, until nothing is dirty.
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.pass();
@@ -178,7 +178,7 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
     }
 }
 
-/// New maps of these sizes with some Services.
+/// Returns the owner of new maps, with some Services.
 fn serving<const N: usize>(sizes: Sizes, services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = adopt(Memory::new(sizes));
     apply(&mut reconciler, services.into());
@@ -190,7 +190,7 @@ fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     settle(reconciler);
 }
 
-/// Tells of Nodes. Nothing is written.
+/// Delivers Nodes. Writes nothing.
 fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
     reconciler.update(Update {
         nodes,
@@ -198,7 +198,7 @@ fn tell_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Optio
     });
 }
 
-/// Compares the maps with what is known of them, and writes what differs. Gives the number of
+/// Compares the maps with their known content, and writes the differences. Returns the number of
 /// differences.
 fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     let differences = reconciler.audit(&NoGrace).expect("read");
@@ -207,7 +207,7 @@ fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     differences
 }
 
-/// The last octets of the backends that a VIP leads to.
+/// Returns the last octets of the backends that a VIP leads to.
 fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let octet = |backend: Backend| match backend.address.to_ip() {
         IpAddr::V4(ip) => ip.octets()[3],
@@ -217,7 +217,7 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     Some(found.into_iter().map(octet).collect())
 }
 
-/// The last use of the address of an endpoint of VIP 1, and its index.
+/// Returns the last index and entry with the address of an endpoint of VIP 1.
 fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     let ip = Address::from_ip(pod_ip(1, last));
     let mut all = reconciler.maps().be.iter();
@@ -226,12 +226,12 @@ fn written(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     (*index, *backend)
 }
 
-/// What is shown of Services: of those of a name, or of all.
+/// Returns the published Services: those with a name, or all.
 fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
     reconciler.published().services(reconciler.maps(), name)
 }
 
-/// Lets programs count so many open sockets at a backend from now on.
+/// Sets the number of open sockets at a backend.
 fn open(conns: &Conns, index: u32, count: u64) {
     conns.0.lock().unwrap().insert(index, count);
 }
@@ -355,7 +355,7 @@ fn a_change_that_waits_for_the_old_to_be_freed_comes_when_it_is() {
         ..ROOMY
     }));
     let mut held = Retired::default();
-    // More changes than there is spare room for, and nothing is freed meanwhile.
+    // More changes than there are spare entries, and nothing is freed meanwhile.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
         held.0.extend(reconciler.pass().0);

@@ -7,7 +7,7 @@ use self::memory::Memory;
 use super::*;
 use crate::model::fixture;
 
-/// An update's word of a Node.
+/// An update's entry for a Node.
 type Told = (ObjectName, Option<Arc<Node>>);
 
 const NOW: Duration = Duration::from_secs(10_000);
@@ -50,32 +50,32 @@ fn node(name: &str, addresses: &[&str]) -> Told {
     })
 }
 
-/// The address of a node by its letter: that of `a` ends with 1.
+/// Returns the address of a node by its letter: that of `a` ends with 1.
 fn address_of(name: &str) -> String {
     let letter = name.bytes().next().expect("a letter");
     format!("10.0.0.{}", letter - b'a' + 1)
 }
 
-/// Nodes by their letters.
+/// Returns nodes by their letters.
 fn nodes<const N: usize>(names: [&str; N]) -> Vec<Told> {
     names.map(|name| node(name, &[&address_of(name)])).into()
 }
 
-/// A node in the place of another one.
+/// Returns an update that replaces a node by another.
 fn exchanged(old: &str, new: &str) -> Vec<Told> {
     let mut both = nodes([new]);
     both.insert(0, gone(old));
     both
 }
 
-/// What is shown of a node by its letter, from that steering address on.
+/// Returns the targets of a node by its letter, at steering addresses from `first` on.
 fn led(first: u8, name: &str) -> [String; 2] {
     let address = address_of(name);
     let ports = [(first, 10_250), (first + 1, 10_255)];
     ports.map(|(last, port)| format!("198.19.0.{last} {name} ({address}:{port})"))
 }
 
-/// An owner that steers to these nodes.
+/// Returns an owner that steers to these nodes.
 fn steered<const N: usize>(capacity: u32, names: [&str; N]) -> Steering<Memory> {
     let mut steering = adopt(Memory::default(), capacity, NOW);
     apply(&mut steering, nodes(names), NOW);
@@ -100,7 +100,7 @@ fn apply(steering: &mut Steering<Memory>, nodes: Vec<Told>, now: Duration) {
     steering.pass(now);
 }
 
-/// Applies nodes while something that the sources were told was refused.
+/// Applies nodes while some object of the sources is refused.
 fn apply_part(steering: &mut Steering<Memory>, nodes: Vec<Told>) {
     steering.update(&Update {
         whole: false,
@@ -109,7 +109,7 @@ fn apply_part(steering: &mut Steering<Memory>, nodes: Vec<Told>) {
     steering.pass(NOW);
 }
 
-/// What is steered where, and what the ingress is told of it.
+/// Returns the steered addresses with the targets that are published to the ingress.
 fn shown(steering: &Steering<Memory>) -> Vec<String> {
     let targets = steering.targets.borrow();
     let word = |(key, index): (&SteeringKey, &u32)| {
@@ -167,7 +167,7 @@ fn a_node_that_is_no_longer_an_edge_node_is_let_go_at_once_and_its_indices_rest(
 
 #[test]
 fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
-    // Room for two, and for two that rest.
+    // Room for two, and for two in quarantine.
     let mut steering = steered(2, ["a"]);
     apply(&mut steering, exchanged("a", "b"), NOW);
     apply(&mut steering, vec![gone("b")], NOW + Duration::from_secs(1));
@@ -177,7 +177,7 @@ fn an_index_is_used_again_only_after_its_rest_also_across_restarts() {
     apply(&mut steering, nodes(["c"]), almost);
 
     assert_eq!(shown(&steering), Vec::<String>::new());
-    // What found no room is tried again.
+    // Keys without room are retried.
     assert!(steering.is_incomplete());
     assert_eq!(steering.counts[&Reason::SteeringFull], 1);
 
@@ -248,7 +248,7 @@ fn of_indices_that_have_rested_the_longest_unused_is_given_out_first() {
     let mut steering = adopt(Memory::default(), 2, NOW);
     let later = NOW + Duration::from_secs(1);
     apply(&mut steering, nodes(["b"]), NOW);
-    // Index 1 goes first, index 0 after it.
+    // Index 1 is removed first, index 0 after it.
     steering.retire(1, NOW).expect("written");
     steering.retire(0, later).expect("written");
 
@@ -280,7 +280,7 @@ fn the_probe_finds_room_in_full_maps_and_leaves_nothing() {
 
     steering.put_canary(&key).expect("written");
     assert_eq!(steering.maps.keys.len(), 3);
-    // One that was left is removed.
+    // A probe's key that a killed process left is removed.
     let killed = adopt(steering.maps.clone(), 2, NOW);
     assert!(!killed.maps.keys.contains_key(&key));
     steering.take_canary(&key).expect("removed");
@@ -311,7 +311,7 @@ fn what_an_earlier_process_steered_stays_until_the_sources_hold_everything() {
 
     apply_part(&mut again, nodes(["b"]));
     assert_eq!(again.maps.keys.len(), 4);
-    // What this process planned itself is let go at once.
+    // Keys that this process planned itself are removed at once.
     apply_part(&mut again, vec![gone("b")]);
     assert_eq!(again.maps.keys.len(), 2);
     apply(&mut again, Vec::new(), NOW);

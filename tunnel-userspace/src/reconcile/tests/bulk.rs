@@ -1,4 +1,4 @@
-//! The first pass, which is made with few calls.
+//! The first sync, which writes with few calls.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn all() -> Vec<Change<'static>> {
         .into()
 }
 
-/// Whether every Service leads to its endpoints, and to those only.
+/// Returns true if every Service leads to exactly its endpoints.
 fn is_whole(reconciler: &Reconciler<Memory>) -> bool {
     let mut all = SERVICES.iter();
     all.all(|(_, vip, endpoints)| backends(reconciler, *vip).as_deref() == Some(*endpoints))
@@ -35,7 +35,7 @@ fn many_services_are_written_as_a_few_are() {
     assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 
-/// Lets writes succeed again, and finds out which did.
+/// Lets writes succeed again, and reads the maps again.
 fn begin_anew(reconciler: &mut Reconciler<Memory>) {
     reconciler.sync.ports.maps.limit = usize::MAX;
     reconciler.sync.begin_anew(&NoGrace).expect("read");
@@ -43,7 +43,7 @@ fn begin_anew(reconciler: &mut Reconciler<Memory>) {
     settle(reconciler);
 }
 
-/// What an earlier process left: addresses that others have now, and backends that are gone.
+/// Returns maps of an earlier process: addresses that others have now, and removed backends.
 fn earlier() -> Memory {
     let (a, b) = (set("a", 2, &[1]), set("b", 1, &[7, 8]));
     let first = serving(ROOMY, [a, b, set("old", 9, &[5, 6])]);
@@ -68,7 +68,7 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
             reconciler.sync.ports.maps.limit = limit;
             apply(&mut reconciler, all());
             let is_in_doubt = reconciler.sync.is_in_doubt();
-            // What is left of others is removed by single writes; new maps have nothing of that.
+            // Entries of others are removed by single writes; new maps have none.
             let is_left_dirty = is_in_doubt && reconciler.is_dirty();
             assert!(is_left_dirty || kind != "new maps", "{place}");
             let writes = reconciler.maps().writes;
@@ -84,7 +84,7 @@ fn a_write_that_is_refused_among_many_is_found_and_made_again() {
             assert!(!reconciler.sync.is_in_doubt() && !reconciler.is_dirty());
             assert!(is_whole(&reconciler), "{place}");
             assert_eq!(backends(&reconciler, 9), None, "{place}");
-            // It knows what it has: another reading finds the same.
+            // The known content is right: an audit finds no difference.
             assert_eq!(audit(&mut reconciler), 0, "{place}");
         }
         assert!(doubts > 0, "{kind}");

@@ -1,10 +1,10 @@
-//! What a change costs, where there is very much that doesn't change.
+//! The cost of a change in very large maps.
 
 use super::*;
 
 const SERVICES: u32 = 30_000;
 
-/// Room for all of them, and some change.
+/// Room for all of them, and some changes.
 const SIZES: Sizes = Sizes {
     fronts: 4 * SERVICES,
     slots: 4 * SERVICES,
@@ -23,7 +23,7 @@ fn address(family: Family, number: u32) -> IpAddr {
     }
 }
 
-/// A Service of both families, with an endpoint in each.
+/// Returns a Service of both families, with an endpoint in each.
 fn of_both(number: u32, endpoints: [u32; 2]) -> ServiceState {
     let both = [Family::V4, Family::V6];
     let service = Service {
@@ -70,7 +70,7 @@ fn one_slice_that_changes_among_very_many_services_plans_and_writes_its_own_alon
         reconciler.pass();
 
         assert_eq!(reconciler.desired.planned, planned + 1, "{family:?}");
-        // A backend, a slot and a record in place of others, and the one front that leads there.
+        // A new backend, slot and record, and the one frontend that leads there.
         let writes = reconciler.maps().writes - written;
         assert!((1..=8).contains(&writes), "{family:?}: {writes} writes");
         let key = http_at(address(family, change.0));

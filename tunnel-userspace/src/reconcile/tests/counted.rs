@@ -1,16 +1,16 @@
-//! What programs counted of service ports.
+//! The programs' counters of service ports.
 
 use tunnel_common::service::Tally;
 
 use super::*;
 
-/// The id of the Service on a VIP.
+/// Returns the id of the Service on a VIP.
 fn id(reconciler: &Reconciler<Memory>, last: u8) -> u32 {
     let front = &reconciler.sync.ports.actual.fronts[&vip(last)];
     front.record.service
 }
 
-/// New maps with a Service on VIP 1, of which programs counted 7 that were sent and 3 refused.
+/// Returns new maps with a Service on VIP 1, of which programs counted 7 as sent and 3 as refused.
 fn counting<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = serving(ROOMY, services);
     let tallied = Tally {
@@ -27,7 +27,7 @@ fn counted(reconciler: &Reconciler<Memory>, most: usize) -> Counted {
     reconciler.published().counted(reconciler.maps(), most)
 }
 
-/// What is shown of each Service: its name, what was sent, refused, and is open.
+/// Returns the published counters of each Service: its name, and the numbers sent, refused and open.
 fn shown(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
     let shown = |port: PortCounts| {
         let name = port.name.service.name.to_string();
@@ -58,7 +58,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
     let old = id(&reconciler, 1);
 
     apply(&mut reconciler, vec![("old", None)]);
-    // Ids are given out again once there are no others.
+    // Ends when a new Service gets the old id.
     for _ in 0..ROOMY.front_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {
@@ -74,7 +74,7 @@ fn a_service_that_takes_the_place_of_another_begins_with_nothing() {
 fn what_a_process_did_not_come_to_reset_is_reset_by_the_next() {
     let mut reconciler = counting([set("old", 1, &[1])]);
     reconciler.update(update(vec![("old", None)]));
-    // Killed before what went could be freed.
+    // Killed before retired entries are freed.
     drop(reconciler.pass());
     assert_eq!(reconciler.maps().tallies.len(), 1);
 

@@ -1,4 +1,4 @@
-//! Histories of changes, with kills between writes and late freeing.
+//! Histories of changes, with kills between writes and delayed freeing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::{
     Memory, NoGrace, ROOMY, Reconciler, Retired, adopt, backends, is_ready, settle, state, update,
 };
 
-/// What a history does: sets the endpoints of a Service on a VIP, or removes the Service.
+/// A step of a history: sets the endpoints of a Service on a VIP, or deletes the Service.
 pub(super) type Step = (usize, u8, Option<BTreeSet<u8>>);
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -28,7 +28,7 @@ pub(super) fn take(reconciler: &mut Reconciler<Memory>, (name, vip, endpoints): 
     reconciler.update(update(vec![(name, state)]));
 }
 
-/// What each VIP should lead to after a history, by the rule that the first name wins.
+/// Returns the backends that each VIP should have after a history: the first Service by name owns it.
 fn wanted(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     let last = history.iter().map(|(name, vip, it)| (name, (vip, it)));
     let last: BTreeMap<_, _> = last.collect();
@@ -45,8 +45,8 @@ pub(super) fn found(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, Vec<u8>> {
         .collect()
 }
 
-/// What the next start makes of a process that was killed after so many writes of a history.
-/// `Memory` checks at each write that no front leads to another's backend.
+/// Returns the owner after a restart of a process that was killed after `cut` writes of a history.
+/// `Memory` checks at each write that no frontend leads to another's backend.
 pub(super) fn killed<T>(
     history: &[T],
     cut: usize,

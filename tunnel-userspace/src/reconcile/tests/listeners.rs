@@ -1,4 +1,4 @@
-//! Fronts where something of this node listens itself.
+//! Frontends with a local listener.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -13,7 +13,7 @@ use crate::reconcile::listener_poll::ListenerPoll;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What a kernel would say, and the fronts that it was asked about.
+/// The listeners in a kernel, and the frontends of each poll.
 #[derive(Default)]
 struct Kernel {
     listeners: BTreeSet<FrontKey>,
@@ -21,7 +21,7 @@ struct Kernel {
     asked: Vec<BTreeSet<FrontKey>>,
 }
 
-/// A reconciler that looks for listeners in a kernel.
+/// A reconciler that polls a kernel for listeners.
 struct Scene {
     reconciler: Reconciler<Memory>,
     kernel: Arc<Mutex<Kernel>>,
@@ -29,7 +29,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// On a node that has these addresses, with some Services.
+    /// Returns the scene on a node that has these addresses, with some Services.
     fn new<const N: usize>(fronts: [FrontKey; N], services: Vec<Change<'_>>) -> Self {
         let kernel = Arc::<Mutex<Kernel>>::default();
         let asked = Arc::clone(&kernel);
@@ -54,7 +54,7 @@ impl Scene {
         }
     }
 
-    /// Looks, if it is time. Nothing is written.
+    /// Polls, if it is due. Writes nothing.
     async fn poll(&mut self) {
         if self.looks.look(&mut self.reconciler) {
             let looked = self.looks.ended().await.expect("a look");
@@ -62,13 +62,13 @@ impl Scene {
         }
     }
 
-    /// Looks, if it is time, and writes what follows from that.
+    /// Polls, if it is due, and writes the changes.
     async fn look(&mut self) {
         self.poll().await;
         settle(&mut self.reconciler);
     }
 
-    /// Looks when the next look is due.
+    /// Polls after the interval.
     async fn look_later(&mut self) {
         advance(EVERY).await;
         self.look().await;
@@ -87,12 +87,12 @@ fn ip(key: &FrontKey) -> IpAddr {
     key.address.to_ip()
 }
 
-/// The front of a Service in its other family.
+/// Returns the frontend of a Service in its other family.
 fn other(last: u8) -> FrontKey {
     http_at(other_ip(last))
 }
 
-/// A Service of both families, with a node port.
+/// Returns a Service of both families, with a node port.
 fn both(name: &'static str, last: u8) -> Change<'static> {
     with(set(name, last, &[1]), |service| {
         service.cluster_ips.push(other_ip(last));
@@ -100,7 +100,7 @@ fn both(name: &'static str, last: u8) -> Change<'static> {
     })
 }
 
-/// The fronts that are programmed as not for sockets.
+/// Returns the frontends that are programmed for packets only.
 fn left_alone(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontKey> {
     let maps = &reconciler.sync.ports.maps;
     let is_left = |index: &u32| maps.front[index].flags & Front::NOT_SOCKETS != 0;
@@ -165,7 +165,7 @@ async fn nobody_looks_while_this_node_has_no_address_of_a_service() {
     scene.look_later().await;
     assert!(scene.asked().is_empty() && scene.looks.at.is_none());
 
-    // A Service comes to the address, and goes again.
+    // A Service gets the address, and is deleted again.
     apply(&mut scene.reconciler, vec![both("cache", 9)]);
     scene.look().await;
     assert_eq!(scene.asked(), [[vip(9)].into()]);
@@ -191,7 +191,7 @@ async fn it_is_looked_at_once_when_something_is_new_and_then_every_so_often() {
     assert!(left_alone(&scene.reconciler).is_empty());
     assert_eq!(scene.asked().len(), 1);
 
-    // The address goes from the link before the listener that was found there is written.
+    // The address is removed from the link before the listener found there is written.
     scene.kernel().listeners = [vip(1)].into();
     advance(EVERY).await;
     scene.poll().await;
@@ -247,7 +247,7 @@ async fn a_service_waits_for_the_look_at_its_fronts_and_no_other_waits() {
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(left_alone(&reconciler), [vip(1)].into());
-    // The next look is of what is known, and nobody waits for it.
+    // This poll covers known frontends only, so nothing waits for it.
     looks.look(&mut reconciler);
     apply(&mut reconciler, vec![set("web", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));

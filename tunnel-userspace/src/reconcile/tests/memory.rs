@@ -1,5 +1,5 @@
-//! The service maps in memory, as strict as the kernel and stricter: a write to anything that a
-//! program could be reading is an error.
+//! The service maps in memory, stricter than the kernel: a write to an entry that a program could be
+//! reading is an error.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use zerocopy::FromZeros;
 
 use super::{Counts, MapReader, MapWriter, ReadError, Sizes, WriteError};
 
-/// A write that waits.
+/// A batched write.
 #[derive(Clone, Debug)]
 pub(crate) enum Held {
     Backend(u32, Backend),
@@ -35,7 +35,7 @@ impl Held {
     }
 }
 
-/// The maps, and what programs could be reading since the last grace period.
+/// The maps, and the entries that programs could have read since the last grace period.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) sizes: Sizes,
@@ -49,15 +49,15 @@ pub(crate) struct Memory {
     held: Option<Vec<Held>>,
     refused: Option<&'static str>,
     pub(crate) writes: usize,
-    /// How many writes succeed before all fail, as if the process were killed there.
+    /// The number of writes that succeed before all fail, as if the process were killed there.
     pub(crate) limit: usize,
-    /// Whether to look at everything after each write that a program could see: where there is very
-    /// much, it is only looked at after a grace period.
+    /// True if every write is followed by a check of all reachable entries; in very large maps only a
+    /// grace period is.
     pub(crate) is_watched: bool,
     seen: Seen,
 }
 
-/// Open sockets, by the backend that they remember: programs count, whoever has the maps.
+/// The number of open sockets by backend, which programs count independently of the owner.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conns(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
 
@@ -68,7 +68,7 @@ impl Conns {
     }
 }
 
-/// Entries that a program may have come by.
+/// Entries that a program may have reached.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     fronts: BTreeSet<u32>,
@@ -87,13 +87,13 @@ impl Memory {
         }
     }
 
-    /// A grace period: what nothing leads to now, no program reads any more.
+    /// Ends a grace period: programs read only reachable entries from now on.
     pub(crate) fn grace(&mut self) {
         self.seen = Seen::default();
         self.look();
     }
 
-    /// What a program finds for a key: the backends of its set.
+    /// Returns the backends that a program finds for a key.
     pub(crate) fn read(&self, key: &FrontKey) -> Option<Vec<Backend>> {
         let front = self.front.get(self.svc.get(key)?)?;
         assert_eq!(front.key, *key, "a record of another front");
@@ -114,7 +114,7 @@ impl Memory {
         Some(backends)
     }
 
-    /// The backends that serve and say of themselves that they are in other sets than they are.
+    /// Returns the serving backends whose own sets differ from those that contain them.
     pub(crate) fn misplaced(&self) -> Vec<u32> {
         let is_in = |backend: u32, of: fn(&Front) -> Set| {
             let service = self.be[&backend].service;
@@ -142,7 +142,7 @@ impl Memory {
         }
     }
 
-    /// Looks at everything as programs do, and notes what they came by.
+    /// Reads everything as programs do, and records the entries reached.
     fn look(&mut self) {
         for (key, index) in &self.svc {
             assert!(self.read(key).is_some(), "{key} leads nowhere");
@@ -170,8 +170,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes the writes that wait, what nothing leads to before what leads there, until one is refused;
-    /// whether other writes may follow.
+    /// Makes the batched writes, in an order in which an entry precedes those that lead to it, until one
+    /// is refused; returns false if no other write may follow.
     fn write_held(&mut self) -> bool {
         let Some(mut held) = self.held.take() else {
             return true;
@@ -187,7 +187,7 @@ impl Memory {
         self.refused.is_none()
     }
 
-    /// Makes a write to what nothing leads to, or of a key; or lets it wait.
+    /// Writes an unreachable entry or a key; while batching is on, adds the write to the batch.
     fn make(&mut self, write: Held) -> Result<(), WriteError> {
         if let Some(held) = &mut self.held {
             held.push(write);
@@ -362,7 +362,7 @@ fn refused(map: &'static str, why: &str) -> WriteError {
     }
 }
 
-/// An entry of an array; zeros where it was never written.
+/// Returns an entry of an array; zeros if it was never written.
 fn entry<T: Copy + FromZeros>(array: &BTreeMap<u32, T>, index: u32) -> T {
     array.get(&index).copied().unwrap_or_else(T::new_zeroed)
 }

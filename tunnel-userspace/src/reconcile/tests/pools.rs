@@ -1,4 +1,4 @@
-//! Services that keep to this node or its node pool.
+//! Services that are restricted to this node or its node pool.
 
 use super::*;
 use crate::model::{KeepTo, NODE_POOL};
@@ -11,8 +11,8 @@ fn adopt_honouring() -> Reconciler<Memory> {
     adopt_with(Memory::new(ROOMY), settings)
 }
 
-/// A Service with an endpoint on each of the nodes `node-a`, `node-b` and `node-c`, the last octet of
-/// whose address is 1, 2 and 3.
+/// Returns a Service with an endpoint on each of the nodes `node-a`, `node-b` and `node-c`, whose
+/// addresses end with 1, 2 and 3.
 fn keeping(vip: u8, keep_to: KeepTo) -> Change<'static> {
     let mut state = state("web", vip, &BTreeSet::from([1, 2, 3]));
     Arc::make_mut(&mut state.service).keep_to = Some(keep_to);
@@ -48,7 +48,7 @@ fn a_service_follows_the_nodes_that_join_and_leave_its_pool() {
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1, 2, 3]));
 
-    // This node's own pool.
+    // The pool of this node.
     tell_nodes(&mut reconciler, vec![node("node-a", "cloud")]);
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));

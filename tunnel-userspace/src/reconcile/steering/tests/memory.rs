@@ -14,11 +14,11 @@ pub(super) struct Memory {
     pub(super) keys: BTreeMap<SteeringKey, u32>,
     pub(super) records: BTreeMap<u32, Steered>,
     pub(super) capacity: usize,
-    /// How many writes go through before they fail.
+    /// The number of writes that succeed before all fail.
     pub(super) writes: Option<u32>,
-    /// Records that were written while a key led to them, and more than their removal changed.
+    /// The number of writes that changed more than the removal of a record to which a key led.
     pub(super) torn: u32,
-    /// What the ingress is told; once it is here, a key is written only for what is known there.
+    /// The published targets; with them here, a key may be written only if its target is published.
     pub(super) told: Option<watch::Receiver<Arc<Targets>>>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{super::super::SteeringSnapshot, *};
 
-/// What an owner with that capacity holds, in maps of another.
+/// Migrates the content of an owner into maps of another size.
 fn migrate(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Memory, String> {
     let had = steering.sizes;
     let snapshot = SteeringSnapshot::read(&steering.maps, had, now).expect("read");
@@ -16,7 +16,7 @@ fn migrate(steering: Steering<Memory>, wanted: u32, now: Duration) -> Result<Mem
     Ok(to)
 }
 
-/// An owner whose first node has gone, so that the indices of the second are 2 and 3.
+/// Returns an owner whose first node was removed, so that the indices of the second are 2 and 3.
 fn second_stays() -> Steering<Memory> {
     let mut steering = steered(16, ["a", "b"]);
     apply(&mut steering, vec![gone("a")], NOW);
@@ -56,7 +56,7 @@ fn a_size_without_room_for_what_is_steered_or_rests_is_refused() {
     let misfit = |size| snapshot.fits(sizes(size)).expect_err("too small");
     let text = misfit(1).to_string();
     assert!(text.contains("bpf.maps.steering of 1 is too small") && text.contains("needs 2"));
-    // Nobody asks for the size where nothing is steered.
+    // If nothing is steered, the config does not set the size.
     assert!(misfit(1).is_asked_for() && !misfit(Sizes::UNASKED).is_asked_for());
 
     let mut steering = steered(16, ["a"]);
